@@ -6,7 +6,7 @@
 #
 # deploy/docker.md says what the arguments are for, what the image weighs, and why.
 
-# torch and DALI bring their own CUDA libraries as wheels, of CUDA 13.2 by constraints.txt: of NVIDIA's three flavours
+# torch and DALI bring their own CUDA libraries as wheels, of CUDA 13 by default: of NVIDIA's three flavours
 # `base` is the one that has no second set of them. What it adds to Ubuntu is cuda-compat, by which a data centre's
 # driver of an older branch may do, and the variables that the container runtime reads.
 ARG CUDA_IMAGE=nvcr.io/nvidia/cuda:13.2.0-base-ubuntu24.04@sha256:36cccda4bebc3b0b1ebe1907ead8169cf144d45df890be871b36b304cf91145a
@@ -16,7 +16,7 @@ FROM ${CUDA_IMAGE} AS base
 # asks for it. NCCL looks for libibverbs when it starts, and without it takes sockets instead of InfiniBand.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --no-install-recommends --yes ibverbs-providers libibverbs1 python3 tini \
+ && apt-get install --no-install-recommends --yes ibverbs-providers libibverbs1 libjpeg-turbo-progs python3 tini \
  && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/venv/bin:$PATH
 
@@ -27,23 +27,24 @@ RUN apt-get update \
  && apt-get install --no-install-recommends --yes python3-venv \
  && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
-# DALI's build: 130, or 120 for drivers that know CUDA 12 only. These want another torch, too: TORCH_INDEX.
-ARG DALI_CUDA=130
+# Which CUDA both torch and DALI are for: 13, or 12 for drivers that know CUDA 12 only, with an older torch.
+ARG CUDA=13
 # "bench,demo" adds scikit-image's photographs, "bench,parquet" tables in Parquet; "bench" is what the commands need.
 ARG EXTRAS=bench
-# Where torch comes from, if not PyPI: https://download.pytorch.org/whl/cpu for a small image without a GPU.
+# Where torch comes from, if not PyPI: https://download.pytorch.org/whl/cpu, with CUDA=none, for a small image without a
+# GPU. What torch requires comes from PyPI: that index need not have the pinned versions.
 ARG TORCH_INDEX=
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
-COPY deploy/requirements.py deploy/cuda130.txt deploy/
-RUN python3 deploy/requirements.py --extras "$EXTRAS" --dali-cuda "$DALI_CUDA" > requirements.txt
+COPY deploy/requirements.py deploy/cuda12.txt deploy/cuda13.txt deploy/
+RUN python3 deploy/requirements.py --cuda "$CUDA" --extras "$EXTRAS" > requirements.txt \
+ && python3 deploy/requirements.py --cuda "$CUDA" --pins > pins.txt
 # hadolint ignore=DL3042
 RUN --mount=type=cache,target=/root/.cache/pip \
     if [ -n "$TORCH_INDEX" ]; then \
-      grep -E '^torch' requirements.txt > torch.txt \
-   && pip install --index-url "$TORCH_INDEX" -c constraints.txt -r torch.txt; \
+      pip install --no-deps --index-url "$TORCH_INDEX" -c pins.txt torch torchvision; \
     fi \
- && pip install -c constraints.txt -c deploy/cuda130.txt -r requirements.txt
+ && pip install -c pins.txt -r requirements.txt
 # What needs a compiler, which this image has not: triton and headers serve torch.compile. And DALI for other Pythons.
 ARG WITH_COMPILE=0
 COPY deploy/prune.sh deploy/
@@ -58,10 +59,10 @@ RUN pip install --no-cache-dir --no-deps .
 # What the runtime image has, and with it all that the tests want; nothing of it is shipped.
 FROM build AS test
 WORKDIR /opt/dali-pipes
-RUN python3 /build/deploy/requirements.py --extras dev --dali-cuda "$DALI_CUDA" > /build/requirements-dev.txt
+RUN python3 /build/deploy/requirements.py --cuda "$CUDA" --extras dev > /build/requirements-dev.txt
 # hadolint ignore=DL3042
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install -c /build/constraints.txt -c /build/deploy/cuda130.txt -r /build/requirements-dev.txt \
+    pip install -c /build/pins.txt -r /build/requirements-dev.txt \
  && if [ "$WITH_COMPILE" != 1 ]; then /build/deploy/prune.sh /opt/venv; fi
 COPY . .
 ENV PYTHONPATH=/opt/dali-pipes PYTHONDONTWRITEBYTECODE=1 HOME=/tmp

@@ -2,11 +2,37 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+PINNED := pyproject.toml constraints.txt deploy/requirements.py deploy/cuda12.txt deploy/cuda13.txt
+COMMA := ,
 # Processes that test side by side. Most tests start others themselves: more workers want more than a core each.
 WORKERS ?= 2
 MINUTES ?= 30
 
-.PHONY: demo test fuzz check reference constraints clean
+# Which CUDA torch and DALI are for: 12, 13, 12+13 (DALI for 12, torch for 13), or CPU=1 for a torch without CUDA.
+# The choice is made with the environment, and later commands follow it: docs/how-to/install.md.
+CUDA ?=
+CPU ?=
+# PyPI has no CPU-only torch for x86-64 Linux: it comes from PyTorch's own index, or a mirror of it.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# An environment that does not say its choice is from before there was one.
+MADE := $(or $(shell cat $(VENV)/.cuda 2>/dev/null),$(if $(wildcard $(VENV)/.installed-*),12+13))
+CHOICE := $(or $(if $(filter-out 0,$(CPU)),none,$(CUDA)),$(MADE),12)
+# GB on the disk, measured for `make demo`; the packages of the tests are 0.6 GB more.
+SIZE := $(if $(filter none,$(CHOICE)),2.2,$(if $(filter 12,$(CHOICE)),8.8,$(if $(filter 13,$(CHOICE)),6.7,7.1)))
+ifeq ($(filter 12 13 12+13 none,$(CHOICE)),)
+  $(error CUDA must be 12, 13 or 12+13, got '$(CUDA)'; CPU=1 is for a torch without CUDA)
+endif
+ifneq ($(filter-out $(CHOICE),$(MADE)),)
+  $(error $(VENV) was made for CUDA=$(MADE), not CUDA=$(CHOICE): 'make clean' first, or name another environment with VENV=)
+endif
+
+# Programs of the system that some tests run, and Debian's packages of them: a browser opens our pages, jpegtran makes
+# photos baseline. Tests whose program is not there are skipped.
+SYSTEM_PROGRAMS := chromium chromedriver jpegtran
+SYSTEM_PACKAGES := chromium chromium-driver libjpeg-turbo-progs
+
+.PHONY: system-tools demo test integrations integrations-composer fuzz check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -15,6 +41,23 @@ demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 # is left alone with a long one.
 test: $(VENV)/.installed-dev  ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+integrations: $(VENV)/.installed-integrations  ## other people's trainers, on 1 and 2 processes
+	REQUIRE_TRAINERS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/trainers
+
+integrations-composer: .venv-composer/.installed  ## MosaicML Composer, which wants an older torch
+	.venv-composer/bin/python -m pytest tests/trainers/test_composer.py
+
+# Ends well in any case: what is missing costs the tests that want it, and no others.
+system-tools:  ## chromium and jpegtran by apt, where that is possible; some 0.4 GB
+	@missing=; for program in $(SYSTEM_PROGRAMS); do command -v $$program > /dev/null || missing="$$missing $$program"; done; \
+	skipped="tests that want$$missing are skipped"; \
+	if [ -z "$$missing" ]; then echo 'there already: $(SYSTEM_PROGRAMS)'; \
+	elif ! command -v apt-get > /dev/null; then echo "no apt-get: install$$missing by yourself; until then $$skipped"; \
+	elif [ "$$(id -u)" != 0 ]; then echo "not root: sudo make system-tools; until then $$skipped"; \
+	elif apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(SYSTEM_PACKAGES); \
+	then echo 'installed: $(SYSTEM_PACKAGES)'; \
+	else echo "apt-get failed, see above: $$skipped"; fi
 
 fuzz: $(VENV)/.installed-dev  ## broken files and messages, for MINUTES
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
@@ -31,17 +74,40 @@ $(BIN)/python:
 	  || { echo "error: Python 3.11 to 3.13 needed, '$(PYTHON)' is $$($(PYTHON) -V 2>&1); pass PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,bench]'
+# What the choice takes, by pip with its progress, then this checkout. Without --no-deps it would bring its own DALI.
+define install
+	@echo 'Installs at least $(SIZE) GB into $(VENV): CUDA=$(CHOICE), extras $(1).'
+	@$(if $(filter none,$(CHOICE)),,echo 'Most of it is torch with its CUDA libraries; without a GPU, CPU=1 makes it 2.2 GB: make $(MAKECMDGOALS) CPU=1')
+	@$(BIN)/python deploy/requirements.py --cuda $(CHOICE) --extras $(1) > $(VENV)/requirements.txt
+	@$(BIN)/python deploy/requirements.py --cuda $(CHOICE) --pins > $(VENV)/pins.txt
+	$(if $(filter none,$(CHOICE)),$(PIP) --no-deps --index-url $(TORCH_CPU_INDEX) -c $(VENV)/pins.txt torch torchvision)
+	@$(if $(filter none,$(CHOICE)),echo none > $(VENV)/.cuda)
+	$(PIP) -c $(VENV)/pins.txt -r $(VENV)/requirements.txt
+	@echo $(CHOICE) > $(VENV)/.cuda
+	$(PIP) --quiet --no-deps --editable .
+	@touch $@
+endef
+
+$(VENV)/.installed-demo: $(PINNED) | $(BIN)/python
+	$(call install,demo$(COMMA)bench)
+
+$(VENV)/.installed-dev: $(PINNED) | $(BIN)/python
+	$(call install,dev)
+	@touch $(VENV)/.installed-demo
+
+$(VENV)/.installed-integrations: $(PINNED) | $(BIN)/python
+	$(call install,dev$(COMMA)integrations)
+	@touch $(VENV)/.installed-dev $(VENV)/.installed-demo
+
+.venv-composer/.installed: tests/trainers/composer.txt
+	$(PYTHON) -m venv .venv-composer
+	.venv-composer/bin/python -m pip install --quiet --requirement tests/trainers/composer.txt
+	.venv-composer/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@ $(VENV)/.installed-demo
-
 constraints:  ## pin the newest versions that fit, with markers for each Python; needs uv
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
+	uv pip compile pyproject.toml --extra dev --extra integrations --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --no-header --no-annotate -o constraints.txt
 
 clean:
-	rm -rf $(VENV) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-composer demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,4 +5,5 @@ import sys
 from dali_pipes.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["bench", *sys.argv[1:]]))
+    sys.argv.insert(1, "bench")
+    sys.exit(main())

@@ -10,6 +10,7 @@ SCENARIOS = {
     "resume": "Time the first batch after a resume, and at the start of an epoch.",
     "scale": "Time the steps before the first sample, for up to a million shards.",
     "shuffle": "Measure how far from uniform the orders of windows and buffers are.",
+    "small": "Load whole and resized photos; pack with resizing, beside libjpeg alone.",
     "tfrecord": "Write, read and decode the same samples as tars and as TFRecord files.",
     "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
 }

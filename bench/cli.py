@@ -4,6 +4,7 @@ import click
 
 from bench.catalog import SCENARIOS, scenario_class
 from dali_pipes.commands.lazy import LazyGroup
+from dali_pipes.commands.talk import with_verbosity
 
 _COMMANDS = {
     "compare": "Tell whether a run is worse than an earlier one; exit 1 if it is.",
@@ -23,7 +24,7 @@ class _BenchGroup(LazyGroup):
         from bench.tools.environment import check_extras
 
         check_extras()  # before the scenario's module imports them
-        return scenario_command(scenario_class(cmd_name))
+        return with_verbosity(scenario_command(scenario_class(cmd_name)))
 
 
 @click.group(

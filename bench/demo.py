@@ -4,6 +4,7 @@ Each step calls a public function or runs a command that a user could run too.
 """
 
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -16,6 +17,9 @@ from typing import Any
 
 import click
 
+from dali_pipes.commands import verbosity
+from dali_pipes.commands.output import print_note
+from dali_pipes.commands.program import activation, program
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import manifest_name
@@ -130,7 +134,7 @@ def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tu
         except DataError as exc:
             if not is_reused:
                 raise
-            click.echo(f"damaged since the earlier run, made again: {exc}", err=True)
+            print_note(f"damaged since the earlier run, made again: {exc}")
             # The packed shards too: pack keeps an object with the right listed checksum without reading it.
             for name in (STAMP, *(entry.name for entry in store.list(PACKED_PREFIX))):
                 store.delete(name)
@@ -244,14 +248,14 @@ def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) 
                 note=f"class {label}, {key}",
             )
             for image, mask, label, key in zip(
-                batch["image"].cpu(), batch["trimap"].cpu(), batch["label"].tolist(), batch["key"], strict=True
+                batch["image"].cpu(), batch["mask"].cpu(), batch["label"].tolist(), batch["key"], strict=True
             )
         ]
     sheet = contact_sheet(
         cells,
         title="As the model sees them",
         subtitle=f"the first {len(cells)} of {manifest.num_samples} samples, epoch 0, seed {seed}: "
-        f"centre crop {CROP}, normalisation undone; right, with the trimap",
+        f"centre crop {CROP}, normalisation undone; right, with the mask",
     )
     sheet.save(path)
     return path
@@ -284,6 +288,7 @@ def _summary(report: dict[str, Any], out: Path) -> str:
     outputs = [record["outputs"] for record in records]
     largest = max(output["max_photo_difference"] for output in outputs)
     setting = records[0]["setting"]
+    shards = shlex.quote(str(out / "shards"))
     return "\n".join(
         [
             "",
@@ -298,8 +303,13 @@ def _summary(report: dict[str, Any], out: Path) -> str:
             "",
             f"{out / 'contact-sheet.png'}  the first samples as the model sees them",
             f"{out / 'report.json'}  these figures and where they come from",
-            f"{out / 'shards'}  the shuffled shards; try: dali-pipes bench run --shards {out / 'shards'}",
+            f"{out / 'shards'}  the shuffled shards",
             f"{report['demo']['elapsed_s']:.0f} s in all",
+            "",
+            "Next:",
+            *([f"  {activation()}"] if activation() else []),
+            f"  {program()} prep info {shards}",
+            f"  {program()} bench run --shards {shards}",
         ]
     )
 
@@ -316,4 +326,5 @@ def _step(name: str) -> Iterator[Any]:
 
     yield say
     elapsed = time.perf_counter() - started
-    click.echo(f"{click.style(name, bold=True)}: {outcome} ({elapsed:.1f} s)", file=sys.stderr)
+    if verbosity.current() != "quiet":
+        click.echo(f"{click.style(name, bold=True)}: {outcome} ({elapsed:.1f} s)", file=sys.stderr)

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dali_pipes import metrics as metrics
     from dali_pipes.data_set.find import Mixture as Mixture
     from dali_pipes.errors import CacheError as CacheError
     from dali_pipes.errors import DataError as DataError
@@ -15,15 +16,23 @@ if TYPE_CHECKING:
     from dali_pipes.errors import PipesError as PipesError
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
+    from dali_pipes.graph.bucketed import bucketed as bucketed
     from dali_pipes.graph.inputs import Components as Components
+    from dali_pipes.graph.outputs import BatchDict as BatchDict
+    from dali_pipes.graph.patches import patches as patches
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
     from dali_pipes.graph.pipelines import classification_train as classification_train
     from dali_pipes.graph.pipelines import segmentation as segmentation
     from dali_pipes.graph.random import Random as Random
+    from dali_pipes.graph.recipes.captions import captions as captions
+    from dali_pipes.graph.recipes.detection import detection as detection
+    from dali_pipes.graph.recipes.mix import mix as mix
+    from dali_pipes.graph.recipes.mix import mixing as mixing
+    from dali_pipes.graph.recipes.multi_crop import multi_crop as multi_crop
     from dali_pipes.iterator import Loader as Loader
-    from dali_pipes.open_loader import loader as loader
+    from dali_pipes.opening.loader import loader as loader
     from dali_pipes.options import BadSamples as BadSamples
     from dali_pipes.options import Cache as Cache
     from dali_pipes.options import Decode as Decode
@@ -31,11 +40,14 @@ if TYPE_CHECKING:
     from dali_pipes.options import Select as Select
     from dali_pipes.options import Shards as Shards
     from dali_pipes.options import Shuffle as Shuffle
+    from dali_pipes.order.shapes import buckets as buckets
     from dali_pipes.order.state import StateError as StateError
+    from dali_pipes.order.tokens import token_budget as token_budget
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _HOMES = {
     "BadSamples": "options",
+    "BatchDict": "graph.outputs",
     "Cache": "options",
     "Decode": "options",
     "Outputs": "options",
@@ -55,16 +67,30 @@ _HOMES = {
     "StateError": "order.state",
     "StoreError": "errors",
     "WorkerProcessError": "errors",
+    "bucketed": "graph.bucketed",
+    "buckets": "order.shapes",
+    "captions": "graph.recipes.captions",
     "classification_eval": "graph.pipelines",
     "classification_train": "graph.pipelines",
-    "loader": "open_loader",
+    "detection": "graph.recipes.detection",
+    "loader": "opening.loader",
+    "mix": "graph.recipes.mix",
+    "multi_crop": "graph.recipes.multi_crop",
+    "mixing": "graph.recipes.mix",
+    "patches": "graph.patches",
     "segmentation": "graph.pipelines",
+    "token_budget": "order.tokens",
 }
+
+# Modules that have names of their own: `dp.metrics.serve`.
+_MODULES = ("metrics",)
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,18 +1,27 @@
 """The command line ``dali-pipes``: its commands, its logging and its exit codes."""
 
+import atexit
+import contextlib
 import contextvars
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import click
 
+from dali_pipes.commands import verbosity
 from dali_pipes.commands.lazy import LazyGroup
-from dali_pipes.commands.output import LINE_CHARS, print_line
-from dali_pipes.errors import PipesError, printable
+from dali_pipes.commands.output import print_line
+from dali_pipes.commands.talk import with_verbosity
+from dali_pipes.errors import PipesError
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
+_AGAIN_S = 0.05
 _COMMANDS = {
     "bench": ("bench.cli:bench", "Time loaders on the same shards, after comparing what they give."),
     "cache": ("dali_pipes.commands.cache:cache", "List, fill and empty the cache files of this node's loaders."),
@@ -25,41 +34,48 @@ _COMMANDS = {
 }
 
 
-class _PrintableFormatter(logging.Formatter):
-    """Shows what a terminal would obey as escapes: a message is one line, a traceback keeps its own lines."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        return printable(super().formatMessage(record), max_chars=LINE_CHARS)
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        return "\n".join(printable(line, max_chars=LINE_CHARS) for line in super().formatException(ei).split("\n"))
-
-
 @click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dali-pipes")
-@click.option("-v", "--verbose", is_flag=True, help="Log each step to stderr.")
-def cli(verbose: bool) -> None:
+def cli() -> None:
     """The fast path from an object store to the GPU's image decoder.
 
     Results go to stdout, logs and progress to stderr. Exit code 0: done, 1: failed, 2: wrong arguments.
     """
     if os.environ.get("NO_COLOR"):  # https://no-color.org
         click.get_current_context().color = False
-    handler = logging.StreamHandler()
-    handler.setFormatter(_PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    verbosity.log_to_stderr()
+
+
+with_verbosity(cli)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code; an error is one line on stderr.
 
-    ``argv`` holds the arguments without the program's name; by default those of the process.
+    ``argv`` holds the arguments without the program's name; by default those of the process, which ends afterwards.
     """
+    if argv is not None:
+        return _run(argv)
+    code = _run(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is over, and its exit code stands
+    if code == INTERRUPTED:
+        # Everything is closed by now. Python's normal exit would need some seconds to unload torch and DALI.
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    said = verbosity.current()
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         # In a context of its own: the command's patience must not stay with a program that calls this function.
         run = contextvars.copy_context().run
-        result = run(cli.main, args=argv, prog_name="dali-pipes", standalone_mode=False)
+        with _interruptions_kept():
+            result = run(cli.main, args=list(argv), prog_name="dali-pipes", standalone_mode=False)
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.UsageError as exc:
@@ -70,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except (KeyboardInterrupt, click.Abort):
         click.echo("error: interrupted", err=True)
-        return 130  # 128 + SIGINT, as shells report it
+        return INTERRUPTED
     except ValueError as exc:  # this project raises it for a bad argument
         return _fail(str(exc), code=2)
     except (PipesError, OSError) as exc:
@@ -79,14 +95,67 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"internal: {type(exc).__name__}: {exc}; run it again with -v and report its output", code=1)
     finally:
         signal.signal(signal.SIGTERM, previous)
+        verbosity.use(said)
     return result if isinstance(result, int) else 0
 
 
 def _fail(text: str, *, code: int) -> int:
-    if logging.getLogger().isEnabledFor(logging.INFO):
+    if verbosity.current() == "verbose":
         logging.getLogger(__name__).exception("failed")
     print_line(f"error: {text}", err=True)
     return code
+
+
+# Note [lost interruptions]: Ctrl-C raises an exception wherever Python is. If Python is in a finalizer, such as one
+# that the garbage collector runs, it only reports the exception, and the command would go on. So we raise the exception
+# again a moment later. While Python imports a C++ module, an exception would abort the process: Ctrl-C waits for the
+# import.
+@contextlib.contextmanager
+def _interruptions_kept() -> Iterator[None]:
+    lost: list[BaseException] = []
+    report = sys.unraisablehook
+
+    def keep(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit):
+            lost.append(unraisable.exc_value)
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            report(unraisable)
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise_later(KeyboardInterrupt(), frame)
+
+    def raise_again(signum: int, frame: FrameType | None) -> None:
+        if lost:
+            raise_later(lost.pop(), frame)
+
+    def raise_later(interruption: BaseException, frame: FrameType | None) -> None:
+        if not _loads_library(frame):
+            raise interruption
+        lost.append(interruption)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
+    previous = signal.signal(signal.SIGALRM, raise_again)
+    if is_default := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C may be ignored
+        signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = keep
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _loads_library(frame: FrameType | None) -> bool:
+    """Whether the frame is below the import of a module that is a shared library."""
+    while frame is not None:
+        if frame.f_code.co_qualname in ("ExtensionFileLoader.create_module", "ExtensionFileLoader.exec_module"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _terminate(signum: int, frame: object) -> None:

@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +22,24 @@ from dali_pipes.errors import DecodeError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.metrics import tracing
+from dali_pipes.metrics.counts import Counts
 from dali_pipes.options import Outputs
+from dali_pipes.order.grouping import Grouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
-from dali_pipes.order.state import LoaderState
+from dali_pipes.order.shaped import ShapedPlan
+from dali_pipes.order.state import DataVersions, LoaderState, StateError
 from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import SegmentReader
 
 _log = logging.getLogger(__name__)
+
+NUM_PLANS_KEPT = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,20 +51,34 @@ class PlanInputs:
     """The number of shards of each data set; the data sets follow each other in the manifest."""
     set_names: Sequence[str]
     """The names of the data sets, for errors; one empty name if there is only one."""
+    versions: DataVersions
+    """The versions of the data sets."""
     selection: Selection
     order: OrderInputs
     """Its epoch is the one that the loader starts with."""
+    grouping: Grouping | None = None
+    """What the plan must know of each sample, if the order has shapes."""
+    _plans: dict[int, ShapedPlan] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def plan(self, epoch: int) -> Plan:
         """Plan one epoch."""
-        return Plan(
-            shard_bytes=self.manifest.shard_bytes,
-            shard_samples=self.manifest.samples,
-            order=dataclasses.replace(self.order, epoch=epoch),
-            set_shards=self.set_shards,
-            selection=self.selection,
-            set_names=self.set_names,
-        )
+        if epoch in self._plans:
+            return self._plans[epoch]
+        inputs: dict[str, Any] = {
+            "shard_bytes": self.manifest.shard_bytes,
+            "shard_samples": self.manifest.samples,
+            "order": dataclasses.replace(self.order, epoch=epoch),
+            "set_shards": self.set_shards,
+            "selection": self.selection,
+            "set_names": self.set_names,
+        }
+        if self.grouping is None:
+            return Plan(**inputs)
+        # Its steps are known when all samples are grouped, so it is made once. Two are in use: this epoch's, the next.
+        while len(self._plans) >= NUM_PLANS_KEPT:
+            self._plans.pop(next(iter(self._plans)))
+        self._plans[epoch] = ShapedPlan(grouping=self.grouping, **inputs)
+        return self._plans[epoch]
 
     def reserved_bytes(self, extent_bytes: npt.NDArray[np.int64], batching: Batching) -> int:
         """Compute the bytes that a loader must be able to hold in any epoch; ``extent_bytes``: int64 [shards]."""
@@ -90,7 +112,14 @@ class PlanInputs:
             order=plan.order,
             delivered=delivered,
             version=plan.state_version,
+            data_versions=self.versions.stored,
+            group_size=self._group_size,
         )
+
+    @property
+    def _group_size(self) -> int | None:
+        """The global batch size, if the order depends on it."""
+        return None if self.grouping is None else self.grouping.group_size
 
     def check(self, state: LoaderState) -> None:
         """Refuse a state of other shards or another order.
@@ -105,13 +134,24 @@ class PlanInputs:
             order=self.order,
             num_samples=plan.num_samples,
             version=plan.state_version,
+            data=self.versions,
+            group_size=self._group_size,
         )
+        if plan.last_edge(state.delivered) != state.delivered:
+            raise StateError(
+                f"the state has {state.delivered} samples delivered, and no step of epoch {state.order.epoch} ends "
+                f"there, the last one before it ends at {plan.last_edge(state.delivered)}; it is not whole"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderParts:
-    """The parts of a loader, which `dali_pipes.open_loader` has opened; the loader closes them."""
+    """The parts of a loader, which `dali_pipes.opening.parts` has opened; the loader closes them."""
 
+    source: str
+    """The origin of the shards in one line: URLs and ETL."""
+    is_resumed: bool
+    """Whether the loader starts at the position of a state."""
     inputs: PlanInputs
     batching: Batching
     feeds: "Feeds"
@@ -123,6 +163,7 @@ class LoaderParts:
     seen: BadSamplesSeen
     repair: Repair
     outputs: Outputs
+    counts: Counts
     resources: contextlib.ExitStack
 
 
@@ -143,24 +184,23 @@ class Feeds:
         share: CacheShare,
         stager: Stager,
         reader: SegmentReader,
+        counts: Counts,
         show_progress: bool,
     ) -> None:
-        self._inputs, self._batching, self._reader = inputs, batching, reader
+        self._inputs, self._batching, self._reader, self._counts = inputs, batching, reader, counts
         self._samples, self._components, self._share, self._stager = samples, components, share, stager
         self._show_progress = show_progress
         self._is_windowed = share.reserved < int(share.extent_bytes.sum())
         self.ahead: Feed | None = None
         """The next epoch's feed, opened ahead."""
-        self.waited_s = 0.0
-        """Seconds for which batches had to wait for their shards, in feeds that are closed."""
 
     def begin(self, epoch: int, *, start: int = 0) -> "Epoch":
         """Begin an epoch at position ``start`` of its order."""
-        num_samples = self._inputs.plan(epoch).num_samples if start else 0
-        if start and not self._batching.num_steps(num_samples - start):
+        plan = self._inputs.plan(epoch) if start else None
+        if plan is not None and not self._batching.num_steps(plan, start=start):
             # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
             self.close(unless=epoch + 1)
-            feed = self._open(epoch, start=num_samples)
+            feed = self._open(epoch, start=plan.num_samples)
             self._prepare(epoch + 1, with_reader=False)
         else:
             self.close(unless=None if start else epoch)
@@ -196,11 +236,6 @@ class Feeds:
             # The next epoch's first windows are staged while this epoch's last ones are read.
             self._prepare(feed.epoch + 1, with_reader=False)
 
-    def retire(self, feed: Feed) -> None:
-        """Close a feed and add its waiting time to the total. Can be called twice."""
-        feed.close()
-        self.waited_s, feed.wait_s = self.waited_s + feed.wait_s, 0.0
-
     def close(self, *, unless: int | None = None) -> None:
         """Close the feed that was opened ahead, unless it is of this epoch. Can be called twice."""
         if self.ahead is not None and self.ahead.epoch != unless:
@@ -223,6 +258,7 @@ class Feeds:
                 share=share,
                 stager=self._stager,
                 reader=self._reader,
+                counts=self._counts,
                 batching=batching,
                 start=start,
                 show_progress=self._show_progress,
@@ -245,13 +281,16 @@ class Epoch:
         """Batches since ``start`` that were delivered or lost."""
         self.num_lost = 0
         """The last of these, which were lost with an error: the loop has not yet had a batch after them."""
-        self._global_batch_size = batching.global_batch_size
-        self.num_batches = batching.num_steps(feed.plan.num_samples - start)
+        self._batching = batching
+        self.num_batches = batching.num_steps(feed.plan, start=start)
         """Batches from ``start`` on."""
+        self.has_seen_end = False
+        """Whether the loop has seen the epoch's end: `StopIteration`."""
         self.is_cut_short = False
         self.is_running = False
         """Whether a batch was asked for: decoded batches may be in flight."""
         self._error: Exception | None = None  # of the feed; it is raised after the batches before it
+        self._begun_at: float | None = None  # when the first batch was asked for, until the end
         self._owes_end = False  # the last batch was lost, and the loop has not yet seen the epoch's end
 
     @property
@@ -270,7 +309,7 @@ class Epoch:
         return self._position(self.delivered)
 
     def _position(self, num_batches: int) -> int:
-        return min(self.start + num_batches * self._global_batch_size, self.num_samples)
+        return self._batching.position(self.feed.plan, num_batches, start=self.start)
 
     @property
     def is_over(self) -> bool:
@@ -294,10 +333,15 @@ class Epoch:
 
     def end(self) -> None:
         """Note that the loop has seen the epoch's end."""
-        self._owes_end, self.num_lost = False, 0
+        self._owes_end, self.num_lost, self.has_seen_end = False, 0, True
+        begun_at, self._begun_at = self._begun_at, None
+        if begun_at is not None:
+            tracing.report("epoch", seconds=time.perf_counter() - begun_at, epoch=self.feed.epoch, start=self.start)
 
     def ask(self) -> None:
         """Note that a batch is asked for."""
+        if not self.is_running:
+            self._begun_at = time.perf_counter()
         self.is_running = self.is_cut_short = True
 
     def deliver(self) -> None:

@@ -16,6 +16,9 @@ from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.formats.photo_rules import checked_formats
+from dali_pipes.integrations.notebook import shortens_traceback
+from dali_pipes.order.shapes import Buckets
+from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.store.patience import PATIENCE_S, as_seconds
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Shards:
     URL --etl NAME``) and lie in another cache file. The ETL must give the same bytes each time. ``None``: the shards as
     they are stored. For the data sets of a mixture see `dali_pipes.Mixture`."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         if isinstance(self.urls, Iterable) and not isinstance(self.urls, str):
             object.__setattr__(self, "urls", tuple(self.urls))
@@ -73,10 +77,19 @@ class Select:
     """Samples of an epoch, over all ranks. Each epoch then continues where the one before stopped. ``None``: all
     samples once; for a mixture with weights, the shortest epoch in which each data set's part by weight is at least
     all its samples."""
+    buckets: Buckets | None = None
+    """What ``dali_pipes.buckets(area=, step=, max_aspect=)`` gives: each batch then has photos of about one aspect
+    ratio, and its own height and width, which ``components.bucket_shape()`` tells the graph. See
+    `dali_pipes.order.shaped.ShapedPlan`. ``None``: batches have any photos."""
+    tokens: TokenBudget | None = None
+    """What ``dali_pipes.token_budget(max_tokens=, patch=)`` gives: each batch then has as many photos, of their own
+    sizes, as fit the budget, at most ``batch_size``; see `dali_pipes.graph.patches.patches`. ``None``: batches have
+    ``batch_size`` photos."""
     allow_missing: bool = False
     """``True``: read the data set without the shards that its manifest lists and the store lacks, and log their names.
     Without them it is another data set, with another order. ``False``: a missing shard is an error."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, str | Path):
             object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -86,6 +99,12 @@ class Select:
             raise TypeError(
                 f"oversample must be a mapping of class ids to factors, got {type(self.oversample).__name__}"
             )
+        if self.buckets is not None and not isinstance(self.buckets, Buckets):
+            raise TypeError(f"buckets must be what dali_pipes.buckets(...) gives, or None, got {self.buckets!r}")
+        if self.tokens is not None and not isinstance(self.tokens, TokenBudget):
+            raise TypeError(f"tokens must be what dali_pipes.token_budget(...) gives, or None, got {self.tokens!r}")
+        if self.buckets is not None and self.tokens is not None:
+            raise ValueError("buckets and tokens group the same photos in two ways; pass one of them")
         _check_choice("missing", self.missing, Missing)
         _keep_bool(self, "allow_missing")
         _keep_integer(self, "epoch_samples", at_least=1, none=True)
@@ -105,6 +124,7 @@ class Shuffle:
     enabled: bool = True
     """``False`` reads in the manifest's order, as ``shuffle=False`` does, with the windows and slices given here."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         if self.window_bytes != "all":
             try:
@@ -135,6 +155,7 @@ class BadSamples:
     number. ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, with the manifest's digest. It is
     made with the first bad sample, and only for ``on_error="substitute"``."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         _check_choice("on_error", self.on_error, OnError)
         _keep_integer(self, "max_bad", at_least=0)
@@ -170,6 +191,7 @@ class Cache:
     show_progress: bool = True
     """Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         _check_path("directory", self.directory)
         _keep_integer(self, "max_bytes", at_least=1, none=True)
@@ -214,6 +236,7 @@ class Decode:
     into this rank's part of half of the free memory, and at most 4,294,967,296, which is 1,000 photos of 4 million
     pixels; at least ``BadSamples.max_pixels``."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         _keep_integer(self, "threads", at_least=1, none=True)
         _keep_integer(self, "queue_depth", at_least=1, none=True)
@@ -240,6 +263,7 @@ class Outputs:
     labels: Labels = "raw"
     """``"raw"``: class ids as ``cls`` holds them. ``"contiguous"``: from 0, by the manifest's class table."""
 
+    @shortens_traceback
     def __post_init__(self) -> None:
         _keep_bool(self, "keys")
         _keep_bool(self, "valid")
@@ -261,20 +285,28 @@ _RENAMED = {
     "decode": {"num_threads": "threads", "prefetch_queue_depth": "queue_depth", "hw_decoder_load": "engine_share"},
     "outputs": {"with_keys": "keys", "with_valid": "valid"},
 }
-# Arguments that `dali_pipes.loader` once had, and attributes of the option classes -> what to do instead.
+# Arguments that `dali_pipes.loader` once had or other loaders have, and attributes of the option classes -> what to do
+# instead.
 NEW_FORMS = {
     old: f"pass {argument}=dali_pipes.{group.__name__}({new}=...)"
     for argument, group in _GROUPS.items()
     for old, new in ({field.name: field.name for field in fields(group)} | _RENAMED.get(argument, {})).items()
 } | {
     "local_rank": 'pass device="cuda:N"',
+    "device_id": 'pass device="cuda:N"',
+    "drop_last": 'pass last_batch_policy="DROP"',
+    "num_workers": "threads decode, without workers: pass decode=dali_pipes.Decode(threads=...), or nothing",
+    "pin_memory": "on a GPU, batches are on the device already; drop it",
     "etl": "pass dali_pipes.Shards(urls, etl=...) as the shards",
-    **{name: f"use loader.as_dali({name}=...)" for name in ("output_map", "column_labels", "auto_reset")},
+    **{
+        name: f"use loader.as_dali({name}=...)"
+        for name in ("output_map", "column_labels", "auto_reset", "reader_name", "fill_last_batch")
+    },
 }
 
 
 def refuse_old_arguments(names: Iterable[str]) -> None:
-    """Refuse arguments that `dali_pipes.loader` once had, or that an option class has.
+    """Refuse arguments that `dali_pipes.loader` once had, or that an option class or another loader has.
 
     Raises:
         TypeError: Names the first of them, and its new form.

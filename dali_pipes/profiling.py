@@ -11,9 +11,13 @@ import os
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 _log = logging.getLogger(__name__)
 
@@ -28,18 +32,59 @@ for. Decoding runs in DALI's own threads, which are measured from outside; the s
 """
 Kind = Literal["busy", "waiting"]
 Seconds = Mapping[tuple[Stage, Kind], float]
+Float64s = npt.NDArray[np.float64]
+
+MAX_RANGES = 4_000_000
+"""Ranges that are kept for a timeline: 68 MB, more than an hour of a fast loader."""
 
 ANNOTATE_VARIABLE = "DALI_PIPES_ANNOTATE"
 # Profilers that listen to NVTX set one of these in the process that they start; DALI checks the same variables.
 _INJECTIONS = ("NVTX_INJECTION64_PATH", "NSYS_INJECTION_PATH", "CUDA_INJECTION64_PATH")
 _DOMAIN = "dali-pipes"
 
-# The listeners. They are read without a lock: a span keeps those that were there at its begin.
+_CODES: Mapping[tuple[Stage, Kind], int] = {
+    (stage, kind): number
+    for number, (stage, kind) in enumerate((s, k) for s in get_args(Stage) for k in get_args(Kind))
+}
+
+# The listeners. They are read without a lock: a range keeps those that were there at its begin.
 _recorder: "Recorder | None" = None
 _nvtx: Any = None  # a domain of the package nvtx
 _torch: Any = None  # torch.profiler.record_function, while a profiler runs or if `annotate` turned it on
 _asked: bool | None = None  # the argument of `annotate`; None: on if a profiler is found
 _changing = threading.Lock()
+
+
+class Ranges:
+    """When stages ran, each range with its stage alone, not those inside it; in columns, of 17 bytes a range.
+
+    A thread's ranges do not overlap. After `MAX_RANGES` no more are kept.
+    """
+
+    def __init__(self) -> None:
+        self.begins = array("d")
+        """Seconds of `time.perf_counter`."""
+        self.ends = array("d")
+        self._codes = array("B")
+
+    def add(self, what: tuple[Stage, Kind], begin: float, end: float, *, is_loop: bool) -> None:
+        """Keep a range; ``is_loop`` if it ran for the thread that iterates."""
+        if len(self.begins) < MAX_RANGES:
+            self.begins.append(begin)
+            self.ends.append(end)
+            self._codes.append(_CODES[what] + len(_CODES) * is_loop)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may have been more."""
+        return len(self.begins) == MAX_RANGES
+
+    def of(self, stage: Stage, kind: Kind, *, in_loop: bool | None = None) -> tuple[Float64s, Float64s]:
+        """Begins and ends of a stage's ranges, float64 [ranges] each; of all threads, or the loop's, or the others'."""
+        codes = np.array(self._codes, np.uint8)
+        wanted = _CODES[stage, kind] + len(_CODES) * np.array([False, True] if in_loop is None else [in_loop])
+        chosen = np.isin(codes, wanted)
+        return np.array(self.begins, np.float64)[chosen], np.array(self.ends, np.float64)[chosen]
 
 
 class Recorder:
@@ -49,7 +94,9 @@ class Recorder:
     time that the thread spent in them. A stage that has not ended yet counts up to now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_ranges: bool = False) -> None:
+        self.ranges = Ranges() if with_ranges else None
+        """When each stage ran; ``None`` unless `recording` was asked for it."""
         self._lock = threading.Lock()
         self._seconds: dict[tuple[Stage, Kind], float] = {}
         self._stacks: dict[int, list[tuple[Stage, Kind]]] = {}
@@ -98,8 +145,11 @@ class Recorder:
         if stack:
             elapsed = now - self._since[thread]
             self._seconds[stack[-1]] = self._seconds.get(stack[-1], 0.0) + elapsed
-            if stack[0][0] == "hand-over":
+            is_loop = stack[0][0] == "hand-over"
+            if is_loop:
                 self._in_loader_s += elapsed
+            if self.ranges is not None:
+                self.ranges.add(stack[-1], self._since[thread], now, is_loop=is_loop)
         self._since[thread] = now
 
 
@@ -137,8 +187,11 @@ def waiting(stage: Stage) -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[Recorder]:
+def recording(*, with_ranges: bool = False) -> Iterator[Recorder]:
     """Measure all loaders of this process inside this context.
+
+    Args:
+        with_ranges: Keep also when each stage ran, in `Recorder.ranges`.
 
     Raises:
         RuntimeError: If another recording is running.
@@ -147,7 +200,7 @@ def recording() -> Iterator[Recorder]:
     with _changing:
         if _recorder is not None:
             raise RuntimeError("stages are being recorded already; one recording at a time")
-        recorder = _recorder = Recorder()
+        recorder = _recorder = Recorder(with_ranges=with_ranges)
     try:
         yield recorder
     finally:

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.requirements import PYPROJECT, requirements
+from deploy.requirements import ROOT, requirements
 
 __all__ = ["install", "join", "lay_out", "main", "take"]
 
@@ -173,20 +173,19 @@ def install(store: Path) -> Path:
 
 def _download(target: Path, *, python: str, without: Sequence[str], wheels: Path | None) -> list[tuple[str, Path]]:
     """Fetch the wheels of `bench gpu` for another machine, unless ``wheels`` has them; returns what is laid out."""
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [
         line
-        for line in requirements(project, extras=["gpu-bench"], dali_cuda="130")
+        for line in requirements(project, extras=["gpu-bench"], cuda="13")
         if not any(line.startswith(name) and not line[len(name) :][:1].isalnum() for name in without)
     ]
     listed = target / "gpu-bench.txt"
     listed.write_text("".join(f"{line}\n" for line in needed))
     if wheels is None:
         wheels = target / "wheels"
-        root = PYPROJECT.parent
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(wheels)]
         command += ["--python-version", python, "--implementation", "cp", "--requirement", str(listed)]
-        command += ["--constraint", str(root / "constraints.txt"), "--constraint", str(root / "deploy" / "cuda130.txt")]
+        command += ["--constraint", str(ROOT / "constraints.txt"), "--constraint", str(ROOT / "deploy" / "cuda13.txt")]
         for tag in PLATFORMS:
             command += ["--platform", f"manylinux{'_' if '_' in tag else ''}{tag}_x86_64"]
         _run(command, hint="lay-out needs a network, or --wheels DIR")

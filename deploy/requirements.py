@@ -1,45 +1,47 @@
-"""pyproject.toml to the list of requirements that the image installs: pip has no command for a project's needs alone.
+"""Print what pip is to install before the project itself, or the versions to pin, for one choice of CUDA.
 
-A layer of its own, which only another list makes anew, not every change of the code. And the one place where DALI's
-build is chosen: the project names that for CUDA 12, and pip has no way to put another in its place. Runs before
+The package requires DALI's build for CUDA 12, and pip has no way to put another in its place. Runs before
 anything is installed: the standard library only.
 
-    python3 deploy/requirements.py --extras bench --dali-cuda 130 > requirements.txt
+    python3 deploy/requirements.py --cuda 13 --extras bench > requirements.txt
+    python3 deploy/requirements.py --cuda 13 --pins > pins.txt
 """
 
 import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "requirements"]
+__all__ = ["main", "pins", "requirements"]
 
-PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+ROOT = Path(__file__).resolve().parents[1]
 DALI = "nvidia-dali-cuda"
-BUILDS = ("120", "130")
-"""CUDA versions that DALI is built for, as its packages' names have them."""
+CHOICES = {"12": "120", "13": "130", "12+13": "120", "none": "120"}
+"""Choice of CUDA -> DALI's build. ``12+13``: DALI for 12, torch for 13. ``none``: torch comes from a CPU-only index."""
+PINS = {"12": "cuda12.txt", "13": "cuda13.txt"}
+"""Choice of CUDA -> the file beside this one whose lines go before those of constraints.txt."""
 
 
-def requirements(project: dict[str, Any], *, extras: Sequence[str], dali_cuda: str) -> list[str]:
+def requirements(project: dict[str, Any], *, extras: Sequence[str], cuda: str) -> list[str]:
     """The requirements of a project and its extras, each once, DALI's build replaced.
 
     Args:
         project: The table ``[project]``.
         extras: Names of ``[project.optional-dependencies]``; one may name others of the same project.
-        dali_cuda: ``"120"`` or ``"130"``.
+        cuda: One of `CHOICES`.
 
     Raises:
-        ValueError: If there is no such extra or build, or the project does not require DALI.
+        ValueError: If there is no such extra or choice, or the project does not require DALI.
 
     >>> project = {"name": "p", "dependencies": ["nvidia-dali-cuda120>=2.4,<3", "numpy"]}
-    >>> requirements(project, extras=[], dali_cuda="130")
+    >>> requirements(project, extras=[], cuda="13")
     ['nvidia-dali-cuda130>=2.4,<3', 'numpy']
     """
-    if dali_cuda not in BUILDS:
-        raise ValueError(f"--dali-cuda must be one of {', '.join(BUILDS)}, got '{dali_cuda}'")
+    if cuda not in CHOICES:
+        raise ValueError(f"--cuda must be one of {', '.join(CHOICES)}, got '{cuda}'")
     lines = [*project["dependencies"]]
     optional = project.get("optional-dependencies", {})
     wanted, seen = [*extras], set()
@@ -57,26 +59,46 @@ def requirements(project: dict[str, Any], *, extras: Sequence[str], dali_cuda: s
                 wanted += [name.strip() for name in own[1].split(",")]
             else:
                 lines.append(line)
-    replaced = [re.sub(rf"^{DALI}\d+", f"{DALI}{dali_cuda}", line) for line in lines]
+    replaced = [re.sub(rf"^{DALI}\d+", f"{DALI}{CHOICES[cuda]}", line) for line in lines]
     if not any(line.startswith(DALI) for line in replaced):
-        raise ValueError(f"pyproject.toml requires no {DALI}..., of which --dali-cuda chooses the build")
+        raise ValueError(f"pyproject.toml requires no {DALI}..., of which --cuda chooses the build")
     return list(dict.fromkeys(replaced))
+
+
+def pins(common: Iterable[str], own: Iterable[str]) -> list[str]:
+    """Lines of a constraints file: those of ``own``, and those of ``common`` for other packages.
+
+    >>> pins(["numpy==2.5.5", "torch==2.15.0"], ["# newest for CUDA 12", "torch==2.10.0"])
+    ['numpy==2.5.5', 'torch==2.10.0']
+    """
+    chosen = [line for line in own if not line.startswith("#")]
+    names = {line.partition("==")[0] for line in chosen}
+    return [line for line in common if line.partition("==")[0] not in names] + chosen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Print what pip is to install before the project itself.")
     parser.add_argument("--extras", default="", help="extras, with commas between them")
-    parser.add_argument("--dali-cuda", default="120", help=f"DALI's build: {' or '.join(BUILDS)}")
+    parser.add_argument("--cuda", default="12", choices=CHOICES, help="the choice of CUDA: docs/how-to/install.md")
+    parser.add_argument("--pins", action="store_true", help="print the versions to pin, in place of the requirements")
     arguments = parser.parse_args(argv)
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    extras = [name for name in arguments.extras.split(",") if name]
-    try:
-        lines = requirements(project, extras=extras, dali_cuda=arguments.dali_cuda)
-    except ValueError as exc:
-        parser.error(str(exc))
+    if arguments.pins:
+        own = PINS.get(arguments.cuda)
+        lines = pins(_lines(ROOT / "constraints.txt"), _lines(ROOT / "deploy" / own) if own else [])
+    else:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = [name for name in arguments.extras.split(",") if name]
+        try:
+            lines = requirements(project, extras=extras, cuda=arguments.cuda)
+        except ValueError as exc:
+            parser.error(str(exc))
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def python_page() -> str:
     order = sorted(dali_pipes.__all__, key=lambda name: (name != "loader", name.isupper(), name.lower()))
     for name in order:
         parts.extend(_entry(package[f"{homes[name]}.{name}"], name=f"dp.{name}", level=2))
+    for name, home in dali_pipes.metrics._HOMES.items():
+        parts.extend(_entry(package[f"{home}.{name}"], name=f"dp.metrics.{name}", level=2))
     return "\n".join(parts)
 
 
@@ -66,7 +68,7 @@ def _entry(found: Any, *, name: str, level: int) -> Iterator[str]:
     if found.docstring is not None:
         yield from _sections(found.docstring)
     if found.is_class:
-        for member in found.members.values():
+        for member in (*found.members.values(), *found.inherited_members.values()):
             public = not member.name.startswith("_") and (member.is_function or member.is_attribute)
             if public and member.docstring is not None:
                 yield from _entry(member, name=f"{name.rpartition('.')[2]}.{member.name}", level=level + 1)

@@ -142,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         process = stack.enter_context(
             start_process(device=arguments.device, num_threads=arguments.num_threads, seed=arguments.seed)
         )
+        if arguments.metrics_port:
+            stack.enter_context(dp.metrics.serve(arguments.metrics_port))
         options: dict[str, Any] = {
             "batch_size": arguments.batch_size,
             "device": "cpu" if process.device.type == "cpu" else "gpu",
@@ -158,10 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 **options,
             )
         )
+        loader.name = "train"  # in its metrics
         val_loader = None
         if arguments.val_shards:
             graph = dp.classification_eval(resize=arguments.crop * 8 // 7, crop=arguments.crop)
             val_loader = stack.enter_context(dp.loader(arguments.val_shards, graph, shuffle=False, **options))
+            val_loader.name = "val"
         stop = train(arguments, process, saved, loader, val_loader)
     return 128 + stop if stop else 0
 

@@ -38,8 +38,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 import dali_pipes as dp
-from bench.loaders.encoded import label_of, shard_urls
+from bench.loaders.encoded import components_of, shard_urls
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.recipe import choose_recipe
 from bench.loaders.transforms import IMAGENET_MEAN as MEAN
 from bench.loaders.transforms import IMAGENET_STD as STD
 from bench.loaders.transforms import SampleDecoder, mask_transform
@@ -55,7 +56,7 @@ from dali_pipes.store.shard_set import ShardSet
 Dtype = Literal["uint8", "float32"]
 """Decoded pixels, or normalised ones."""
 Feed = Callable[[], Iterator[Any]]
-"""One epoch's batches: image, trimap, label, key."""
+"""One epoch's batches: image, mask, label, key."""
 
 SHUFFLE_BUFFER = 1000
 """Samples; WebDataset's own examples use this number."""
@@ -70,7 +71,7 @@ def dali_feed(shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype:
     """Open our loader."""
     with dp.loader(
         shard_urls(shards),
-        dp.segmentation(crop=options.crop, dtype=dtype),
+        dp.segmentation(crop=options.crop, dtype=dtype, photo=options.photo, mask=options.mask, orient=False),
         batch_size=options.batch_size,
         seed=options.seed,
         shuffle=shuffle,
@@ -92,7 +93,7 @@ def webloader_feed(
     )
     if shuffle:
         dataset = dataset.shuffle(SHUFFLE_BUFFER, rng=random.Random(options.seed))
-    decoder = SampleDecoder(options) if dtype == "float32" else PixelDecoder(options.crop)
+    decoder = SampleDecoder(options) if dtype == "float32" else PixelDecoder(options)
     dataset = dataset.map(decoder).batched(options.batch_size, collation_fn=default_collate, partial=False)
     loader = webdataset.WebLoader(
         dataset,
@@ -117,15 +118,15 @@ FEEDS = {"dali": dali_feed, "webloader": webloader_feed}
 class PixelDecoder:
     """Decodes a sample of WebDataset, a dict of bytes, to tensors with Pillow and torchvision; keeps uint8 pixels."""
 
-    def __init__(self, crop: int) -> None:
-        self._cut = mask_transform(crop)
+    def __init__(self, options: LoaderOptions) -> None:
+        self._options, self._cut = options, mask_transform(options.crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return uint8 [3, crop, crop] and [1, crop, crop]."""
-        key = sample["__key__"]
-        with Image.open(io.BytesIO(sample["image.jpg"])) as photo, Image.open(io.BytesIO(sample["trimap.png"])) as mask:
-            image, trimap = self._cut(photo.convert("RGB")), self._cut(mask.convert("L"))
-        return {"image": image, "trimap": trimap, "label": label_of(sample["cls"], key=key), "key": key}
+        photo_bytes, mask_bytes, label, key = components_of(sample, self._options)
+        with Image.open(io.BytesIO(photo_bytes)) as photo, Image.open(io.BytesIO(mask_bytes)) as mask:
+            image, values = self._cut(photo.convert("RGB")), self._cut(mask.convert("L"))
+        return {"image": image, "mask": values, "label": label, "key": key}
 
 
 class Training:
@@ -150,11 +151,11 @@ class Training:
         return loss_of(self.model, self._seen(batch), shrink=self._shrink).item()
 
     def _seen(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        image, trimap = (batch[name].to(self._device) for name in ("image", "trimap"))
+        image, mask = (batch[name].to(self._device) for name in ("image", "mask"))
         if image.dtype == torch.uint8:
             mean, std = (image.new_tensor(each, dtype=torch.float32)[:, None, None] for each in (MEAN, STD))
             image = (image / 255 - mean) / std
-        return {"image": image, "trimap": trimap}
+        return {"image": image, "mask": mask}
 
 
 def compare_losses(arguments: Any, process: Process, shards: ShardSet) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def compare_losses(arguments: Any, process: Process, shards: ShardSet) -> dict[s
 
 
 def _compare_losses(arguments: Any, process: Process, shards: ShardSet, *, dtype: Dtype) -> dict[str, Any]:
-    options = _loader_options(arguments, process, seed=arguments.seed)
+    options = _loader_options(arguments, process, shards, seed=arguments.seed)
     steps: list[dict[str, Any]] = []
     with (
         dali_feed(shards, options, shuffle=False, dtype=dtype) as our_feed,
@@ -215,7 +216,7 @@ def compare_iou(arguments: Any, process: Process, shards: ShardSet, val_shards: 
 def _train_one(
     name: str, arguments: Any, process: Process, shards: ShardSet, val_shards: ShardSet, *, seed: int
 ) -> dict[str, float]:
-    options = _loader_options(arguments, process, seed=seed)
+    options = _loader_options(arguments, process, shards, seed=seed)
     with FEEDS[name](shards, options, shuffle=True) as feed:
         num_steps = arguments.epochs * (_num_samples(shards) // options.batch_size)
         training = Training(arguments, process, seed=seed, num_steps=num_steps)
@@ -271,7 +272,7 @@ def _repeat(feed: Feed) -> Iterator[Any]:
 def _check_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, step: int) -> None:
     if ours["key"] != theirs["key"]:
         raise PipesError(f"step {step}: dali_pipes read {ours['key']}, WebLoader {theirs['key']}")
-    for name in ("trimap", "label"):
+    for name in ("mask", "label"):
         if not torch.equal(ours[name].cpu(), theirs[name].cpu()):
             raise PipesError(f"step {step}: '{name}' differs between dali_pipes and WebLoader, keys {ours['key']}")
 
@@ -282,9 +283,10 @@ def _num_samples(shards: ShardSet) -> int:
     return manifest.num_samples
 
 
-def _loader_options(arguments: Any, process: Process, *, seed: int) -> LoaderOptions:
+def _loader_options(arguments: Any, process: Process, shards: ShardSet, *, seed: int) -> LoaderOptions:
     device: Any = "cpu" if process.device.type == "cpu" else "gpu"
-    return LoaderOptions(batch_size=arguments.batch_size, crop=arguments.crop, seed=seed, device=device)
+    chosen = choose_recipe(shards, recipe="segmentation")._asdict()
+    return LoaderOptions(batch_size=arguments.batch_size, crop=arguments.crop, seed=seed, device=device, **chosen)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,6 +34,7 @@ def make_parser(description: str, *, batch_size: int, crop: int, width: int, lr:
         help="number of nodes; each stages a share of the shards",
     )
     add("--cache-dir", type=Path, help="keep shards here for the next job; None: in memory, while this job runs")
+    add("--metrics-port", type=_positive, help="serve the loaders' figures to Prometheus here; None: do not")
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto takes the GPU if there is one")
     add(
         "--num-threads",

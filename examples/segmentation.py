@@ -46,7 +46,7 @@ from torch.nn import functional
 import dali_pipes as dp
 
 CLASSES = ("foreground", "background", "boundary")
-"""The classes of a pixel; a trimap counts them from 1."""
+"""The classes of a pixel; a trimap, the mask of these pets, counts them from 1."""
 OUTSIDE = -1
 """The class of a pixel of the crop that lies outside the photo; it is 0 in a trimap."""
 
@@ -95,8 +95,8 @@ def iou(confusion: Tensor) -> Tensor:
 def shrunk(batch: Mapping[str, Any], shrink: int) -> tuple[Tensor, Tensor]:
     """Return the model's input: the mean of ``shrink`` x ``shrink`` pixels, and the class of the middle pixel."""
     middle = shrink // 2
-    trimap = batch["trimap"][:, 0, middle::shrink, middle::shrink]  # [B, rows, columns]
-    return functional.avg_pool2d(batch["image"], shrink), trimap.long() - 1
+    mask = batch["mask"][:, 0, middle::shrink, middle::shrink]  # [B, rows, columns]
+    return functional.avg_pool2d(batch["image"], shrink), mask.long() - 1
 
 
 def train(
@@ -166,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         process = stack.enter_context(
             start_process(device=arguments.device, num_threads=arguments.num_threads, seed=arguments.seed)
         )
+        if arguments.metrics_port:
+            stack.enter_context(dp.metrics.serve(arguments.metrics_port))
         options: dict[str, Any] = {
             "batch_size": arguments.batch_size,
             "device": "cpu" if process.device.type == "cpu" else "gpu",
@@ -183,9 +185,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 **options,
             )
         )
+        loader.name = "train"  # in its metrics
         val_loader = None
         if arguments.val_shards:
             val_loader = stack.enter_context(dp.loader(arguments.val_shards, graph, shuffle=False, **options))
+            val_loader.name = "val"
         stop = train(arguments, process, saved, loader, val_loader)
     return 128 + stop if stop else 0
 

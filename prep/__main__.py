@@ -5,4 +5,5 @@ import sys
 from dali_pipes.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["prep", *sys.argv[1:]]))
+    sys.argv.insert(1, "prep")
+    sys.exit(main())

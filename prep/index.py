@@ -7,7 +7,7 @@ For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the tr
 import logging
 from collections.abc import Mapping
 
-from dali_pipes.data_set.indexing import find_manifest, index_each
+from dali_pipes.data_set.indexing import find_manifest, index_each, stored_versions
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, manifest_name
@@ -38,14 +38,29 @@ def index_shards(
             control character, a header claims more than there is, or a label is not an integer: the text names shard,
             key and component. Nothing is written for that shard, and no manifest.
         StoreError: If a shard is missing, or the ETL that it is read through fails; if the manifest that is there lists
-            a shard that is not among ``shards``, and ``overwrite`` is false. Nothing is written then.
+            a shard that is not among ``shards``, and ``overwrite`` is false; if the data set has versions, to which
+            shards are added with `prep.versions`. Nothing is written then.
     """
+    _check_has_no_versions(shards)
     if not overwrite:
         _check_keeps_all(shards)
     manifest, columns = index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
+    _check_has_no_versions(shards)  # another command may have begun meanwhile
     shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
+
+
+def _check_has_no_versions(shards: ShardSet) -> None:
+    """Refuse to index a data set anew whose manifest says more than its shards do: what was removed, and when."""
+    versions = [] if shards.store.etl else stored_versions(shards.store, shards.prefix)
+    if versions:
+        where = shards.store.locate(shards.prefix)
+        raise StoreError(
+            f"'{where}' has versions ({shown(list(map(str, versions)), are_names=False)}), and only a data set without "
+            f"them can be indexed anew; to add shards: dali-pipes prep add TARS '{where}'; to begin a data set of "
+            f"its own: dali-pipes prep pack tars '{where}' URL"
+        )
 
 
 def _check_keeps_all(shards: ShardSet) -> None:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import FrameType
 from typing import Any, Self, TypeVar
 
+from dali_pipes.commands import verbosity
 from dali_pipes.errors import PipesError
 from dali_pipes.processes.programs import own_program
 
@@ -214,6 +215,7 @@ class Workers:
 def main(argv: Sequence[str]) -> int:
     """Do tasks until the owner closes the connection."""
     descriptor, owner = map(int, argv)
+    verbosity.follow_parent()
     signal.signal(signal.SIGTERM, _unwind)
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):

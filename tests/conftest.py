@@ -117,6 +117,15 @@ def write_shards(directory: Path, samples: Sequence[Sample], *, per_shard: int, 
     return directory
 
 
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """No garbage collection in the test: it would close loaders that earlier tests dropped, in mid-trace."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def small_samples() -> list[Sample]:
     """23 small samples of odd and even sizes."""

@@ -1,10 +1,12 @@
 """Photos in formats that must not reach DALI's decoders, whole and broken; made here, from noise."""
 
 import io
+import zlib
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 
 def pixels_of(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> Image.Image:
@@ -52,12 +54,52 @@ def animated_png(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str =
 
 
 def undecodable(data: bytes) -> bytes:
-    """A JPEG or PNG with a right header and a right end; but a JPEG without its quantization tables, a PNG with a wrong
-    checksum of its pixels. DALI refuses both, whatever the crop.
+    """A JPEG or PNG with a right header and a right end; but a JPEG without its quantization tables, a PNG whose pixels
+    have no zlib header, with right checksums. DALI refuses both, whatever the crop.
     """
     if data.startswith(b"\xff\xd8"):
         return data.replace(b"\xff\xdb", b"\xff\xfe")
-    return data[:-13] + bytes([data[-13] ^ 1]) + data[-12:]
+    at, stop = chunk_of(data, b"IDAT")
+    content = data[at + 4 : at + 8] + b"\xff\xff" + data[at + 10 : stop - 4]
+    return data[: at + 4] + content + zlib.crc32(content).to_bytes(4) + data[stop:]
+
+
+def chunk_of(png: bytes, kind: bytes) -> tuple[int, int]:
+    """Start and stop of a PNG's first chunk of a kind."""
+    at = png.index(kind) - 4
+    return at, at + 12 + int.from_bytes(png[at : at + 4])
+
+
+def with_wrong_checksum(png: bytes, kind: bytes) -> bytes:
+    """A PNG whose first chunk of a kind has another checksum than it says."""
+    _, stop = chunk_of(png, kind)
+    return png[: stop - 1] + bytes([png[stop - 1] ^ 1]) + png[stop:]
+
+
+def without_chunk(png: bytes, kind: bytes) -> bytes:
+    """A PNG without its first chunk of a kind."""
+    at, stop = chunk_of(png, kind)
+    return png[:at] + png[stop:]
+
+
+def png_with_text() -> bytes:
+    """A PNG that says who made it."""
+    notes = PngInfo()
+    notes.add_text("Author", "somebody")
+    return encoded(pixels_of(), "PNG", pnginfo=notes)
+
+
+def with_metadata(jpeg: bytes, num_bytes: int) -> bytes:
+    """A JPEG with so many bytes of metadata, twice, before its frame header."""
+    segment = b"\xff\xe2" + (num_bytes + 2).to_bytes(2) + bytes(num_bytes)
+    return jpeg[:2] + 2 * segment + jpeg[2:]
+
+
+def large_jpeg(height: int, width: int) -> bytes:
+    """A JPEG of many pixels by its header, which has fewer."""
+    jpeg = encoded(pixels_of(), "JPEG")
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + height.to_bytes(2) + width.to_bytes(2) + jpeg[at + 4 :]
 
 
 def with_thumbnail() -> bytes:

@@ -47,14 +47,19 @@ def write_pets(directory: Path, names: Mapping[str, int], *, header: bool = True
     return directory
 
 
+def no_pixels(noise: bytes) -> bytes:
+    """A JPEG of 16 x 16 pixels by its header and end, with noise between them."""
+    return b"\xff\xd8\xff\xc0\0\x0b\x08\0\x10\0\x10\1\1\x11\0" + noise + b"\xff\xd9"
+
+
 def make_source(count: int, *, num_bytes: int = 700, seed: int = 0) -> Source:
-    """Records of two components, and ``cls``; photos that only their first bytes make so."""
+    """Records of two components, and ``cls``; photos that only their first and last bytes make so."""
     generator = np.random.default_rng(seed)
     records = [
         Record(
             key=f"folder/{number:04d}",
             components={
-                "image.jpg": b"\xff\xd8\xff" + generator.bytes(num_bytes + 7 * number),
+                "image.jpg": no_pixels(generator.bytes(num_bytes + 7 * number - 14)),
                 "json": b'{"number": %d}' % number,
             },
             label=number % 3,

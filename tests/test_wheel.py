@@ -59,6 +59,13 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
         str(path.relative_to(REPOSITORY)) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")
     }
     assert {name for name in names if name.endswith(".py")} == modules
+    of_pages = {
+        str(path.relative_to(REPOSITORY))
+        for package in PACKAGES
+        for kind in ("css", "js")
+        for path in (REPOSITORY / package).rglob(f"*.{kind}")
+    }
+    assert {name for name in names if name.endswith((".css", ".js"))} == of_pages != set()
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

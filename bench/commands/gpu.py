@@ -12,6 +12,7 @@ from bench.commands.options import json_option, opened_shards
 from bench.commands.running import needs_extras
 from bench.engine.options import at_least, words
 from dali_pipes.commands.options import cluster_options
+from dali_pipes.commands.output import print_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +81,8 @@ def _sweeps(
     help=f"What to vary, one at a time: {', '.join(_SWEEPABLE)}.  [default: all of them]",
 )
 @click.option("--no-sweep", is_flag=True, help="Only the base setting.")
-@click.option("--photo", default="image.jpg", help="Component that holds the photo.")
-@click.option("--mask", default="trimap.png", help="Component that holds the mask.")
+@click.option("--photo", help="Component that holds the photo.  [default: the only one]")
+@click.option("--mask", help="Component that holds the mask.  [default: the only one]")
 @click.option("--num-photos", default=1024, type=at_least(1), help="Photos kept in memory.")
 @click.option(
     "--seconds",
@@ -118,8 +119,8 @@ def gpu(
     device: str,
     sweeps: dict[str, tuple[Any, ...]] | None,
     no_sweep: bool,
-    photo: str,
-    mask: str,
+    photo: str | None,
+    mask: str | None,
     num_photos: int,
     minutes: float,
     endpoint: str | None,
@@ -209,12 +210,19 @@ def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _opened_workload(
-    shards: str | None, *, photo: str, mask: str, num_photos: int, endpoint: str | None, embedded_dir: Path | None
+    shards: str | None,
+    *,
+    photo: str | None,
+    mask: str | None,
+    num_photos: int,
+    endpoint: str | None,
+    embedded_dir: Path | None,
 ) -> "Iterator[tuple[Workload, set[int], Path]]":
     """Open photos and shards; yields them, the processes that were started to serve them, and an empty directory."""
     from bench.engine.scenario import MEMORY
     from bench.gpu.workload import Workload
-    from bench.tools.drawn_shards import draw_shards
+    from bench.loaders.recipe import find_components
+    from bench.tools.drawn_shards import MASK, PHOTO, draw_shards
     from bench.tools.folders import RunFolder, remove_leftovers
 
     with contextlib.ExitStack() as stack:
@@ -223,13 +231,15 @@ def _opened_workload(
         # Containers often have 64 MiB of it.
         parent = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES else None
         if parent is None:
-            click.echo(f"'{MEMORY}' has too little free space: photos are in '{tempfile.gettempdir()}'", err=True)
+            print_note(f"'{MEMORY}' has too little free space: photos are in '{tempfile.gettempdir()}'")
         folder = stack.enter_context(RunFolder(parent))
         if shards is None:
             found, servers = draw_shards(folder.new(), num=num_photos), set[int]()
+            photo, mask = photo or PHOTO, mask or MASK
         else:
             found, servers = stack.enter_context(opened_shards(shards, endpoint=endpoint, embedded_dir=embedded_dir))
+            photo, mask = find_components(found, photo=photo, mask=mask)
         workload = Workload(
-            found, photo=photo, mask=mask, num_photos=num_photos, directory=folder.new(), is_drawn=shards is None
+            found, photo=photo, mask=mask or "", num_photos=num_photos, directory=folder.new(), is_drawn=shards is None
         )
         yield workload, servers, folder.new()

@@ -35,12 +35,14 @@ def opened_shards(
     """Open shards; yields them and the processes that were started to serve them, such as an embedded node.
 
     Raises:
+        DataError: If samples were removed from the data set, and its shards still hold them; if a version is named.
         ValueError: If the shards are local, and the command line has ``--endpoint`` or ``--embedded-dir``. The
             environment variables of these options are allowed.
     """
     from bench.tools.processes import child_pids
     from dali_pipes.commands.options import endpoint_for
-    from dali_pipes.data_set.named import name_shards
+    from dali_pipes.data_set.named import name_shards, without_removals
+    from dali_pipes.errors import DataError
     from dali_pipes.store.urls import is_remote
 
     if not is_remote(shards):
@@ -48,7 +50,14 @@ def opened_shards(
     with contextlib.ExitStack() as stack:
         before = child_pids()
         url = stack.enter_context(endpoint_for(shards, endpoint, embedded_dir))
-        yield name_shards(shards, endpoint=url), child_pids() - before
+        # Other loaders read whole shards.
+        named = without_removals(name_shards(shards, endpoint=url))
+        if named.version is not None:
+            raise DataError(
+                f"'{named.url}': benchmarks take the newest version of a data set, because other loaders know of no "
+                f"versions; name it without @{named.version}"
+            )
+        yield named, child_pids() - before
 
 
 def _refuse_cluster_options(shards: str) -> None:

@@ -6,6 +6,7 @@ import click
 
 from bench.commands.options import target_option
 from bench.engine.options import words
+from dali_pipes.commands.output import print_note
 
 
 @click.command()
@@ -59,19 +60,19 @@ def report(
     runs, texts = page_parts(records, baseline=baseline, loaders=None if loaders is None else words(loaders))
     if html_path is not None:
         write_text(html_page(runs, texts), html_path)
-        click.echo(f"wrote {html_path}, {len(records)} records", err=True)
+        print_note(f"wrote {html_path}, {len(records)} records")
     if markdown_path is not None:
         page = markdown_page(runs, texts)
         if str(markdown_path) == "-":
             click.echo(page, nl=False)
         else:
             write_text(page, markdown_path)
-            click.echo(f"wrote {markdown_path}, {len(records)} records", err=True)
+            print_note(f"wrote {markdown_path}, {len(records)} records")
     would_change = False
     for document in documents:
         updated = update_document(document, write=not check)
         changed = "as they were" if not updated.changed else "would change" if check else "changed"
-        click.echo(f"{document}: {updated.num_tables} tables, {changed}", err=True)
+        print_note(f"{document}: {updated.num_tables} tables, {changed}")
         would_change |= check and updated.changed
     if records and html_path is None and markdown_path is None:
         click.echo(terminal_text(runs, texts))

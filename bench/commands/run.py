@@ -1,6 +1,7 @@
 """``bench run``: compare loaders on the same shards, then time them. ``bench sweep`` shares the options."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from bench.commands.options import json_option, opened_shards, target_option
 from bench.commands.running import needs_extras, run_and_tell
 from bench.engine.options import at_least, words
 from dali_pipes.commands.options import cluster_options, join_options
+from dali_pipes.commands.output import print_note
 
 _TIMEOUT_S = 1800.0
 """`bench.compare.turn.TIMEOUT_S`, which ``--help`` shows without loading it."""
@@ -46,7 +48,15 @@ timing_options = join_options(
         help="DALI's threads, or worker processes of each rank.  [default: the cores, shared by the ranks]",
     ),
     click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"])),
-    click.option("--crop", default=350, type=at_least(1), help="Side of the centre crop."),
+    click.option(
+        "--recipe",
+        type=click.Choice(["segmentation", "classification"]),
+        help="What loaders make of a sample: a centre crop of photo and mask, or a given crop of the photo of any size "
+        "and place, resized and flipped.  [default: segmentation if the data set has masks]",
+    ),
+    click.option(
+        "--crop", type=at_least(1), help="Side of the image.  [default: 350 for segmentation, 224 for classification]"
+    ),
     click.option(
         "--ranks", default=1, type=at_least(1), help="Processes, each with its own loader over its share of the shards."
     ),
@@ -73,8 +83,8 @@ timing_options = join_options(
     ),
     click.option("--num-shards", "shards", type=at_least(1), help="Pack the samples into this number of new shards."),
     click.option("--photo-side", type=at_least(1), help="Scale photos and masks to this longer side."),
-    click.option("--photo", default="image.jpg", help="Component that holds the photo."),
-    click.option("--mask", default="trimap.png", help="Component that holds the mask."),
+    click.option("--photo", help="Component that holds the photo.  [default: the only one]"),
+    click.option("--mask", help="Component that holds the mask.  [default: the only one]"),
     click.option(
         "--seed", default=7, type=at_least(0), help="Order of the shards and samples, for loaders that have one."
     ),
@@ -120,6 +130,8 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
     from bench.compare.run import LoaderScenario, check_specs
     from bench.compare.settings import TurnSetting, sweep
     from bench.loaders.protocol import LoaderOptions
+    from bench.loaders.recipe import choose_recipe
+    from bench.loaders.registry import CROPS
     from bench.loaders.selection import LoaderSpec, select_loaders
     from bench.tools.folders import check_writable
 
@@ -130,19 +142,27 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
         return {name: given[name] for name in names}
 
     base = TurnSetting(
-        **some("threads", "batch_size", "crop", "ranks", "cache", "compute_ms", "latency_ms", "shards", "photo_side")
+        **some("threads", "batch_size", "ranks", "cache", "compute_ms", "latency_ms", "shards", "photo_side")
     )
-    settings = sweep(base, over)
-    options = LoaderOptions(**some("batch_size", "crop", "photo", "mask", "seed", "device"))
+    sweep(base, over)  # refuses what is wrong before any shard is read
     baseline = None if given["baseline"] is None else LoaderSpec.parse(given["baseline"])
     if given["work"] is not None:
         check_writable(given["work"])
     with opened_shards(given["data"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, node):
+        chosen = choose_recipe(found, **some("recipe", "photo", "mask"))
+        crop = given["crop"] or CROPS[chosen.recipe]
+        settings = sweep(replace(base, crop=crop), over)
+        options = LoaderOptions(crop=crop, **chosen._asdict(), **some("batch_size", "seed", "device"))
+        if given["recipe"] is None:
+            print_note(
+                f"recipe: {chosen.recipe}; the photo is '{chosen.photo}'"
+                + (f", the mask '{chosen.mask}'" if chosen.mask else "")
+            )
         # With a latency, loaders read local shards from a bucket too: from a copy on our server.
         is_served = any(setting.latency_ms is not None for setting in settings)
         selection = select_loaders(words(given["loaders"]), shards=None if is_served else found)
         for line in selection.skipped:
-            click.echo(line, err=True)
+            print_note(line)
         check_specs(selection.specs, baseline, is_served=is_served)
         scenario = LoaderScenario(
             shards=found,

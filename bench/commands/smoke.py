@@ -4,6 +4,7 @@ import click
 
 from bench.commands.running import needs_extras
 from bench.engine.options import words
+from dali_pipes.commands.output import print_note
 
 
 @click.command()
@@ -24,7 +25,7 @@ def smoke(*, loaders: str | None) -> int:
     trials = []
     with tempfile.TemporaryDirectory(prefix="dali-pipes-smoke-") as directory:
         for trial in run_smoke(Path(directory), loaders=specs):
-            click.echo(f"{trial.loader}, {trial.mode}: {trial.outcome} ({trial.elapsed_s:.1f} s)", err=True)
+            print_note(f"{trial.loader}, {trial.mode}: {trial.outcome} ({trial.elapsed_s:.1f} s)")
             trials.append(trial)
     click.echo(format_trials(trials))
     return int(any(trial.outcome == "failed" for trial in trials))

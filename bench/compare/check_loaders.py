@@ -58,7 +58,9 @@ def compare_outputs(
                                 loader.epoch(),
                                 reference,
                                 loader=str(spec),
-                                tolerance=tolerance_of(decode=loader.decode, device=loader.device),
+                                tolerance=tolerance_of(
+                                    decode=loader.decode, device=loader.device, recipe=shared.recipe
+                                ),
                                 gives=LOADERS[spec.name].gives,
                                 show=f"compare {spec}",
                             )

@@ -208,7 +208,7 @@ class DataSets:
 
     def _facts(self, shards: ShardSet) -> DataFacts:
         found = IndexedSet(shards)
-        components = (self._options.photo, self._options.mask, LABEL_COMPONENT)
+        components = ";".join(filter(None, (self._options.photo, self._options.mask, LABEL_COMPONENT))).split(";")
         return DataFacts(
             num_samples=found.manifest.num_samples,
             num_shards=len(shards.names),

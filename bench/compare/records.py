@@ -10,6 +10,7 @@ import numpy as np
 from bench.compare.data import DataFacts
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import MIB, Drawn, Turn, TurnJob
+from bench.loaders.registry import PARTS
 
 
 def record_of(job: TurnJob, turns: Sequence[Turn], *, facts: DataFacts) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def record_of(job: TurnJob, turns: Sequence[Turn], *, facts: DataFacts) -> dict[
         "device": one.device,
         "num_workers": one.num_workers,
         "gives": list(one.gives),
+        "parts": sorted(PARTS[job.options.recipe]),
         "setting": job.setting.to_json(),
         "prepared": {"wall_s": sum(part.wall_s for part in made), "num_bytes": sum(part.num_bytes for part in made)}
         if made

@@ -24,7 +24,7 @@ from bench.loaders.registry import LOADERS, is_peer
 from bench.loaders.selection import LoaderSpec
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.notes import notes_of
-from bench.reports.summary import summarise
+from bench.reports.summary import setting_text, summarise
 from bench.reports.tables import format_table
 from bench.tools.folders import RunFolder
 from dali_pipes.errors import PipesError
@@ -134,6 +134,13 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         """``loader 'dali' (threads 2, batch 64)``."""
         return f"loader '{subject.spec}' ({subject.setting})"
 
+    def short_name(self, subject: Contender) -> str:
+        """``dali``, with the part of the setting that varies in this run."""
+        settings = [setting.to_json() for setting in self.settings]
+        alike = [name for name in settings[0] if len({setting[name] for setting in settings}) == 1]
+        where = setting_text(subject.setting.to_json(), without=alike)
+        return f"{subject.spec} ({where})" if where else str(subject.spec)
+
     def goes_on_without(self, subject: Contender) -> bool:
         """Return whether the loader is a peer, and not the only loader."""
         return is_peer(subject.spec.name) and len(self.loaders) > 1
@@ -150,6 +157,12 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         turn = run_turn(job, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
         check_counts(job.spec, turn, made.data.open(job.setting)[1])
         return turn
+
+    def speed(self, made: Inputs, subject: Contender, row: Turn) -> str:
+        """Return samples/s of all ranks over the timed epochs."""
+        timed = [rank.timed for rank in row.ranks]
+        num_samples, elapsed_s = sum(drawn.num_samples for drawn in timed), max(drawn.elapsed_s for drawn in timed)
+        return f"{num_samples / elapsed_s:,.0f} samples/s"
 
     def report(self, made: Inputs, rounds: Rounds[Contender, Turn]) -> dict[str, Any]:
         """Return ``{"options", "baseline", "data", "records"}``, with one record for each loader and setting.

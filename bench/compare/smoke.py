@@ -2,13 +2,14 @@
 
 Times do not matter here. Each loader's outputs are compared with Pillow's and torchvision's, from files and from a
 bucket. It takes a warm turn in one process, from files, and a cold turn in two processes, each with a part of the
-shards, from a bucket that is a millisecond away, with an emulated step. A loader with two decoders uses the first with
-files and the last with the bucket.
+shards, from a bucket that is a millisecond away, with an emulated step; then a warm turn of the classification recipe
+from the bucket. A loader with two decoders uses the first with files and the last with the bucket.
 """
 
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +40,9 @@ MODES = {
     "bucket": TurnSetting(
         batch_size=BATCH_SIZE, crop=CROP, threads=1, ranks=2, cache="cold", latency_ms=1.0, compute_ms=1.0
     ),
+    "classification": TurnSetting(batch_size=BATCH_SIZE, crop=CROP, threads=2, latency_ms=1.0),
 }
-"""Mode -> the setting of its turn."""
+"""Mode -> the setting of its turn. The last one's recipe is classification, that of the others segmentation."""
 
 
 class Trial(NamedTuple):
@@ -86,18 +88,20 @@ def run_smoke(directory: Path, *, loaders: Sequence[LoaderSpec] | None = None) -
     missing = available_loaders()
     shards = draw_shards(directory, num=NUM_SAMPLES, num_shards=NUM_SHARDS, sizes=SIZES, mask_cell=1, folder="pets/")
     options = LoaderOptions(device="cpu")
+    classification = replace(options, recipe="classification", mask=None)
     fork_server()
     with RunFolder() as folder, contextlib.ExitStack() as stack:
         data = DataSets(shards, options=options, folder=folder, stack=stack)
         for named in loaders or named_loaders(["all"]):
-            for (mode, setting), which in zip(MODES.items(), (0, -1), strict=True):
+            for (mode, setting), which in zip(MODES.items(), (0, -1, -1), strict=True):
                 decodes = LOADERS[named.name].decodes
                 spec = LoaderSpec(name=named.name, decode=decodes[which]) if decodes and not named.decode else named
                 started = time.perf_counter()
                 if (reason := missing[spec.name]) is not None:
                     outcome = "skipped"
                 else:
-                    outcome, reason = _try(data, spec, setting, options=options)
+                    own = classification if mode == "classification" else options
+                    outcome, reason = _try(data, spec, setting, options=own)
                 yield Trial(str(spec), mode, outcome, reason, time.perf_counter() - started)
 
 

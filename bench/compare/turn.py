@@ -19,9 +19,10 @@ from typing import cast
 import torch
 
 from bench.compare.settings import TurnSetting
+from bench.engine.live import say
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, meet, move_on
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
-from bench.loaders.registry import LOADERS
+from bench.loaders.registry import LOADERS, PARTS
 from bench.loaders.selection import LoaderSpec, open_loader
 from bench.tools.gateway import Traffic, read_traffic
 from bench.tools.processes import ProcessTree, shared_memory_bytes
@@ -40,6 +41,8 @@ PLACES = {
     "done": "its end",
 }
 """The places where ranks wait for each other, in their order, with the words for errors."""
+PARTS_OF_TURN = {"open": "opened, and its first epoch", "steady": "timed epochs", "end": "closed"}
+"""Place -> what follows it, for the live line."""
 WATCH_S = 1.0
 """Seconds between two looks at memory. One look costs 50 ms of a core for each process, so timed epochs have none."""
 MIB = 1 << 20
@@ -145,6 +148,7 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
         _gather(ranks, "open", limit)
         start, start_shared = tree.pss_bytes(), shared_memory_bytes()
         peak, peak_shared = start, start_shared
+        say(PARTS_OF_TURN["open"])
         move_on(ranks)
         is_warm = job.setting.cache == "warm"
         while is_warm and limit.left_s() and not meet(ranks, "drawn", timeout_s=min(WATCH_S, limit.left_s())):
@@ -154,6 +158,7 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
         # Do not look at memory between epochs: a loader that reads ahead would decode meanwhile, outside the clock.
         for place in ("steady", "end") if is_warm else ():
             _gather(ranks, place, limit)
+            say(PARTS_OF_TURN[place])
             move_on(ranks)
         # Here CPU time is already measured, and the loader is still open.
         _gather(ranks, "close", limit)
@@ -223,7 +228,7 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
             num_workers=loader.num_workers,
             decode=loader.decode,
             device=loader.device,
-            gives=tuple(sorted(LOADERS[job.spec.name].gives)),
+            gives=tuple(sorted(LOADERS[job.spec.name].gives & PARTS[options.recipe])),
         )
 
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-import click
-
+from bench.engine.live import live_line
 from bench.engine.scenario import Rounds, Scenario, failure_text
-from bench.engine.turn_process import call_apart, fork_server
+from bench.engine.turn_process import call_apart, end_server, fork_server
 from bench.reports.record import stamped
 from bench.tools.environment import describe_environment
 from bench.tools.folders import RunFolder, remove_leftovers
-from dali_pipes.progress import bar
+from dali_pipes.commands.output import print_note
 
 Made = TypeVar("Made")
 Subject = TypeVar("Subject", bound=Hashable)
@@ -52,9 +51,10 @@ def run_scenario(
     """
     load_at_start = round(os.getloadavg()[0], 2)
     if left := remove_leftovers(scenario.work):
-        click.echo(f"removed the leftovers of runs that were killed: {', '.join(map(str, left))}", err=True)
+        print_note(f"removed the leftovers of runs that were killed: {', '.join(map(str, left))}")
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(scenario.work))
+        stack.push(_end_server_if_interrupted)
         if scenario.runs_in == "fork":
             fork_server()  # loads libraries while nothing is timed
         made = scenario.prepare(folder, stack)
@@ -90,28 +90,40 @@ def run_scenario(
             raise
 
 
+def _end_server_if_interrupted(kind: type[BaseException] | None, *_: object) -> None:
+    if kind is not None and not issubclass(kind, Exception):
+        end_server()
+
+
 def _take_turns(
     scenario: Scenario[Made, Subject, Row],
     made: Made,
     rounds: Rounds[Subject, Row],
     tell: Callable[[str | None], None],
 ) -> None:
-    with bar(what=scenario.title, total=rounds.wanted * len(rounds.subjects), unit="turn") as drawn:
+    with live_line(scenario.title, num_turns=rounds.wanted * len(rounds.subjects)) as line:
         for number in range(rounds.wanted):
             for subject in scenario.order(rounds.subjects, number):
                 is_late = scenario.deadline is not None and time.monotonic() > scenario.deadline
                 is_due = subject not in rounds.errors and len(rounds.rows[subject]) <= number
-                if is_due and not is_late:
-                    rounds.at = f"round {number + 1} of {rounds.wanted}, {scenario.name_of(subject)}"
-                    tell(scenario.name_of(subject))
-                    try:
-                        rounds.rows[subject].append(_measure(scenario, made, subject, number))
-                    except Exception as exc:
-                        if not scenario.goes_on_without(subject):
-                            raise
-                        rounds.errors[subject] = failure_text(exc)
-                    tell(None)
-                drawn.update(1)
+                if is_late or not is_due:
+                    line.skip()
+                    continue
+                name, speed = scenario.name_of(subject), ""
+                rounds.at = f"round {number + 1} of {rounds.wanted}, {name}"
+                tell(name)
+                line.begin(scenario.short_name(subject))
+                try:
+                    row = _measure(scenario, made, subject, number)
+                except Exception as exc:
+                    if not scenario.goes_on_without(subject):
+                        raise
+                    rounds.errors[subject] = failure_text(exc)
+                else:
+                    rounds.rows[subject].append(row)
+                    speed = scenario.speed(made, subject, row)
+                tell(None)
+                line.end(speed)
 
 
 def _measure(scenario: Scenario[Made, Subject, Row], made: Made, subject: Subject, number: int) -> Row:

@@ -176,6 +176,14 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
         """Return the subject's name for errors."""
         return f"'{subject}'"
 
+    def short_name(self, subject: Subject) -> str:
+        """Return the subject's name for the live line, where there is little space."""
+        return self.name_of(subject)
+
+    def speed(self, made: Made, subject: Subject, row: Row) -> str:
+        """Return what the live line says of a turn, such as ``1055 samples/s``; empty if it measures no speed."""
+        return ""
+
     def goes_on_without(self, subject: Subject) -> bool:
         """Return whether an exception in a turn ends the turns of this subject only, and is kept in `Rounds.errors`."""
         return False

@@ -6,22 +6,28 @@ behind, neither memory that was not given back nor a library's first use, and no
 """
 
 import contextlib
+import logging
 import math
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
+import psutil
+
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import available_loaders
 from bench.tools.processes import end_with_main
+from dali_pipes.commands import verbosity
 from dali_pipes.errors import PipesError
+
+_log = logging.getLogger(__name__)
 
 PRELOAD = (
     "torch",
@@ -29,7 +35,7 @@ PRELOAD = (
     "webdataset",
     "aistore",
     "nvidia.dali.fn",
-    "dali_pipes.open_loader",
+    "dali_pipes.opening.loader",
     "dali_pipes.graph.pipelines",
     "bench.loaders.transforms",
 )
@@ -47,8 +53,41 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     installed = [LOADERS[name].module for name, missing in available_loaders().items() if missing is None]
     context.set_forkserver_preload([*PRELOAD, *installed])
-    forkserver.ensure_running()
+    if _server_pid() is None:
+        _log.info("a server imports the loaders' libraries, once for all turns")
+    with _ctrl_c_is_ours():
+        forkserver.ensure_running()
     return context
+
+
+@contextlib.contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """Processes that start inside never receive Ctrl-C, not even while they import: the command ends them.
+
+    The command itself receives it afterwards.
+    """
+    resource_tracker.ensure_running()  # it would let the signal through when it is started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # started processes inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_server() -> None:
+    """Kill the server and all that it has started, if it runs: it may be importing for some seconds yet."""
+    if (pid := _server_pid()) is None:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(pid)
+        for process in [*server.children(recursive=True), server]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `forkserver` wants to find it ended, and not gone
+
+
+def _server_pid() -> int | None:
+    return getattr(forkserver._forkserver, "_forkserver_pid", None)
 
 
 class TimeLimit:
@@ -83,7 +122,13 @@ class TurnProcess:
             args=(theirs, os.getpid(), {} if fresh else server_state(), function, arguments),
             name="bench-turn",
         )
-        self.process.start()
+        try:
+            with _ctrl_c_is_ours():
+                self.process.start()
+        except BaseException:  # Ctrl-C came meanwhile: no `with` block ends the process
+            if self.process.pid is not None:
+                self.process.kill()
+            raise
         theirs.close()
         self.at: str | None = None
         self.result: Any = None
@@ -187,7 +232,7 @@ def _run(
     arguments: Sequence[Any],
 ) -> None:
     """The main function of a turn's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which ends this process
+    verbosity.follow_parent()
     take_server(state)
     end_with_main(main_pid)
 

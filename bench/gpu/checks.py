@@ -187,13 +187,13 @@ def check_report(
 def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
     """Name the masks and labels that differ in `graph_differences`: they hold ids, which must not be rounded.
 
-    >>> unequal_ids({"segmentation.image": {"equal_share": 0.4}, "segmentation.trimap": {"equal_share": 0.99}})
-    'masks and labels must be equal on both devices, differ in segmentation.trimap (1.00% of the values)'
+    >>> unequal_ids({"segmentation.image": {"equal_share": 0.4}, "segmentation.mask": {"equal_share": 0.99}})
+    'masks and labels must be equal on both devices, differ in segmentation.mask (1.00% of the values)'
     """
     wrong = [
         f"{name} ({1 - apart['equal_share']:.2%} of the values)"
         for name, apart in graphs.items()
-        if name.endswith((".trimap", ".label")) and apart["equal_share"] < 1
+        if name.endswith((".mask", ".label")) and apart["equal_share"] < 1
     ]
     return f"masks and labels must be equal on both devices, differ in {', '.join(wrong)}" if wrong else None
 

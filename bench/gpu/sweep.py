@@ -158,7 +158,9 @@ class GpuScenario(Scenario[Session, Any, dict[str, Any]]):
         """Time one point; in the first round, see before that who decodes."""
         setting = subject.setting
         if subject.case.needs_masks and not self.workload.stored.masks:
-            raise ValueError(f"not all samples have a mask '{self.workload.mask}'; name the component: --mask")
+            mask = self.workload.mask
+            found = f"not all samples have a mask '{mask}'" if mask else "no component is a mask by its name"
+            raise ValueError(f"{found}; name the component: --mask")
         decoded = self._who_decodes(subject) if number == 0 else None
         with subject.case.open(self.workload, setting) as running:
             warm_up_start, num_warm_up = time.perf_counter(), 0

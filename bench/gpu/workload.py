@@ -101,7 +101,7 @@ class Workload:
     Args:
         shards: Hold the photos and masks; loaders read them.
         photo: The photo's component.
-        mask: The mask's component.
+        mask: The mask's component; empty if there is none.
         num_photos: The number of photos to keep in memory.
         directory: A temporary directory, in memory if possible.
         is_drawn: Whether the photos were drawn, and are not photographs.
@@ -213,7 +213,7 @@ def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: 
     photos: list[bytes] = []
     masks: list[bytes] = []
     for _, components in samples_of(shards):
-        data = components.get(photo)
+        data = next((components[name] for name in photo.split(";") if name in components), None)
         if data is None or not data.startswith(b"\xff\xd8"):
             continue
         photos.append(data)

@@ -7,7 +7,7 @@ because reports show both for the loaders that convert the shards, too.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
@@ -15,6 +15,9 @@ from dali_pipes.data_set.indexing import index_in_memory
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
+
+if TYPE_CHECKING:
+    from dali_pipes.graph.definition import Graph
 
 
 def prepare(shards: ShardSet, *, directory: Path) -> None:
@@ -34,12 +37,12 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
-    """Open ``dali_pipes.loader`` with ``segmentation``; its shards stay staged for all epochs."""
+    """Open ``dali_pipes.loader`` with `graph_of`; its shards stay staged for all epochs."""
     import dali_pipes as dp
 
     with dp.loader(
         shard_urls(shards),
-        dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
+        graph_of(options),
         batch_size=options.batch_size,
         seed=options.seed,
         last_batch_policy="PARTIAL",
@@ -49,6 +52,20 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
         endpoint=shards.store.endpoint,
     ) as loader:
         yield _DaliEpochs(loader, device=options.delivery_device)
+
+
+def graph_of(options: LoaderOptions) -> "Graph":
+    """Make the graph of the run's recipe: a built-in graph that takes the given crops instead of random ones.
+
+    Photos are not turned upright by their EXIF data: most peers do not do that, either.
+    """
+    import dali_pipes as dp
+    from bench.loaders.given_crops import GivenCrops
+
+    if options.recipe == "segmentation":
+        return dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask, orient=False)
+    graph = dp.classification_train(crop=options.crop, photo=options.photo, orient=False)
+    return lambda components, random: graph(components, GivenCrops(components))
 
 
 class _DaliEpochs:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 from bench.loaders.protocol import LoaderOptions
 from dali_pipes.errors import DataError
+from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
@@ -107,8 +108,8 @@ def samples_of(shards: ShardSet) -> Iterator[tuple[str, EncodedSample]]:
 
 def components_of(
     sample: Mapping[str, Any], options: LoaderOptions, *, shard: str | None = None
-) -> tuple[bytes, bytes, int, str]:
-    """Return photo, mask, label and key of a sample.
+) -> tuple[Any, Any, int, str]:
+    """Return photo, mask, label and key of a sample; the mask is ``None`` if the recipe takes none.
 
     Args:
         sample: An `EncodedSample`.
@@ -119,11 +120,14 @@ def components_of(
         DataError: If the sample lacks a component, or its label is not a number.
     """
     key: str = sample[KEY]
-    for name in (options.photo, options.mask, "cls"):
-        if name not in sample:
+    parts: list[Any] = []
+    for names in (options.photo, options.mask, LABEL_COMPONENT):
+        name = None if names is None else next((one for one in names.split(";") if one in sample), None)
+        if names is not None and name is None:
             found = ", ".join(sorted(other for other in sample if not other.startswith("__")))
-            raise DataError(f"{_place(shard, key)}: no component '{name}' (found: {found})")
-    return sample[options.photo], sample[options.mask], label_of(sample["cls"], key=key, shard=shard), key
+            raise DataError(f"{_place(shard, key)}: no component '{names}' (found: {found})")
+        parts.append(None if name is None else sample[name])
+    return parts[0], parts[1], label_of(parts[2], key=key, shard=shard), key
 
 
 def label_of(data: bytes, *, key: str, shard: str | None = None) -> int:

@@ -6,11 +6,12 @@ batches, the arrays of the inputs and the index are the same as in `dali`, sampl
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.loaders.dali import graph_of
 from bench.loaders.dali import prepare as prepare
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from dali_pipes.store.shard_set import ShardSet
@@ -26,10 +27,9 @@ PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
 
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
-    """Feed every sample's encoded components as arrays to ``segmentation``."""
+    """Feed every sample's encoded components as arrays to the recipe's graph."""
     import torch
 
-    import dali_pipes as dp
     from dali_pipes.data_set.data_set import DataSet
     from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.reader.samples import Samples, StoredSamples
@@ -39,7 +39,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
     samples = Samples(manifest, read)
     device = options.delivery_device
     decode = DecodePipeline(
-        dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask),
+        graph_of(options),
         samples=StoredSamples(manifest, read),
         batch_size=options.batch_size,
         device_id=None if device == "cpu" else torch.cuda.current_device(),
@@ -88,12 +88,8 @@ class _MemoryEpochs:
                     self._decode.schedule()
             fed_batch, tensors = self._decode.take()
             self._decode.schedule()
-            yield {
-                "image": from_dlpack(tensors["image"]),
-                "trimap": from_dlpack(tensors["trimap"]),
-                "label": from_dlpack(tensors["label"]),
-                "key": fed_batch.batch.keys,
-            }
+            made = {name: from_dlpack(tensor) for name, tensor in tensors.items()}
+            yield cast("BenchBatch", made | {"key": fed_batch.batch.keys})
 
     def _fed(self, plan: "Plan") -> Iterator["BatchInputs"]:
         from dali_pipes.order.randomness import Stream

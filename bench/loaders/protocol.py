@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, cast, get_args
 
-from bench.loaders.registry import DECODES
+from bench.loaders.registry import DECODES, Recipe
 from bench.tools.environment import available_cores
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class BenchBatch(TypedDict, total=False):
 
     image: "Tensor"
     """float32 [B, 3, crop, crop], ImageNet-normalised; uint8 if the loader does not give ``normalised``."""
-    trimap: "Tensor"
-    """uint8 [B, 1, crop, crop], 0 outside the mask."""
+    mask: "Tensor"
+    """uint8 [B, 1, crop, crop], 0 outside the mask; the segmentation recipe only."""
     label: "Tensor"
     """int64 [B], the class id in ``cls``."""
     key: list[str]
@@ -46,8 +46,11 @@ class LoaderOptions:
     crop: int = 350
     decode: str = "pil"
     """One of `DECODES`; loaders that decode with DALI ignore it."""
+    recipe: Recipe = "segmentation"
     photo: str = "image.jpg"
-    mask: str = "trimap.png"
+    """A component, or alternatives as graphs take them: ``jpg;jpeg``."""
+    mask: str | None = "trimap.png"
+    """Likewise; ``None`` for the classification recipe."""
     seed: int = 7
     device: Device = "auto"
     keeps_shards: bool = True
@@ -60,6 +63,10 @@ class LoaderOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.decode not in DECODES:
             raise ValueError(f"decode must be one of {', '.join(DECODES)}, got '{self.decode}'")
+        if self.recipe not in get_args(Recipe):
+            raise ValueError(f"recipe must be one of {', '.join(get_args(Recipe))}, got '{self.recipe}'")
+        if (self.mask is None) != (self.recipe == "classification"):
+            raise ValueError(f"mask must name a component for the recipe segmentation only, got {self.mask!r}")
         if self.device not in get_args(Device):
             raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got '{self.device}'")
 

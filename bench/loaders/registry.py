@@ -15,15 +15,24 @@ The commands, the comparison of outputs, the contract tests and the reports find
 imported when the loader is opened, so a missing library affects only its own loader.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 DECODES = ("pil", "turbo")
 """The decoders of loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
 
-ALL_PARTS = frozenset({"image", "trimap", "label", "key", "normalised"})
+ALL_PARTS = frozenset({"image", "mask", "label", "key", "normalised"})
 """The parts of a `BenchBatch`, and ``normalised`` for normalised photos."""
+
+Recipe = Literal["segmentation", "classification"]
+"""What the loaders of a run make of a sample: see `bench.loaders.recipe`."""
+
+PARTS: Mapping[str, frozenset[str]] = {"segmentation": ALL_PARTS, "classification": ALL_PARTS - {"mask"}}
+"""Recipe -> the parts of its batches."""
+
+CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224}
+"""Recipe -> the default height and width of its image, in pixels."""
 
 Source = Literal["ais", "local", "converted"]
 
@@ -116,6 +125,11 @@ LOADERS: dict[str, LoaderEntry] = {
 def is_peer(name: str) -> bool:
     """Return whether a loader is another project's."""
     return LOADERS[name].module.startswith("bench.loaders.peers.")
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a name of a record is this project's loader: ``dali``, which `bench feed` calls ``dali-pipes``."""
+    return name in ("dali", "dali-pipes")
 
 
 GROUPS: dict[str, Callable[[str], bool]] = {

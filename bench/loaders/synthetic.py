@@ -28,7 +28,8 @@ class _SameBatch:
         rows, crop = options.batch_size, options.crop
         draw = torch.Generator().manual_seed(options.seed)
         self._image = torch.randn(rows, 3, crop, crop, generator=draw).to(self.device)
-        self._trimap = torch.randint(1, 4, (rows, 1, crop, crop), dtype=torch.uint8, generator=draw).to(self.device)
+        self._has_mask = options.mask is not None
+        self._mask = torch.randint(1, 4, (rows, 1, crop, crop), dtype=torch.uint8, generator=draw).to(self.device)
         self._label = torch.randint(1, 38, (rows,), generator=draw).to(self.device)
         self._keys = [f"synthetic/{row:06d}" for row in range(rows)]
 
@@ -36,9 +37,9 @@ class _SameBatch:
         rows = len(self._keys)
         for start in range(0, self._num_samples, rows):
             stop = min(rows, self._num_samples - start)
-            yield {
+            batch: BenchBatch = {
                 "image": self._image[:stop],
-                "trimap": self._trimap[:stop],
                 "label": self._label[:stop],
                 "key": self._keys[:stop],
             }
+            yield {**batch, "mask": self._mask[:stop]} if self._has_mask else batch

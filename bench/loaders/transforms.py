@@ -2,13 +2,13 @@
 
 `SampleDecoder` is the reference and takes one sample at a time. `BatchDecoder` is for the peers that decode in Python;
 it makes whole batches in less time. Both decode the whole photo and cut the window out of it: neither Pillow nor
-torchvision can decode a part.
+torchvision can decode a part. Both know the two recipes (`bench.loaders.recipe`).
 """
 
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import functional
+from torchvision.transforms.v2 import functional as tensors
 
 from bench.loaders.encoded import components_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
+from bench.loaders.recipe import Crop, crop_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -30,8 +33,8 @@ class TensorSample(TypedDict):
 
     image: Tensor
     """float32 [3, crop, crop]."""
-    trimap: Tensor
-    """uint8 [1, crop, crop]."""
+    mask: NotRequired[Tensor]
+    """uint8 [1, crop, crop]; the segmentation recipe only."""
     label: int
     key: str
 
@@ -47,6 +50,20 @@ def photo_transform(crop: int) -> Callable[[Image.Image], Tensor]:
         ]
     )
     return transform
+
+
+def cropped_photo(photo: Image.Image, crop: Crop, size: int) -> Image.Image:
+    """Cut out a crop and resize it as ``RandomResizedCrop`` does, flip it if the crop says so: Pillow RGB."""
+    resized: Image.Image = functional.resized_crop(photo, crop.top, crop.left, crop.height, crop.width, [size, size])
+    if crop.is_flipped:
+        resized = functional.hflip(resized)
+    return resized
+
+
+def normalised_tensor(photo: Image.Image) -> Tensor:
+    """Return ``ToTensor -> Normalize`` of a Pillow RGB image: float32 [3, height, width]."""
+    tensor: Tensor = functional.normalize(functional.to_tensor(photo), IMAGENET_MEAN, IMAGENET_STD, inplace=True)
+    return tensor
 
 
 def mask_transform(crop: int) -> Callable[[Image.Image], Tensor]:
@@ -67,12 +84,21 @@ class SampleDecoder:
 
     def __call__(self, sample: Mapping[str, Any]) -> TensorSample:
         photo, mask, label, key = components_of(sample, self._options)
+        if mask is None:
+            return {"image": _transformed(photo, "RGB", self._cropped(photo)), "label": label, "key": key}
         return {
             "image": _transformed(photo, "RGB", self._photo_transform),
-            "trimap": _transformed(mask, "L", self._mask_transform),
+            "mask": _transformed(mask, "L", self._mask_transform),
             "label": label,
             "key": key,
         }
+
+    def _cropped(self, data: bytes) -> Callable[[Image.Image], Tensor]:
+        def transform(image: Image.Image) -> Tensor:
+            crop = crop_of(len(data), height=image.height, width=image.width)
+            return normalised_tensor(cropped_photo(image, crop, self._options.crop))
+
+        return transform
 
 
 class BatchDecoder:
@@ -89,7 +115,9 @@ class BatchDecoder:
 
     def __init__(self, options: LoaderOptions) -> None:
         self._options, self._crop = options, options.crop
-        self._put = _put_turbo if options.decode == "turbo" else _put_pil
+        put, put_crop = (_put_turbo, _put_crop_turbo) if options.decode == "turbo" else (_put_pil, _put_crop_pil)
+        self._put_mask = put
+        self._put_photo = put_crop if options.recipe == "classification" else put
         std = torch.tensor(IMAGENET_STD, dtype=torch.float64)[:, None, None]
         mean = torch.tensor(IMAGENET_MEAN, dtype=torch.float64)[:, None, None]
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
@@ -101,16 +129,20 @@ class BatchDecoder:
             DataError: If a sample lacks a component, or its label is not a number.
         """
         images = _new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
-        trimaps = _new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
+        masks = None
+        if self._options.mask is not None:
+            masks = _new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
         labels, keys = [], []
-        for image, trimap, sample in zip(images, trimaps, samples, strict=True):
+        for row, sample in enumerate(samples):
             photo, mask, label, key = components_of(sample, self._options)
-            self._put(photo, image)
-            image.mul_(self._scale).sub_(self._shift)
-            self._put(mask, trimap)
+            self._put_photo(photo, images[row])
+            images[row].mul_(self._scale).sub_(self._shift)
+            if masks is not None:
+                self._put_mask(mask, masks[row])
             labels.append(label)
             keys.append(key)
-        return {"image": images, "trimap": trimaps, "label": torch.tensor(labels, dtype=torch.int64), "key": keys}
+        batch: BenchBatch = {"image": images, "label": torch.tensor(labels, dtype=torch.int64), "key": keys}
+        return batch if masks is None else {**batch, "mask": masks}
 
 
 def _transformed(data: bytes, mode: str, transform: Callable[[Image.Image], Tensor]) -> Tensor:
@@ -134,6 +166,25 @@ def _put_turbo(data: bytes, row: Tensor) -> None:
     photo = decode_image(_as_tensor(data), mode=ImageReadMode.RGB if len(row) == 3 else ImageReadMode.GRAY)
     (left, width), (top, height), place = _centre(photo.shape[2], photo.shape[1], row)
     place.copy_(photo[:, top : top + height, left : left + width])
+
+
+def _put_crop_pil(data: bytes, row: Tensor) -> None:
+    """Decode, and put the classification recipe's crop into ``row``, [3, crop, crop]; levels stay as they are."""
+    with Image.open(io.BytesIO(data)) as image:
+        photo = image if image.mode == "RGB" else image.convert("RGB")
+        crop = crop_of(len(data), height=photo.height, width=photo.width)
+        pixels = np.asarray(cropped_photo(photo, crop, row.shape[-1]))
+    row.numpy()[...] = pixels.transpose(2, 0, 1)
+
+
+def _put_crop_turbo(data: bytes, row: Tensor) -> None:
+    """The same as `_put_crop_pil`, with torchvision's decoders and its resampling of tensors."""
+    photo = decode_image(_as_tensor(data), mode=ImageReadMode.RGB)
+    top, left, height, width, is_flipped = crop_of(len(data), height=photo.shape[1], width=photo.shape[2])
+    size = [row.shape[-1], row.shape[-1]]
+    # Of uint8: the older functions would convert it to float32 and back.
+    resized = tensors.resized_crop(photo, top, left, height, width, size, antialias=True)
+    row.copy_(tensors.hflip(resized) if is_flipped else resized)
 
 
 def _centre(width: int, height: int, row: Tensor) -> tuple[tuple[int, int], tuple[int, int], Tensor]:

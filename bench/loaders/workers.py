@@ -108,8 +108,8 @@ def _num_batches_shared(num_workers: int) -> int:
 
 
 def _sample_bytes(options: LoaderOptions) -> int:
-    """Bytes of one sample's tensors: float32 photo, uint8 mask, int64 label."""
-    return options.crop**2 * (3 * 4 + 1) + 8
+    """Bytes of one sample's tensors: float32 photo, uint8 mask if there is one, int64 label."""
+    return options.crop**2 * (3 * 4 + (options.mask is not None)) + 8
 
 
 def _free_shared_memory() -> int:

@@ -3,13 +3,14 @@
 import statistics
 from collections.abc import Sequence
 
-from bench.loaders.registry import ALL_PARTS, LOADERS
+from bench.loaders.registry import LOADERS
 from bench.reports.intervals import MIN_REPEATS
 from bench.reports.summary import (
     BRIEF,
     EQUAL_WITHIN,
     Record,
     Report,
+    missing_parts,
     rounds_of,
     setting_names,
     setting_text,
@@ -23,10 +24,16 @@ P99_BATCHES = 100
 
 PART_TITLES = {
     "image": "photos",
-    "trimap": "masks",
+    "mask": "masks",
     "label": "labels",
     "key": "keys",
     "normalised": "normalised photos",
+}
+
+
+_RECIPES = {
+    "segmentation": None,  # which all older records are
+    "classification": "classification: each photo's given crop, resized, flipped or not, normalised",
 }
 
 
@@ -66,7 +73,7 @@ def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[st
 
 def _parts_note(record: Record) -> str | None:
     """Name the parts of a batch that a loader does not give; ``None`` if it gives all, as in the oldest records."""
-    if record.get("gives") is None or not (missing := sorted(ALL_PARTS - set(record["gives"]))):
+    if not (missing := missing_parts(record)):
         return None
     parts = ", no ".join(PART_TITLES.get(part, part) for part in missing)
     what = f"no {parts}" if record["gives"] else "nothing from the shards"
@@ -150,6 +157,7 @@ def conditions_of(report: Report) -> list[tuple[str, str]]:
             + (f", {data['shard_bytes'] / (1 << 20):.0f} MiB" if data.get("shard_bytes") else "")
             for data in report["data"]
         ),
+        "recipe": _RECIPES[options.get("recipe", "segmentation")],
         "read from": options.get("source"),
         "setting": setting_text(records[0]["setting"], without=setting_names(records)),
         "repeats": f"{rounds_of(report) or options.get('repeats')} interleaved, {epochs} timed epoch"

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from html import escape
 
+from bench.loaders.registry import is_ours
 from bench.reports.figures import FIGURES
 from bench.reports.notes import conditions_of, conversions_of, notes_of
-from bench.reports.plots import Mark, draw_lines, draw_rows, svg_of
+from bench.reports.plots import Mark, draw_lines, draw_rows, style_of, svg_of
+from bench.reports.ranking import ranking_rows
 from bench.reports.summary import (
     BRIEF,
     SETTING_TITLES,
@@ -18,31 +20,16 @@ from bench.reports.summary import (
     setting_names,
 )
 from bench.reports.tables import format_rows, format_table, table_rows
+from dali_pipes.pages.page import definition_list, html_document, html_table, text
 
 TITLE = "Loaders, measured"
 CONVERSIONS = "Preparation, before anything was timed"
 DEFINITIONS = "What the figures are"
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #5b6470; --paper: #ffffff; --line: #d9dde3; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #a2abb7; --paper: #15181c; --line: #343a42; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1440px; padding: 28px 24px 60px; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 19px; margin: 44px 0 10px; }
-h3 { font-size: 15px; margin: 28px 0 6px; }
-.soft { color: var(--soft); }
-.wide { overflow-x: auto; margin: 12px 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
-th, td { padding: 5px 12px 5px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; vertical-align: bottom; } .name { text-align: left; }
-tr.split td { border-top: 2px solid var(--soft); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 18px; font-size: 13.5px; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); gap: 26px 30px; }
-svg { width: 100%; height: auto; }
-pre { overflow-x: auto; font-size: 13px; }
-"""
+_RANKING = (
+    "By the median of samples/s, fastest first. Loaders share a place where the repeats do not show that one is "
+    "slower: the 95 % interval of their ratio, taken turn by turn, contains 1, or there are too few repeats for one."
+)
+_NOTE_CHARS = 4000
 
 
 def html_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str]] = ()) -> str:
@@ -56,15 +43,11 @@ def html_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str
         PipesError: If matplotlib, which draws the plots, is not installed.
     """
     body = [f"<h1>{TITLE}</h1>", *(part for title, report in runs for part in _run(title, report))]
-    for title, text in texts:
-        body += [f"<h2>{escape(title)}</h2>", f"<pre>{escape(text)}</pre>"]
+    for title, table in texts:
+        body += [f"<h2>{text(title)}</h2>", f"<pre>{escape(table)}</pre>"]
     if runs:
-        body += [f"<h2>{DEFINITIONS}</h2>", _definition_list(_definitions(runs))]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{TITLE}</title><style>{_STYLE}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
+        body += [f"<h2>{DEFINITIONS}</h2>", definition_list(_definitions(runs))]
+    return html_document(TITLE, body)
 
 
 def markdown_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str, str]] = ()) -> str:
@@ -75,9 +58,9 @@ def markdown_page(runs: Sequence[tuple[str, Report]], texts: Sequence[tuple[str,
         parts += [note.replace("*", "\\*") for note in notes_of(report)]
         if made := conversions_of(report):
             parts += [f"{CONVERSIONS}:", format_rows(made, markdown=True)]
-        parts.append("\n".join(f"* {name}: {text}" for name, text in conditions_of(report)))
-    for title, text in texts:
-        parts += [f"## {title}", f"```\n{text}\n```"]
+        parts.append("\n".join(f"* {name}: {about}" for name, about in conditions_of(report)))
+    for title, table in texts:
+        parts += [f"## {title}", f"```\n{table}\n```"]
     if runs:
         parts.append(f"## {DEFINITIONS}")
         parts.append("\n".join(f"* **{name}**: {about}" for name, about in _definitions(runs)))
@@ -97,41 +80,40 @@ def _run(title: str, report: Report) -> list[str]:
     if unplotted := list(dict.fromkeys(label_of(record) for record in report["records"] if not _is_plotted(record))):
         legend += f" Not plotted, but in the tables: {', '.join(unplotted)}, which reads no shard and is off any scale."
     made = conversions_of(report)
+    places, are_ours = ranking_rows(report)
+    notes = "<br>".join(text(note, max_chars=_NOTE_CHARS) for note in notes_of(report))
     return [
-        f"<h2>{escape(title)}</h2>",
-        f'<p class="soft">{"<br>".join(escape(note) for note in notes_of(report))}</p>',
-        _table(*table_rows(report, intervals=False)),
-        f'<p class="soft">{escape(legend)}</p>',
+        f"<h2>{text(title)}</h2>",
+        "<h3>Ranking</h3>",
+        html_table(places, num_names=2, classes=["ours" if is_one else "" for is_one in are_ours]),
+        f'<p class="soft">{text(_RANKING, max_chars=_NOTE_CHARS)}</p>',
+        "<h3>In short</h3>",
+        _figures(report, figures=None),
+        f'<p class="soft">{notes}</p>',
+        f'<p class="soft">{text(legend, max_chars=_NOTE_CHARS)}</p>',
         f'<div class="plots">{"".join(_plots(report))}</div>',
         "<h3>All figures</h3>",
-        _table(*table_rows(report, figures=tuple(FIGURES))),
-        *([f"<h3>{CONVERSIONS}</h3>", _table(made, 1)] if made else []),
+        _figures(report, figures=tuple(FIGURES)),
+        *([f"<h3>{CONVERSIONS}</h3>", html_table(made)] if made else []),
         "<h3>Measured under</h3>",
-        _definition_list(conditions_of(report)),
+        definition_list(conditions_of(report)),
     ]
 
 
-def _definition_list(items: Sequence[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(text)}</dd>' for name, text in items)}</dl>"
-
-
-def _table(rows: Sequence[Sequence[str]], num_names: int) -> str:
-    def cells(row: Sequence[str], tag: str) -> str:
-        classes = [" class=name" if column < num_names else "" for column in range(len(row))]
-        return "".join(f"<{tag}{name}>{escape(cell)}</{tag}>" for name, cell in zip(classes, row, strict=True))
-
-    lines = [f"<tr>{cells(rows[0], 'th')}</tr>"]
-    for number, row in enumerate(rows[1:]):
-        is_new = number > 0 and rows[number][: num_names - 1] != row[: num_names - 1]
-        lines.append(f"<tr{' class=split' if is_new else ''}>{cells(row, 'td')}</tr>")
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+def _figures(report: Report, *, figures: Sequence[str] | None) -> str:
+    """A table of figures: ours is marked, and so is where another setting begins."""
+    rows, num_names = table_rows(report, figures=figures, intervals=figures is not None)
+    classes = []
+    for number, record in enumerate(report["records"], start=1):
+        is_new = number > 1 and rows[number - 1][: num_names - 1] != rows[number][: num_names - 1]
+        classes.append(" ".join(["split"] * is_new + ["ours"] * is_ours(record["loader"])))
+    return html_table(rows, num_names=num_names, classes=classes)
 
 
 def _plots(report: Report) -> list[str]:
     """Draw a plot for each figure, in a sweep also for each combination of the settings that are not on the axis."""
     records = report["records"]
     varied = setting_names(records)
-    colours = {label: row for row, label in enumerate(dict.fromkeys(label_of(record) for record in records))}
     # The setting with the most values is the axis.
     axis = max(varied, key=lambda name: len({record["setting"].get(name) for record in records}), default=None)
     groups: dict[str, list[Record]] = {}
@@ -145,7 +127,12 @@ def _plots(report: Report) -> list[str]:
     for name in (name for name in BRIEF if is_telling(report, name)):
         for where, group in groups.items():
             marks = [
-                Mark(label=(label := label_of(record)), colour=colours[label], measured=one, x=_place(record, axis))
+                Mark(
+                    label=label_of(record),
+                    style=style_of(record["loader"], record["decode"]),
+                    measured=one,
+                    x=_place(record, axis),
+                )
                 for record in group
                 if (one := measured(report, record, name)) is not None
             ]

@@ -7,11 +7,13 @@ page's text colour, which suits light and dark pages. The same records give the 
 
 import contextlib
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench.loaders.registry import LOADERS, is_ours
 from bench.reports.figures import Figure
 from bench.reports.intervals import Interval
 from bench.reports.summary import Measured
@@ -22,9 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 
-COLOURS = ("#3d7fc4", "#d2651f", "#2b9a6b", "#a75bbf", "#a9880f", "#d04a65", "#2790a0", "#7d828a")
-"""They contrast with black and with white. Markers differ too, for eyes and printers that see colours alike."""
-MARKERS = "osD^"
+COLOURS = (
+    "#0078b4", "#ff2d00", "#d2a5f0", "#a50000", "#00d278", "#7800f0",
+    "#c369f0", "#a55a78", "#78a587", "#ff9600", "#005a3c", "#782d87",
+)  # fmt: skip
+"""The first is ours. Each pair differs, also for people who do not see red, green or blue; each contrasts with white
+and with dark paper: a test computes both. Markers differ too, for printers."""
+MARKERS = "osD^vP"
+FEED = ("external-source", "preadv", "webdataset", "webdataset-mapped")
+"""The other loaders of `bench feed`, which occur in no record of `bench run`."""
 WIDTH, HEIGHT = 5.6, 3.4
 """Inches."""
 ROW_HEIGHT = 0.26
@@ -47,14 +55,36 @@ WHISKER_SHIFT = 3
 """Points between the whiskers of two loaders at one place."""
 
 
+class Style(NamedTuple):
+    """How a loader is drawn, on every page."""
+
+    colour: str
+    marker: str
+    is_dashed: bool
+    """Another decoder of the same loader has the same colour."""
+    is_ours: bool
+
+
+def style_of(loader: str, decode: str = "pil") -> Style:
+    """Return the style of a record's loader: that of its place in `LOADERS`, so that it is the same in every record."""
+    if is_ours(loader):
+        number = 0
+    elif loader in LOADERS:
+        number = [*LOADERS].index(loader)
+    elif loader in FEED:
+        number = 1 + FEED.index(loader)
+    else:  # of another version
+        number = 1 + zlib.crc32(loader.encode()) % (len(COLOURS) - 1)
+    return Style(COLOURS[number], MARKERS[number % len(MARKERS)], decode == "turbo", is_ours(loader))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """One figure of one loader in a plot."""
 
     label: str
     """The loader's label."""
-    colour: int
-    """The loader's number."""
+    style: Style
     measured: Measured
     x: float | str = 0.0
     """The value of the setting that was swept."""
@@ -86,7 +116,9 @@ def draw_rows(marks: Sequence[Mark]) -> "Drawing":
     figure = marks[0].measured.figure
     drawing, axes = _new(figure.title, height=1.0 + ROW_HEIGHT * len(marks))
     for place, mark in enumerate(marks):
-        colour, interval = COLOURS[mark.colour % len(COLOURS)], mark.interval
+        colour, interval = mark.style.colour, mark.interval
+        if mark.style.is_ours:
+            axes.axhspan(place - 0.48, place + 0.48, color=colour, alpha=0.1, linewidth=0)
         values = [figure.scale * value for value in mark.measured.values]
         axes.scatter(values, [place] * len(values), s=14, color=colour, alpha=0.55, linewidths=0)
         if interval.low is not None and interval.high is not None:
@@ -94,6 +126,8 @@ def draw_rows(marks: Sequence[Mark]) -> "Drawing":
         axes.plot([interval.median] * 2, [place - 0.36, place + 0.36], color=colour, linewidth=2.2)
         axes.text(1.02, place, mark.measured.shown(), transform=axes.get_yaxis_transform(), va="center")
     axes.set_yticks(range(len(marks)), [mark.label for mark in marks])
+    for name, mark in zip(axes.get_yticklabels(), marks, strict=True):
+        name.set_fontweight("bold" if mark.style.is_ours else "normal")
     axes.set_ylim(len(marks) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel(_axis_title(figure))
@@ -116,7 +150,7 @@ def draw_lines(marks: Sequence[Mark], *, x_title: str, where: str = "") -> "Draw
     loaders = dict.fromkeys(mark.label for mark in marks)
     for row, label in enumerate(loaders):
         line = [mark for mark in marks if mark.label == label]
-        intervals = [mark.interval for mark in line]
+        style, intervals = line[0].style, [mark.interval for mark in line]
         shift = WHISKER_SHIFT * (row - (len(loaders) - 1) / 2)
         places = [float(values.index(mark.x)) if are_words else float(mark.x) for mark in line]
         # An artist with a transform of its own is not counted in the limits of the axes.
@@ -129,8 +163,12 @@ def draw_lines(marks: Sequence[Mark], *, x_title: str, where: str = "") -> "Draw
                 [0.0 if one.high is None else one.high - one.median for one in intervals],
             ],
             label=label,
-            color=COLOURS[line[0].colour % len(COLOURS)],
-            marker=MARKERS[line[0].colour % len(MARKERS)],
+            color=style.colour,
+            marker=style.marker,
+            linestyle="--" if style.is_dashed else "-",
+            linewidth=2.8 if style.is_ours else 1.4,
+            zorder=3 if style.is_ours else 2,
+            markerfacecolor="none" if style.is_dashed else style.colour,
             capsize=3,
             transform=offset_copy(axes.transData, drawing, x=shift, units="points"),
         )

@@ -146,12 +146,21 @@ def as_run(report: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         if "format" not in report:
             report = _from_version_0(report)
+        _rename_masks(report)
         _check_run(report)
     except _MALFORMED as exc:
         raise DataError(
             f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"
         ) from exc
     return report
+
+
+def _rename_masks(report: dict[str, Any]) -> None:
+    """Call the masks of a record as they are called now: this part of a batch was called ``trimap`` before."""
+    for record in report["records"]:
+        for holder, name in ((record, "gives"), (record.get("outputs") or {}, "not_compared")):
+            if holder.get(name):
+                holder[name] = ["mask" if part == "trimap" else part for part in holder[name]]
 
 
 def _from_version_0(report: Mapping[str, Any]) -> dict[str, Any]:

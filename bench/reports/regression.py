@@ -195,6 +195,7 @@ def _conditions(report: Report) -> dict[str, object]:
             name: report["options"].get(name)
             for name in ("photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
         },
+        "recipe": report["options"].get("recipe", "segmentation"),
     }
 
 

@@ -122,8 +122,13 @@ def label_of(record: Record) -> str:
     """Name a record's row: ``dali``, ``webloader (pil)``. A star marks a loader that does not give all parts."""
     name, decode = record["loader"], record["decode"]
     label = name if decode in ("dali", "none") else f"{name} ({decode})"
-    gives = record.get("gives")  # the oldest records do not have it: their loaders give all
-    return f"{label} *" if gives is not None and ALL_PARTS - set(gives) else str(label)
+    return f"{label} *" if missing_parts(record) else str(label)
+
+
+def missing_parts(record: Record) -> list[str]:
+    """List the parts of a batch that a loader does not give; none for the oldest records, whose loaders gave all."""
+    gives = record.get("gives")
+    return [] if gives is None else sorted(set(record.get("parts", ALL_PARTS)) - set(gives))
 
 
 def named(records: Sequence[Record], name: str | None) -> list[Record]:

@@ -5,6 +5,7 @@ Before anything is timed, keys, labels and sizes of every loader are compared wi
 Each turn has a process of its own. It reads an epoch, which is not timed, and then times the next.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,19 @@ from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import call_apart
 from bench.feed.data import Array, Expected, FeedData, copied, drawn
 from bench.feed.subjects import SUBJECTS, FeedOptions, open_ours
+from bench.loaders.recipe import find_components
 from bench.reports.figures import FIGURES
 from bench.reports.intervals import paired_ratio
 from bench.reports.summary import Record, Report, format_ratio, values_of
 from bench.reports.tables import format_rows, table_rows
 from bench.scenarios.on_shards import FORMS
+from bench.tools.drawn_shards import MASK, PHOTO
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.threads import GROUPS, Spent, ThreadMeter
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
+from dali_pipes.errors import DataError
 from dali_pipes.progress import progress
 from dali_pipes.store.shard_set import ShardSet
 
@@ -96,8 +100,8 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
     passes: int = option(8, help="Passes over the samples in an epoch; one epoch is timed in each turn.")
     num_threads: int = option(factory=available_cores, type=at_least(1), help="DALI's threads.  [default: cores]")
     preadv_threads: int = option(1, help="Threads of preadv; the table says how many threads the others read with.")
-    photo: str = option("image.jpg", help="Component that holds the photo.")
-    mask: str = option("trimap.png", help="Component that holds the mask.")
+    photo: str | None = option(help="Component that holds the photo.  [default: the only one]")
+    mask: str | None = option(help="Component that holds the mask.  [default: the only one]")
     work: Path | None = cache_option("Where the shards are copied, and the directory of the cache file; in memory.")
 
     def __post_init__(self) -> None:
@@ -116,7 +120,17 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
     @property
     def components(self) -> Sequence[str]:
         """Photo, and mask if it is taken in any setting."""
-        return [self.photo] if self.masks == "without" else [self.photo, self.mask]
+        photo, mask = self._names
+        return [photo] if mask is None else [photo, mask]
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, str | None]:
+        if self.shards is None:
+            return self.photo or PHOTO, None if self.masks == "without" else self.mask or MASK
+        photo, mask = find_components(self.shards, photo=self.photo, mask=self.mask)
+        if mask is None and self.masks == "with":
+            raise DataError(f"'{self.shards.url}': no component is a mask by its name; name it: --mask NAME")
+        return photo, None if self.masks == "without" else mask
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> _Made:
         """Write the shards, and compare the outputs of all loaders.
@@ -144,7 +158,7 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
                 indexes=folder.new(),
                 cache=folder.new(),
             )
-            mean_kb = round(float(data.sizes[self.photo].mean()) / 1000)
+            mean_kb = round(float(data.sizes[self.components[0]].mean()) / 1000)
             made[mean_kb if kb is None else kb] = (data, call_apart(_order_of, data, self._options(), name=OURS))
         self._check(made)
         return made
@@ -159,7 +173,7 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
 
     def _options(self, point: Point | None = None) -> FeedOptions:
         return FeedOptions(
-            components=[self.photo] if point is None or not point.masks else self.components,
+            components=self.components if point is not None and point.masks else self.components[:1],
             batch_size=BASE_BATCH if point is None else point.batch_size,
             passes=self.passes,
             num_threads=self.num_threads,
@@ -169,7 +183,8 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
 
     def subjects(self, made: _Made) -> Sequence[Point]:
         """Every loader under every setting."""
-        settings = itertools.product(made, MASKS[self.masks], self.batch_sizes, self.loaders)
+        masks = MASKS[self.masks] if len(self.components) == 2 else (False,)
+        settings = itertools.product(made, masks, self.batch_sizes, self.loaders)
         return [Point(*values) for values in settings]
 
     def name_of(self, subject: Point) -> str:
@@ -189,9 +204,12 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
             spent = meter.stop()
         return FeedTurn(num_samples, spent, {k: v for k, v in os.environ.items() if k.startswith("DALI_")})
 
+    def speed(self, made: _Made, subject: Point, row: FeedTurn) -> str:
+        return f"{row.num_samples / row.spent.wall_s:,.0f} samples/s"
+
     def report(self, made: _Made, rounds: Rounds[Point, FeedTurn]) -> dict[str, Any]:
         """``{"records": [one for each loader and setting], "data": [one for each size of photos], ...}``."""
-        kept = ("photo", "mask", "seed", "repeats", "passes", "num_threads", "preadv_threads", "data_bytes")
+        kept = ("seed", "repeats", "passes", "num_threads", "preadv_threads", "data_bytes")
         return {
             "records": [self._record(point, rounds.whole(point), made) for point in rounds.subjects],
             "baseline": LIMIT if LIMIT in self.loaders else self.loaders[0],
@@ -206,6 +224,7 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
                 for kb, (data, _) in made.items()
             ],
             "options": {
+                **dict(zip(("photo", "mask"), self._names, strict=True)),
                 **{name: getattr(self, name) for name in kept},
                 "device": "cpu",
                 "source": "drawn photos" if self.shards is None else "given shards",

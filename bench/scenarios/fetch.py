@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import click
-
 from bench.engine.options import Listed, cache_option, option
 from bench.engine.scenario import Rounds, Scenario
 from bench.reports.figures import Figure
@@ -26,6 +24,7 @@ from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import cpu_s_of
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
+from dali_pipes.commands.output import print_note
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.progress import bar
 from dali_pipes.store.cluster import embedded_node
@@ -64,7 +63,7 @@ class _Turn(NamedTuple):
 def _installed_clients() -> Sequence[str]:
     if find_curl() is not None:
         return CLIENT_NAMES
-    click.echo("no program 'curl' in PATH: left out", err=True)
+    print_note("no program 'curl' in PATH: left out")
     return CLIENT_NAMES[:2]
 
 
@@ -163,6 +162,9 @@ class FetchScenario(Scenario[_Objects, str, _Turn]):
         before = cpu_s_of(made.server_pid)
         cost = CLIENTS[subject](task)
         return _Turn(cost, cpu_s_of(made.server_pid) - before)
+
+    def speed(self, made: _Objects, subject: str, row: _Turn) -> str:
+        return f"{self.total_bytes / MIB / row.cost.wall_s:,.0f} MiB/s"
 
     def report(self, made: _Objects, rounds: Rounds[str, _Turn]) -> dict[str, Any]:
         """``{"records": [{"client", "mib_per_s", "cpu_s_per_gib", ...}], "server": {...} or None, ...}``."""

@@ -37,7 +37,7 @@ class ShardsScenario(Scenario[Made, Subject, Row]):
         factory=available_cores, type=at_least(1), help="DALI's threads, or worker processes.  [default: cores]"
     )
     device: Device = option("auto", type=click.Choice(get_args(Device)))
-    crop: int = option(350, help="Side of the centre crop.")
+    crop: int = option(350, help="Side of the crop.")
 
     def open_loader(
         self,
@@ -49,12 +49,13 @@ class ShardsScenario(Scenario[Made, Subject, Row]):
         state: dict[str, Any] | None = None,
         **shuffle: Any,
     ) -> "Loader":
-        """Open our loader on some shards; its batches have keys."""
+        """Open our loader on some shards, with the graph that fits them; its batches have keys."""
         import dali_pipes as dp
+        from dali_pipes.commands.job import ChosenGraph
 
         return dp.loader(
             list(urls),
-            dp.segmentation(crop=self.crop),
+            ChosenGraph(crop=self.crop),
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,

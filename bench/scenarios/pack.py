@@ -199,6 +199,9 @@ class PackScenario(Scenario[PackInputs, str, PackTurn]):
             )  # fmt: skip
         return _tar_and_curl(made, jobs=self.num_jobs if packer == "tar+curl parallel" else 1)
 
+    def speed(self, made: PackInputs, subject: str, row: PackTurn) -> str:
+        return f"{self.num_samples / row.wall_s:,.0f} samples/s"
+
     def report(self, made: PackInputs, rounds: Rounds[str, PackTurn]) -> dict[str, Any]:
         """``{"records": [{"packer", "samples_per_s", "mib_per_s", "cpu_s_per_gib", ...}], ...}``."""
         return {

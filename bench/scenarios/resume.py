@@ -269,6 +269,9 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
         finally:
             shutil.rmtree(made.cold_cache)
 
+    def speed(self, made: ResumeInputs, subject: Start, row: ResumeTurn) -> str:
+        return f"first batch after {row.first_batch_s:.2f} s"
+
     def report(self, made: ResumeInputs, rounds: Rounds[Start, ResumeTurn]) -> dict[str, Any]:
         """``{"records": [{"scenario", "epoch_start_s", "resume_s", "ratio", "is_within_bar", ...}], ...}``.
 

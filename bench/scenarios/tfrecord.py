@@ -8,6 +8,7 @@ order, and verifies the checksums of the bytes; the plain readers give them in t
 """
 
 import contextlib
+import functools
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -24,6 +25,7 @@ from bench.engine.scenario import Rounds
 from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
 from bench.loaders.protocol import BenchLoader, LoaderOptions
+from bench.loaders.recipe import Chosen, choose_recipe
 from bench.reports.figures import Figure
 from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.on_shards import FORMS, ShardsScenario
@@ -106,15 +108,19 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
     """Without decoders, epochs are read until this much time has passed: one epoch takes a few hundredths."""
     max_bytes: int = 256 << 20
     """The largest size of a tar; there is one TFRecord file for each tar."""
-    photo: str = option("image.jpg", help="Component that holds the photo.")
-    mask: str = option("trimap.png", help="Component that holds the mask.")
+    photo: str | None = option(help="Component that holds the photo.  [default: the only one]")
+    mask: str | None = option(help="Component that holds the mask.  [default: the only one]")
     seed: int = option(7, type=at_least(0), help="Order of the shards and samples, for loaders that have one.")
     work: Path | None = cache_option("Where tars and TFRecord files are written, and read from.")
 
     @property
     def options(self) -> LoaderOptions:
-        names = ("batch_size", "num_threads", "crop", "device", "photo", "mask", "seed")
-        return LoaderOptions(**{name: getattr(self, name) for name in names})
+        names = ("batch_size", "num_threads", "crop", "device", "seed")
+        return LoaderOptions(photo=self._chosen.photo, mask=self._chosen.mask, **{n: getattr(self, n) for n in names})
+
+    @functools.cached_property
+    def _chosen(self) -> Chosen:
+        return choose_recipe(self.given, recipe="segmentation", photo=self.photo, mask=self.mask)
 
     @property
     def given(self) -> ShardSet:
@@ -145,7 +151,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         return made._replace(outputs=self._compare(made))
 
     def _export(self, place: Path) -> "ExportReport":
-        return export_tfrecords(self.given, store=LocalStore(place), prefix="samples-", photo=self.photo)
+        return export_tfrecords(self.given, store=LocalStore(place), prefix="samples-", photo=self._chosen.photo)
 
     def _pack(self, place: Path) -> int:
         store = LocalStore(place)
@@ -154,7 +160,9 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         return num_samples
 
     def _check_features(self, exported: "ExportReport") -> None:
-        for feature, what in ((self.mask, f"mask '{self.mask}'"), ("image/class/label", "label 'cls'")):
+        mask = self._chosen.mask
+        assert mask is not None, "the segmentation recipe has one"
+        for feature, what in ((mask, f"mask '{mask}'"), ("image/class/label", "label 'cls'")):
             if feature not in exported.features:
                 raise DataError(
                     f"'{self.given.url}': no sample has the {what}, and no record a feature '{feature}' "
@@ -225,6 +233,9 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
                 for _ in range(self.epochs):
                     num_samples += sum(len(batch["key"]) for batch in delivered(loader))
             return timed(num_samples)
+
+    def speed(self, made: Files, subject: Work, row: TfrecordTurn) -> str:
+        return f"{row.num_samples / row.wall_s:,.0f} samples/s"
 
     def report(self, made: Files, rounds: Rounds[Work, TfrecordTurn]) -> dict[str, Any]:
         """``{"records": [one a reader], "writers": [one a format], ...}``."""

@@ -243,6 +243,9 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
         finally:
             shutil.rmtree(cache_dir)
 
+    def speed(self, made: WindowInputs, subject: WindowsCell, row: WindowTurn) -> str:
+        return f"{made.num_samples / row.steady.epoch_s:,.0f} samples/s"
+
     def report(self, made: WindowInputs, rounds: Rounds[WindowsCell, WindowTurn]) -> dict[str, Any]:
         """``{"records": [{"cache_fraction", "latency_ms", "samples_per_s", "data_wait", "cold": {...}, ...}], ...}``.
 

@@ -11,6 +11,8 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 
+PHOTO, MASK = "image.jpg", "trimap.png"
+"""The components of drawn samples, beside ``cls``."""
 QUALITY = 90
 # Width and height of drawn photos. The shorter side of some is below a crop of 350, as in the pets sample.
 DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
@@ -40,8 +42,8 @@ def draw_shards(
             width, height = sizes[number % len(sizes)]
             key = f"{folder}{number:06d}"
             members.append((f"{key}.cls", str(number % 5 + 1).encode()))
-            members.append((f"{key}.image.jpg", _draw_photo(draw, width, height)))
-            members.append((f"{key}.trimap.png", _draw_mask(draw, width, height, mask_cell)))
+            members.append((f"{key}.{PHOTO}", _draw_photo(draw, width, height)))
+            members.append((f"{key}.{MASK}", _draw_mask(draw, width, height, mask_cell)))
         write_shard(directory / name, members)
     shards = ShardSet(store=LocalStore(directory), names=names)
     index_shards(shards)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from bench.tools.folders import check_room
 from dali_pipes.errors import DataError
+from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import progress
 from dali_pipes.store.local import LocalStore
@@ -27,7 +28,7 @@ def repeat_shards(
     num_shards: int | None = None,
     photo_side: int | None = None,
     photo: str = "image.jpg",
-    mask: str = "trimap.png",
+    mask: str | None = "trimap.png",
     option: str = "--work",
 ) -> ShardSet:
     """Write samples into new shards, and return those.
@@ -42,8 +43,8 @@ def repeat_shards(
         num_shards: Shards to write, evenly filled; ``None``: as many as there were.
         photo_side: The longer side of each photo, in pixels; its mask gets the same size. ``None``: photos keep
             their size.
-        photo: Component that holds the photo; a scaled photo is written as a JPEG.
-        mask: Component that holds the mask.
+        photo: Component that holds the photo, or alternatives: ``jpg;jpeg``; a scaled photo is written as a JPEG.
+        mask: Component that holds the mask; ``None`` if there is none to scale.
         option: The command's option that names the directory, for errors.
 
     Raises:
@@ -104,15 +105,15 @@ def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:
     return samples
 
 
-def _resized(sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask: str) -> list[tuple[str, bytes]]:
+def _resized(
+    sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask: str | None
+) -> list[tuple[str, bytes]]:
     """Scale a sample's photo to a longer side of ``side`` pixels, and its mask in the same way."""
+    encoders = dict.fromkeys(photo.split(";"), _jpeg) | ({} if mask is None else dict.fromkeys(mask.split(";"), _mask))
+    components = [(split_key(name) or ("", ""))[1].lower() for name, _ in sample]
     return [
-        (name, _jpeg(data, side))
-        if name.endswith(f".{photo}")
-        else (name, _mask(data, side))
-        if name.endswith(f".{mask}")
-        else (name, data)
-        for name, data in sample
+        (name, encoders[component](data, side) if component in encoders else data)
+        for component, (name, data) in zip(components, sample, strict=True)
     ]
 
 

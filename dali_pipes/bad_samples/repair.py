@@ -6,13 +6,18 @@ shard, else the nearest after it, else the first good sample of the following sh
 and on which samples are bad, and not on the time when they were found.
 
 DALI does not always name the sample that it cannot decode, and loses the batch. But the batch's inputs are still here.
-The repair finds bad samples by decoding halves of the batch, and halves of these, in a retry pipeline apart from the
-batches in flight. The retry pipeline also decodes the repaired batch: by the same graph, on the same device, with the
-same random numbers.
+The repair finds bad samples by decoding sixteenths of the batch, and sixteenths of these, in a retry pipeline apart
+from the batches in flight. The retry pipeline also decodes the repaired batch: by the same graph, on the same device,
+with the same random numbers.
 
 The retry pipeline does not use a GPU's JPEG engines. Which photos they get depends on the number of samples (a sample
-alone goes to an engine), and they may decode a photo that the other decoders refuse: with them, halves of a batch prove
+alone goes to an engine), and they may decode a photo that the other decoders refuse: with them, parts of a batch prove
 nothing. If the retry pipeline can decode all samples of a batch, none is bad, and its batch is delivered.
+
+# Note [decoders' own lines]: libjpeg, libpng and nvImageCodec write a line to stderr whenever they refuse a photo, from
+DALI's threads. No option turns that off. To catch a line of a thread, its process would have to give up its stderr for
+the loader's whole life, and what the process says when it crashes would be lost. So the repair decodes a bad photo as
+rarely as it can: for a batch of 256, twice instead of eight times with halves, and no more samples in all.
 """
 
 import contextlib
@@ -39,6 +44,8 @@ from dali_pipes.reader.samples import StoredSamples
 
 # If this many samples fail besides those of the first batch, and none succeeds, the graph is at fault.
 NUM_PROOFS = 8
+# Parts into which the repair cuts a batch that DALI refuses, see Note [decoders' own lines].
+NUM_PARTS = 16
 # Bad samples that are tried in the place of others, in all batches. Each costs a read and a decoding; this many are no
 # accident, even if each rank's own bad samples are within `max_bad`.
 MAX_UNFIT = 1000
@@ -138,8 +145,9 @@ class Repair:
             if len(part) == 1:
                 found[int(batch.ordinals[part[0]])] = refused
                 continue
-            halves = (part[len(part) // 2 :], part[: len(part) // 2])
-            parts += [(half, exc) for half in halves if (exc := _refusal(retry, inputs.part(half))) is not None]
+            size = -(-len(part) // NUM_PARTS)
+            smaller = [part[start : start + size] for start in range(0, len(part), size)]
+            parts += [(one, exc) for one in smaller if (exc := _refusal(retry, inputs.part(one))) is not None]
         positions = [at for at, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in found]
         if len(positions) == len(batch):
             self._check_graph(retry, batch, error)
@@ -183,11 +191,12 @@ class Repair:
         components = self._decode.decoded_photos.components
         operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]*)`", str(error))
         is_decoder = operator is not None and "decoders" in operator[1]
-        for component in components:
-            encoded = inputs.encoded[self._decode.read_components.index(component)]
-            data = np.array(encoded[position])
-            if (is_decoder and len(components) == 1) or not _decodes(data):
-                opinion = _pillow_says(data)
+        encoded = [inputs.encoded[self._decode.read_components.index(component)] for component in components]
+        photos = [np.array(samples[position]) for samples in encoded]
+        opinions = [_pillow_says(data) for data in photos]
+        is_clear = len(components) - opinions.count("") == 1  # else DALI is asked, which writes a line
+        for component, data, opinion in zip(components, photos, opinions, strict=True):
+            if (is_decoder and len(components) == 1) or (bool(opinion) if is_clear else not _decodes(data)):
                 return component, f"cannot be decoded: {reason_of(error)}{f'; Pillow: {opinion}' if opinion else ''}"
         return "", f"cannot be processed: {operator[1] if operator else 'DALI'} says: {reason_of(error)}"
 

@@ -27,7 +27,7 @@ from dali_pipes.cache.eviction import GOES_ON, Victims, is_unfinished
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, OpenCacheFile
 from dali_pipes.cache.locks import uninterrupted
 from dali_pipes.cache.reservations import ReservingCache
-from dali_pipes.cache.table import NUM_SLOTS, Bools, Int64s, State, StateTable
+from dali_pipes.cache.table import NOBODY, NUM_SLOTS, Bools, Int64s, State, StateTable
 from dali_pipes.errors import CacheError
 
 # The most that is read of the text about a cache file's origin.
@@ -338,6 +338,11 @@ class NodeCache(ReservingCache):
                 return False
             tables = [opened.table for opened in self._cache_files.values()]
             return not any(is_unfinished(table.state[table.resident]).any() for table in tables)
+
+    def filled_by(self, slot: int, shard: int) -> int | None:
+        """The process that fills, checks or drops a shard now, as far as one look can tell; for messages."""
+        owner = int(self._joined[slot].table.owner[shard])
+        return None if owner == NOBODY else int(self._slots["pid"][owner])
 
     def _take(self, slot: int, wanted: Int64s, most: int, most_bytes: int) -> tuple[Take, Victims]:
         table = self._check_joined(slot).table

@@ -26,7 +26,7 @@ def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> 
     Another size or checksum of any shard or index gives another cache file, so new bytes never mix with old ones.
     Neither do stored shards and the same shards transformed by an ETL: the manifest's digest covers the ETL's name.
     """
-    state = hashlib.sha256(f"{manifest.digest} {alignment}".encode())
+    state = hashlib.sha256(f"{manifest.shards_digest} {alignment}".encode())
     for column in (manifest.index_bytes, manifest.index_checksums):
         state.update(np.ascontiguousarray(column).tobytes())
     return state.hexdigest()[:32]
@@ -101,8 +101,11 @@ class CacheShare:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that the blocks of the whole cache file occupy now, on disk or in memory."""
-        return os.fstat(self._file).st_blocks * 512
+        """Bytes that the blocks of the whole cache file occupy now, on disk or in memory; 0 if the share is closed."""
+        try:
+            return os.fstat(self._file).st_blocks * 512
+        except OSError:
+            return 0
 
     def shard_extent(self, shard: int) -> Extent:
         return Extent(self._file, int(self.starts[shard]), int(self._shard_bytes[shard]))
@@ -154,6 +157,10 @@ class CacheShare:
     def release(self, shards: Sequence[int]) -> None:
         """End the holds of these shards. Call it when the last reader that names them is closed: readers prefetch."""
         self._cache.release(self._slot, self._rows[np.asarray(shards, np.int64)])
+
+    def filled_by(self, shard: int) -> int | None:
+        """The process that brings or drops a shard now: see `NodeCache.filled_by`."""
+        return self._cache.filled_by(self._slot, int(self._rows[shard]))
 
     def is_stuck(self) -> bool:
         """Whether all loaders that share the cache wait for space that none of them will free."""

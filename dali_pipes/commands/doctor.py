@@ -70,6 +70,7 @@ def examine(
         software.check_python,
         software.check_packages,
         software.check_dali,
+        software.check_cuda,
         software.check_gpu,
         lambda: cores.check_cores(environment),
         lambda: cluster.check_cluster(endpoint),

@@ -10,8 +10,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from dali_pipes.commands.step_clock import StepClock, dali_thread_times
 
 if TYPE_CHECKING:
     from dali_pipes.graph.batch_inputs import BatchInputs
@@ -67,27 +68,38 @@ class _Clocks(NamedTuple):
 
     @classmethod
     def read(cls, loader: "Loader", recorder: "Recorder") -> "_Clocks":
-        return cls(recorder.seconds(), recorder.in_loader_s(), _dali_threads(), loader.parts.stager.fetched_bytes)
+        return cls(recorder.seconds(), recorder.in_loader_s(), dali_thread_times(), loader.parts.stager.fetched_bytes)
 
 
 def profile_loader(
-    loader: "Loader", *, epochs: int, recorder: "Recorder", compute_s: float = 0.0
+    loader: "Loader",
+    *,
+    epochs: int,
+    recorder: "Recorder",
+    compute_s: float = 0.0,
+    clock: StepClock | None = None,
 ) -> list[EpochProfile]:
     """Iterate, and measure the times of each epoch.
 
     The loader was made inside the recorder's context and has not been iterated, so that its first epoch stages its
-    shards, as a job's does. After each batch sleep ``compute_s`` seconds, in place of a training step.
+    shards, as a job's does. After each batch sleep ``compute_s`` seconds, in place of a training step. ``clock`` notes
+    when each batch was asked for and came.
     """
     kept: list[BatchInputs] = []
     loader.parts.decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
     loader.parts.decode.taken = kept
-    profiles = [_measure_epoch(loader, recorder, compute_s=compute_s, kept=kept) for _ in range(epochs)]
+    profiles = [_measure_epoch(loader, recorder, compute_s=compute_s, kept=kept, clock=clock) for _ in range(epochs)]
     share = _decode_share(loader.parts.decode, kept)
     return [_split_decoding(profile, share) for profile in profiles]
 
 
 def _measure_epoch(
-    loader: "Loader", recorder: "Recorder", *, compute_s: float, kept: "list[BatchInputs]"
+    loader: "Loader",
+    recorder: "Recorder",
+    *,
+    compute_s: float,
+    kept: "list[BatchInputs]",
+    clock: StepClock | None,
 ) -> EpochProfile:
     """Measure one epoch, with ``decode`` for all work of DALI's threads; ``kept`` gets the first batches."""
     before = _Clocks.read(loader, recorder)
@@ -96,7 +108,11 @@ def _measure_epoch(
     started = time.perf_counter()
     batches = iter(loader)
     epoch = loader.epoch
+    if clock is not None:
+        clock.begin_epoch(epoch, started)
     for _ in batches:
+        if clock is not None:
+            clock.came(loader.num_valid)
         if not num_batches:
             first_batch_s = time.perf_counter() - started
         num_batches, num_samples = num_batches + 1, num_samples + loader.num_valid
@@ -105,7 +121,11 @@ def _measure_epoch(
             loader.parts.decode.taken = None
         if compute_s:
             time.sleep(compute_s)
+        if clock is not None:
+            clock.ask()
     wall_s = time.perf_counter() - started
+    if clock is not None:
+        clock.end_epoch()
     after = _Clocks.read(loader, recorder)
     return EpochProfile(
         epoch=epoch,
@@ -193,15 +213,3 @@ def _synchronised_clock() -> float:
 
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _dali_threads() -> dict[int, tuple[float, float]]:
-    """Read the times of DALI's threads: number -> seconds on a core, seconds ready without a free core."""
-    found = {}
-    for task in Path("/proc/self/task").iterdir():
-        # A thread may end meanwhile, as the threads of a segment do.
-        with contextlib.suppress(OSError, ValueError):
-            if (task / "comm").read_text().startswith("[DALI]"):
-                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
-                found[int(task.name)] = on_core / 1e9, queued / 1e9
-    return found

@@ -1,9 +1,10 @@
 """The loader that ``profile`` and ``tune`` run: its shards and graph are named on the command line."""
 
 import contextlib
+import functools
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, join_options, size
+from dali_pipes.commands.output import print_note
 from dali_pipes.store.patience import current_patience
 
 if TYPE_CHECKING:
     from dali_pipes.graph.definition import Graph
+    from dali_pipes.graph.inputs import Components
+    from dali_pipes.graph.random import Random
     from dali_pipes.iterator import Loader
     from dali_pipes.options import Cache
 
@@ -26,13 +30,12 @@ job_options = join_options(
     click.argument("shards", metavar="URL"),
     click.option(
         "--graph",
-        default="segmentation",
-        show_default=True,
-        help=f"The graph: {', '.join(GRAPHS)}, or your own function as package.module:function.",
+        help=f"The graph: {', '.join(GRAPHS)}, or your own function as package.module:function.  [default: "
+        "segmentation if the data set has masks, else classification_train]",
     ),
     click.option("--crop", type=click.IntRange(min=1), help="Side of the crop in pixels.  [default: the graph's own]"),
-    click.option("--photo", default="image.jpg", show_default=True, help="Component that holds the photo."),
-    click.option("--mask", default="trimap.png", show_default=True, help="Component that holds the mask."),
+    click.option("--photo", help="Component that holds the photo.  [default: the only one]"),
+    click.option("--mask", help="Component that holds the mask.  [default: the only one]"),
     click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Samples in a batch."),
     click.option(
         "--device",
@@ -62,10 +65,11 @@ class Job:
     """The arguments of a training's loader."""
 
     shards: str
-    graph: str
+    graph: str | None
+    """``None``: by what the data set has, see `ChosenGraph`."""
     crop: int | None
-    photo: str
-    mask: str
+    photo: str | None
+    mask: str | None
     batch_size: int
     device: Any
     cache_dir: Path | None
@@ -85,12 +89,17 @@ class Job:
             start_patience_s=patience.start_s,
         )
 
+    @functools.cached_property
+    def made_graph(self) -> "Graph":
+        """The graph; see `find_graph`."""
+        return find_graph(self.graph, crop=self.crop, photo=self.photo, mask=self.mask)
+
     @contextlib.contextmanager
     def open(self, **options: Any) -> "Iterator[Loader]":
         """Open the loader, with more of its arguments."""
         import dali_pipes as dp
 
-        graph = find_graph(self.graph, crop=self.crop, photo=self.photo, mask=self.mask)
+        graph = self.made_graph
         with (
             endpoint_for(self.shards, self.endpoint, self.embedded_dir) as endpoint,
             dp.loader(
@@ -105,29 +114,67 @@ class Job:
                 **({"cache": self.cache} | options),
             ) as loader,
         ):
+            if isinstance(graph, ChosenGraph):
+                masks = "masks" if graph.name == "segmentation" else "no masks"
+                print_note(f"graph: {graph.name}, because the data set has {masks}; see --graph")
             yield loader
 
     def to_json(self) -> dict[str, Any]:
-        """List the arguments on which measurements depend, without endpoint and directories, which name machines."""
+        """List the arguments on which measurements depend, without endpoint and directories, which name machines.
+
+        The graph is known when the loader has been opened.
+        """
         names = ("graph", "crop", "batch_size", "device", "cache_bytes")
-        return {name: getattr(self, name) for name in names}
+        chosen = {"graph": self.made_graph.name} if isinstance(self.made_graph, ChosenGraph) else {}
+        return {name: getattr(self, name) for name in names} | chosen
 
 
-def find_graph(name: str, *, crop: int | None, photo: str, mask: str) -> "Graph":
+class ChosenGraph:
+    """A graph that is `segmentation` on a data set with masks, and `classification_train` on others.
+
+    Args:
+        crop: Side of the crop; ``None``: the graph's own.
+        photo: The component that holds the photo; ``None``: the only one.
+        mask: The component that holds the mask; ``None``: the only one. If it is named, the graph is `segmentation`.
+    """
+
+    def __init__(self, *, crop: int | None = None, photo: str | None = None, mask: str | None = None) -> None:
+        self._crop, self._photo, self._mask = crop, photo, mask
+        self.name = ""
+        """The graph that was chosen; empty before a data set is opened with it."""
+
+    def __call__(self, components: "Components", random: "Random") -> "Mapping[str, Any]":
+        """Choose the graph, and call it."""
+        photo = components.photo(self._photo, besides=self._mask)
+        is_masked = self._mask is not None or components.has_mask(photo=photo)
+        self.name = "segmentation" if is_masked else "classification_train"
+        graph = find_graph(self.name, crop=self._crop, photo=photo, mask=self._mask)
+        return graph(components, random)
+
+
+def find_graph(name: str | None, *, crop: int | None, photo: str | None, mask: str | None) -> "Graph":
     """Make one of `GRAPHS` with these arguments, or import ``package.module:function``, which takes none of them.
 
+    ``None`` is the graph that fits the data set: `ChosenGraph`.
+
     Raises:
-        ValueError: If there is no such graph.
+        ValueError: If there is no such graph, or a graph without a mask is given one.
     """
+    if name is None:
+        return ChosenGraph(crop=crop, photo=photo, mask=mask)
     if ":" in name:
         return _import_graph(name)
     if name not in GRAPHS:
         raise ValueError(f"--graph must be one of {', '.join(GRAPHS)}, or package.module:function, got '{name}'")
     from dali_pipes.graph import pipelines
 
+    if mask is not None and name != "segmentation":
+        raise ValueError(f"--mask '{mask}' is for --graph segmentation, got --graph {name}; drop one of them")
     arguments: dict[str, Any] = {"photo": photo} | ({} if crop is None else {"crop": crop})
     if name == "segmentation":
         arguments["mask"] = mask
+    if name == "classification_eval" and crop is not None and crop > 256:
+        arguments["resize"] = crop  # its default, 256, is for crops up to that
     graph: Graph = getattr(pipelines, name)(**arguments)
     return graph
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from dali_pipes.commands.talk import with_verbosity
+
 _ROOT = Path(__file__).parents[2]
 """The folder that holds our packages, installed or not."""
 # A package of ours -> itself and the packages of ours that it imports.
@@ -35,7 +37,7 @@ class LazyGroup(click.Group):
         for package in _NEEDED.get(module.partition(".")[0], ()):
             _check_ours(package)
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return with_verbosity(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -1,14 +1,13 @@
-"""Print lines that may contain texts from data or from a server."""
+"""Print lines that may contain texts from data or from a server: results, errors and notes."""
 
 import os
 from typing import Any
 
 import click
 
+from dali_pipes.commands import verbosity
+from dali_pipes.commands.verbosity import LINE_CHARS as LINE_CHARS
 from dali_pipes.errors import printable
-
-# A line may hold several names; what is longer is no line for people.
-LINE_CHARS = 4000
 
 
 def print_line(text: str, *, err: bool = False, **style: Any) -> None:
@@ -18,3 +17,9 @@ def print_line(text: str, *, err: bool = False, **style: Any) -> None:
     """
     colour = False if os.environ.get("NO_COLOR") else None
     click.secho(printable(text, max_chars=LINE_CHARS), err=err, color=colour, **style)
+
+
+def print_note(text: str) -> None:
+    """Print one line to stderr that is neither an error nor a result; ``--quiet`` leaves it out."""
+    if verbosity.current() != "quiet":
+        print_line(text, err=True)

@@ -1,7 +1,9 @@
 """``dali-pipes profile``: show how long each stage of a loader works and waits, find the bottleneck, give advice."""
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,6 +11,8 @@ import click
 from dali_pipes.commands.epoch_profile import EpochProfile, profile_loader
 from dali_pipes.commands.job import Job, job_options
 from dali_pipes.commands.options import format_bytes, json_option
+from dali_pipes.commands.output import print_note
+from dali_pipes.commands.output_file import PAGES, check_output, writing
 
 # A loader is fast enough if the step waits for less than this share of the time.
 KEEPS_UP = 0.05
@@ -50,6 +54,12 @@ class Diagnosis:
     type=click.FloatRange(min=0),
     help="Milliseconds of a training step after each batch; 0 measures the loader's own limit.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with a timeline of the stages here, page.html.",
+)
 @json_option
 def profile(
     *,
@@ -58,6 +68,7 @@ def profile(
     prefetch_queue_depth: int | None,
     num_fetchers: int | None,
     compute_ms: float,
+    output: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -66,22 +77,31 @@ def profile(
 
     Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change; and
     the memory of the process, and of the cache file, which is not a part of it. The command reads the shards into the
-    cache, as a training does, and writes no other file.
+    cache, as a training does, and writes no other file, unless -o names one.
 
-    For a time line, run your training under nsys or torch.profiler. They show the same stages as ranges; nsys also
-    shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
+    -o page.html writes a page that needs no other file: when each stage worked and waited, and the stalls, which are
+    waits for a batch that take much longer than the others, with their causes.
+
+    For a timeline of your own training, run it under nsys or torch.profiler. They show the same stages as ranges; nsys
+    also shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
     """
+    from dali_pipes.commands.step_clock import StepClock
     from dali_pipes.options import Decode
     from dali_pipes.processes.memory import ResidentMemory
     from dali_pipes.processes.ranks import cores_of_rank
     from dali_pipes.profiling import recording
     from dali_pipes.tuning import Machine
 
+    if output is not None:
+        check_output(output, endings=PAGES, expected="a page's name, .html", option="--output")
     job = Job(**options)
     cache = job.cache if num_fetchers is None else replace(job.cache, fetchers=num_fetchers)
     asked = Decode(threads=num_threads, queue_depth=prefetch_queue_depth)
-    with recording() as recorder, job.open(cache=cache, decode=asked) as loader:
-        profiles = profile_loader(loader, epochs=epochs, recorder=recorder, compute_s=compute_ms / 1000)
+    with contextlib.ExitStack() as stack:
+        recorder = stack.enter_context(recording(with_ranges=output is not None))
+        loader = stack.enter_context(job.open(cache=cache, decode=asked))
+        clock = None if output is None else stack.enter_context(StepClock())
+        profiles = profile_loader(loader, epochs=epochs, recorder=recorder, compute_s=compute_ms / 1000, clock=clock)
         decode, share = loader.parts.decode, loader.parts.share
         is_in_memory = share.space.is_memory
         memory = {
@@ -111,6 +131,27 @@ def profile(
     else:
         click.echo("\n\n".join(_text(epoch, found) for epoch, found in zip(profiles, diagnoses, strict=True)))
         click.echo("\n" + _memory_text(memory))
+    if output is not None and clock is not None and recorder.ranges is not None:
+        from dali_pipes.commands.profile_page import profile_page
+        from dali_pipes.commands.timeline import timeline_of
+
+        timelines = [
+            timeline_of(
+                steps,
+                recorder.ranges,
+                clock,
+                decode_threads=settings["num_threads"],
+                num_fetchers=times.of("fetch").threads,
+            )
+            for steps, times in zip(clock.epochs, profiles, strict=True)
+        ]
+        told = {**settings, "batch_size": job.batch_size, "compute_ms": compute_ms, "cores": cores}
+        html = profile_page(
+            job.shards, timelines, profiles, diagnoses, settings=[(name, str(value)) for name, value in told.items()]
+        )
+        with writing(output):
+            output.write_text(html, encoding="utf-8")
+        print_note(f"wrote {output}, {format_bytes(len(html.encode()))}")
 
 
 def _memory_text(memory: dict[str, Any]) -> str:
@@ -231,7 +272,9 @@ def _decoding(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool)
     if on_gpu:
         turn.append("Decode(engine_share=): dali-pipes tune URL")
     if name == "decode":
-        turn.append("smaller photos, made in advance: dali-pipes prep transform; or a graph that decodes a crop only")
+        turn.append(
+            "smaller photos, made once: dali-pipes prep recode --short-side N; or a graph that decodes a crop only"
+        )
     else:
         turn.append("the graph: fused operators (crop_mirror_normalize), dtype='uint8' or 'float16', a smaller crop")
     return Diagnosis(bottleneck=name, why=why, turn=tuple(turn))

@@ -23,7 +23,9 @@ from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher
 from dali_pipes.fetch.local import WithIndexes
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
+from dali_pipes.formats.photo_names import ComponentCounts, DataSets
 from dali_pipes.formats.sample_columns import Columns, SampleColumns, join_columns
+from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 
@@ -59,6 +61,11 @@ class DataSet:
         """The number of shards of each data set, in order."""
         self.weights: tuple[float, ...] | None = shards.weights if isinstance(shards, NamedSets) else None
         """Each data set's part of the samples that are read; ``None`` if the mixture gives no weights."""
+        self.versions = DataVersions(
+            [set_.whole.version for set_ in self._sets.values()],
+            [set_.shards.store.locate(set_.shards.prefix) for set_ in self._sets.values()],
+        )
+        """The versions of the data sets, in order."""
         self.indexes: dict[str, bytes] | None = None
         """Shard indexes that were made now, by object name; ``None`` if the stores have all of them."""
         for name, set_ in self._sets.items():
@@ -79,6 +86,13 @@ class DataSet:
             firsts = np.cumsum([0, *(set_.whole.num_shards for set_ in sets)])
             self.rows = np.concatenate([set_.rows + first for set_, first in zip(sets, firsts[:-1], strict=True)])
             self.manifest = self.whole.take(self.rows)
+
+    @property
+    def component_counts(self) -> DataSets:
+        """How many samples of each data set have each component; over all shards that were indexed together."""
+        return {
+            name: ComponentCounts(set_.whole.components, set_.whole.num_samples) for name, set_ in self._sets.items()
+        }
 
     @property
     def extent_bytes(self) -> Int64s:
@@ -242,8 +256,9 @@ class _Set:
         self.whole: Manifest = found
         self.rows = found.rows_of(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
         self.manifest = found.take(self.rows)
-        if self.manifest.num_samples == 0:
-            raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample")
+        if self.manifest.num_kept == 0:
+            removed = f" that was not removed: {self.manifest.num_samples} were" if self.manifest.num_samples else ""
+            raise DataError(f"'{shards.url}': {self.manifest.num_shards} shards hold no sample{removed}")
 
     def read_index(self, shard: int) -> bytes:
         if self.made is not None:
@@ -251,7 +266,10 @@ class _Set:
         return read_index(self.shards.store, self.manifest, shard)
 
     def has_columns(self) -> bool:
-        return self.made is not None or self.shards.store.size(columns_name(self.shards.prefix)) is not None
+        return self.made is not None or all(
+            self.shards.store.size(columns_name(f"{self.shards.prefix}{part}")) is not None
+            for part in [part.name for part in self.whole.parts] or [""]
+        )
 
     def columns(self) -> SampleColumns:
         """The columns of all samples of ``whole``."""

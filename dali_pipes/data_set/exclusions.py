@@ -1,4 +1,5 @@
-"""Find the ordinals that a plan leaves out: listed samples, samples that a predicate refuses, and incomplete ones.
+"""Find the ordinals that a plan leaves out: samples that were removed from the data set, listed samples, samples that a
+predicate refuses, and incomplete ones.
 
 Only the needed files are read: the column file for keys and labels, and the indexes of shards that a list names. No
 file is read if the manifest's sums show that no sample lacks a component.
@@ -47,10 +48,11 @@ def excluded_ordinals(
     indexed: DataSet,
     *,
     exclude: str | Path | Iterable[str | Path] = (),
+    entries: Sequence[Exclusion] = (),
     where: Where | None = None,
     lacking: Sequence[str] = (),
 ) -> Chosen:
-    """Find the samples of the loader's shards that must not be read.
+    """Find the samples of the loader's shards that must not be read; those that were removed are always among them.
 
     Args:
         indexed: The data set.
@@ -58,8 +60,9 @@ def excluded_ordinals(
             is called ``SET/SHARD``, and a key ``SET/KEY``; a shard's own name is enough if only one set has it. A key
             without a set's name means every sample that has it. Listed samples of shards that the loader does not read
             are counted and logged.
+        entries: Further samples, as such a file lists them.
         where: Called once with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each
-            sample to keep.
+            sample to keep. It sees removed samples, too; its answer for them has no effect.
         lacking: Components; samples without one of them are left out. A sample lacks ``"jpg;jpeg"`` if it has neither.
 
     Raises:
@@ -71,8 +74,8 @@ def excluded_ordinals(
     choice = _Choice(indexed)
     if where is not None:
         choice.leave_out("by where", choice.refused_by(where))
-    if entries := read_exclusions(exclude):
-        choice.leave_out("by exclude", choice.listed(entries))
+    if listed := [*read_exclusions(exclude), *entries]:
+        choice.leave_out("by exclude", choice.listed(listed))
     for component in lacking:
         choice.leave_out(f"without '{component}'", choice.lacking(component))
     return choice.chosen()
@@ -87,6 +90,7 @@ class _Choice:
         self._num_samples = int(self._stops[-1])
         self._excluded = np.empty(0, np.int64)
         self._reasons: list[tuple[str, int]] = []
+        self.leave_out("by prep remove", self._manifest.removed)
 
     def leave_out(self, why: str, ordinals: Int64s) -> None:
         excluded = np.union1d(self._excluded, ordinals)
@@ -219,7 +223,7 @@ class _Choice:
                 more = f"; nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
                 raise DataError(
                     f"{unknown[0].where}: key '{unknown[0].key}' is not in '{self._indexed.shards.url}'{more}; "
-                    f"expected keys such as '{self._columns.samples.keys[0]}'; mend the line, or delete it"
+                    f"expected keys such as '{self._columns.samples.keys[0]}'; {unknown[0].cure}"
                 )
             _log.warning(
                 "exclude: %d of %d listed keys are in shards that the loader does not read, such as '%s'",

@@ -138,6 +138,12 @@ def find_shards(
     return NamedSets(sets=sets, weights=weights)
 
 
+def is_in_directories(shards: Shards | Mixture) -> bool:
+    """Whether all shards are in directories of this machine."""
+    named = list(shards.sets.values()) if isinstance(shards, Mixture) else [shards.urls]
+    return not any(is_remote(_first(urls)) for urls in named)
+
+
 def _first(urls: ShardUrls) -> str | Path:
     return urls if isinstance(urls, str | Path) else next(iter(urls), "")
 

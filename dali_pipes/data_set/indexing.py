@@ -5,28 +5,33 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DataError, printable
+from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.errors import DataError, StoreError, printable
+from dali_pipes.formats.history import Part
 from dali_pipes.formats.json_texts import read_json
 from dali_pipes.formats.manifest import UNSIZED, Manifest, checksum, class_id, is_class_name
-from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
-from dali_pipes.formats.photo_header import (
-    MAX_PHOTO_BYTES,
-    PHOTO_FORMATS,
-    PhotoHeader,
-    is_photo,
-    read_photo_header,
-    read_whole_photo_header,
+from dali_pipes.formats.names import (
+    LABEL_COMPONENT,
+    classes_name,
+    columns_name,
+    index_name,
+    manifest_name,
+    recoded_name,
+    version_name,
+    version_start,
 )
-from dali_pipes.formats.sample_columns import ColumnsBuilder, SampleColumns
-from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
-from dali_pipes.formats.tar_reader import READ_BYTES, ArchiveReader, Member
+from dali_pipes.formats.orientation import UPRIGHT, values_of
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.recoded import RecodedStep, read_steps
+from dali_pipes.formats.sample_columns import MAX_COMPONENTS, ColumnsBuilder, SampleColumns, join_columns
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.patience import Ahead, PatientThreads
@@ -34,11 +39,7 @@ from dali_pipes.store.shard_set import ShardSet, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
-MAX_LABEL_BYTES = 1000
-"""Bytes of a ``cls`` component. Python refuses to convert more than 4,300 digits."""
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
+_VERSION = re.compile("[1-9][0-9]{0,8}")
 Int64s = npt.NDArray[np.int64]
 
 
@@ -68,16 +69,44 @@ def find_manifest(shards: ShardSet) -> Manifest | None:
     return read_manifest(shards.store, shards.prefix) if shards.manifest is None else shards.manifest
 
 
-def read_manifest(store: Store, prefix: str) -> Manifest | None:
+def read_manifest(store: Store, prefix: str, version: int | None = None) -> Manifest | None:
     """The manifest of the shards whose names start with ``prefix``; ``None`` if there is none.
+
+    Args:
+        store: The store.
+        prefix: The beginning of the shards' names.
+        version: The version of the data set; ``None``: the newest.
 
     Raises:
         DataError: If it is not a manifest of this version, or was made for shards read through another ETL.
+        StoreError: If the data set has no such version.
     """
     if store.cluster is not None:
         # Fetchers look at the map before they ask for shards, which come next; here it costs no time.
         Ahead(store.cluster.learn_map)
-    name = manifest_name(prefix)
+    if version is not None and (found := _read(store, prefix, version_name(prefix, version))) is not None:
+        if found.version != version:
+            where = store.locate(version_name(prefix, version))
+            raise DataError(f"manifest '{where}' is of version {found.version}, expected {version}; was it renamed?")
+        return found
+    newest = _read(store, prefix, manifest_name(prefix))
+    if version is None or newest is None or newest.version == version:
+        return newest
+    there = sorted({*stored_versions(store, prefix), newest.version})
+    raise StoreError(
+        f"no version {version} of '{store.locate(prefix)}' (found: {', '.join(map(str, there))}); "
+        f"its history: dali-pipes prep log '{store.locate(prefix)}'"
+    )
+
+
+def stored_versions(store: Store, prefix: str) -> list[int]:
+    """The versions whose manifests are stored beside the newest one, sorted; empty if the data set never changed."""
+    start, end = version_start(prefix), version_name("", 0).removeprefix(f"{version_start('')}0")
+    texts = [entry.name[len(start) :].removesuffix(end) for entry in store.list(start) if entry.name.endswith(end)]
+    return sorted(int(text) for text in texts if _VERSION.fullmatch(text))
+
+
+def _read(store: Store, prefix: str, name: str) -> Manifest | None:
     data = store.find(name)
     if data is None:
         return None
@@ -95,14 +124,25 @@ def read_manifest(store: Store, prefix: str) -> Manifest | None:
 
 
 def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
-    """The columns of all samples of ``manifest``, from the file beside the shards; ``None`` if there is no such file.
+    """The columns of all samples of ``manifest``, from the files beside the shards; ``None`` if one is not there.
 
     Raises:
-        DataError: If it is not a column file of this version, or belongs to another manifest.
+        DataError: If one is not a column file of this version, or belongs to another manifest.
     """
-    name = columns_name(shards.prefix)
-    data = shards.store.find(name)
-    return None if data is None else SampleColumns.from_bytes(data, manifest=manifest, where=shards.store.locate(name))
+    found: list[tuple[SampleColumns, Mapping[str, int]]] = []
+    first = 0
+    for part in manifest.parts or (Part("", manifest.num_shards),):
+        name = columns_name(f"{shards.prefix}{part.name}")
+        data = shards.store.find(name)
+        if data is None:
+            return None
+        own = manifest.take(np.arange(first, first + part.num_shards))
+        columns = SampleColumns.from_bytes(data, manifest=own, where=shards.store.locate(name))
+        # A component that this file leaves out, because there are too many, is counted in the manifest.
+        left_out = manifest.components if len(columns.has) >= MAX_COMPONENTS else {}
+        found.append((columns, {**left_out, **dict.fromkeys(columns.has, 1)}))
+        first += part.num_shards
+    return found[0][0] if len(found) == 1 else join_columns(found)
 
 
 def index_each(
@@ -158,41 +198,20 @@ def index_each(
         samples=samples,
         index_bytes=index_bytes,
         index_checksums=index_checksums,
-        components=totals.components,
         classes=classes or {},
-        photos=totals.format_counts(),
-        labels=totals.labels,
+        recoded=read_recoded(store, shards.prefix),
         etl=etl,
+        **totals.sums(),
     )
     return manifest, columns.finish()
 
 
-def index_shard(
-    stream: BinaryIO, *, shard: str, size: int | None = None, classes: Mapping[int, str] | None = None
-) -> ShardIndex:
-    """Read one tar front to back and return its index.
-
-    Long, non-ASCII and spaced names in ustar, GNU and PAX archives are read correctly (DALI's own inference and
-    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are
-    skipped. A name is used as a key, never as a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and
-    ``/b/a``.
-
-    Args:
-        stream: The tar's bytes.
-        shard: Its name.
-        size: Its size in bytes, if known: see `ArchiveReader`.
-        classes: The class table.
-
-    Raises:
-        DataError: If the archive or a name in it is broken, a sample's members do not stand together, a component
-            occurs twice, or a label is not an integer or not in the class table; names the shard.
-    """
-    archive = ArchiveReader(stream, shard=shard, size=size)
-    rows: list[_Row] = []
-    keys: set[str] = set()
-    for member in archive:
-        _add_member(rows, keys, member, shard=shard, classes=classes)
-    return _columns(rows, shard=shard, archive=archive)
+def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
+    """The sums over some shards, as their manifest has them, by the names of its attributes."""
+    totals = _Totals()
+    for index in indexes:
+        totals.add(index)
+    return totals.sums()
 
 
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
@@ -221,80 +240,18 @@ def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
     return classes
 
 
-def parse_label(data: bytes, *, shard: str, key: str) -> int:
-    """The class id in the bytes of a ``cls`` component: an integer in ASCII digits, with white space allowed around it.
-
-    Raises:
-        DataError: If it is anything else, does not fit int64, or is longer than `MAX_LABEL_BYTES`.
-    """
-    text = data[: MAX_LABEL_BYTES + 1].strip()
-    is_integer = len(data) <= MAX_LABEL_BYTES and _INTEGER.fullmatch(text)
-    if not is_integer or not -(2**63) <= (label := int(text)) < 2**63:
-        # Bytes that are not UTF-8 become surrogates, which `printable` shows as bytes.
-        found = printable(text.decode("utf-8", "surrogateescape"), max_chars=60)
-        expected = "an integer that fits 64 bits" if is_integer else "an integer"
+def read_recoded(store: Store, prefix: str) -> tuple[RecodedStep, ...]:
+    """What `pack` did to the photos, by its file beside the shards; empty if there is none."""
+    name = recoded_name(prefix)
+    data = store.find(name)
+    if data is None:
+        return ()
+    try:
+        return read_steps(data)
+    except ValueError as exc:
         raise DataError(
-            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{found}', expected {expected}"
-        )
-    return label
-
-
-@dataclass(kw_only=True)
-class _Row:
-    key: str
-    label: int = 0
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    photos: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-
-
-def _add_member(
-    rows: list[_Row], keys: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
-) -> None:
-    key, component = member.key, member.component
-    check_member_name(member.name, shard=shard)
-    where = f"shard '{shard}', key '{key}'"
-    if not rows or rows[-1].key != key:
-        if key in keys:
-            raise DataError(
-                f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
-                "together: sort the files by name before you pack them"
-            )
-        keys.add(key)
-        rows.append(_Row(key=key))
-    row = rows[-1]
-    if component in row.places:
-        raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
-    row.places[component] = (member.offset, member.size)
-    if component == LABEL_COMPONENT:
-        data = member.take(MAX_LABEL_BYTES + 1)
-        for _ in member.pieces():
-            pass  # so that an archive that was cut off here is named first
-        row.label = parse_label(data, shard=shard, key=key)
-        if classes and row.label not in classes:
-            table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
-            raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
-    elif is_photo(component):
-        header = _photo_header(member)
-        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format))
-
-
-def _photo_header(member: Member) -> PhotoHeader:
-    """Format and size of a photo, by its head and its end."""
-    data = member.take(READ_BYTES)
-    if len(data) < member.size:
-        header = read_photo_header(data)
-        if header.format == "unknown" or member.size > MAX_PHOTO_BYTES:
-            return header
-        data += member.read()
-    return read_whole_photo_header(data)
-
-
-def check_member_name(name: str, *, shard: str) -> None:
-    """Refuse a member's name that is not UTF-8 or holds a control character: messages and lists have a key per line."""
-    if name.isprintable() or not _CONTROL.search(name):
-        return
-    found = "is not UTF-8" if _SURROGATE.search(name) else "holds a control character"
-    raise DataError(f"shard '{shard}', member '{printable(name)}': its name {found}; rename it and pack again")
+            f"'{store.locate(name)}' is damaged: {printable(str(exc))}; delete it, or pack the photos again"
+        ) from exc
 
 
 @dataclass(kw_only=True)
@@ -303,6 +260,8 @@ class _Totals:
 
     components: dict[str, int] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
+    turned: dict[str, int] = field(default_factory=dict)
+    """`Manifest.turned`."""
     _formats: dict[str, Int64s] = field(default_factory=dict)
     """component -> int64 [number of formats + 1]; the last counts photos without a size."""
 
@@ -315,11 +274,24 @@ class _Totals:
             counts = self._formats.setdefault(component, np.zeros(len(PHOTO_FORMATS) + 1, np.int64))
             counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
             counts[-1] += np.count_nonzero(photo.height[rows] == 0)
+            if photo.orientation is not None and (
+                num := np.count_nonzero(values_of(photo.orientation[rows]) != UPRIGHT)
+            ):
+                self.turned[component] = self.turned.get(component, 0) + int(num)
         if index.labels is not None:
             # At least one sample has the label, or the component would not be listed.
             labels = index.labels[is_there[LABEL_COMPONENT]]
             self.labels["min"] = min(int(labels.min()), self.labels.get("min", 2**63))
             self.labels["max"] = max(int(labels.max()), self.labels.get("max", -(2**63)))
+
+    def sums(self) -> dict[str, Any]:
+        """The sums of a manifest, by the names of its attributes."""
+        return {
+            "components": self.components,
+            "photos": self.format_counts(),
+            "labels": self.labels,
+            "turned": self.turned,
+        }
 
     def format_counts(self) -> dict[str, dict[str, int]]:
         """`Manifest.photos`."""
@@ -329,29 +301,6 @@ class _Totals:
             if counts[-1] != photos[component].get("unknown", 0):
                 photos[component][UNSIZED] = int(counts[-1])
         return photos
-
-
-def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
-    components = sorted({component for row in rows for component in row.places})
-    places = {c: np.array([row.places.get(c, (-1, 0)) for row in rows], np.int64) for c in components}
-    photos = {}
-    for component in filter(is_photo, components):
-        header = np.array([row.photos.get(component, (0, 0, 0)) for row in rows], np.int64)
-        photos[component] = PhotoColumns(
-            height=header[:, 0].astype(np.int32),
-            width=header[:, 1].astype(np.int32),
-            format=header[:, 2].astype(np.uint8),
-        )
-    return ShardIndex(
-        shard=shard,
-        shard_bytes=archive.num_bytes,
-        shard_checksum=archive.checksum,
-        keys=tuple(row.key for row in rows),
-        offsets={c: place[:, 0] for c, place in places.items()},
-        sizes={c: place[:, 1] for c, place in places.items()},
-        labels=np.array([row.label for row in rows], np.int64) if LABEL_COMPONENT in places else None,
-        photos=photos,
-    )
 
 
 def read_index(store: Store, manifest: Manifest, shard: int) -> bytes:

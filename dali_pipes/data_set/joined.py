@@ -6,6 +6,7 @@ store for an object splits the name again.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,20 @@ def split_set(name: str) -> tuple[str, str]:
 def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     """One manifest for several data sets, in their order. Shard names get their set's name in front; sums are added.
 
-    If two sets have different names for a class id, the first one is kept: see `check_class_tables`.
+    Versions and column files stay with the sets. If two sets have different names for a class id, the first one is
+    kept: see `check_class_tables`.
     """
-    manifests = list(parts.values())
+    etls = [manifest.etl for manifest in parts.values()]
+    joined = concatenate(list(parts.values()))
+    return replace(
+        joined,
+        names=[f"{set_}/{name}" for set_, manifest in parts.items() for name in manifest.names],
+        etl=";".join(etls) if any(etls) else "",
+    )
+
+
+def concatenate(manifests: Sequence[Manifest]) -> Manifest:
+    """The shards of several manifests, one after the other, in one of version 1; sums and class tables are added."""
     classes: dict[int, str] = {}
     components: Counter[str] = Counter()
     for manifest in manifests:
@@ -74,16 +86,20 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(manifest, name) for manifest in manifests]) for name in SHARD_COLUMNS
     }
+    firsts = np.cumsum([0, *(manifest.num_samples for manifest in manifests)])
     ids = [label for manifest in manifests for label in manifest.labels.values()]
-    etls = [manifest.etl for manifest in manifests]
     return Manifest(
-        names=[f"{set_}/{name}" for set_, manifest in parts.items() for name in manifest.names],
+        names=[name for manifest in manifests for name in manifest.names],
         **columns,
         components=components,
         classes=classes,
         photos=_joined_photos([manifest.photos for manifest in manifests]),
         labels={"min": min(ids), "max": max(ids)} if ids else {},
-        etl=";".join(etls) if any(etls) else "",
+        turned=_joined_turned([manifest.turned for manifest in manifests]),
+        recoded=tuple(step for manifest in manifests for step in manifest.recoded),
+        removed=np.concatenate(
+            [manifest.removed + first for manifest, first in zip(manifests, firsts[:-1], strict=True)]
+        ).astype(np.int64),
     )
 
 
@@ -127,3 +143,12 @@ def _joined_photos(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str
             del joined[UNSIZED]
         photos[component] = dict(joined)
     return photos
+
+
+def _joined_turned(parts: Sequence[Mapping[str, int] | None]) -> dict[str, int] | None:
+    joined = Counter[str]()
+    for turned in parts:
+        if turned is None:
+            return None  # where one data set does not know, the mixture does not
+        joined.update(turned)
+    return dict(joined)

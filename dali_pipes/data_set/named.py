@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dali_pipes.data_set.indexing import read_manifest
+from dali_pipes.data_set.indexing import read_manifest, stored_versions
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
@@ -22,6 +22,7 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.transformed import open_transformed, through_etl
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Listing, Pattern
+from dali_pipes.store.shard_names import grown_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import ShardUrls, check_compression, parse_shards, resolve_shards, shard_set
 
@@ -39,13 +40,15 @@ def name_shards(
     ==========================================  ======================================================================
     a prefix, a directory or a glob             the shards in the manifest whose names it matches; if there is no
                                                 manifest, the shards that are listed
+    one of these with ``@3`` at its end         the same for version 3 of the data set; without it, for the newest
     shards' names, also with braces             these shards
     ==========================================  ======================================================================
 
     The manifest of ``ais://pets/shuffled-`` is read under this prefix, without a listing, and so is that of
     ``ais://pets/shuffled-0001``, a part of the same data set. Otherwise (``ais://pets/``) the store is listed to find
     out under which prefix the manifest lies. A shard that lies beside the others and is not in the manifest does not
-    belong to the data set; where it is listed, a warning says so.
+    belong to the data set; where it is listed, a warning says so. A URL that ends in ``@3`` names a version only if the
+    data set has it; names may end so, too.
 
     Args:
         urls: See `dali_pipes.store.urls.resolve_shards`.
@@ -57,13 +60,14 @@ def name_shards(
 
     Raises:
         DataError: If the manifest is broken, and where `dali_pipes.store.urls.resolve_shards` raises it.
-        StoreError: If shards are missing in a directory, or, with ``allow_missing``, all of them are; if they must be
-            listed, and cannot be; a `LostManifestError` if a bucket has shards' indexes and no manifest. A bucket is
-            not listed: if it lacks a shard, the first read of the shard fails.
+        StoreError: If the data set has no such version; if shards are missing in a directory, or, with
+            ``allow_missing``, all of them are; if they must be listed, and cannot be; a `LostManifestError` if a
+            bucket has shards' indexes and no manifest. A bucket is not listed: if it lacks a shard, the first read of
+            the shard fails.
         ValueError: See `dali_pipes.store.urls.resolve_shards` and
             `dali_pipes.store.cluster.transformed.open_transformed`.
     """
-    shards = _named(urls, endpoint=endpoint, etl=etl)
+    shards = known_shards(urls, endpoint=endpoint, etl=etl)
     if not allow_missing:
         if shards.store.directory is not None and (missing := _missing_files(shards)):
             raise shards.missing(missing)
@@ -81,25 +85,69 @@ def name_shards(
 def list_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = False) -> ShardSet:
     """The shards that are listed now, for commands that take more than a manifest lists: packed since, or compressed.
 
+    The shards of a data set with versions are those of its manifest: shards of older versions lie beside them.
+
     Raises:
+        DataError: If samples were removed from the data set: these commands read whole shards.
         StoreError: If a manifest beside the shards names a shard that is not listed, and where
             `dali_pipes.store.urls.resolve_shards` raises it.
         DataError, ValueError: See `dali_pipes.store.urls.resolve_shards`.
     """
+    parts = parse_shards(urls, endpoint=endpoint)
+    answers = [_listed_answer(part) for _, part in parts if isinstance(part, Pattern)]
+    for named in filter(None, answers):
+        if named.manifest is not None and (named.manifest.version > 1 or named.version is not None):
+            if len(parts) > 1:
+                raise ValueError(
+                    f"'{named.url}' is a data set with versions, and {len(parts) - 1} more URLs are named; "
+                    "name it alone"
+                )
+            return without_removals(named)
     shards = resolve_shards(urls, endpoint=endpoint, compressed=compressed)
     listed = {shards.store.locate(name) for name in shards.names}
-    for _, pattern in parse_shards(urls, endpoint=endpoint):
-        if isinstance(pattern, Pattern):
-            with contextlib.suppress(DataError):  # a broken manifest names no shard
-                try:
-                    named = _answer(pattern)
-                except LostManifestError as exc:
-                    # A manifest that was never written is what `prep index` is for.
-                    if exc.missing:
-                        raise
-                    continue
-                if missing := [name for name in named.names if named.store.locate(name) not in listed]:
-                    raise named.missing(missing, is_read=False)
+    for named in filter(None, answers):
+        if missing := [name for name in named.names if named.store.locate(name) not in listed]:
+            raise named.missing(missing, is_read=False)
+    return without_removals(shards)
+
+
+def _listed_answer(pattern: Pattern) -> ShardSet | None:
+    """The shards that a pattern names; ``None`` if there is no manifest, or a broken one, which names no shard."""
+    try:
+        return _answer(pattern)
+    except DataError:
+        return None
+    except LostManifestError as exc:
+        # A manifest that was never written is what `prep index` is for.
+        if exc.missing:
+            raise
+        return None
+    except (StoreError, ValueError):
+        if pattern.version is not None:
+            raise
+        return None  # `resolve_shards` says it, or knows better
+
+
+def without_removals(shards: ShardSet) -> ShardSet:
+    """The same shards, for what reads whole shards.
+
+    Raises:
+        DataError: If they hold samples that were removed from the data set.
+    """
+    manifest = None
+    with contextlib.suppress(DataError):
+        shards = _of_grown_set(shards)
+        manifest = shards.manifest or read_manifest(shards.store, shards.prefix)
+    if manifest is None:
+        return shards
+    known = set(shards.names).intersection(manifest.names)
+    num_removed = len(manifest.select(sorted(known), where=shards.url).removed)
+    if num_removed:
+        what = "a removed sample" if num_removed == 1 else f"{num_removed} removed samples"
+        raise DataError(
+            f"'{shards.url}': the shards still hold {what} of the data set, and this command reads whole shards; write "
+            f"them anew: dali-pipes prep compact '{shards.store.locate(shards.prefix)}'"
+        )
     return shards
 
 
@@ -111,7 +159,7 @@ class LostManifestError(StoreError):
     def __init__(self, text: str, missing: Sequence[str] = ()) -> None:  # the default lets it be pickled
         super().__init__(text)
         self.missing = missing
-        """URLs of shards that have an index, and are not listed."""
+        """URLs of shards that have an index, and are not listed; or of versions, whose newest is not listed."""
 
 
 class FoundShards(NamedTuple):
@@ -135,7 +183,7 @@ def compare_shards(urls: ShardUrls, *, endpoint: str | None) -> FoundShards:
         DataError, ValueError: See `name_shards`.
     """
     try:
-        shards = _named(urls, endpoint=endpoint)
+        shards = known_shards(urls, endpoint=endpoint)
     except DataError:
         shards = resolve_shards(urls, endpoint=endpoint)
     present, missing = _present(shards)
@@ -146,23 +194,73 @@ def compare_shards(urls: ShardUrls, *, endpoint: str | None) -> FoundShards:
     return FoundShards(present, list(map(shards.store.locate, missing)), beyond)
 
 
-def _named(urls: ShardUrls, *, endpoint: str | None, etl: str | None = None) -> ShardSet:
+def known_shards(urls: ShardUrls, *, endpoint: str | None, etl: str | None = None) -> ShardSet:
+    """As `name_shards`, without a look at whether the shards are there."""
     parts = parse_shards(urls, endpoint=endpoint)
     if len(parts) == 1 and isinstance(parts[0][1], Pattern):
         return _answer(parts[0][1], etl)
     locations: list[str] = []
+    changed: list[ShardSet] = []
     for url, part in parts:
         if isinstance(part, Pattern):
             answer = _answer(part)
+            changed += [answer] if _is_changed(answer) else []
             part = list(map(answer.store.locate, answer.names))
         check_compression(part, url=url, compressed=False)
         locations += part
-    shards = shard_set(locations, endpoint=endpoint)
+    shards = _of_grown_set(shard_set(locations, endpoint=endpoint))
+    for answer in changed:
+        if answer.version is not None or answer.prefix != shards.prefix:
+            raise ValueError(
+                f"'{answer.url}' is a version of a data set, or a data set with removed samples, and "
+                f"{len(parts) - 1} more URLs are named; name it alone, or make a dali_pipes.Mixture of data sets"
+            )
     return shards if etl is None else through_etl(shards, etl)
+
+
+def _is_changed(shards: ShardSet) -> bool:
+    """Whether the names of shards do not say which samples are meant."""
+    return shards.version is not None or (shards.manifest is not None and len(shards.manifest.removed) > 0)
+
+
+def _of_grown_set(shards: ShardSet) -> ShardSet:
+    """The same shards, with their manifest, if all of them were added to a data set or written anew for it.
+
+    Their names share more text than those of the data set's other shards.
+    """
+    prefix = grown_prefix(shards.names) if shards.manifest_prefix is None else None
+    if prefix is None or read_manifest(shards.store, shards.prefix) is not None:
+        return shards
+    manifest = read_manifest(shards.store, prefix)
+    return shards if manifest is None else replace(shards, manifest=manifest, manifest_prefix=prefix)
 
 
 def _answer(pattern: Pattern, etl: str | None = None) -> ShardSet:
     """The shards that a pattern names: by a manifest, or by a listing."""
+    if pattern.literal is not None:
+        return _answer_version(pattern, pattern.literal, etl)
+    return _answer_newest(pattern, etl)
+
+
+def _answer_version(pattern: Pattern, literal: Pattern, etl: str | None) -> ShardSet:
+    """The shards of one version, unless the URL is also the beginning of shards' names."""
+    if (named := _by_manifest(literal, literal.store, literal.prefix, etl)) is not None:
+        return named
+    if etl is not None:
+        raise ValueError(
+            f"'{pattern.url}' names a version of a data set, and through an ETL only the newest can be read; leave out "
+            f"'@{pattern.version}'"
+        )
+    try:
+        return _answer_newest(pattern, None)
+    except StoreError:
+        with contextlib.suppress(StoreError):
+            return _answer_newest(literal, None)
+        raise
+
+
+def _answer_newest(pattern: Pattern, etl: str | None) -> ShardSet:
+    """As `_answer`, for a URL without a version; or with one, if that cannot be the beginning of shards' names."""
     for prefix in pattern.manifest_prefixes:
         if (named := _by_manifest(pattern, pattern.store, prefix, etl)) is not None:
             return named
@@ -171,12 +269,23 @@ def _answer(pattern: Pattern, etl: str | None = None) -> ShardSet:
         prefix = listing.manifest_prefixes[0]
         if (named := _by_manifest(pattern, pattern.store, prefix, etl)) is not None:
             return named
+    if (named := _with_versions(pattern, listing, etl)) is not None:
+        return named
+    if listing.lost:
+        raise LostManifestError(
+            f"'{pattern.url}': a data set has versions, {shown(listing.lost)}, and its newest manifest is not there; "
+            "is a node of the cluster away? copy the newest of these manifests to its name, without the '@' and number",
+            listing.lost,
+        )
+    if pattern.version is not None:
+        raise StoreError(f"'{pattern.url}': there is no manifest, so there are no versions; index the shards first")
     found = pattern.choose(listing.shards)
     check_compression(found, url=pattern.url, compressed=False)
     listed = shard_set(found, endpoint=pattern.store.endpoint)
     # If shards are gone, the others may share more text than the manifest's prefix.
     prefixes = sorted(filter(listed.prefix.startswith, listing.manifest_prefixes), key=len, reverse=True)
-    for prefix in dict.fromkeys([listed.prefix, *prefixes]):
+    grown = grown_prefix(listed.names)
+    for prefix in dict.fromkeys([listed.prefix, *([] if grown is None else [grown]), *prefixes]):
         if (named := _by_manifest(pattern, listed.store, prefix, etl)) is not None:
             if named.manifest is not None and (beyond := _beyond(named, named.manifest, listing)):
                 _log.warning(
@@ -196,6 +305,23 @@ def _answer(pattern: Pattern, etl: str | None = None) -> ShardSet:
     return listed if etl is None else through_etl(listed, etl)
 
 
+def _with_versions(pattern: Pattern, listing: Listing, etl: str | None) -> ShardSet | None:
+    """The shards of the only data set that is listed, if it has versions; ``None``: see `_answer_newest`.
+
+    Names of its shards begin in several ways, and shards of older versions lie beside them.
+    """
+    place = pattern.store.url.rstrip("/")
+    prefixes = [
+        prefix
+        for prefix in listing.manifest_prefixes
+        if all(location.startswith(f"{place}/{prefix}") for location in listing.shards)
+    ]
+    if len(prefixes) != 1 or (named := _by_manifest(pattern, pattern.store, prefixes[0], etl)) is None:
+        return None
+    has_versions = pattern.version is not None or (named.manifest is not None and named.manifest.version > 1)
+    return named if has_versions else None
+
+
 def _missing_of_several(pattern: Pattern, listed: ShardSet) -> list[str]:
     """The missing shards of a glob that spans several data sets, by the manifests of those that have shards left."""
     missing: list[str] = []
@@ -213,16 +339,54 @@ def _by_manifest(pattern: Pattern, store: Store, prefix: str, etl: str | None) -
     read = store if etl is None else open_transformed(store, etl, url=pattern.url)
     # As long as the transformed shards have no manifest, that of the stored shards says which shards there are.
     for place in dict.fromkeys([read, store]):
-        manifest = read_manifest(place, prefix)
+        manifest = read_manifest(place, prefix, pattern.version)
         if manifest is not None and (names := tuple(pattern.matching(manifest.names, store))):
+            if etl is not None:
+                _check_etl_is_newest(manifest, store, prefix, etl)
+            _warn_of_grown(pattern, names, manifest, whole=store.locate(prefix))
             return ShardSet(
-                store=read, names=names, manifest=manifest if place is read else None, manifest_prefix=prefix
+                store=read,
+                names=names,
+                manifest=manifest if place is read else None,
+                manifest_prefix=prefix,
+                version=pattern.version,
             )
     return None
 
 
+def _warn_of_grown(pattern: Pattern, names: Sequence[str], manifest: Manifest, *, whole: str) -> None:
+    """Say so if numbers or a glob name only shards that the data set had from the beginning."""
+    if manifest.version == 1 or len(names) == manifest.num_shards:
+        return
+    num_grown = sum(grown_prefix([name]) is not None for name in manifest.names)
+    if num_grown and not any(grown_prefix([name]) is not None for name in names):
+        _log.warning(
+            "'%s' names %d of %d shards, and none of the %d that were added or written anew, which are called "
+            "otherwise; the whole data set is '%s'",
+            pattern.url, len(names), manifest.num_shards, num_grown, whole,
+        )  # fmt: skip
+
+
+def _check_etl_is_newest(manifest: Manifest, store: Store, prefix: str, etl: str) -> None:
+    """Refuse the shards of an ETL if the stored ones are of a version with other samples."""
+    stored = manifest if not manifest.etl else read_manifest(store, prefix)
+    if stored is None or stored.version == 1:
+        return
+    where = store.locate(prefix)
+    if len(stored.removed):
+        raise DataError(
+            f"'{where}': samples were removed from the data set ({len(stored.removed)}), and an ETL gives whole "
+            f"shards; write the shards anew: dali-pipes prep compact '{where}'"
+        )
+    if manifest.etl and manifest.names != stored.names:
+        raise DataError(
+            f"'{where}': version {stored.version} has {stored.num_shards} shards, and the manifest of ETL '{etl}' "
+            f"lists others; index them: dali-pipes prep index '{where}' --etl {etl} --overwrite"
+        )
+
+
 def _beyond(named: ShardSet, manifest: Manifest, listing: Listing) -> list[str]:
-    """The listed shards that are in no manifest."""
+    """The listed shards that are in no manifest, also of no other version."""
     place = named.store.url.rstrip("/")
     known = {f"{place}/{name}" for name in manifest.names}
     others = [
@@ -230,11 +394,16 @@ def _beyond(named: ShardSet, manifest: Manifest, listing: Listing) -> list[str]:
         for prefix in listing.manifest_prefixes
         if prefix != named.prefix and prefix.startswith(named.prefix)
     ]
-    return [
+    beyond = [
         location
         for location in listing.shards
         if location.endswith(".tar") and location not in known and not location.startswith(tuple(others))
     ]
+    if beyond and (manifest.version > 1 or named.version is not None):
+        for version in (None, *stored_versions(named.store, named.prefix)):
+            if (other := read_manifest(named.store, named.prefix, version)) is not None:
+                known.update(f"{place}/{name}" for name in other.names)
+    return [location for location in beyond if location not in known]
 
 
 def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:

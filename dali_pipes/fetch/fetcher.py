@@ -9,6 +9,10 @@ from dali_pipes.cache.extents import Extent
 NUM_FETCHERS = 8
 
 
+def _ignore(_: int) -> None:
+    pass
+
+
 class Wanted(NamedTuple):
     """An object, and the place for it."""
 
@@ -22,6 +26,8 @@ class Wanted(NamedTuple):
     """Called in the fetcher's thread: with ``None`` when the object is whole and checked, or with the error that ended
     its fetch; the other objects' fetches go on. It may be called again if an object is fetched again. ``None``: an
     error ends all fetches, and is raised."""
+    received: Callable[[int], None] = _ignore
+    """Called in the fetcher's thread with the number of further bytes that came."""
 
     def reported(self, fetch: Callable[[], bool]) -> bool:
         """Call ``fetch``, which brings this object, and report the end; returns whether to go on."""

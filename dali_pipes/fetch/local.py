@@ -45,7 +45,7 @@ class LocalFetcher:
             found = os.fstat(source).st_size
             if found != extent.size:
                 raise DataError(f"shard '{where}' has {found} bytes, the manifest says {extent.size}; {_CHANGED}")
-            taken = self._copy_bytes(source, extent, where, stopped)
+            taken = self._copy_bytes(source, one, where, stopped)
         finally:
             os.close(source)
         if taken is None:
@@ -56,8 +56,9 @@ class LocalFetcher:
             )
         return True
 
-    def _copy_bytes(self, source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int | None:
+    def _copy_bytes(self, source: int, one: Wanted, where: str, stopped: Callable[[], bool]) -> int | None:
         """Copy a file and return the XXH64 of its bytes; ``None`` if ``stopped``."""
+        extent = one.extent
         num_there = _copy_in_kernel(source, extent, where, stopped)
         state, position = xxhash.xxh64(), 0
         while position < extent.size:
@@ -76,6 +77,7 @@ class LocalFetcher:
             if not num:
                 raise DataError(f"shard '{where}' has {position} bytes, the manifest says {extent.size}; {_CHANGED}")
             position += num
+            one.received(num)
         return int(state.intdigest())
 
 

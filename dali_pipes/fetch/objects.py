@@ -112,7 +112,7 @@ class ObjectFetcher:
         loop = EventLoop()
         for one in wanted:
             where, size = self._source.where(one.name), one.extent.size
-            item = FetchedObject(one.name, where, self._access.endpoint, one.extent, one.checksum)
+            item = FetchedObject(one.name, where, self._access.endpoint, one.extent, one.checksum, one.received)
             num_parts = min(num_connections, size // RANGE_BYTES)
             if num_parts > 1:
                 loop.start(self._fetch_parts(item, one, num_parts, loop))
@@ -258,6 +258,7 @@ class ObjectFetcher:
             if not num:
                 raise self._source.short_body(item, part)
             part.advance(num)
+            item.received(num)
             yield NOW
         # Only a body whose length was not announced is incomplete here.
         if not body.is_complete and (yield from body.receive(memoryview(bytearray(1)))):

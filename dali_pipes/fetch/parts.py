@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dali_pipes.cache.extents import BLOCK_BYTES, Extent
@@ -46,6 +47,8 @@ class FetchedObject:
     extent: Extent
     checksum: int
     """XXH64, from the manifest."""
+    received: Callable[[int], None] = lambda _: None
+    """See `dali_pipes.fetch.fetcher.Wanted`."""
     started: float = field(default_factory=time.monotonic)
     target: str | None = None
     """The URL to which the proxy redirected; other ranges of the object are read there without asking the proxy."""

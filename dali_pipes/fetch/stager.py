@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from dali_pipes import profiling
 from dali_pipes.cache.cache import Take
@@ -19,9 +20,11 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
 from dali_pipes.fetch.coming import ComingShards
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
+from dali_pipes.fetch.long_waits import Progress
 from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
+from dali_pipes.metrics import tracing
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +54,18 @@ def in_fetcher() -> bool:
     return threading.current_thread().name == _THREAD_NAME
 
 
+@dataclass(eq=False, kw_only=True)
+class _Filling:
+    """A shard that a thread fills or checks."""
+
+    is_check: bool
+    since: float = field(default_factory=time.monotonic)
+    received_bytes: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.received_bytes += num_bytes
+
+
 class Stager(StagingRequests):
     """Fills the cache file in the background; owns its threads.
 
@@ -73,7 +88,7 @@ class Stager(StagingRequests):
         self._num_fetchers = num_fetchers
         # The condition's lock guards everything below.
         self._threads: list[threading.Thread] = []
-        self._filling: set[int] = set()
+        self._filling: dict[int, _Filling] = {}
         # The first of the shards that a thread fills, if it is to leave them for an urgent one. Note [urgent]
         self._abandoned: set[int] = set()
         self._elsewhere: set[int] = set()  # urgent shards that another process fills or drops
@@ -82,8 +97,10 @@ class Stager(StagingRequests):
         self._no_space_since: float | None = None
         self._logged_at = 0.0
         self._has_warned = False
-        self.fetched_bytes = 0
+        self.fetched_bytes: int = 0
         """Bytes of shards that this loader brought into the cache file so far, indexes included."""
+        self.num_fetched: int = 0
+        """The number of these shards."""
 
     @property
     def num_threads(self) -> int:
@@ -108,6 +125,33 @@ class Stager(StagingRequests):
                     interrupt = exc
         if interrupt is not None:
             raise interrupt
+
+    def progress(self, shards: Sequence[int]) -> Progress:
+        """Say how far these shards have come, which a caller needs."""
+        with self._changed:
+            missing = [shard for shard in shards if shard not in self._demand.held]
+            filled = [shard for shard in missing if shard in self._filling]
+            first = min(filled, key=lambda shard: self._filling[shard].since) if filled else (missing or shards)[0]
+            found = Progress(
+                num_shards=len(shards),
+                num_missing=len(missing),
+                missing_bytes=self._demand.bytes_of(missing),
+                url=self._locate(self._manifest.names[first]),
+                state="queued",
+                shard_bytes=self._share.shard_extent(first).size + self._share.index_extent(first).size,
+                num_fetched=len(self._filling),
+            )
+            if filled:
+                filling = self._filling[first]
+                return found._replace(
+                    state="checked" if filling.is_check else "fetched",
+                    since_s=time.monotonic() - filling.since,
+                    received_bytes=filling.received_bytes,
+                )
+            if self._no_space_since is not None:
+                return found._replace(state="no space")
+            pid = self._share.filled_by(first)
+            return found if pid is None else found._replace(state="elsewhere", pid=pid)
 
     def _ask_for(self, num_asked: int) -> None:
         """Ask the cache once for this many shards: resident ones must be held before other loaders evict them."""
@@ -197,7 +241,7 @@ class Stager(StagingRequests):
         ready = taken.ready.tolist()
         for shard in ready:
             self._hold(shard)
-        self._filling.update(taken.fill.tolist())
+        self._filling.update((shard, _Filling(is_check=taken.is_there)) for shard in taken.fill.tolist())
         self._release_unwanted(ready)  # asking took a moment: they may not be wanted any more
         if taken.blocked == "space":
             self._make_space()
@@ -235,6 +279,7 @@ class Stager(StagingRequests):
             _log.warning("waiting for space in '%s' for %d shards: other loaders hold it", directory, len(missing))
 
     def _fill(self, shards: Sequence[int], fetcher: Fetcher, *, is_there: bool) -> None:
+        started = time.perf_counter()
         left = dict.fromkeys(shards)  # the shards that are not finished
         errors: dict[int, Exception] = {}
         try:
@@ -250,12 +295,21 @@ class Stager(StagingRequests):
                 self._share.fail(list(left))
         finally:
             with self._changed:
-                self._filling.difference_update(left)
+                for shard in left:
+                    self._filling.pop(shard, None)
                 self._abandoned.discard(shards[0])
                 for shard in left:
                     if shard in errors:
                         self._fail([shard], errors[shard])
                 self._release_unwanted(left)
+        tracing.report(
+            "stage",
+            seconds=time.perf_counter() - started,
+            error=next(iter(errors.values()), None),
+            first_shard=self._locate(self._manifest.names[shards[0]]),
+            num_shards=len(shards),
+            bytes=int(self._share.extent_bytes[list(shards)].sum()),
+        )
 
     def _finish(self, left: dict[int, None], shards: Sequence[int], *, are_new: bool = True) -> None:
         """Mark shards ready that are whole, and take them from ``left``."""
@@ -265,10 +319,11 @@ class Stager(StagingRequests):
         with self._changed:
             for shard in shards:
                 del left[shard]
-                self._filling.discard(shard)
+                self._filling.pop(shard, None)
                 self._hold(shard)
                 if are_new:
                     self.fetched_bytes += self._share.shard_extent(shard).size + self._share.index_extent(shard).size
+                    self.num_fetched += 1
             self._release_unwanted(shards)
 
     def _fetch(self, lead: int, left: dict[int, None], fetcher: Fetcher) -> dict[int, Exception]:
@@ -281,7 +336,9 @@ class Stager(StagingRequests):
                 Wanted(name, self._share.shard_extent(shard), int(self._manifest.checksums[shard])),
                 Wanted(index_name(name), self._share.index_extent(shard), int(self._manifest.index_checksums[shard])),
             ]
-            wanted += coming.add(shard, objects)
+            filling = self._filling[shard]
+            filling.is_check = False
+            wanted += [one._replace(received=filling.add) for one in coming.add(shard, objects)]
             try:
                 self._share.reserve_blocks(shard, name=self._locate(name))
             except CacheError as exc:
@@ -316,7 +373,7 @@ class Stager(StagingRequests):
         if not self._urgent or not self._demand.needs.keys().isdisjoint(left):  # no lock: this is called again
             return False
         with self._changed:
-            without_thread = self._urgent - self._filling - self._elsewhere - self._failed.keys()
+            without_thread = self._urgent - self._filling.keys() - self._elsewhere - self._failed.keys()
             if not self._demand.needs.keys().isdisjoint(left) or len(without_thread) <= len(self._abandoned):
                 return False
             self._abandoned.add(lead)

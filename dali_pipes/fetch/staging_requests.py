@@ -57,6 +57,11 @@ class StagingRequests(ABC):
         """Whether less is wanted ahead than may be held, so that another window can be asked for."""
         return self._demand.ahead_bytes < self._share.reserved
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the cache file that the loader holds."""
+        return self._demand.held_bytes
+
     @uninterrupted
     def stage(self, shards: Sequence[int]) -> None:
         """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""

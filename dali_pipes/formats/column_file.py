@@ -40,13 +40,14 @@ class ColumnFile:
     header: dict[str, Any]
 
     @classmethod
-    def open(cls, data: bytes, *, where: str, kind: str, version: int) -> "ColumnFile":
-        """Read a file; ``where`` names it.
+    def open(cls, data: bytes, *, where: str, kind: str, version: int | tuple[int, ...]) -> "ColumnFile":
+        """Read a file of one of these versions, the newest last; ``where`` names it.
 
         Raises:
             DataError: If it is not of this kind and version.
         """
-        expected = f"expected a {kind}, version {version}"
+        versions = version if isinstance(version, tuple) else (version,)
+        expected = f"expected a {kind}, version {' or '.join(map(str, versions))}"
         try:
             columns = load_tensors(data)
             header_stop = 8 + int.from_bytes(data[:8], "little")
@@ -56,7 +57,7 @@ class ColumnFile:
             raise DataError(f"'{where}': {expected}, found {found}; rebuild it: dali-pipes prep index URL") from exc
         if not isinstance(header, dict):
             header = {}
-        if header.get("kind") != kind or header.get("version") != version:
+        if header.get("kind") != kind or header.get("version") not in versions:
             found = f"a {header.get('kind')}, version {header.get('version')}"
             raise DataError(f"'{where}': {expected}, found {found}; rebuild it: dali-pipes prep index URL")
         return cls(where=where, kind=kind, columns=columns, header=header)

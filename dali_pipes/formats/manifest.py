@@ -1,6 +1,6 @@
 """The manifest: one file beside all shards of a data set, with a row for each shard.
 
-``samples-manifest.safetensors``, version 2, for S shards; a file as in `dali_pipes.formats.column_file`:
+``samples-manifest.safetensors``, version 2 or 3, for S shards; a file as in `dali_pipes.formats.column_file`:
 
 ====================  ========  =====================================================================================
 column                dtype     holds
@@ -22,8 +22,22 @@ reads any shard index:
 * ``photos`` counts the formats of each component that is a photo by its name, ``{"image.jpg": {"JPEG": 990, "unknown":
   10}}``, and under ``unsized`` the photos without height and width, if their number differs from that of ``unknown``.
 * ``labels`` has the smallest and the largest class id, ``{"min": 1, "max": 37}``, if there are any.
+* ``turned`` counts the photos of each component whose EXIF orientation is not 1, ``{"image.jpg": 12}``; components
+  without such photos are left out. Manifests that were written before orientations were kept lack the entry.
+* ``recoded``, only if photos were resized, optimized or converted: what was done, `dali_pipes.formats.recoded`.
 
 (Version 1 had neither ``photos`` nor ``labels``.)
+
+The manifest of a data set that has changed (``prep add``, ``prep remove``, ``prep compact``) has more entries:
+
+* ``data_version`` is the version of the data set, 2 or more; without it, the version is 1.
+* ``parts`` lists the column files, ``[["", 10000], ["add-3f9a6c01d2-", 100]]``: the text between the manifest's prefix
+  and the name of the file, and the number of shards whose samples it has. Without it, there is one part, ``""``.
+* ``history`` has an entry for each version, the oldest first: see `Change`.
+
+If samples were removed, the file is of version 3, because a reader of version 2 would still read them, and has the
+column ``removed``, int64: their ordinals, sorted. The counts in the header count the removed samples, too, because the
+shards still hold them.
 
 Shards that are read through an ETL (``prep index --etl NAME``) have files of the same formats, named after the ETL:
 ``samples-manifest.NAME.etl.safetensors``. The header of such a manifest has ``etl``, the ETL's name.
@@ -42,11 +56,15 @@ import xxhash
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import ColumnFile, are_counts, is_int64, save_columns
+from dali_pipes.formats.history import Change, Part, history_entries, read_history, read_removed
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.recoded import EXPECTED, RecodedStep, are_steps, steps_of
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 
 MANIFEST_VERSION = 2
+REMOVALS_VERSION = 3
+"""The version of a manifest with removed samples."""
 MANIFEST_KIND = "dali-pipes manifest"
 UNSIZED = "unsized"
 """A key of `Manifest.photos` besides the formats: photos whose header gives no height and width."""
@@ -73,6 +91,10 @@ def checksum(data: bytes | memoryview) -> int:
     return cast("int", xxhash.xxh64_intdigest(data))
 
 
+def _no_ordinals() -> Int64s:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """One row for each shard, and the class table: all that a plan needs before any shard index is read."""
@@ -93,9 +115,22 @@ class Manifest:
     set; and `UNSIZED` -> the number without height and width, if it differs from the number of unknown photos."""
     labels: Mapping[str, int] = field(default_factory=dict)
     """``{"min": 1, "max": 37}``: the smallest and largest class id of the whole data set; empty if it has none."""
+    turned: Mapping[str, int] | None = None
+    """component -> the number of its photos in the whole data set whose EXIF orientation is not 1, if there are any;
+    ``None``: the shard indexes do not keep orientations."""
+    recoded: tuple[RecodedStep, ...] = ()
+    """What was done to the photos when the shards were packed, step by step; empty if they have their first bytes."""
     etl: str = ""
     """The ETL through which these shards are read; empty: as they are stored. For a mixture with ETLs: those of its
     sets in their order, ``;`` between them."""
+    version: int = 1
+    """The version of the data set."""
+    parts: tuple[Part, ...] = ()
+    """The column files of a whole manifest; empty: one, beside the manifest. A selection of shards keeps them."""
+    history: tuple[Change, ...] = ()
+    """All versions up to this one; empty for version 1."""
+    removed: Int64s = field(default_factory=_no_ordinals)
+    """Ordinals of samples that are in the shards and not in the data set, sorted: int64 [R]."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, Texts):
@@ -107,7 +142,13 @@ class Manifest:
 
     @property
     def num_samples(self) -> int:
+        """Samples of all shards, the removed ones included."""
         return int(self.samples.sum())
+
+    @property
+    def num_kept(self) -> int:
+        """Samples of the data set, without the removed ones."""
+        return self.num_samples - len(self.removed)
 
     @property
     def total_bytes(self) -> int:
@@ -115,7 +156,15 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the data set: SHA-256, hexadecimal, of names, sizes, checksums and sample counts in their order.
+        """Identifies the data set: `shards_digest`, or if samples were removed, SHA-256 of it and their ordinals."""
+        if not len(self.removed):
+            return self.shards_digest
+        removed = self.removed.astype("<i8").tobytes()
+        return hashlib.sha256(f"{MANIFEST_KIND} {self.shards_digest} removed\n".encode() + removed).hexdigest()
+
+    @cached_property
+    def shards_digest(self) -> str:
+        """SHA-256, hexadecimal, of names, sizes, checksums and sample counts in their order.
 
         Shards that are read through an ETL are another data set, even if the ETL changes no byte.
         """
@@ -156,7 +205,33 @@ class Manifest:
         if np.array_equal(chosen, np.arange(self.num_shards)):
             return self
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in SHARD_COLUMNS}
-        return replace(self, names=cast("Texts", self.names).take(chosen), **columns)
+        removed = self._removed_of(chosen) if len(self.removed) else self.removed
+        return replace(self, names=cast("Texts", self.names).take(chosen), removed=removed, **columns)
+
+    @property
+    def num_removed(self) -> Int64s:
+        """The number of removed samples in each shard: int64 [shards]."""
+        stops = np.searchsorted(self.removed, np.cumsum(self.samples, dtype=np.int64))
+        return np.diff(stops, prepend=0).astype(np.int64)
+
+    def removed_in(self, row: int) -> Int64s:
+        """The removed samples of the shard in a row, as numbers within the shard: int64, sorted."""
+        stop = int(self.samples[: row + 1].sum())
+        start = stop - int(self.samples[row])
+        first, last = np.searchsorted(self.removed, [start, stop])
+        return self.removed[first:last] - start
+
+    def _removed_of(self, chosen: Int64s) -> Int64s:
+        """The removed samples of these rows, as ordinals of their manifest."""
+        stops, counts = np.cumsum(self.samples, dtype=np.int64), self.samples[chosen]
+        starts, firsts = (stops - self.samples)[chosen], np.cumsum(counts, dtype=np.int64) - counts
+        lows, highs = np.searchsorted(self.removed, starts), np.searchsorted(self.removed, starts + counts)
+        moved = [
+            self.removed[low:high] - start + first
+            for low, high, start, first in zip(lows, highs, starts, firsts, strict=True)
+            if low < high
+        ]
+        return np.concatenate([np.empty(0, np.int64), *moved])
 
     def shard_index(self, row: int, data: bytes, *, where: str) -> ShardIndex:
         """The index of the shard in a row, read from the bytes of its file.
@@ -182,15 +257,21 @@ class Manifest:
         name_bytes, name_ends = pack_texts(self.names)
         columns = {column: getattr(self, name) for name, (column, _) in SHARD_COLUMNS.items()}
         columns |= {"name/bytes": name_bytes, "name/ends": name_ends}
+        if len(self.removed):
+            columns["removed"] = self.removed
         header = {
             "kind": MANIFEST_KIND,
-            "version": MANIFEST_VERSION,
+            "version": REMOVALS_VERSION if len(self.removed) else MANIFEST_VERSION,
             "components": dict(sorted(self.components.items())),
             "photos": {c: dict(sorted(counts.items())) for c, counts in sorted(self.photos.items())},
             "labels": dict(sorted(self.labels.items())),
             "classes": {str(label): self.classes[label] for label in sorted(self.classes)},
+            **({"turned": dict(sorted(self.turned.items()))} if self.turned is not None else {}),
+            **({"recoded": [step.as_json() for step in self.recoded]} if self.recoded else {}),
             **({"etl": self.etl} if self.etl else {}),
         }
+        if self.version > 1:
+            header |= history_entries(self.version, self.parts, self.history)
         return save_columns(columns, header)
 
     @classmethod
@@ -200,7 +281,7 @@ class Manifest:
         Raises:
             DataError: If ``data`` is not a manifest of this version, or holds invalid values; ``where`` names it.
         """
-        file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
+        file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=(MANIFEST_VERSION, REMOVALS_VERSION))
         names = file.texts("name")
         if problem := object_name_problem(names):
             raise file.refused("names of shards", problem)
@@ -209,7 +290,11 @@ class Manifest:
             values = columns[name] = file.column(column, dtype, len(names))
             if dtype is np.int64 and ((values < 0).any() or values.sum(dtype=np.float64) >= 2**62):
                 raise file.refused(f"column '{column}' of counts with a sum under 2**62", "other values")
+        removed = (
+            read_removed(file, columns["samples"]) if file.header["version"] == REMOVALS_VERSION else _no_ordinals()
+        )
         file.expect_no_more()
+        version, parts, history = read_history(file, len(names))
         etl = file.text("etl") if "etl" in file.header else ""
         if etl and not _ETL_NAME.fullmatch(etl):
             raise file.refused("'etl' to be an ETL's name", f"{etl!r:.40}")
@@ -224,7 +309,13 @@ class Manifest:
             classes={int(label): name for label, name in classes.items()},
             photos=photos,
             labels=file.entry("labels", "min and max", _is_range),
+            turned=file.entry("turned", "whole numbers by component", are_counts) if "turned" in file.header else None,
+            recoded=steps_of(file.entry("recoded", EXPECTED, are_steps)) if "recoded" in file.header else (),
             etl=etl,
+            version=version,
+            parts=parts,
+            history=history,
+            removed=removed,
         )
 
 

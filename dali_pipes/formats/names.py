@@ -14,6 +14,16 @@ def manifest_name(prefix: str) -> str:
     return f"{prefix}manifest.safetensors"
 
 
+def version_name(prefix: str, version: int) -> str:
+    """``a/x-``, 3 -> ``a/x-manifest@3.safetensors``: the manifest of one version of a data set, which never changes."""
+    return f"{version_start(prefix)}{version}.safetensors"
+
+
+def version_start(prefix: str) -> str:
+    """The text with which the names of all versions' manifests begin."""
+    return f"{prefix}manifest@"
+
+
 def columns_name(prefix: str) -> str:
     """``a/x-`` -> ``a/x-columns.safetensors``: see `dali_pipes.formats.sample_columns`."""
     return f"{prefix}columns.safetensors"
@@ -22,6 +32,11 @@ def columns_name(prefix: str) -> str:
 def classes_name(prefix: str) -> str:
     """``a/x-`` -> ``a/x-classes.json``: the class table that `pack` writes, ``{"1": "Abyssinian", ...}``."""
     return f"{prefix}classes.json"
+
+
+def recoded_name(prefix: str) -> str:
+    """``a/x-`` -> ``a/x-recoded.json``: what `pack` did to photos, see `dali_pipes.formats.recoded`."""
+    return f"{prefix}recoded.json"
 
 
 def transformed_name(name: str, *, etl: str) -> str:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.formats.png_chunks import damage
+
 MAX_PIXELS = 89_478_485
 """Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
 
@@ -19,9 +21,18 @@ MAX_PHOTO_BYTES = 1 << 28
 CUT_OFF = {"JPEG": "JPEG cut off", "PNG": "PNG cut off"}
 """Format -> the format of such a photo whose end is not there."""
 
-PHOTO_FORMATS = ("unknown", "JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "JPEG2000", "GIF", "APNG", *CUT_OFF.values())
+DAMAGED_PNG = "PNG damaged"
+"""The format of a PNG without pixels, or with a wrong checksum that decoders compare."""
+
+PHOTO_FORMATS = (
+    *("unknown", "JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "JPEG2000", "GIF", "APNG", *CUT_OFF.values()),
+    *("HEIC", "AVIF", DAMAGED_PNG),
+)
 """The formats that a photo's bytes can show; its name does not matter. PPM stands for all formats of PNM, APNG for an
 animated PNG. Only append: shard indexes store the position."""
+
+CONVERTIBLE_FORMATS = ("HEIC", "AVIF")
+"""Formats of phones and of the web that no loader decodes: ``prep pack --convert`` makes JPEGs of such photos."""
 
 DALI_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM")
 """The formats that reach DALI's decoders. None of 72,600 mutated files of these ended the process. JPEG 2000 and TIFF
@@ -33,6 +44,7 @@ of an animation it decodes the first picture."""
 
 PHOTO_EXTENSIONS = frozenset(
     {"jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k", "gif"}
+    | {"heic", "heif", "avif"}
 )
 
 Data = bytes | memoryview
@@ -88,20 +100,22 @@ def read_photo_header(data: Data) -> PhotoHeader:
 
 
 def read_whole_photo_header(data: Data) -> PhotoHeader:
-    """Like `read_photo_header`, from all bytes of a photo: the format also says whether it is cut off.
+    """Like `read_photo_header`, from all bytes of a photo: the format also says whether it is cut off or damaged.
 
     A JPEG is cut off if no end-of-image marker follows its frame header, a PNG if it has no whole IEND chunk. Anything
     may come after them. DALI's CPU decoder refuses nearly all photos without them, but a decoder on a GPU may fill the
-    rest of a JPEG with gray and say nothing.
+    rest of a JPEG with gray and say nothing. Of a PNG the checksums are compared that DALI compares.
     """
     header = read_photo_header(data)
-    if header.format not in CUT_OFF or not header.height or has_end(data[-END_BYTES:], header.format):
+    if header.format not in CUT_OFF or not header.height:
         return header
-    # A thumbnail before a JPEG's frame header has an end of its own. After IEND comes a checksum, right or wrong.
-    mark, where = (_EOI, data[_jpeg_frame(data) :]) if header.format == "JPEG" else (_IEND, data[8:-4])
-    # What follows the end is short in most files.
-    is_whole = mark in bytes(where[-1024:]) or mark in bytes(where)
-    return header if is_whole else header._replace(format=CUT_OFF[header.format])
+    if not has_end(data[-END_BYTES:], header.format):
+        # A thumbnail before a JPEG's frame header has an end of its own. After IEND comes a checksum, right or wrong.
+        mark, where = (_EOI, data[_jpeg_frame(data) :]) if header.format == "JPEG" else (_IEND, data[8:-4])
+        # What follows the end is short in most files.
+        if mark not in bytes(where[-1024:]) and mark not in bytes(where):
+            return header._replace(format=CUT_OFF[header.format])
+    return header._replace(format=DAMAGED_PNG) if header.format == "PNG" and damage(data) else header
 
 
 def has_end(last: Data, format: str) -> bool:
@@ -121,11 +135,24 @@ def _sniff(head: bytes) -> str:
             return name
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WEBP"
+    if head[4:8] == b"ftyp":
+        return _sniff_heif(head)
     if head[:1] == b"P" and head[1:2] in (b"1", b"2", b"3", b"4", b"5", b"6"):
         return "PPM"
     return "unknown"
 
 
+def _sniff_heif(head: bytes) -> str:
+    # ISO/IEC 23008-12: the first box lists brands, the main one first. "mif1" says only that it is a picture.
+    size = int.from_bytes(head[:4])
+    brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))}
+    if not _AVIF_BRANDS.isdisjoint(brands):
+        return "AVIF"
+    return "unknown" if _HEIC_BRANDS.isdisjoint(brands) else "HEIC"
+
+
+_AVIF_BRANDS = frozenset({b"avif", b"avis"})
+_HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"})
 _MAGIC = (
     (b"\xff\xd8\xff", "JPEG"),
     (_PNG, "PNG"),

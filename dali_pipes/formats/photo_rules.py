@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dali_pipes.formats.photo_header import (
+    CONVERTIBLE_FORMATS,
     CUT_OFF,
     DALI_FORMATS,
+    DAMAGED_PNG,
     MAX_PHOTO_BYTES,
     MAX_PIXELS,
     OTHER_FORMATS,
@@ -39,6 +41,8 @@ class PhotoRules:
     max_pixels: int = MAX_PIXELS
     formats: tuple[str, ...] = ()
     """Formats of `OTHER_FORMATS` that are allowed beside `DALI_FORMATS`."""
+    is_converted: bool = False
+    """Whether HEIC and AVIF were to be converted before: then what is left needs no advice to do so."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "formats", checked_formats(self.formats))
@@ -54,7 +58,10 @@ class PhotoRules:
         format, height, width = photo
         if format in CUT_OFF.values():
             return f"is cut off: it has no {'end-of-image marker' if 'JPEG' in format else 'whole IEND chunk'}"
-        if format != "unknown" and format in self.refused:
+        if format in CONVERTIBLE_FORMATS:
+            advice = "" if self.is_converted else " (to make it a JPEG: prep make or pack --convert)"
+            return f"holds {_with_article(format)}, {_EXPECTED}{advice}"
+        if format not in ("unknown", DAMAGED_PNG) and format in self.refused:
             name = next(name for name, value in OTHER_FORMATS.items() if value == format)
             option = f"Decode(formats=['{name}']), --format {name}"
             return f"holds {_with_article(format)}, {_EXPECTED} (to read it nevertheless: {option})"
@@ -64,6 +71,8 @@ class PhotoRules:
             return f"holds {_with_article(format)} whose header cannot be read"
         if height * width > self.max_pixels:
             return f"holds a photo of {height} x {width} pixels, expected at most max_pixels={self.max_pixels}"
+        if format == DAMAGED_PNG:
+            return "is damaged: it has no pixels, or a part of it has another checksum than it says"
         return None
 
     def are_bad(self, formats: Int64s, heights: Int64s, widths: Int64s) -> Bools:
@@ -109,11 +118,20 @@ def have_bad_bytes(sizes: Int64s) -> Bools:
     return bad
 
 
-def size_problem(photo: str, expected: Sequence[int], found: Sequence[int]) -> str:
-    """Say that a mask has another height and width than its photo, as a text that follows the mask's name."""
-    return f"has {found[0]} x {found[1]} pixels, '{photo}' {expected[0]} x {expected[1]}"
+def size_problem(photo: str, expected: Sequence[int], found: Sequence[int], *, fit_as_stored: bool = False) -> str:
+    """Say that a mask has another height and width than its photo, as a text that follows the mask's name.
+
+    ``fit_as_stored`` says that both have the same size before they are turned by their EXIF orientations.
+    """
+    text = f"has {found[0]} x {found[1]} pixels, '{photo}' {expected[0]} x {expected[1]}"
+    if not fit_as_stored or tuple(expected) == tuple(found):
+        return text
+    return (
+        f"{text}, both turned upright by their EXIF orientations; as stored it fits, so it was drawn on the stored "
+        "pixels: give the mask the photo's orientation, or read both as stored (orient=False)"
+    )
 
 
 def _with_article(format: str) -> str:
     shown = _SHOWN.get(format, format)
-    return f"an {shown}" if shown.startswith("a") else f"a {shown}"
+    return f"an {shown}" if shown[0] in "aA" else f"a {shown}"

@@ -39,12 +39,21 @@ class Exclusion(NamedTuple):
     key: str
     file: str
     line: int
-    """Counted from 1."""
+    """Counted from 1; 0 for an option's value: ``file`` is the option."""
+    component: str = ""
+    """The component that is bad; empty in a list that a person wrote."""
+    cause: str = ""
+    """Why it is bad; empty likewise."""
 
     @property
     def where(self) -> str:
-        """File and line, for errors."""
-        return f"'{self.file}':{self.line}"
+        """File and line, or the option, for errors."""
+        return f"'{self.file}':{self.line}" if self.line else self.file
+
+    @property
+    def cure(self) -> str:
+        """What to do about a wrong entry, for errors."""
+        return "mend the line, or delete it" if self.line else "name other keys"
 
 
 class Quarantine:
@@ -195,11 +204,12 @@ def _entries(data: bytes, file: str) -> Iterator[Exclusion]:
                         "dali-pipes that wrote it"
                     )
         elif text.strip():
-            shard, key = _shard_and_key(text, where=where, is_quarantine=is_quarantine)
-            yield Exclusion(shard, key, file, number)
+            fields = _fields(text, where=where, is_quarantine=is_quarantine)
+            shard, key = (None, fields[0]) if len(fields) == 1 else (fields[0], fields[1])
+            yield Exclusion(shard, key, file, number, *fields[2:])
 
 
-def _shard_and_key(text: str, *, where: str, is_quarantine: bool) -> tuple[str | None, str]:
+def _fields(text: str, *, where: str, is_quarantine: bool) -> list[str]:
     fields = text.split("\t")
     # A line of a quarantine that was cut off must not be taken for a key.
     numbers = (4,) if is_quarantine else (1, 2, 4)
@@ -208,4 +218,4 @@ def _shard_and_key(text: str, *, where: str, is_quarantine: bool) -> tuple[str |
         if not is_quarantine:
             expected = f"a key; shard and key; or {expected}"
         raise DataError(f"{where}: expected {expected}, found {text[:_SHOWN]!r}; mend the line, or delete it")
-    return (None, fields[0]) if len(fields) == 1 else (fields[0], fields[1])
+    return fields

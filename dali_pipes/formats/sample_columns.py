@@ -4,7 +4,7 @@ A loader reads a shard's index when it reads the shard. To choose samples by key
 would have to read all indexes, with one request each. The column file holds these columns in one file, in the
 manifest's order.
 
-``samples-columns.safetensors``, version 1, for N samples; a file as in `dali_pipes.formats.column_file`:
+``samples-columns.safetensors``, version 2, for N samples; a file as in `dali_pipes.formats.column_file`:
 
 =============  ==========  ===========================================================================================
 column         dtype       holds
@@ -15,15 +15,22 @@ column         dtype       holds
                            only if some sample has ``cls``
 ``has/C``      uint8       whether each sample has component C: one bit for each sample, the first in the highest bit;
                            only for components that some samples lack
+``height/C``   uint16 or   the rows of the upright photo C of each sample, 0 if the sample lacks it or its header cannot
+               int32 N     be read, in the smaller type that holds all of them
+``width/C``    likewise    its columns
 =============  ==========  ===========================================================================================
 
-The header, in JSON, has ``manifest``, the manifest's digest, and ``components``, sorted by name. Every sample has each
-component that has no column ``has/C``. If a data set has more than `MAX_COMPONENTS` components, the header lists the
-first ones and ``cls``.
+The header, in JSON, has ``manifest``, the `Manifest.shards_digest` of these shards, and ``components``, sorted by name.
+Every sample has each component that has no column ``has/C``. If a data set has more than `MAX_COMPONENTS` components,
+the header lists the first ones and ``cls``.
+
+A data set that has grown has several column files, one for each part of its shards: see `dali_pipes.formats.manifest`.
+
+Version 1 had no heights and widths; a file without photos still is of version 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +44,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, pack_texts
 
-COLUMNS_VERSION = 1
+COLUMNS_VERSIONS = (1, 2)
 COLUMNS_KIND = "dali-pipes column file"
 
 MAX_COMPONENTS = 64
@@ -46,11 +53,13 @@ would grow with the square of the data set."""
 NO_LABEL = -1
 """The label of a sample without ``cls`` in `Columns.labels`."""
 
+_SIZE_TYPES = (np.uint16, np.int32)
 _LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
 # Keys decoded at a time: as Python strings they take five times the space.
 _ROWS_AT_A_TIME = 1 << 16
 
 Int64s = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Strings = npt.NDArray[Any]
 """Arrays of numpy's ``StringDType``, which its type stubs cannot express."""
@@ -65,6 +74,9 @@ class SampleColumns:
     """int8 to int64 [N]; 0 if a sample lacks it. ``None`` if no sample has a label."""
     has: Mapping[str, Bools | None]
     """component -> bool [N], whether each sample has it; ``None`` if all have it."""
+    sizes: Mapping[str, tuple[Sizes, Sizes]] = field(default_factory=dict)
+    """component -> heights and widths of the upright photos: uint16 or int32 [N] each, 0 if a sample lacks it. A file
+    of version 1 has none."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -99,19 +111,31 @@ class SampleColumns:
             keys=Texts(data, np.cumsum(lengths, dtype=np.int64)),
             labels=None if self.labels is None else self.labels[ordinals],
             has={name: None if mask is None else mask[ordinals] for name, mask in self.has.items()},
+            sizes={name: (height[ordinals], width[ordinals]) for name, (height, width) in self.sizes.items()},
+        )
+
+    def take(self, rows: Int64s) -> "SampleColumns":
+        """The columns of some samples, in the order given."""
+        return SampleColumns(
+            keys=self.keys.take(rows),
+            labels=None if self.labels is None else self.labels[rows],
+            has={name: None if mask is None else mask[rows] for name, mask in self.has.items()},
+            sizes={name: (height[rows], width[rows]) for name, (height, width) in self.sizes.items()},
         )
 
     def to_bytes(self, *, manifest: str) -> bytes:
-        """The column file, with the digest of these samples' manifest; the same columns always give the same bytes."""
+        """The column file, with the `Manifest.shards_digest` of its shards; equal columns give equal bytes."""
         columns: dict[str, npt.NDArray[Any]] = {"key/bytes": self.keys.data, "key/ends": self.keys.ends}
         if self.labels is not None:
             columns["label"] = self.labels
         for name, mask in self.has.items():
             if mask is not None:
                 columns[f"has/{name}"] = np.packbits(mask)
+        for name, (height, width) in self.sizes.items():
+            columns[f"height/{name}"], columns[f"width/{name}"] = height, width
         header = {
             "kind": COLUMNS_KIND,
-            "version": COLUMNS_VERSION,
+            "version": 2 if self.sizes else 1,
             "manifest": manifest,
             "components": sorted(self.has),
         }
@@ -125,12 +149,12 @@ class SampleColumns:
             DataError: If ``data`` is not a column file of this version, holds invalid values, or belongs to another
                 manifest; ``where`` names the file.
         """
-        file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION)
+        file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSIONS)
         digest = file.text("manifest")
-        if digest != manifest.digest:
+        if digest != manifest.shards_digest:
             raise DataError(
                 f"'{where}' is the column file of another manifest: {digest:.12}..., beside it lies "
-                f"{manifest.digest[:12]}...; index the shards anew: dali-pipes prep index URL"
+                f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
             )
         keys = file.texts("key")
         if len(keys) != manifest.num_samples:
@@ -142,8 +166,13 @@ class SampleColumns:
             dtype = next((kind for kind in _LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
             labels = file.column("label", dtype, len(keys))
         has = {name: _unpacked(file, name, len(keys)) for name in components}
+        sizes = {
+            name: (_sizes(file, f"height/{name}", len(keys)), _sizes(file, f"width/{name}", len(keys)))
+            for name in components
+            if f"height/{name}" in file.columns
+        }
         file.expect_no_more()
-        return cls(keys=keys, labels=labels, has=has)
+        return cls(keys=keys, labels=labels, has=has, sizes=sizes)
 
 
 class Columns:
@@ -204,10 +233,21 @@ class Columns:
             raise self._lacks(f"component '{component}'")
         return ~lacking
 
-    def _lacks(self, what: str) -> DataError:
+    def size(self, component: str) -> tuple[Sizes, Sizes]:
+        """Heights and widths of a component's upright photos: uint16 or int32 [N] each; 0 if a sample lacks it.
+
+        Raises:
+            DataError: If it is not a photo, or the shards were indexed before column files had sizes.
+        """
+        sizes = self.samples.sizes.get(component)
+        if sizes is None:
+            raise self._lacks(f"heights and widths of '{component}'", sorted(self.samples.sizes))
+        return sizes
+
+    def _lacks(self, what: str, found: Sequence[str] | None = None) -> DataError:
         return DataError(
             f"no {what} to choose by, in {len(self)} samples from shard '{self._names[0]}' on "
-            f"(found: {', '.join(self.components) or 'none'})"
+            f"(found: {', '.join(self.components if found is None else found) or 'none'})"
         )
 
 
@@ -231,12 +271,15 @@ class ColumnsBuilder:
         masks = {name: offsets >= 0 for name, offsets in index.offsets.items() if name in self._components}
         # Masks without a gap are not kept: they would take a byte for each sample and component.
         has = {name: None if mask.all() else mask for name, mask in masks.items()}
-        self._parts.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has))
+        sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self._components}
+        self._parts.append(
+            SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes)
+        )
 
     def finish(self) -> SampleColumns:
         """The columns of all shards that were added."""
         joined = join_columns([(part, {}) for part in self._parts])
-        return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels))
+        return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels, _LABEL_TYPES))
 
 
 def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> SampleColumns:
@@ -261,7 +304,19 @@ def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> Sa
         masks = [_mask(columns, name) for columns, _ in parts]
         has[name] = None if all(mask.all() for mask in masks) else np.concatenate(masks)
     keys = Texts(np.concatenate([keys.data for keys in all_keys]), np.concatenate(ends))
-    return SampleColumns(keys=keys, labels=labels, has=has)
+    return SampleColumns(keys=keys, labels=labels, has=has, sizes=_joined_sizes(parts))
+
+
+def _joined_sizes(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> dict[str, tuple[Sizes, Sizes]]:
+    joined = {}
+    for name in sorted({name for columns, _ in parts for name in columns.sizes}):
+        if any(name not in columns.sizes and counted.get(name, 0) for columns, counted in parts):
+            continue
+        none = [(np.zeros(len(columns), np.uint16),) * 2 for columns, _ in parts]
+        sizes = [columns.sizes.get(name, zeros) for (columns, _), zeros in zip(parts, none, strict=True)]
+        height, width = (_smallest(np.concatenate(column), _SIZE_TYPES) for column in zip(*sizes, strict=True))
+        joined[name] = height, width
+    return joined
 
 
 def _mask(columns: SampleColumns, name: str) -> Bools:
@@ -269,12 +324,13 @@ def _mask(columns: SampleColumns, name: str) -> Bools:
     return np.full(len(columns), name in columns.has) if mask is None else mask
 
 
-def _smallest(labels: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.signedinteger[Any]]:
-    least, greatest = int(labels.min(initial=0)), int(labels.max(initial=0))
-    for kind in _LABEL_TYPES:
+def _smallest(values: npt.NDArray[Any], kinds: Sequence[type[np.integer[Any]]]) -> npt.NDArray[Any]:
+    """Convert integers to the first of these types that holds all of them."""
+    least, greatest = int(values.min(initial=0)), int(values.max(initial=0))
+    for kind in kinds:
         if np.iinfo(kind).min <= least and greatest <= np.iinfo(kind).max:
-            return labels.astype(kind)
-    raise AssertionError("int64 fits int64")
+            return values.astype(kind)
+    raise AssertionError("the last type fits all")
 
 
 def _strings(texts: Texts) -> Strings:
@@ -295,3 +351,13 @@ def _unpacked(file: ColumnFile, component: str, num_samples: int) -> Bools | Non
     if bits[num_samples:].any():
         raise file.refused(f"column 'has/{component}' of {num_samples} bits", "more")
     return bits[:num_samples].astype(np.bool_)
+
+
+def _sizes(file: ColumnFile, name: str, num_samples: int) -> Sizes:
+    found = file.columns.get(name)
+    sizes: Sizes = file.column(
+        name, np.uint16 if found is not None and found.dtype == np.uint16 else np.int32, num_samples
+    )
+    if sizes.min(initial=0) < 0:
+        raise file.refused(f"column '{name}' without negative numbers", str(sizes.min()))
+    return sizes

@@ -1,6 +1,6 @@
 """The shard index: one file beside each shard that says where each component of each sample lies.
 
-``samples-000000.index.safetensors``, version 1, for N samples; a file as in `dali_pipes.formats.column_file`:
+``samples-000000.index.safetensors``, version 1 or 2, for N samples; a file as in `dali_pipes.formats.column_file`:
 
 ====================  ========  =====================================================================================
 column                dtype     holds
@@ -13,14 +13,18 @@ column                dtype     holds
 ``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 if the header gives no size
 ``width/C``           int32 N   photos only: columns, likewise
 ``format/C``          uint8 N   photos only: index into `PHOTO_FORMATS`; 0 (unknown) for any other header
+``orientation/C``     uint8 N   photos only: 1 to 16, see `Orientation.code`; only if one is not 1
 ====================  ========  =====================================================================================
 
 Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
+
+An index with a column ``orientation/C`` is of version 2; all others are of version 1. Without the column all photos of
+C are upright, or the shard was indexed before orientations were kept: the manifest says which.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +32,12 @@ import numpy.typing as npt
 
 from dali_pipes.formats.column_file import ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.orientation import UPRIGHT, upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.formats.texts import pack_texts
 
-INDEX_VERSION = 1
+INDEX_VERSIONS = (1, 2)
 INDEX_KIND = "dali-pipes shard index"
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -44,8 +49,18 @@ class PhotoColumns:
     """Height, width and format from the headers of one component's photos: int32 [N], int32 [N], uint8 [N]."""
 
     height: Int32s
+    """Rows as stored."""
     width: Int32s
     format: UInt8s
+    orientation: UInt8s | None = None
+    """uint8 [N]: codes of `dali_pipes.formats.orientation`; ``None``: all are 1, or not known."""
+
+    @property
+    def upright_size(self) -> tuple[Int32s, Int32s]:
+        """Heights and widths of the upright photos."""
+        if self.orientation is None:
+            return self.height, self.width
+        return upright_size(self.height, self.width, self.orientation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +82,26 @@ class ShardIndex:
     def num_samples(self) -> int:
         return len(self.keys)
 
+    def take(self, rows: Int64s) -> "ShardIndex":
+        """The index of some of the samples, in the order given; places in the shard stay."""
+        photos = {
+            name: PhotoColumns(
+                height=photo.height[rows],
+                width=photo.width[rows],
+                format=photo.format[rows],
+                orientation=None if photo.orientation is None else photo.orientation[rows],
+            )
+            for name, photo in self.photos.items()
+        }
+        return replace(
+            self,
+            keys=[self.keys[row] for row in rows.tolist()],
+            offsets={name: column[rows] for name, column in self.offsets.items()},
+            sizes={name: column[rows] for name, column in self.sizes.items()},
+            labels=None if self.labels is None else self.labels[rows],
+            photos=photos,
+        )
+
     def to_bytes(self) -> bytes:
         """The shard index's file; the same index always gives the same bytes."""
         key_bytes, key_ends = pack_texts(self.keys)
@@ -80,9 +115,11 @@ class ShardIndex:
             columns[f"height/{component}"] = photo.height
             columns[f"width/{component}"] = photo.width
             columns[f"format/{component}"] = photo.format
+            if photo.orientation is not None and (photo.orientation != UPRIGHT).any():
+                columns[f"orientation/{component}"] = photo.orientation
         header = {
             "kind": INDEX_KIND,
-            "version": INDEX_VERSION,
+            "version": 2 if any(name.startswith("orientation/") for name in columns) else 1,
             "shard": self.shard,
             "shard_bytes": self.shard_bytes,
             "shard_checksum": f"{self.shard_checksum:016x}",
@@ -96,7 +133,7 @@ class ShardIndex:
         Raises:
             DataError: If ``data`` is not a shard index of this version, or holds invalid values; ``where`` names it.
         """
-        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
+        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSIONS)
         shard_bytes = file.entry("shard_bytes", "a whole number", is_count)
         shard_checksum = file.entry("shard_checksum", "16 hexadecimal digits", _is_checksum)
         keys = file.texts("key")
@@ -109,6 +146,9 @@ class ShardIndex:
                 height=file.column(f"height/{c}", np.int32, len(keys)),
                 width=file.column(f"width/{c}", np.int32, len(keys)),
                 format=file.column(f"format/{c}", np.uint8, len(keys)),
+                orientation=(
+                    file.column(f"orientation/{c}", np.uint8, len(keys)) if f"orientation/{c}" in file.columns else None
+                ),
             )
             for c in components
             if f"format/{c}" in file.columns
@@ -122,6 +162,8 @@ class ShardIndex:
                 raise file.refused(f"photos '{c}' without negative heights and widths", "one")
             if (photo.format >= len(PHOTO_FORMATS)).any():
                 raise file.refused(f"formats of photos '{c}' below {len(PHOTO_FORMATS)}", str(photo.format.max()))
+            if photo.orientation is not None and ((photo.orientation < 1) | (photo.orientation > 16)).any():
+                raise file.refused(f"orientations of photos '{c}' from 1 to 16", "another")
         return cls(
             shard=file.text("shard"),
             shard_bytes=shard_bytes,

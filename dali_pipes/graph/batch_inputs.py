@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dali_pipes.errors import DecodeError
 from dali_pipes.formats.photo_header import is_photo
-from dali_pipes.graph.inputs import ArrayKind, GraphInputs
+from dali_pipes.graph.asked import ArrayKind, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import OtherPhoto, judge_photos
 from dali_pipes.processes.pillow import PillowProcesses
@@ -19,6 +19,7 @@ from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.shard_table import SampleRules
 
 _NO_PIXELS = np.zeros(0, np.int64)
+UInt8s = npt.NDArray[np.uint8]
 
 
 class BatchInputs(NamedTuple):
@@ -76,7 +77,8 @@ def complete_batch(
 
     ``encoded`` is as `BatchInputs.encoded`, with one entry for each of ``asked.read``. Photos are judged by
     their first bytes, whatever the index says. Allowed photos that DALI must not decode become PNM files, by
-    ``pillow``. With ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
+    ``pillow``; photos with EXIF data that decoders understand in different ways become copies with plain data. With
+    ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
 
     Raises:
         TypeError: If an array is of another kind than when the pipeline was built.
@@ -87,13 +89,14 @@ def complete_batch(
         return BatchInputs(batch, encoded, ()), photos.problems
     if max_batch_pixels is not None:
         _check_pixels(batch, photos.others, max_batch_pixels)
-    decodable, problems = _by_pillow(asked, encoded, photos.others, pillow)
+    replacements, problems = _by_pillow(photos.others, pillow)
     if problems:
         return BatchInputs(batch, encoded, ()), problems
+    decodable = _with_replacements(asked, encoded, replacements | photos.copies)
     values, problems = parse_batch(
         [*asked.parsed, *asked.lists.values()],
         dict(zip(asked.read, encoded, strict=True)),
-        is_there=lambda component: batch.places(component).offset >= 0,
+        batch=batch,
     )
     if problems:
         return BatchInputs(batch, encoded, ()), problems
@@ -114,24 +117,34 @@ def _check_pixels(batch: Batch, others: Sequence[OtherPhoto], max_batch_pixels: 
         )
 
 
-def _by_pillow(
-    asked: GraphInputs, encoded: Sequence[Any], others: Sequence[OtherPhoto], pillow: PillowProcesses
-) -> tuple[Sequence[Any], Problems]:
-    """Put PNM files in the places of photos of other formats than DALI's."""
+def _by_pillow(others: Sequence[OtherPhoto], pillow: PillowProcesses) -> tuple[dict[tuple[str, int], UInt8s], Problems]:
+    """Make PNM files of photos of other formats than DALI's, by component and position."""
     if not others:
-        return encoded, {}
-    decodable = list(encoded)
+        return {}, {}
     problems: Problems = {}
-    decoded = pillow.decode([(photo.data, photo.header) for photo in others])
+    made: dict[tuple[str, int], UInt8s] = {}
+    decoded = pillow.decode([(photo.data, photo.header, photo.orientation) for photo in others])
     for photo, pixels in zip(others, decoded, strict=True):
         if isinstance(pixels, str):
             problems.setdefault(photo.position, (photo.component, pixels))
-            continue
-        number = asked.read.index(photo.component)
+        else:
+            made[photo.component, photo.position] = pixels
+    return made, problems
+
+
+def _with_replacements(
+    asked: GraphInputs, encoded: Sequence[Any], replacements: Mapping[tuple[str, int], UInt8s]
+) -> Sequence[Any]:
+    """Put files, by component and position, in the places of others."""
+    if not replacements:
+        return encoded
+    decodable = list(encoded)
+    for (component, position), data in replacements.items():
+        number = asked.read.index(component)
         if decodable[number] is encoded[number]:
             decodable[number] = list(encoded[number])
-        decodable[number][photo.position] = pixels
-    return decodable, problems
+        decodable[number][position] = data
+    return decodable
 
 
 def _arrays(asked: GraphInputs, batch: Batch) -> list[npt.NDArray[Any]]:

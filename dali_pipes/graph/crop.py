@@ -10,7 +10,7 @@ Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 
 CROP_TRIES = 10
-"""After this number of tries torchvision's RandomResizedCrop takes the centre."""
+"""After this number of tries torchvision's RandomResizedCrop takes the centre, and its RandomErasing erases nothing."""
 
 
 def center_crop_start(size: Int32s, crop: int) -> Int32s:
@@ -86,3 +86,70 @@ def resized_crop(
     # A drawn crop can start at each of slack + 1 places with equal chance; the centre starts at slack // 2.
     start = np.where(any_fits[:, None], np.floor(place * (slack + 1)), slack // 2).astype(np.int32)
     return np.concatenate([start, np.stack([final_rows, final_columns], axis=1)], axis=1).astype(np.int32)
+
+
+def erased_rectangle(
+    height: int,
+    width: int,
+    uniforms: Float64s,
+    *,
+    probability: float,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Int32s:
+    """Draw rectangles as torchvision's ``RandomErasing`` does, from given uniform numbers.
+
+    Each of ten tries draws an area, as a share of the image's that is uniform in ``scale``, and an aspect ratio,
+    log-uniform in ``ratio``. The first try whose sides are both shorter than the image's is placed uniformly. If no try
+    fits, or with ``1 - probability``, the rectangle is empty.
+
+    Args:
+        height: Rows of the images.
+        width: Their columns.
+        uniforms: float64 [B, 23] in [0, 1).
+        probability: Of a rectangle.
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest height / width.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+    """
+    tries = uniforms[:, : 2 * CROP_TRIES].reshape(len(uniforms), CROP_TRIES, 2)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
+    aspect = np.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1])
+    rows, columns = (np.rint(np.sqrt(side)).astype(np.int32) for side in (area * aspect, area / aspect))  # [B, try]
+    fits = (rows < height) & (columns < width)
+    pick = np.argmax(fits, axis=1)[:, None]
+    is_erased = fits.any(axis=1) & (uniforms[:, -1] < probability)
+    shape = np.concatenate([np.take_along_axis(side, pick, axis=1) for side in (rows, columns)], axis=1)
+    shape = np.where(is_erased[:, None], shape, 0)
+    start = np.floor(uniforms[:, -3:-1] * (np.array([height, width]) - shape + 1))
+    return np.concatenate([start, shape], axis=1).astype(np.int32)
+
+
+def covering_crop(height: Int32s, width: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:
+    """Compute the largest crops with the aspect ratios of ``shape``, rounded to whole pixels.
+
+    Args:
+        height: int32 [B], rows of the photo.
+        width: int32 [B].
+        shape: int32 [B, 2], rows and columns to which the crop is resized.
+        uniforms: float64 [B, 2] in [0, 1), for the place; ``None``: the centre.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+
+    >>> covering_crop(np.array([300]), np.array([500]), np.array([[100, 100]]), None).tolist()
+    [[0, 100, 300, 300]]
+    """
+    size = np.stack([height, width], axis=1).astype(np.int64)
+    rows, columns = shape[:, 0].astype(np.int64), shape[:, 1].astype(np.int64)
+    # The shape fits the photo's width if the photo is the taller of the two, else its height.
+    is_taller = size[:, 0] * columns > size[:, 1] * rows
+    scaled = np.where(is_taller, np.rint(size[:, 1] * rows / columns), np.rint(size[:, 0] * columns / rows))
+    crop = size.copy()
+    crop[np.arange(len(size)), np.where(is_taller, 0, 1)] = np.maximum(scaled, 1).astype(np.int64)
+    crop = np.minimum(crop, size)
+    slack = size - crop
+    start = slack // 2 if uniforms is None else np.floor(uniforms * (slack + 1)).astype(np.int64)
+    return np.concatenate([start, crop], axis=1).astype(np.int32)

@@ -113,18 +113,27 @@ def decoders_behind(nodes: Iterable[Any]) -> list[Any]:
     return list(decoders.values())
 
 
-def decoded_inputs(pipeline: Pipeline, nodes: Mapping[str, Any]) -> set[str]:
-    """List the names of the ``nodes`` whose bytes an image decoder of the pipeline gets, or one that reads a header."""
-    found: set[int] = set()
+def decoded_inputs(pipeline: Pipeline, nodes: Mapping[str, Any]) -> dict[str, set[bool]]:
+    """Find those of the ``nodes`` whose bytes an image decoder of the pipeline gets, or one that reads a header.
+
+    Returns:
+        Name -> whether these decoders turn a photo upright by its EXIF orientation; both values if they differ.
+    """
+    found: dict[str, set[bool]] = {}
     for operator in operators_of(pipeline):
-        if _takes_a_photo(operator):
-            # Its other inputs, such as a crop, may come from encoded bytes as well, but these are not decoded here.
-            found |= _sources([operator.inputs[0]])
-    return {name for name, node in nodes.items() if id(node.source) in found}
+        if not _takes_a_photo(operator):
+            continue
+        # Its other inputs, such as a crop, may come from encoded bytes as well, but these are not decoded here.
+        photos = _sources([operator.inputs[0]])
+        is_turned = "adjust_orientation: False" not in argument_lines(operator)  # DALI turns by default
+        for name, node in nodes.items():
+            if id(node.source) in photos:
+                found.setdefault(name, set()).add(is_turned)
+    return found
 
 
 def shared_crops(pipeline: Pipeline, nodes: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[set[str]]:
-    """List the ``nodes`` that are cropped by the same ``arrays``, in stored pixels: sets of two or more names.
+    """List the ``nodes`` that are cropped by the same ``arrays``, in pixels: sets of two or more names.
 
     Such crops are inputs of decoders that decode a crop, and of a ``fn.slice`` of a decoder's output.
     """

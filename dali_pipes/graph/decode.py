@@ -21,6 +21,7 @@ from dali_pipes.graph.dali_internals import (
 )
 from dali_pipes.graph.definition import Graph, define_pipeline
 from dali_pipes.graph.engines import full_batch
+from dali_pipes.graph.packed import Packed, join_packed, packed
 from dali_pipes.graph.parse import Problems
 from dali_pipes.processes.pillow import PillowProcesses
 from dali_pipes.reader.batch import Batch, DecodedPhotos
@@ -219,6 +220,9 @@ class DecodePipeline:
                     outputs[name] = inputs.lists[name]
                     continue
                 tensor_list = next(tensor_lists)
+                if name == self.inputs.packed:
+                    outputs[name] = packed(tensor_list)
+                    continue
                 if not tensor_list.is_dense_tensor():
                     raise ValueError(_of_different_shapes(name))
                 outputs[name] = tensor_list.as_tensor()
@@ -392,6 +396,9 @@ def _joined(inputs: BatchInputs, parts: Sequence[Mapping[str, Any]]) -> dict[str
     for name, output in first.items():
         if isinstance(output, list):
             outputs[name] = inputs.lists[name]
+            continue
+        if isinstance(output, Packed):
+            outputs[name] = join_packed([part[name] for part in parts])
             continue
         tensors = [from_dlpack(part[name]) for part in parts]
         if len({tensor.shape[1:] for tensor in tensors}) > 1:

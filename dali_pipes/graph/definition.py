@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from nvidia.dali import fn
 
+from dali_pipes.graph.asked import CU_SEQLENS, GraphInputs, ListOutput, PackedOutput
 from dali_pipes.graph.dali_internals import (
     QuickPipeline,
     decoded_inputs,
@@ -18,7 +19,8 @@ from dali_pipes.graph.dali_internals import (
     shared_crops,
 )
 from dali_pipes.graph.engines import set_up_engines
-from dali_pipes.graph.inputs import Components, GraphInputs, ListOutput
+from dali_pipes.graph.inputs import Components
+from dali_pipes.graph.orientations import check_orientations
 from dali_pipes.graph.random import Random
 from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.reader.batch import Batch, DecodedPhotos
@@ -85,8 +87,7 @@ def define_pipeline(
     with pipeline:
         components = Components(
             source=_source_of(next_input),
-            check=samples.check_component,
-            check_labels=samples.check_labels,
+            samples=samples,
             example=example,
             device="cpu" if device_id is None else "mixed",
         )
@@ -107,7 +108,7 @@ def define_pipeline(
             nodes = outputs_of(decoders) or nodes
         pipeline.set_outputs(*(nodes if device_id is None else map(on_gpu, nodes)))
     refuse_any_data(pipeline)
-    inputs.decoded = _decoded_photos(pipeline, inputs)
+    inputs.decoded = _decoded_photos(pipeline, inputs, turned=samples.turned)
     keep_in_children(pipeline)
     return DefinedPipeline(
         pipeline=pipeline,
@@ -145,20 +146,32 @@ def _nodes(outputs: object, components: Components) -> list[Any]:
             "graph takes none of the components; it must take at least one, such as components['image.jpg']"
         )
     inputs.lists = {name: output.parser for name, output in outputs.items() if isinstance(output, ListOutput)}
-    nodes = [output for name, output in outputs.items() if name not in inputs.lists]
+    packed = [name for name, output in outputs.items() if isinstance(output, PackedOutput)]
+    if len(packed) > 1:
+        raise ValueError(f"a graph can have one packed output, got {', '.join(packed)}; return the others padded")
+    if packed and CU_SEQLENS in outputs:
+        raise ValueError(f"'{CU_SEQLENS}' is added beside the packed output '{packed[0]}'; rename that of the graph")
+    inputs.packed = packed[0] if packed else None
+    nodes = [
+        output.node if isinstance(output, PackedOutput) else output
+        for name, output in outputs.items()
+        if name not in inputs.lists
+    ]
     # A pipeline pulls batches only if it has an output; this one is not delivered.
     return nodes or [components.array(lambda batch: batch.ordinals)]
 
 
-def _decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs) -> DecodedPhotos:
+def _decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapping[str, int] | None) -> DecodedPhotos:
     nodes = {name: inputs.nodes[f"component/{name}"] for name in inputs.components}
     arrays = {name: node for name, node in inputs.nodes.items() if not name.startswith("component/")}
     decoded = decoded_inputs(pipeline, nodes)
+    check_orientations(decoded, inputs.sized, turned=turned)
     pairs = dict.fromkeys(inputs.same_size)
     for names in shared_crops(pipeline, nodes, arrays):
         first, *others = (name for name in nodes if name in names)
         pairs |= dict.fromkeys((first, other) for other in others)
     return DecodedPhotos(
         tuple(name for name in nodes if name in decoded),
-        tuple(pair for pair in pairs if decoded.issuperset(pair)),
+        tuple(pair for pair in pairs if decoded.keys() >= {*pair}),
+        frozenset() if turned is None else frozenset(name for name in decoded if True in decoded[name]),
     )

@@ -7,94 +7,31 @@ the plan and the shard indexes, or parsed from other components (`dali_pipes.gra
 are not tensors bypass the decode pipeline.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from nvidia.dali import types
 
+from dali_pipes.errors import DataError
 from dali_pipes.graph import parse
+from dali_pipes.graph.asked import (
+    DALI_TYPES,
+    PARSED_DALI_TYPES,
+    ArrayFunction,
+    ArrayKind,
+    GraphInputs,
+    ListOutput,
+    PackedOutput,
+)
 from dali_pipes.graph.parse import Parser
-from dali_pipes.reader.batch import Batch, DecodedPhotos
+from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.samples import StoredSamples
 
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
-ArrayFunction = Callable[[Batch], npt.NDArray[Any]]
 DecoderDevice = Literal["cpu", "mixed"]
-
-_DALI_TYPES = {
-    np.dtype(np.float32): types.FLOAT,
-    np.dtype(np.int32): types.INT32,
-    np.dtype(np.int64): types.INT64,
-    np.dtype(np.uint8): types.UINT8,
-}
-# More dtypes are allowed where the graph names one. A computed array may be float64 by accident.
-_PARSED_DALI_TYPES = _DALI_TYPES | {
-    np.dtype(np.float16): types.FLOAT16,
-    np.dtype(np.float64): types.FLOAT64,
-    np.dtype(np.int8): types.INT8,
-    np.dtype(np.int16): types.INT16,
-    np.dtype(np.bool_): types.BOOL,
-}
-
-
-@dataclass(frozen=True, eq=False)
-class ListOutput:
-    """An output that is not a tensor: batches hold a list of one Python object per sample. Operators cannot take it."""
-
-    parser: Parser
-
-
-@dataclass(frozen=True)
-class ArrayKind:
-    """The dtype and number of dimensions that an array of the graph must have in every batch."""
-
-    dtype: np.dtype[Any]
-    ndim: int
-
-    @classmethod
-    def of(cls, array: object, *, num_samples: int) -> "ArrayKind":
-        """Return the kind of ``array``.
-
-        Raises:
-            TypeError: If it is not an array of a dtype that a graph can take, with a row for each of ``num_samples``.
-        """
-        if isinstance(array, np.ndarray) and array.dtype in _DALI_TYPES and array.shape[:1] == (num_samples,):
-            return cls(array.dtype, array.ndim)
-        found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        allowed = ", ".join(str(dtype) for dtype in _DALI_TYPES)
-        raise TypeError(
-            f"an array of the graph must be numpy's, one row for each of {num_samples} samples, dtype one of "
-            f"{allowed}, got {found}; convert it: .astype(np.float32)"
-        )
-
-
-@dataclass(kw_only=True)
-class GraphInputs:
-    """The inputs that a graph asked for, in the order in which it asked."""
-
-    read: list[str] = field(default_factory=list)
-    """Components to read of each sample, as nodes or to be parsed."""
-    components: list[str] = field(default_factory=list)
-    """Components whose encoded bytes the graph takes: inputs ``component/image.jpg``, ..., uint8 [bytes] per sample."""
-    decoded: DecodedPhotos = field(default_factory=DecodedPhotos)
-    """The components among these whose bytes reach an image decoder, and those whose photos must have the same size."""
-    parsed: list[Parser] = field(default_factory=list)
-    """Arrays that are parsed: inputs ``parsed/0``, ``parsed/1``, ..."""
-    arrays: list[tuple[ArrayFunction, ArrayKind]] = field(default_factory=list)
-    """The function that computes each array from a batch, and its kind: inputs ``array/0``, ``array/1``, ..."""
-    photos: set[str] = field(default_factory=set)
-    """Components whose size the graph asked for: their header must be readable."""
-    same_size: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs of components that the graph named in `Components.same_size`."""
-    has_label: bool = False
-    """Whether the graph asked for the class id."""
-    lists: dict[str, Parser] = field(default_factory=dict)
-    """Outputs that are not tensors, by name."""
-    nodes: dict[str, Any] = field(default_factory=dict)
-    """All inputs by name."""
 
 
 class Components:
@@ -105,8 +42,7 @@ class Components:
 
     Args:
         source: Makes an input node from a name, a DALI type and a number of dimensions.
-        check: Called with each component that the graph takes; raises if a sample lacks it.
-        check_labels: Called when the graph asks for labels; raises if a sample has none.
+        samples: The data set, which refuses what it lacks.
         example: Any batch of the data set; it shows each array's dtype and number of dimensions.
         device: The device for which decoders are built.
     """
@@ -115,16 +51,16 @@ class Components:
         self,
         *,
         source: Callable[[str, Any, int], Any],
-        check: Callable[[str], None],
-        check_labels: Callable[[], None],
+        samples: StoredSamples,
         example: Batch,
         device: DecoderDevice,
     ) -> None:
         self.device = device
         """``device=`` for the decoders of photos: ``"mixed"`` if a GPU decodes, else ``"cpu"``."""
         self.inputs = GraphInputs()
-        self._source, self._check, self._check_labels, self._example = source, check, check_labels, example
+        self._source, self._samples, self._example = source, samples, example
         self._json: dict[str, Parser] = {}
+        self._functions: list[tuple[Any, ArrayFunction]] = []
 
     def __getitem__(self, component: str) -> Any:
         """The encoded bytes of a component: a node of uint8 [bytes].
@@ -138,24 +74,103 @@ class Components:
             self._input(name, types.UINT8, 1)
         return self.inputs.nodes[name]
 
+    def photo(self, name: str | None = None, *, besides: str | None = None) -> str:
+        """The name of the component that holds the sample's photo, for `__getitem__`, `size` and the like.
+
+        Without a ``name`` it is the only component that is a photo by its extension and not a mask: ``"jpg"``,
+        ``"image.jpg"``, ``"png"``, ... If each sample has exactly one of several, as in a folder that mixes ``.jpg``
+        and ``.JPEG``, it is ``"jpg;jpeg"``, the most frequent one first. A component is a mask if a word of its name
+        says so (``seg.png``, ``trimap.png``), or if it is a PNG beside a photo of another format.
+
+        Args:
+            name: The name, if the user of the graph gave one; it is returned unchanged.
+            besides: A component that holds something else, such as the mask.
+
+        Raises:
+            DataError: If no component is a photo, or if several could be; names them.
+        """
+        return self._samples.photo(besides=besides or "") if name is None else name
+
+    def mask(self, name: str | None = None, *, photo: str) -> str:
+        """The name of the component that holds the mask of ``photo``: the only mask by its name, or else the only other
+        photo; with a ``name`` that name.
+
+        Raises:
+            DataError: As in `photo`.
+        """
+        return self._samples.mask(photo=photo) if name is None else name
+
+    def has_mask(self, *, photo: str) -> bool:
+        """Whether the name of a component says that it is the mask of ``photo``."""
+        return self._samples.has_mask(photo=photo)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the data set has labels at all: a sample with ``cls``. If not, the built-in graphs give none."""
+        return self._samples.has_labels
+
     @property
     def label(self) -> Any:
         """The class id: a node of int64 scalars."""
-        self._check_labels()
+        self._samples.check_labels()
         self.inputs.has_label = True
         # The kind is not learnt from the example: that sample may lack a label and be excluded for it.
         return self._array(lambda batch: batch.labels, ArrayKind(np.dtype(np.int64), 1))
 
-    def size(self, component: str) -> Callable[[Batch], tuple[Int32s, Int32s]]:
+    def orient(self, wanted: bool | None = None) -> bool:
+        """Decide whether photos are turned upright by their EXIF orientations.
+
+        Give the result to all three: to decoders as ``adjust_orientation=``, and as ``orient=`` to `size` and
+        `Random.resized_crop`. Each component, mask or photo, is turned by its own EXIF data.
+
+        Args:
+            wanted: The wish of the graph's user; ``None``: yes, if the shard indexes keep orientations. They do if the
+                shards were indexed by this version or a later one.
+
+        Raises:
+            DataError: If ``wanted`` is true, and the shard indexes do not keep orientations.
+        """
+        is_known = self._samples.turned is not None
+        if wanted and not is_known:
+            raise DataError(
+                "orient=True needs photos' orientations in the shard indexes, and this data set was indexed before "
+                "they were kept there; index it anew: dali-pipes prep index URL, or pass orient=False"
+            )
+        return is_known if wanted is None else wanted
+
+    def size(self, component: str, *, orient: bool = False) -> Callable[[Batch], tuple[Int32s, Int32s]]:
         """Return a function for `array`, which computes the heights and widths of a batch's photos: pixels, int32 [B]
         each.
 
-        Sizes are those of the stored photos. A photo that the sample lacks has the size 1 x 1; a photo whose header
-        cannot be read has the size 0 x 0.
+        A photo that the sample lacks has the size 1 x 1; a photo whose header cannot be read has the size 0 x 0.
+
+        Args:
+            component: The photos.
+            orient: Sizes of the upright photos, see `orient`; by default those of the stored photos.
         """
         self.inputs.photos.add(component)
-        self._check(component)
-        return lambda batch: batch.size(component)
+        self.inputs.sized.add((component, orient))
+        self._samples.check_component(component)
+        return lambda batch: batch.size(component, orient=orient)
+
+    def bucket_shape(self) -> Any:
+        """Height and width of the batch's bucket: a node of int32 [2] (rows, columns), equal for all its samples.
+
+        They are one of ``dali_pipes.buckets(...).shapes``, the same on all ranks in a step.
+
+        Raises:
+            ValueError: If the loader has no buckets.
+        """
+        return self.array(bucket_shapes)
+
+    def packed(self, node: Any) -> PackedOutput:
+        """An output of samples with different lengths: one tensor [sum of lengths, ...], sample after sample.
+
+        ``node`` has the length of each sample as its first axis; the other axes are alike. The batch also has
+        ``"cu_seqlens"``, int32 [B + 1] on the loader's device, with the place of each sample's first row, and the sum.
+        A graph has one such output at most.
+        """
+        return PackedOutput(node)
 
     def same_size(self, photo: str, mask: str) -> None:
         """Make each sample bad whose mask has another height or width than its photo.
@@ -165,7 +180,7 @@ class Components:
         """
         for component in (photo, mask):
             self.inputs.photos.add(component)
-            self._check(component)
+            self._samples.check_component(component)
         self.inputs.same_size.append((photo, mask))
 
     def on_device(self, node: Any) -> Any:
@@ -190,7 +205,7 @@ class Components:
 
     def present(self, component: str) -> Any:
         """A node of int32 scalars: 1 if a sample has the component, else 0. The component is not read."""
-        self._check(component)
+        self._samples.check_component(component)
         return self.array(lambda batch: (batch.places(component).offset >= 0).astype(np.int32))
 
     def npy(self, component: str, *, dtype: npt.DTypeLike = np.float32, ndim: int = 1) -> Any:
@@ -206,7 +221,8 @@ class Components:
         self,
         component: str,
         *,
-        to: Callable[[Any], Any] | None = None,
+        to: Callable[..., Any] | None = None,
+        beside: Sequence[Any] = (),
         dtype: npt.DTypeLike = np.float32,
         ndim: int = 1,
     ) -> Any:
@@ -216,13 +232,18 @@ class Components:
             component: Its name.
             to: Makes an array of the object; the result is then a node, as in `parsed`. Each document is parsed once,
                 whatever the number of these functions.
+            beside: Nodes of which ``to`` gets the sample's values, as in `parsed`.
             dtype: Of the arrays that ``to`` returns.
             ndim: Their number of dimensions.
         """
         parser = self._json.setdefault(component, parse.json_parser(component))
         if to is None:
             return self._listed(parser)
-        return self._parsed(parse.array_parser(component, to, dtype=np.dtype(dtype), ndim=ndim, base=parser))
+        return self._parsed(
+            parse.array_parser(
+                component, to, dtype=np.dtype(dtype), ndim=ndim, base=parser, beside=self._functions_of(beside)
+            )
+        )
 
     def text(self, component: str) -> ListOutput:
         """A component's text in UTF-8, unchanged: an output that is a list of one `str` for each sample."""
@@ -245,32 +266,77 @@ class Components:
     def parsed(
         self,
         component: str,
-        function: Callable[[npt.NDArray[np.uint8]], Any],
+        function: Callable[..., Any],
         *,
+        beside: Sequence[Any] = (),
         dtype: npt.DTypeLike = np.float32,
         ndim: int = 1,
+        empty: Callable[[], npt.NDArray[Any]] | None = None,
     ) -> Any:
         """The arrays that ``function`` makes of a sample's bytes: a node of ``dtype``, with ``ndim`` dimensions.
 
         The function is called once for each sample, in the thread that iterates, with a read-only uint8 array [bytes]
         that stays valid while it is kept. It returns an array, or a number or list of numbers that an array of
         ``dtype`` can hold. If it raises an exception, the sample is bad.
+
+        Args:
+            component: Its name.
+            function: See above.
+            beside: Nodes of `array` and of `Random`. The function gets the sample's value of each as a further
+                argument, in numpy: with the nodes of ``random.resized_crop`` it can move boxes with their photo.
+            dtype: Of the arrays.
+            ndim: Their number of dimensions.
+            empty: Makes the array of a sample that lacks the component; by default it has zero length in each
+                dimension, or is 0 if ``ndim`` is 0.
+
+        Raises:
+            ValueError: If an entry of ``beside`` is another node: its values are not known before the pipeline runs.
         """
-        return self._parsed(parse.array_parser(component, function, dtype=np.dtype(dtype), ndim=ndim))
+        rows = self._functions_of(beside)
+        parser = parse.array_parser(component, function, dtype=np.dtype(dtype), ndim=ndim, beside=rows, empty=empty)
+        return self._parsed(parser)
+
+    def listed(
+        self,
+        component: str,
+        function: Callable[..., Any],
+        *,
+        beside: Sequence[Any] = (),
+        empty: Callable[[], Any] = lambda: None,
+    ) -> ListOutput:
+        """The objects that ``function`` makes of a sample's bytes: an output that is a list of one for each sample.
+
+        The arguments are those of `parsed`; ``empty`` makes the object of a sample that lacks the component.
+        """
+        rows = self._functions_of(beside)
+        return self._listed(parse.object_parser(component, function, beside=rows, empty=empty))
 
     def _array(self, function: ArrayFunction, kind: ArrayKind) -> Any:
-        node = self._input(f"array/{len(self.inputs.arrays)}", _DALI_TYPES[kind.dtype], kind.ndim - 1)
+        node = self._input(f"array/{len(self.inputs.arrays)}", DALI_TYPES[kind.dtype], kind.ndim - 1)
         self.inputs.arrays.append((function, kind))
+        self._functions.append((node, function))
         return node
 
+    def _functions_of(self, nodes: Sequence[Any]) -> list[ArrayFunction]:
+        return [self._function_of(node) for node in nodes]
+
+    def _function_of(self, node: Any) -> ArrayFunction:
+        for known, function in self._functions:
+            if known is node:  # nodes compare as DALI's arithmetic does: == makes an operator
+                return function
+        raise ValueError(
+            f"beside takes nodes of components.array, components.label and random, got {type(node).__name__}: the "
+            "values of another node are not known before the pipeline runs"
+        )
+
     def _parsed(self, parser: Parser) -> Any:
-        if parser.dtype not in _PARSED_DALI_TYPES:
-            allowed = ", ".join(str(known) for known in _PARSED_DALI_TYPES)
+        if parser.dtype not in PARSED_DALI_TYPES:
+            allowed = ", ".join(str(known) for known in PARSED_DALI_TYPES)
             raise ValueError(f"dtype must be one of {allowed}, got {parser.dtype}")
         if parser.ndim < 0:
             raise ValueError(f"ndim must not be negative, got {parser.ndim}")
         self._read(parser.component)
-        node = self._input(f"parsed/{len(self.inputs.parsed)}", _PARSED_DALI_TYPES[parser.dtype], parser.ndim)
+        node = self._input(f"parsed/{len(self.inputs.parsed)}", PARSED_DALI_TYPES[parser.dtype], parser.ndim)
         self.inputs.parsed.append(parser)
         return node
 
@@ -284,8 +350,22 @@ class Components:
 
     def _read(self, component: str) -> None:
         if component not in self.inputs.read:
-            self._check(component)
+            self._samples.check_component(component)
             self.inputs.read.append(component)
+
+
+def bucket_shapes(batch: Batch) -> Int32s:
+    """Return height and width of the batch's bucket for each sample: int32 [B, 2].
+
+    Raises:
+        ValueError: If the loader has no buckets.
+    """
+    if not isinstance(batch.shape, tuple):
+        raise ValueError(
+            "the graph asks for the shape of the batch's bucket, and the loader has no buckets; pass "
+            "select=dali_pipes.Select(buckets=dali_pipes.buckets(area=...))"
+        )
+    return np.tile(np.array(batch.shape, np.int32), (len(batch), 1))
 
 
 def once_a_batch(function: Callable[[Batch], T]) -> Callable[[Batch], T]:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.formats.json_texts import read_json
+from dali_pipes.reader.batch import Batch
 
 # Parsed headers of .npy files that one parser keeps.
 NUM_HEADERS = 1024
@@ -25,7 +26,7 @@ SHOWN_CHARACTERS = 40
 
 Array = npt.NDArray[Any]
 UInt8s = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
+Beside = Callable[[Batch], Array]
 Problems = dict[int, tuple[str, str]]
 """Position in a batch -> component and reason."""
 
@@ -38,41 +39,44 @@ class Parser:
     """A function that makes a value of one component's bytes."""
 
     component: str
-    parse: Callable[[Any], Any]
-    """Makes the value from a read-only uint8 array [bytes]; with ``base``, from the base's value."""
+    parse: Callable[..., Any]
+    """Makes the value from a read-only uint8 array [bytes]; with ``base``, from the base's value. What ``beside`` gives
+    of the sample are its further arguments."""
     empty: Callable[[], Any]
     """Makes the value of a sample that lacks the component."""
     base: "Parser | None" = None
     """A parser that runs first, once a batch for all parsers that are based on it."""
+    beside: "tuple[Beside, ...]" = ()
+    """Functions that compute a row for each sample of a batch: its crop, its size, its random numbers."""
     dtype: np.dtype[Any] | None = None
     """The dtype of the arrays that it makes; ``None`` if it makes other objects."""
     ndim: int = 0
 
 
 def parse_batch(
-    parsers: Sequence[Parser], encoded: Mapping[str, Any], *, is_there: Callable[[str], Bools]
+    parsers: Sequence[Parser], encoded: Mapping[str, Any], *, batch: Batch
 ) -> tuple[list[list[Any]], Problems]:
     """Parse a batch: return for each parser one value per sample, and the samples that cannot be parsed.
 
     Args:
         parsers: Any number, of any components.
         encoded: Component -> a TensorListCPU, or a sequence, of uint8 [bytes].
-        is_there: Gives the samples that have a component: bool [B]. The bytes of the other samples are ignored.
+        batch: Its samples. The bytes of a component that a sample lacks are ignored.
 
     Returns:
         The values, ``None`` where there is a problem; and the first problem of each sample that has one.
     """
-    batch = _ParsedBatch(encoded, is_there)
-    return [batch.parsed(parser)[0] for parser in parsers], batch.problems
+    parsed = _ParsedBatch(encoded, batch)
+    return [parsed.parsed(parser)[0] for parser in parsers], parsed.problems
 
 
 class _ParsedBatch:
     # A class, because a recursive function inside another is a cycle of references: it would keep the batch's bytes
     # until the garbage collector runs.
 
-    def __init__(self, encoded: Mapping[str, Any], is_there: Callable[[str], Bools]) -> None:
+    def __init__(self, encoded: Mapping[str, Any], batch: Batch) -> None:
         self.problems: Problems = {}
-        self._encoded, self._is_there = encoded, is_there
+        self._encoded, self._batch = encoded, batch
         self._views: dict[str, Sequence[UInt8s]] = {}
         self._parsed: dict[Parser, tuple[list[Any], set[int]]] = {}
 
@@ -91,13 +95,14 @@ class _ParsedBatch:
             if parser.component not in self._views:
                 self._views[parser.component] = views(self._encoded[parser.component])
             sources, bad = self._views[parser.component], set()
-        there = self._is_there(parser.component).tolist()
+        rows = [function(self._batch) for function in parser.beside]
+        there = (self._batch.places(parser.component).offset >= 0).tolist()
         values: list[Any] = [None] * len(sources)
-        for position, source in enumerate(sources):
+        for position, source in enumerate(zip(sources, *rows, strict=True)):
             if position in bad:
                 continue
             try:
-                values[position] = parser.parse(source) if there[position] else parser.empty()
+                values[position] = parser.parse(*source) if there[position] else parser.empty()
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
                 bad.add(position)
                 # Many exceptions say little without their type: KeyError: 'boxes'.
@@ -136,28 +141,47 @@ def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
     """
 
     @lru_cache(NUM_HEADERS)
-    def layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
-        return _npy_layout(header, dtype=dtype, ndim=ndim)
+    def layout(header: bytes) -> NpyLayout:
+        found = _npy_layout(header, expected=_kind(dtype, ndim))
+        if found.dtype.newbyteorder("=") != dtype or len(found.shape) != ndim:
+            raise ValueError(f"expected {_kind(dtype, ndim)}, found {_kind(found.dtype, found.shape)}")
+        return found
 
-    def parse(data: UInt8s) -> Array:
-        content = data.data
-        if len(content) < 12:
-            raise ValueError(f"expected a .npy file, found {len(content)} bytes")
-        # The header's length has two bytes in version 1, four in later ones.
-        if content[6] == 1:
-            start = 10 + int.from_bytes(content[8:10], "little")
-        else:
-            start = 12 + int.from_bytes(content[8:12], "little")
-        stored, shape, order, num_bytes = layout(bytes(content[:start]))
-        if len(content) < start + num_bytes:
-            raise ValueError(
-                f"expected {num_bytes} bytes of data ({_kind(dtype, shape)}), found {len(content) - start}; it was cut "
-                "off"
-            )
-        array: Array = np.ndarray(shape, stored, data, start, order=order)
-        return array if stored == dtype else array.astype(dtype)
+    return Parser(
+        component=component,
+        parse=lambda data: _npy_array(data, layout),
+        empty=_zero_length(dtype, ndim),
+        dtype=dtype,
+        ndim=ndim,
+    )
 
-    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim), dtype=dtype, ndim=ndim)
+
+def npy_array(data: UInt8s) -> Array:
+    """Read the array of a ``.npy`` file, of any dtype and shape, in this machine's byte order.
+
+    Raises:
+        ValueError: If it is no such file, is cut off, or holds Python objects.
+    """
+    return _npy_array(data, lambda header: _npy_layout(header, expected="an array of numbers"))
+
+
+def _npy_array(data: UInt8s, layout: Callable[[bytes], "NpyLayout"]) -> Array:
+    content = data.data
+    if len(content) < 12:
+        raise ValueError(f"expected a .npy file, found {len(content)} bytes")
+    # The header's length has two bytes in version 1, four in later ones.
+    if content[6] == 1:
+        start = 10 + int.from_bytes(content[8:10], "little")
+    else:
+        start = 12 + int.from_bytes(content[8:12], "little")
+    stored, shape, order, num_bytes = layout(bytes(content[:start]))
+    dtype = stored.newbyteorder("=")
+    if len(content) < start + num_bytes:
+        raise ValueError(
+            f"expected {num_bytes} bytes of data ({_kind(dtype, shape)}), found {len(content) - start}; it was cut off"
+        )
+    array: Array = np.ndarray(shape, stored, data, start, order=order)
+    return array if stored == dtype else array.astype(dtype)
 
 
 def text_parser(component: str) -> Parser:
@@ -178,29 +202,55 @@ def bytes_parser(component: str) -> Parser:
     return Parser(component=component, parse=bytes, empty=bytes)
 
 
+def object_parser(
+    component: str, function: Callable[..., Any], *, beside: Sequence[Beside] = (), empty: Callable[[], Any]
+) -> Parser:
+    """Make any object with the user's ``function`` of a sample's bytes and rows; ``empty`` makes that of a missing
+    component.
+    """
+    return Parser(component=component, parse=function, empty=empty, beside=tuple(beside))
+
+
 def json_parser(component: str) -> Parser:
     """Parse a JSON document in UTF-8 into its object. A missing component gives ``None``."""
     return Parser(component=component, parse=lambda data: _json(bytes(data)), empty=lambda: None)
 
 
 def array_parser(
-    component: str, function: Callable[[Any], Any], *, dtype: np.dtype[Any], ndim: int, base: Parser | None = None
+    component: str,
+    function: Callable[..., Any],
+    *,
+    dtype: np.dtype[Any],
+    ndim: int,
+    base: Parser | None = None,
+    beside: Sequence[Beside] = (),
+    empty: Callable[[], Any] | None = None,
 ) -> Parser:
     """Make an array with the user's ``function`` of a sample's bytes, or of the value that ``base`` made of them.
 
+    The sample's rows of ``beside`` are the further arguments of the function.
+
     A number or list of numbers becomes an array if ``dtype`` holds them exactly, except for the precision of floats; an
-    array must already be of ``dtype``. The function is not called for a missing component, which gives an array of zero
-    length in each dimension, or a zero if ``ndim`` is 0.
+    array must already be of ``dtype``. The function is not called for a missing component, for which ``empty`` makes
+    the array: by default one of zero length in each dimension, or a zero if ``ndim`` is 0.
     """
 
-    def parse(source: Any) -> Array:
-        value = function(source)
+    def parse(*source: Any) -> Array:
+        value = function(*source)
         array = value if isinstance(value, np.ndarray) else _converted(value, dtype)
         if array.dtype != dtype or array.ndim != ndim:
             raise ValueError(f"expected {_kind(dtype, ndim)} of the function, found {_kind(array.dtype, array.shape)}")
         return array
 
-    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim), base=base, dtype=dtype, ndim=ndim)
+    return Parser(
+        component=component,
+        parse=parse,
+        empty=empty or _zero_length(dtype, ndim),
+        base=base,
+        beside=tuple(beside),
+        dtype=dtype,
+        ndim=ndim,
+    )
 
 
 def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) -> Parser:
@@ -222,11 +272,21 @@ def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) 
     return Parser(component=component, parse=parse, empty=lambda: np.zeros(num_classes, dtype), dtype=dtype, ndim=1)
 
 
-def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
-    """Parse a header: dtype as stored, shape, order and number of bytes of the data that follow.
+class NpyLayout(NamedTuple):
+    """What the header of a ``.npy`` file says of the data behind it."""
+
+    dtype: np.dtype[Any]
+    """As stored, in either byte order."""
+    shape: tuple[int, ...]
+    order: Any
+    num_bytes: int
+
+
+def _npy_layout(header: bytes, *, expected: str) -> NpyLayout:
+    """Parse a header.
 
     Raises:
-        ValueError: If `numpy.load` would not take the header, or it is not of ``dtype`` and ``ndim``.
+        ValueError: If `numpy.load` would not take it without unpickling.
     """
     stream = io.BytesIO(header)
     read = np.lib.format
@@ -241,12 +301,10 @@ def _npy_layout(header: bytes, *, dtype: np.dtype[Any], ndim: int) -> tuple[np.d
     except Exception as exc:  # numpy raises many types for a broken header
         raise ValueError(f"expected a .npy file, found {_shown(header)}: {' '.join(str(exc).split())}") from exc
     if stored.hasobject:
-        raise ValueError(f"expected {_kind(dtype, ndim)}, found pickled Python objects, which are never loaded")
-    if stored.newbyteorder("=") != dtype or len(shape) != ndim:
-        raise ValueError(f"expected {_kind(dtype, ndim)}, found {_kind(stored, shape)}")
+        raise ValueError(f"expected {expected}, found pickled Python objects, which are never loaded")
     if any(length < 0 for length in shape):
-        raise ValueError(f"expected {_kind(dtype, ndim)}, found the shape {list(shape)}")
-    return stored, shape, "F" if is_fortran else "C", math.prod(shape) * stored.itemsize
+        raise ValueError(f"expected {expected}, found the shape {list(shape)}")
+    return NpyLayout(stored, shape, "F" if is_fortran else "C", math.prod(shape) * stored.itemsize)
 
 
 def _json(data: bytes) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.formats.orientation import UPRIGHT, read_orientation, upright_size
 from dali_pipes.formats.photo_header import (
     JPEG_FRAMES,
     PHOTO_FORMATS,
@@ -18,6 +19,7 @@ from dali_pipes.formats.photo_header import (
     PhotoHeader,
     read_whole_photo_header,
 )
+from dali_pipes.graph.exif_headers import read_plain_orientations
 from dali_pipes.reader.buffers import EncodedBatch
 
 UInt64s = npt.NDArray[np.uint64]
@@ -32,16 +34,23 @@ _FEW = 1 / 32
 _MIN_PHOTOS = 32
 _JPEG, _PNG = (PHOTO_FORMATS.index(name) for name in ("JPEG", "PNG"))
 _PNG_MAGIC = int.from_bytes(b"\x89PNG\r\n\x1a\n")
-_IHDR, _IDAT, _ACTL, _IEND = (int.from_bytes(name) for name in (b"IHDR", b"IDAT", b"acTL", b"IEND"))
-_OTHER, _PASSED, _FRAME = range(3)
+_IHDR, _IDAT, _ACTL, _IEND, _EXIF = (int.from_bytes(name) for name in (b"IHDR", b"IDAT", b"acTL", b"IEND", b"eXIf"))
+# Marker and first four bytes of a JPEG's segment of EXIF data; between them stands its length.
+_EXIF_MASK, _EXIF_SEGMENT = np.array([0xFFFF0000FFFFFFFF, 0xFFE1000045786966], np.uint64).view(np.int64)
+_NONE = np.zeros(0, np.int64)
+_OTHER, _FRAME, _PASSED, _APP1 = range(4)
 
 
 def _kinds_of_markers() -> UInt8s:
-    """What to do at two bytes of a JPEG, by their number: pass a segment with a length, stop at a frame, or ask."""
+    """What to do at two bytes of a JPEG, by their number: pass a segment with a length, stop at a frame, or ask.
+
+    A segment that may hold EXIF data is passed, too.
+    """
     kinds = np.full(1 << 16, _OTHER, np.uint8)
     kinds[0xFF02:0xFFFF] = _PASSED
     kinds[0xFFD0:0xFFDB] = _OTHER  # without a length, the end, or pixels
     kinds[[0xFF00 | marker for marker in JPEG_FRAMES]] = _FRAME
+    kinds[0xFFE1] = _APP1
     return kinds
 
 
@@ -56,27 +65,43 @@ class PhotoHeaders(NamedTuple):
     height: Int64s
     """Rows as stored; 0 if the header cannot be read."""
     width: Int64s
+    orientation: Int64s
+    """1 to 8, as `read_orientation` gives it; 1 if it was not asked for."""
+    is_plain: Bools
+    """Whether DALI's decoders are sure to see that orientation."""
+
+    @property
+    def sizes(self) -> tuple[Int64s, Int64s]:
+        """Heights and widths of the upright photos; as stored if orientations were not asked for."""
+        return upright_size(self.height, self.width, self.orientation)
 
     def header(self, row: int) -> PhotoHeader:
         """The header of one photo."""
         return PhotoHeader(PHOTO_FORMATS[self.format[row]], int(self.height[row]), int(self.width[row]))
 
 
-def read_photo_headers(photos: Sequence[Any]) -> PhotoHeaders:
+def read_photo_headers(photos: Sequence[Any], *, orient: bool = False, late: Bools | None = None) -> PhotoHeaders:
     """Read the headers and ends of a batch's photos.
 
     Args:
         photos: A sequence of B buffers of uint8, empty where there is no photo. An `EncodedBatch` is read
             together.
+        orient: Also read the orientations.
+        late: Photos whose EXIF data come late by their index, see `Orientation.is_late`: bool [B]. They are read alone.
     """
     format, height, width = np.zeros((3, len(photos)), np.int64)
     is_read = np.zeros(len(photos), np.bool_)
-    found = PhotoHeaders(format, height, width)
+    found = PhotoHeaders(format, height, width, np.full(len(photos), UPRIGHT), np.ones(len(photos), np.bool_))
     if len(photos) >= _MIN_PHOTOS and isinstance(photos, EncodedBatch):
-        _read_together(photos, found, is_read)
+        _read_together(photos, found, is_read, orient=orient)
+        if orient and late is not None:
+            is_read &= ~late
     for row in np.flatnonzero(~is_read).tolist():
-        header = read_whole_photo_header(photo_bytes(photos, row))
+        data = photo_bytes(photos, row)
+        header = read_whole_photo_header(data)
         format[row], height[row], width[row] = PHOTO_FORMATS.index(header.format), header.height, header.width
+        if orient:
+            found.orientation[row], found.is_plain[row], _ = read_orientation(data, header.format)
     return found
 
 
@@ -85,7 +110,7 @@ def photo_bytes(photos: Sequence[Any], row: int) -> memoryview:
     return memoryview(np.asarray(photos[row]))  # type: ignore[arg-type]  # mypy does not know numpy's buffers
 
 
-def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools) -> None:
+def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools, *, orient: bool) -> None:
     """Fill the rows of ``found`` whose photos are written as usual, and set them in ``is_read``."""
     buffer, starts, sizes = photos.buffer, photos.starts, photos.sizes
     long = np.flatnonzero(sizes >= _MIN_BYTES)
@@ -102,36 +127,74 @@ def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools) ->
         some = np.flatnonzero(is_one & ends)
         if len(some):
             rows = long[some]
-            height, width = read(words, starts[rows], stops[some])
-            found.format[rows], found.height[rows], found.width[rows] = code, height, width
-            is_read[rows] = height > 0
+            together = read(words, starts[rows], stops[some], orient=orient)
+            found.format[rows], found.height[rows], found.width[rows] = code, together.height, together.width
+            is_read[rows] = together.height > 0
+            if len(together.with_exif):
+                turned = rows[together.with_exif]
+                found.orientation[turned] = read_plain_orientations(buffer, together.starts, together.stops)
+                is_read[turned] &= found.orientation[turned] > 0
 
 
-def _read_jpegs(words: UInt64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
-    """Heights and widths of JPEGs; 0 and 0 where one must be read alone."""
+class _Read(NamedTuple):
+    """What is read of N photos of one format together."""
+
+    height: Int64s
+    """0 where a photo must be read alone."""
+    width: Int64s
+    with_exif: Int64s = _NONE
+    """Photos, by their numbers, that have one EXIF block each; those with several are read alone."""
+    starts: Int64s = _NONE
+    """The places of these blocks in the buffer."""
+    stops: Int64s = _NONE
+
+    @classmethod
+    def of(
+        cls, height: Int64s, width: Int64s, is_read: Bools, exif: Sequence[tuple[Int64s, Int64s, Int64s]]
+    ) -> "_Read":
+        """Make it from sizes, of which some are not valid, and the EXIF blocks that were found, by step."""
+        if not exif:
+            return cls(height * is_read, width * is_read)
+        rows, starts, stops = (np.concatenate(column) for column in zip(*exif, strict=True))
+        is_read &= np.bincount(rows, minlength=len(is_read)) <= 1
+        kept = is_read[rows]
+        return cls(height * is_read, width * is_read, rows[kept], starts[kept], stops[kept])
+
+
+def _read_jpegs(words: UInt64s, starts: Int64s, stops: Int64s, *, orient: bool) -> _Read:
     at, last = starts + 2, stops - 9  # a frame's size ends nine bytes after its marker
     few = len(starts) * _FEW
+    exif: list[tuple[Int64s, Int64s, Int64s]] = []
     for _ in range(_MAX_STEPS):
         # No frame begins at the start: a JPEG whose segments lead too far is read alone.
         np.copyto(at, starts, where=at > last)
         segment = words[at].astype(np.int64)
         kind = _KINDS[segment >> 48 & 0xFFFF]
-        passes = kind == _PASSED
+        passes = kind >= _PASSED
         if np.count_nonzero(passes) <= few:
             break
+        if orient and kind.max() == _APP1 and len(rows := np.flatnonzero(segment & _EXIF_MASK == _EXIF_SEGMENT)):
+            exif.append(_exif_blocks(words, at, segment, rows))
         at += ((segment >> 32 & 0xFFFF) + 2) * passes
     frame = words[np.where(kind == _FRAME, at, starts) + 1].astype(np.int64)  # marker, length, bits, height, width
     height, width = frame >> 16 & 0xFFFF, frame & 0xFFFF
     is_read = (kind == _FRAME) & (frame >> 32 & 0xFF == 8) & (height > 0) & (width > 0)
-    return height * is_read, width * is_read
+    return _Read.of(height, width, is_read, exif)
 
 
-def _read_pngs(words: UInt64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
-    """Heights and widths of PNGs; 0 and 0 where one must be read alone."""
+def _exif_blocks(words: UInt64s, at: Int64s, segment: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """The JPEGs among ``rows`` that have an EXIF block in their segments at these places, its starts and its stops."""
+    rows = rows[words[at[rows] + 8] >> 48 == 0]  # the mark of a block is Exif and two zeros
+    begin = at[rows]
+    return rows, begin + 10, begin + 2 + (segment[rows] >> 32 & 0xFFFF)
+
+
+def _read_pngs(words: UInt64s, starts: Int64s, stops: Int64s, *, orient: bool) -> _Read:
     size = words[starts + 16].astype(np.int64)
     width, height = size >> 32, size & 0xFFFFFFFF
     at, last = starts + 8, stops - 8
     few = len(starts) * _FEW
+    exif: list[tuple[Int64s, Int64s, Int64s]] = []
     for _ in range(_MAX_STEPS):
         chunk = words[at].astype(np.int64)  # length, type
         kind = chunk & 0xFFFFFFFF
@@ -139,7 +202,9 @@ def _read_pngs(words: UInt64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, I
         passes = (kind != _IDAT) & (kind != _ACTL) & (after <= last)
         if np.count_nonzero(passes) <= few:
             break
+        if orient and len(rows := np.flatnonzero(passes & (kind == _EXIF))):
+            exif.append((rows, at[rows] + 8, after[rows] - 4))
         at = np.where(passes, after, at)
     is_read = (kind == _IDAT) & (words[starts + 8] & 0xFFFFFFFF == _IHDR)
     is_read &= (height > 0) & (height < 2**31) & (width > 0) & (width < 2**31)
-    return height * is_read, width * is_read
+    return _Read.of(height, width, is_read, exif)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.photo_header import DALI_FORMATS, PHOTO_FORMATS, PhotoHeader
+from dali_pipes.formats.orientation import LATE, plain_copy, values_of
+from dali_pipes.formats.photo_header import DALI_FORMATS, PHOTO_FORMATS, Bools, PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
-from dali_pipes.graph.inputs import GraphInputs
+from dali_pipes.graph.asked import GraphInputs
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.photo_headers import PhotoHeaders, photo_bytes, read_photo_headers
 from dali_pipes.reader.batch import Batch, Places
@@ -25,6 +26,8 @@ class OtherPhoto(NamedTuple):
     position: int
     header: PhotoHeader
     data: memoryview
+    orientation: int
+    """How Pillow turns it; 1 if the graph takes it as stored."""
 
 
 class JudgedPhotos(NamedTuple):
@@ -32,6 +35,9 @@ class JudgedPhotos(NamedTuple):
 
     problems: Problems
     others: list[OtherPhoto]
+    copies: dict[tuple[str, int], npt.NDArray[np.uint8]]
+    """Component and position of each photo that DALI might turn in another way than it should -> a copy that it turns
+    rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
     pixels: npt.NDArray[np.int64]
     """int64 [B]: pixels of all photos of each sample."""
 
@@ -39,36 +45,65 @@ class JudgedPhotos(NamedTuple):
 def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, rules: PhotoRules) -> JudgedPhotos:
     """Judge the photos of a batch that reach a decoder.
 
-    ``encoded`` is as in `complete_batch`. A photo is bad by ``rules``, or if its size differs from the index, or from
-    that of the photo with which it shares a crop.
+    ``encoded`` is as in `complete_batch`. A photo is bad by ``rules``, or if its size or orientation differs from the
+    index, or its size from that of the photo with which it shares a crop. Sizes are those of the decoded photos: of
+    the upright ones where the graph turns them.
     """
     problems: Problems = {}
     others: list[OtherPhoto] = []
+    copies: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
     # [component, (height, width), sample]; 0 where a sample lacks the component.
     sizes = np.zeros((len(asked.decoded.components), 2, len(batch)), np.int64)
+    stored = sizes.copy()
     for number, component in enumerate(asked.decoded.components):
         places, photos = batch.places(component), encoded[asked.read.index(component)]
-        found = read_photo_headers(photos)
+        orient = component in asked.decoded.upright
+        found = read_photo_headers(photos, orient=orient, late=places.orientation > LATE)
         is_there = places.offset >= 0
-        sizes[number] = np.where(is_there, (found.height, found.width), 0)
+        stored[number] = np.where(is_there, (found.height, found.width), 0)
+        sizes[number] = np.where(is_there, found.sizes, 0)
         # The stored bytes count: Pillow's pixels stand in the place of a photo in a batch that is repaired.
-        bad = rules.are_bad(*found) | have_bad_bytes(places.size)
-        bad |= (places.format >= 0) & ((found.height != places.height) | (found.width != places.width))
+        bad = rules.are_bad(found.format, found.height, found.width) | have_bad_bytes(places.size)
+        bad |= (places.format >= 0) & _differ(found, places, orient=orient)
         for position in np.flatnonzero(bad & is_there).tolist():
             problems.setdefault(position, (component, _problem(found, places, position, rules=rules)))
-        for position in np.flatnonzero(_FOR_PILLOW[found.format] & ~bad & is_there).tolist():
-            data = photo_bytes(photos, position)
-            others.append(OtherPhoto(component, position, found.header(position), data))
+        good = ~bad & is_there
+        for position in np.flatnonzero(_FOR_PILLOW[found.format] & good).tolist():
+            data, turn = photo_bytes(photos, position), int(found.orientation[position])
+            others.append(OtherPhoto(component, position, found.header(position), data, turn))
+        for position in np.flatnonzero(~found.is_plain & ~_FOR_PILLOW[found.format] & good).tolist():
+            data, format = photo_bytes(photos, position), PHOTO_FORMATS[found.format[position]]
+            copy = plain_copy(data, format, int(found.orientation[position]))
+            copies[component, position] = np.frombuffer(copy, np.uint8)
     for photo, mask in asked.decoded.same_size:
-        of_photo, of_mask = (sizes[asked.decoded.components.index(name)] for name in (photo, mask))
+        numbers = [asked.decoded.components.index(name) for name in (photo, mask)]
+        of_photo, of_mask = sizes[numbers]
         differs = (of_photo != of_mask).any(axis=0) & of_photo.any(axis=0) & of_mask.any(axis=0)
         for position in np.flatnonzero(differs).tolist():
-            text = size_problem(photo, of_photo[:, position].tolist(), of_mask[:, position].tolist())
+            fit_as_stored = bool((stored[numbers[0], :, position] == stored[numbers[1], :, position]).all())
+            text = size_problem(
+                photo,
+                of_photo[:, position].tolist(),
+                of_mask[:, position].tolist(),
+                fit_as_stored=fit_as_stored,
+            )
             problems.setdefault(position, (mask, text))
-    return JudgedPhotos(problems, others, sizes.prod(axis=1).sum(axis=0))
+    return JudgedPhotos(problems, others, copies, sizes.prod(axis=1).sum(axis=0))
 
 
 _FOR_PILLOW = ~np.isin(PHOTO_FORMATS, DALI_FORMATS)
+_PNM = PHOTO_FORMATS.index("PPM")
+
+
+def _differ(found: PhotoHeaders, places: Places, *, orient: bool) -> Bools:
+    """Tell which photos are not those of the index: bool [B]."""
+    height, width = places.sizes(orient=orient)
+    found_height, found_width = found.sizes
+    differ: Bools = (found_height != height) | (found_width != width)
+    if orient:
+        # Pillow's pixels are upright.
+        differ |= (found.orientation != values_of(places.orientation)) & (found.format != _PNM)
+    return differ
 
 
 def _problem(found: PhotoHeaders, places: Places, position: int, *, rules: PhotoRules) -> str:
@@ -76,8 +111,8 @@ def _problem(found: PhotoHeaders, places: Places, position: int, *, rules: Photo
     problem = rules.problem(header) or bytes_problem(int(places.size[position]))
     if problem is None:
         _, height, width = places.header(position)
-        problem = (
-            f"has {header.height} x {header.width} pixels, its index says {height} x {width}; index it anew: "
-            "dali-pipes prep index URL"
-        )
+        has, says = f"{header.height} x {header.width} pixels", f"{height} x {width}"
+        if (header.height, header.width) == (height, width):
+            has, says = f"EXIF orientation {found.orientation[position]}", f"{values_of(places.orientation)[position]}"
+        problem = f"has {has}, its index says {says}; index it anew: dali-pipes prep index URL"
     return problem

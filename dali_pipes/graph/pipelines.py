@@ -31,16 +31,18 @@ _DALI_DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types
 
 def segmentation(
     *,
-    crop: int = 350,
+    crop: int | tuple[int, int] = 350,
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
     dtype: Dtype = "float32",
     layout: Layout = "CHW",
-    photo: str = "image.jpg",
-    mask: str = "trimap.png",
+    photo: str | None = None,
+    mask: str | None = None,
+    mask_output: str = "mask",
     mask_device: DecoderDevice = "cpu",
+    orient: bool | None = None,
 ) -> Graph:
-    """Cut or pad photo and mask to ``crop`` about the centre, normalise the photo, and give the label.
+    """Cut or pad photo and mask to ``crop`` about the centre, normalise the photo, and give the label if there are any.
 
     All outputs are on the loader's device.
 
@@ -49,52 +51,63 @@ def segmentation(
             / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that. On the
             CPU the values are within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``. On a GPU
             nvJPEG decodes, and its pixels differ by a few grey levels.
-        trimap: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
-        label: int64 [B].
+        mask: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
+            ``mask_output`` gives another name.
+        label: int64 [B]; only if the data set has labels.
 
-    A sample whose mask has another size than its photo is bad.
-
-    EXIF orientation is not applied to photo or mask; torchvision's and WebDataset's readers do not apply it either.
+    A sample whose mask has another size than its photo is bad; with ``orient`` the upright sizes count.
 
     Args:
-        crop: Height and width of image and trimap, in pixels.
+        crop: Height and width of image and mask, in pixels: one number, or two equal ones. A photo that is smaller is
+            padded, see ``image``.
         mean: Red, green, blue, of pixels in 0..1.
         std: Likewise.
         dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
         layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo.
-        mask: The component that holds the mask.
+        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
+        mask: The component that holds the mask; ``None``: the only one, see `Components.mask`.
+        mask_output: Name of the mask among the outputs.
         mask_device: Where a GPU decodes the photos: ``"cpu"`` decodes the masks in DALI's CPU operators, and then
             copies their crops to the GPU; ``"mixed"`` leaves masks to the decoder that the photos have, too. The values
             are the same. Where no GPU decodes, it changes nothing.
+        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does, and each mask by
+            its own; ``None``: if the data set knows the orientations, see `Components.orient`.
 
     Raises:
-        ValueError: If ``crop`` is not positive, or ``dtype``, ``layout`` or ``mask_device`` is not one of these.
+        ValueError: If ``crop`` is not positive or not square, ``dtype``, ``layout`` or ``mask_device`` is not one of
+            these, or ``mask_output`` is the name of another output.
     """
-    _check(crop=crop, dtype=dtype, layout=layout)
+    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
     if mask_device not in get_args(DecoderDevice):
         raise ValueError(f"mask_device must be one of {', '.join(get_args(DecoderDevice))}, got {mask_device!r}")
+    if not mask_output or mask_output in ("image", "label"):
+        raise ValueError(f"mask_output must be a name other than 'image' and 'label', got {mask_output!r}")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        components.same_size(photo, mask)
+        photo_name = components.photo(photo, besides=mask)
+        mask_name = components.mask(mask, photo=photo_name)
+        components.same_size(photo_name, mask_name)
+        upright = components.orient(orient)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
-        start, shape, position = _centre_crop(components, photo, crop)
-        pixels = _decode_crop(components, photo, start, shape, types.RGB, device=components.device)
-        image = _normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
+        start, shape, position = _centre_crop(components, photo_name, crop, orient=upright)
+        pixels = decode_crop(components, photo_name, start, shape, types.RGB, device=components.device, orient=upright)
+        image = normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
         # PNG is decoded on the CPU in every NVIDIA stack, and DALI runs one "mixed" operator at a time: photos would
         # wait for masks, and the JPEG engines with them.
-        start, shape, position = _centre_crop(components, mask, crop)
+        start, shape, position = _centre_crop(components, mask_name, crop, orient=upright)
         device = "cpu" if mask_device == "cpu" else components.device
-        ids = components.on_device(_decode_crop(components, mask, start, shape, types.GRAY, device=device))
-        trimap = _normalised(ids, crop, position, mean=(0,), std=(1,), dtype="uint8", layout=layout)
-        return {"image": image, "trimap": trimap, "label": components.label}
+        ids = decode_crop(components, mask_name, start, shape, types.GRAY, device=device, orient=upright)
+        values = normalised(
+            components.on_device(ids), crop, position, mean=(0,), std=(1,), dtype="uint8", layout=layout
+        )
+        return {"image": image, mask_output: values} | label_output(components)
 
     return graph
 
 
 def classification_train(
     *,
-    crop: int = 224,
+    crop: int | tuple[int, int] = 224,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     flip: float = 0.5,
@@ -102,9 +115,10 @@ def classification_train(
     std: Sequence[float] = IMAGENET_STD,
     dtype: Dtype = "float32",
     layout: Layout = "CHW",
-    photo: str = "image.jpg",
+    photo: str | None = None,
+    orient: bool | None = None,
 ) -> Graph:
-    """Resize a random crop of the photo to ``crop``, flip and normalise it, and give the label.
+    """Resize a random crop of the photo to ``crop``, flip and normalise it, and give the label if there are any.
 
     The crop is drawn as torchvision's ``RandomResizedCrop`` draws it, from the sample's own random numbers. Only the
     crop is decoded.
@@ -114,10 +128,10 @@ def classification_train(
     Outputs:
         image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
             / std``, or with ``dtype="uint8"`` the pixels themselves.
-        label: int64 [B].
+        label: int64 [B]; only if the data set has labels.
 
     Args:
-        crop: Height and width of the image, in pixels.
+        crop: Height and width of the image, in pixels: one number, or two equal ones.
         scale: Smallest and largest area of the crop, as a share of the photo's.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip.
@@ -125,20 +139,24 @@ def classification_train(
         std: Likewise.
         dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
         layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo.
+        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
+        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
+            data set knows the orientations, see `Components.orient`.
 
     Raises:
-        ValueError: If ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
+        ValueError: If ``crop`` is not positive or not square, or ``dtype`` or ``layout`` is not one of these.
     """
-    _check(crop=crop, dtype=dtype, layout=layout)
+    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        start, shape = random.resized_crop(photo, scale=scale, ratio=ratio, stream="crop")
-        pixels = _decode_crop(components, photo, start, shape, types.RGB, device=components.device)
+        name = components.photo(photo)
+        upright = components.orient(orient)
+        start, shape = random.resized_crop(name, scale=scale, ratio=ratio, orient=upright, stream="crop")
+        pixels = decode_crop(components, name, start, shape, types.RGB, device=components.device, orient=upright)
         pixels = fn.resize(pixels, size=(crop, crop), interp_type=types.INTERP_LINEAR, antialias=True)
         mirror = random.coin_flip(flip, stream="flip")
-        image = _normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
-        return {"image": image, "label": components.label}
+        image = normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
+        return {"image": image} | label_output(components)
 
     return graph
 
@@ -146,14 +164,16 @@ def classification_train(
 def classification_eval(
     *,
     resize: int = 256,
-    crop: int = 224,
+    crop: int | tuple[int, int] = 224,
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
     dtype: Dtype = "float32",
     layout: Layout = "CHW",
-    photo: str = "image.jpg",
+    photo: str | None = None,
+    orient: bool | None = None,
 ) -> Graph:
-    """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label.
+    """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label if there
+    are any.
 
     Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``. The resampling is DALI's
     antialiased linear filter, within a few grey levels of Pillow's.
@@ -162,47 +182,69 @@ def classification_eval(
 
     Outputs:
         image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
-            / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that.
-        label: int64 [B].
+            / std``, or with ``dtype="uint8"`` the pixels themselves.
+        label: int64 [B]; only if the data set has labels.
 
     Args:
-        resize: Shorter side of the resized photo, in pixels.
-        crop: Height and width of the image, in pixels.
+        resize: Shorter side of the resized photo, in pixels. A smaller photo is enlarged.
+        crop: Height and width of the image, in pixels: one number, or two equal ones; at most ``resize``, so that the
+            photo fills the image.
         mean: Red, green, blue, of pixels in 0..1.
         std: Likewise.
         dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
         layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo.
+        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
+        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
+            data set knows the orientations, see `Components.orient`.
 
     Raises:
-        ValueError: If ``resize`` or ``crop`` is not positive, or ``dtype`` or ``layout`` is not one of these.
+        ValueError: If ``resize`` or ``crop`` is not positive, ``crop`` is not square or larger than ``resize``, or
+            ``dtype`` or ``layout`` is not one of these.
     """
-    _check(crop=crop, dtype=dtype, layout=layout)
-    if as_integer("resize", resize) < 1:
+    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
+    if np.ndim(resize):
+        raise TypeError(
+            f"resize must be one number, the shorter side of the resized photo, got {resize!r}, which would change its "
+            "proportions; for that copy the graph"
+        )
+    resize = as_integer("resize", resize)
+    if resize < 1:
         raise ValueError(f"resize must be positive, got {resize}")
+    if crop > resize:
+        raise ValueError(
+            f"crop must not be larger than resize, got crop={crop} with resize={resize}: the rest would be black; pass "
+            f"resize={crop} or more"
+        )
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        size_of = components.size(photo)
+        name = components.photo(photo)
+        upright = components.orient(orient)
+        size_of = components.size(name, orient=upright)
 
         @once_a_batch
         def resized(batch: Batch) -> Int32s:
             return resized_shape(*size_of(batch), resize)
 
         pixels = fn.decoders.image(
-            components[photo], device=components.device, output_type=types.RGB, adjust_orientation=False
+            components[name], device=components.device, output_type=types.RGB, adjust_orientation=upright
         )
         size = components.array(lambda batch: resized(batch).astype(np.float32))
         pixels = fn.resize(pixels, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
         position = components.array(lambda batch: crop_position(resized(batch), crop))
-        image = _normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
-        return {"image": image, "label": components.label}
+        image = normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
+        return {"image": image} | label_output(components)
 
     return graph
 
 
-def _centre_crop(components: Components, photo: str, crop: int) -> tuple[Any, Any, Any]:
+def label_output(components: Components) -> dict[str, Any]:
+    """Return the output of the label; a data set without labels has none."""
+    return {"label": components.label} if components.has_labels else {}
+
+
+def _centre_crop(components: Components, photo: str, crop: int, *, orient: bool) -> tuple[Any, Any, Any]:
     """Compute the part of the photo in a centre crop: start, shape (int32 [2]), and its position in the crop."""
-    size_of = components.size(photo)
+    size_of = components.size(photo, orient=orient)
 
     @once_a_batch
     def sizes(batch: Batch) -> Int32s:
@@ -214,10 +256,17 @@ def _centre_crop(components: Components, photo: str, crop: int) -> tuple[Any, An
     return start, shape, position
 
 
-def _decode_crop(
-    components: Components, component: str, start: Any, shape: Any, output_type: Any, *, device: DecoderDevice
+def decode_crop(
+    components: Components,
+    component: str,
+    start: Any,
+    shape: Any,
+    output_type: Any,
+    *,
+    device: DecoderDevice,
+    orient: bool = False,
 ) -> Any:
-    """Decode only the crop with this start and shape (rows, columns)."""
+    """Decode only the crop with this start and shape (rows, columns), of the upright photo if ``orient``."""
     return fn.decoders.image_slice(
         components[component],
         start,
@@ -225,14 +274,13 @@ def _decode_crop(
         axes=(0, 1),
         device=device,
         output_type=output_type,
-        # Crops are computed from the sizes of the stored photos.
-        adjust_orientation=False,
+        adjust_orientation=orient,
     )
 
 
-def _normalised(
+def normalised(
     pixels: Any,
-    crop: int,
+    crop: int | None,
     position: Any | None,
     *,
     mean: Sequence[float],
@@ -247,9 +295,10 @@ def _normalised(
     else:
         means, stds = means * 255, stds * 255
     place = {} if position is None else {"crop_pos_y": position[0], "crop_pos_x": position[1]}
+    if crop is not None:
+        place["crop"] = (crop, crop)
     return fn.crop_mirror_normalize(
         pixels,
-        crop=(crop, crop),
         **place,
         mirror=mirror,
         mean=means.tolist(),
@@ -262,9 +311,23 @@ def _normalised(
     )
 
 
-def _check(*, crop: int, dtype: str, layout: str) -> None:
-    if as_integer("crop", crop) < 1:
-        raise ValueError(f"crop must be positive, got {crop}")
+def check_crop(*, crop: int | tuple[int, int], dtype: str, layout: str) -> int:
+    """Check arguments that all graphs have, and return the side of the crop."""
+    if isinstance(crop, tuple | list) and len(crop) == 2:
+        if crop[0] != crop[1]:
+            raise ValueError(
+                f"crop must be square, one number or two equal ones, got {crop!r}; for others copy the graph"
+            )
+        crop = crop[0]
+    side = as_integer("crop", crop)
+    if side < 1:
+        raise ValueError(f"crop must be positive, got {side}")
+    check_output(dtype=dtype, layout=layout)
+    return side
+
+
+def check_output(*, dtype: str, layout: str) -> None:
+    """Check arguments of the image that all graphs have."""
     if dtype not in _DALI_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DALI_DTYPES)}, got {dtype!r}")
     if layout not in ("CHW", "HWC"):

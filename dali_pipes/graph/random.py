@@ -1,12 +1,16 @@
 """Random numbers that belong to the sample, as inputs of the decode pipeline."""
 
+from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arguments import as_number
-from dali_pipes.graph.crop import CROP_TRIES, Int32s, resized_crop
+from dali_pipes.arguments import as_integer, as_number
+from dali_pipes.graph import color
+from dali_pipes.graph.crop import CROP_TRIES, Int32s, erased_rectangle, resized_crop
+from dali_pipes.graph.distributions import GAMMA_UNIFORMS, betas, normals
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 
@@ -27,15 +31,16 @@ class Random:
         self._num_streams = 0
 
     def uniform(self, low: float = 0.0, high: float = 1.0, *, stream: str | None = None) -> Any:
-        """Draw numbers uniform in ``[low, high)``: a node of float32 scalars."""
-        name = self._stream_name("uniform", stream)
-        # The largest float32 below high: rounding to float32 could reach it.
-        last = np.nextafter(np.float32(high), np.float32(low))
+        """Draw numbers uniform in ``[low, high)``: a node of float32 scalars.
 
-        def draw(batch: Batch) -> npt.NDArray[np.float32]:
-            return np.minimum((low + (high - low) * batch.uniforms(name, 1)[:, 0]).astype(np.float32), last)
-
-        return self._components.array(draw)
+        Raises:
+            TypeError: If ``low`` or ``high`` is not a number.
+            ValueError: If one of them is not finite in float32, or ``low`` is larger than ``high``.
+        """
+        low, high = _float32("low", low), _float32("high", high)
+        if low > high:
+            raise ValueError(f"low must not be larger than high, got {low} and {high}")
+        return self._components.array(_uniforms(self._stream_name("uniform", stream), low, high))
 
     def coin_flip(self, probability: float = 0.5, *, stream: str | None = None) -> Any:
         """Draw 1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it.
@@ -44,8 +49,7 @@ class Random:
             TypeError: If the probability is not a number.
             ValueError: If it is not in [0, 1].
         """
-        if not 0 <= as_number("probability", probability) <= 1:
-            raise ValueError(f"probability must be in [0, 1], got {probability}")
+        probability = _probability(probability)
         name = self._stream_name("coin_flip", stream)
         return self._components.array(lambda batch: (batch.uniforms(name, 1)[:, 0] < probability).astype(np.int32))
 
@@ -55,6 +59,7 @@ class Random:
         *,
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        orient: bool = False,
         stream: str | None = None,
     ) -> tuple[Any, Any]:
         """Draw a random crop of a photo as torchvision's ``RandomResizedCrop`` does.
@@ -66,13 +71,21 @@ class Random:
             component: The photo.
             scale: Smallest and largest share of the photo's area.
             ratio: Smallest and largest width / height.
+            orient: Draw it in the upright photo, see `Components.orient`; by default in the stored one.
             stream: Name of the stream.
 
         Returns:
             Nodes of the crop's start and of its shape, each int32 [2] (rows, columns) in pixels.
+
+        Raises:
+            ValueError: If a share is negative, or a ratio is not positive.
         """
+        if not all(0 <= share < float("inf") for share in scale):
+            raise ValueError(f"scale must be a range of shares from 0 on, got {scale!r}")
+        if not all(0 < limit < float("inf") for limit in ratio):
+            raise ValueError(f"ratio must be a range of positive numbers, got {ratio!r}")
         name = self._stream_name("resized_crop", stream)
-        size = self._components.size(component)
+        size = self._components.size(component, orient=orient)
 
         @once_a_batch
         def crop(batch: Batch) -> Int32s:
@@ -84,6 +97,217 @@ class Random:
             self._components.array(lambda batch: crop(batch)[:, 2:]),
         )
 
+    def normal(self, mean: float = 0.0, std: float = 1.0, *, stream: str | None = None) -> Any:
+        """Draw normal numbers: a node of float32 scalars.
+
+        Raises:
+            TypeError: If ``mean`` or ``std`` is not a number.
+            ValueError: If ``std`` is negative, or one of them is not finite in float32.
+        """
+        mean, std = _float32("mean", mean), _float32("std", std)
+        if std < 0:
+            raise ValueError(f"std must not be negative, got {std}")
+        name = self._stream_name("normal", stream)
+        return self._components.array(lambda batch: (mean + std * normals(batch.uniforms(name, 2))).astype(np.float32))
+
+    def beta(self, alpha: float, beta: float, *, stream: str | None = None) -> Any:
+        """Draw numbers of the Beta distribution, in [0, 1]: a node of float32 scalars.
+
+        Raises:
+            TypeError: If ``alpha`` or ``beta`` is not a number.
+            ValueError: If one of them is not positive.
+        """
+        for argument, value in (("alpha", alpha), ("beta", beta)):
+            if not 0 < as_number(argument, value) < float("inf"):
+                raise ValueError(f"{argument} must be positive, got {value}")
+        name = self._stream_name("beta", stream)
+
+        def draw(batch: Batch) -> npt.NDArray[np.float32]:
+            uniforms = batch.uniforms(name, 2 * GAMMA_UNIFORMS)
+            return betas(uniforms, alpha=alpha, beta=beta).astype(np.float32)
+
+        return self._components.array(draw)
+
+    def choice(
+        self,
+        values: int | Sequence[float],
+        *,
+        probabilities: Sequence[float] | None = None,
+        stream: str | None = None,
+    ) -> Any:
+        """Draw one of some numbers for each sample: a node of int32 scalars, or float32 if a value is a float.
+
+        Args:
+            values: The numbers; an integer n means 0 to n - 1.
+            probabilities: Of each value, in their order; without them all are as likely. They are divided by their sum.
+            stream: Name of the stream.
+
+        Raises:
+            TypeError: If a value is not a number.
+            ValueError: If there are no values, one is beyond its dtype, or ``probabilities`` has another length, a
+                negative or no positive entry.
+        """
+        if isinstance(values, Sequence):
+            numbers: list[float] = [_float32("a value", value) for value in values]
+        else:
+            numbers = list(range(as_integer("values", values)))
+        if not numbers:
+            raise ValueError(f"values must have at least one entry, got {values!r}")
+        weights = np.ones(len(numbers)) if probabilities is None else np.asarray(probabilities, np.float64)
+        if weights.shape != (len(numbers),) or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+            raise ValueError(
+                f"probabilities must have a number for each of {len(numbers)} values, none negative and one positive, "
+                f"got {probabilities!r}"
+            )
+        # A float of numpy is seldom one of Python.
+        are_whole = not isinstance(values, Sequence) or all(isinstance(value, Integral) for value in values)
+        limits = np.iinfo(np.int32)
+        if are_whole and (wrong := [value for value in numbers if not limits.min <= value <= limits.max]):
+            raise ValueError(f"values must be in [{limits.min}, {limits.max}], got {wrong[0]:.0f}; or pass floats")
+        table = np.array(numbers).astype(np.int32 if are_whole else np.float32)
+        # The last edge is 1, so that rounding leaves no gap below it; an entry of probability 0 is never taken.
+        edges = (np.cumsum(weights) / weights.sum())[: np.flatnonzero(weights)[-1]]
+        name = self._stream_name("choice", stream)
+        return self._components.array(
+            lambda batch: table[np.searchsorted(edges, batch.uniforms(name, 1)[:, 0], side="right")]
+        )
+
+    def rotation(self, degrees: float | tuple[float, float], *, stream: str | None = None) -> Any:
+        """Draw an angle as torchvision's ``RandomRotation`` does: a node of float32 scalars, in degrees,
+        counter-clockwise.
+
+        ``fn.rotate(photo, angle=angle, keep_size=True, fill_value=0)`` turns a photo; with ``interp_type=INTERP_NN``,
+        and the same node, its mask.
+
+        Args:
+            degrees: The largest angle in both directions, or the smallest and the largest.
+            stream: Name of the stream.
+
+        Raises:
+            TypeError: If it is neither a number nor a pair of numbers.
+            ValueError: If a single number is negative, or the smallest angle is larger than the largest.
+        """
+        if isinstance(degrees, Sequence):
+            if len(degrees) != 2:
+                raise TypeError(f"degrees must be a number or a pair of numbers, got {degrees!r}")
+            low, high = (_float32("degrees", limit) for limit in degrees)
+        else:
+            high = _float32("degrees", degrees)
+            low = -high
+        if not low <= high:
+            raise ValueError(f"degrees must be a positive number, or a smallest and a largest angle, got {degrees!r}")
+        return self._components.array(_uniforms(self._stream_name("rotation", stream), low, high))
+
+    def erasing(
+        self,
+        height: int,
+        width: int,
+        *,
+        probability: float = 0.5,
+        scale: tuple[float, float] = (0.02, 0.33),
+        ratio: tuple[float, float] = (0.3, 3.3),
+        stream: str | None = None,
+    ) -> tuple[Any, Any]:
+        """Draw a rectangle to erase as torchvision's ``RandomErasing`` does.
+
+        ``fn.erase(image, anchor=start, shape=shape, axis_names="HW", fill_value=0)`` erases it. torchvision's
+        ``value="random"``, another number for each pixel, has no counterpart here.
+
+        Args:
+            height: Rows of the images when the rectangle is erased, the same for all.
+            width: Their columns.
+            probability: Of a rectangle; the others are empty.
+            scale: Smallest and largest share of the image's area.
+            ratio: Smallest and largest height / width.
+            stream: Name of the stream.
+
+        Returns:
+            Nodes of the rectangle's start and of its shape, each float32 [2] (row, column) in pixels, as `fn.erase`
+            takes them.
+
+        Raises:
+            TypeError: If ``height`` or ``width`` is not an integer, or another argument not a number.
+            ValueError: If an argument is out of its range.
+        """
+        rows, columns = as_integer("height", height), as_integer("width", width)
+        if rows < 1 or columns < 1:
+            raise ValueError(f"height and width must be positive, got {rows} and {columns}")
+        if not 0 <= scale[0] <= scale[1] <= 1:
+            raise ValueError(f"scale must be a range in [0, 1], got {scale!r}")
+        if not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f"ratio must be a range of positive numbers, got {ratio!r}")
+        probability = _probability(probability)
+        name = self._stream_name("erasing", stream)
+
+        @once_a_batch
+        def rectangle(batch: Batch) -> npt.NDArray[np.float32]:
+            uniforms = batch.uniforms(name, 2 * CROP_TRIES + 3)
+            drawn = erased_rectangle(rows, columns, uniforms, probability=probability, scale=scale, ratio=ratio)
+            return drawn.astype(np.float32)
+
+        return (
+            self._components.array(lambda batch: rectangle(batch)[:, :2]),
+            self._components.array(lambda batch: rectangle(batch)[:, 2:]),
+        )
+
+    def color_jitter(
+        self,
+        *,
+        brightness: float | tuple[float, float] | None = None,
+        contrast: float | tuple[float, float] | None = None,
+        saturation: float | tuple[float, float] | None = None,
+        hue: float | tuple[float, float] | None = None,
+        probability: float = 1.0,
+        stream: str | None = None,
+    ) -> color.ColorJitter:
+        """Draw changes of colour as torchvision's ``ColorJitter`` does, in an order of the four that is random, too.
+
+        Call the result with decoded photos, uint8 [H, W, 3]: ``photo = random.color_jitter(brightness=0.4)(photo)``.
+        Pixels are within a few grey levels of those of torchvision's ``adjust_brightness`` and so on; the hue is turned
+        in HSV, as there. On a CPU the hue takes most of the time; without ``hue=`` the others are fast.
+
+        Args:
+            brightness: x for factors in ``[max(0, 1 - x), 1 + x]``, or the smallest and the largest factor.
+            contrast: Likewise.
+            saturation: Likewise. ``(0, 0)`` makes grey photos: with a ``probability``, torchvision's
+                ``RandomGrayscale``.
+            hue: x for turns in ``[-x, x]``, or the smallest and the largest turn, in ``[-0.5, 0.5]``.
+            probability: Of any change, as in ``RandomApply([ColorJitter(...)], p=probability)``.
+            stream: Name of the stream.
+
+        Raises:
+            TypeError: If a range is neither a number nor a pair of numbers.
+            ValueError: If a range is empty or out of bounds, or ``probability`` is not in [0, 1].
+        """
+        given = zip(color.OPERATIONS, (brightness, contrast, saturation, hue), strict=True)
+        ranges = [color.jitter_range(operation, value) for operation, value in given]
+        name = self._stream_name("color_jitter", stream)
+        return color.ColorJitter(
+            self._components,
+            lambda batch: batch.uniforms(name, color.NUM_UNIFORMS),
+            ranges,
+            _probability(probability),
+        )
+
     def _stream_name(self, kind: str, stream: str | None) -> str:
         self._num_streams += 1
         return stream if stream is not None else f"{kind}/{self._num_streams - 1}"
+
+
+def _uniforms(name: str, low: float, high: float) -> Callable[[Batch], npt.NDArray[np.float32]]:
+    # The largest float32 below high: rounding to float32 could reach it.
+    last = np.nextafter(np.float32(high), np.float32(low))
+    return lambda batch: np.minimum((low + (high - low) * batch.uniforms(name, 1)[:, 0]).astype(np.float32), last)
+
+
+def _float32(name: str, value: object) -> float:
+    number = as_number(name, value)
+    if not abs(number) <= np.finfo(np.float32).max:
+        raise ValueError(f"{name} must be a finite number in float32, got {value!r}")
+    return number
+
+
+def _probability(probability: float) -> float:
+    if not 0 <= as_number("probability", probability) <= 1:
+        raise ValueError(f"probability must be in [0, 1], got {probability}")
+    return probability

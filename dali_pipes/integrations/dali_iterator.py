@@ -1,18 +1,74 @@
 """A loader for loops that were written for DALI's iterators: other output names, column labels, automatic reset."""
 
+import dataclasses
+import functools
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.arguments import as_bool
 from dali_pipes.graph.dali_internals import set_auto_reset
-from dali_pipes.integrations.torch_dataset import LoaderLike
+from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
 
-LABEL_OUTPUT = "label"
-"""The name of the class id in the graphs of `dali_pipes.graph.pipelines`."""
+if TYPE_CHECKING:
+    from dali_pipes.iterator import Loader
+
+_log = logging.getLogger(__name__)
 
 _AUTO_RESET = {False: False, None: False, "no": False, True: True, "yes": True}  # as DALI takes it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DaliArguments:
+    """Arguments of DALI's iterators for which a loader has no use: see `Loader.as_dali`."""
+
+    size: int
+    fill_last_batch: bool | None
+    last_batch_padded: bool | None
+    last_batch_policy: LastBatchPolicy | str | None
+    dynamic_shape: object
+    prepare_first_batch: bool
+
+    def check(self, loader: "Loader") -> None:
+        """Log those that change nothing.
+
+        Raises:
+            ValueError: If one contradicts what the loader does.
+        """
+        policy = loader.parts.batching.last_batch_policy
+        asked, argument = self.last_batch_policy, f"last_batch_policy={self.last_batch_policy}"
+        if asked is None and self.fill_last_batch is not None:
+            asked, argument = ("PARTIAL", "FILL")[self.fill_last_batch], f"fill_last_batch={self.fill_last_batch}"
+        if asked is not None and str(getattr(asked, "name", asked)).upper() != policy:
+            raise ValueError(
+                f"the loader was opened with last_batch_policy='{policy}', and as_dali() got {argument}; pass the "
+                "policy to dali_pipes.loader"
+            )
+        if self.size not in (-1, loader._size):
+            raise ValueError(
+                f"size must be left out: this rank has {loader._size} samples in an epoch, got {self.size!r}"
+            )
+        if self.last_batch_padded is not None and not self.last_batch_padded and policy == "FILL":
+            raise ValueError(
+                "last_batch_padded=False has an epoch begin after the samples that filled the last batch of the epoch "
+                "before; a loader gives each sample once an epoch; leave it out"
+            )
+        without_effect = {
+            "fill_last_batch": self.fill_last_batch is not None,
+            "last_batch_padded": self.last_batch_padded is not None,
+            "dynamic_shape": bool(self.dynamic_shape),
+            "prepare_first_batch": self.prepare_first_batch,
+        }
+        if any(without_effect.values()):
+            _log.warning(
+                "as_dali() got arguments that change nothing: %s; leave them out",
+                ", ".join(name for name, is_given in without_effect.items() if is_given),
+            )
 
 
 class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
@@ -22,27 +78,51 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     the loader.
     """
 
+    # What DALI's own iterators keep beside the attributes of the loader; some loops read it.
+    _last_batch_padded = True  # after FILL the next epoch begins at its beginning
+    _prepare_first_batch = False
+    _is_stick_to_shard = False  # each epoch deals out all samples anew
+
     def __init__(
         self,
-        loader: LoaderLike,
+        loader: "Loader",
         *,
         output_map: Sequence[str] | None,
         column_labels: bool,
         auto_reset: bool | str | None,
+        reader_name: str | None,
+        arguments: DaliArguments,
     ) -> None:
         # DALI's own constructor would claim the pipeline a second time; the attributes that it sets are the loader's.
         self._loader = loader
-        graph_outputs: list[str] = list(loader.output_map)
-        self.output_map = _checked_names(graph_outputs, output_map, added=loader.added_outputs)
+        self._given_names = output_map
         self._has_column_labels = as_bool("column_labels", column_labels)
-        if column_labels and LABEL_OUTPUT not in graph_outputs:
-            raise ValueError(f"column_labels needs an output 'label', the graph gives {', '.join(graph_outputs)}")
         # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
         if type(auto_reset) is int or auto_reset not in _AUTO_RESET:
             raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {auto_reset!r}")
         self._is_automatic = _AUTO_RESET[auto_reset]
         set_auto_reset(self, self._is_automatic)
-        self._names = dict(zip(graph_outputs, self.output_map, strict=True))
+        self._arguments, self._reader_name, self._ever_consumed = arguments, reader_name, False
+        if loader.is_open:
+            _ = self._names
+
+    @property
+    def output_map(self) -> list[str]:
+        """The names of the outputs, in the graph's order."""
+        return list(self._names.values())
+
+    @functools.cached_property
+    def _names(self) -> dict[str, str]:
+        """Map each output's name in the graph to the given name. The names are checked when the graph is known."""
+        graph_outputs: list[str] = list(self._loader.output_map)
+        names = _checked_names(graph_outputs, self._given_names, added=self._loader.added_outputs)
+        if self._has_column_labels and LABEL_OUTPUT not in graph_outputs:
+            raise ValueError(
+                f"column_labels needs an output 'label', the graph gives {', '.join(graph_outputs)}"
+                f"{label_advice(graph_outputs)}"
+            )
+        self._arguments.check(self._loader)
+        return dict(zip(graph_outputs, names, strict=True))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not set yet, for instance while a copy is made
@@ -63,6 +143,8 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         return self
 
     def __next__(self) -> list[dict[str, Any]]:
+        _ = self._names  # refused here, not when a batch is there
+        self._ever_consumed = True
         try:
             return [self._loader.next_batch(self._renamed)]
         except StopIteration:
@@ -79,13 +161,55 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         """Start the next epoch: see `Loader.reset`."""
         self._loader.reset()
 
+    def checkpoints(self) -> NoReturn:
+        """Refuse: see `Loader.checkpoints`."""
+        self._loader.checkpoints()
+
+    @property
+    def _counter(self) -> int:
+        """Count the samples of this epoch that a rank has had. As in DALI, a short last batch counts as full."""
+        batching, plan = self._loader.parts.batching, self._loader.parts.inputs.plan(self._loader.epoch)
+        position = self._loader.position
+        if plan.order.shapes is None:
+            num_steps = -(-position // batching.global_batch_size)
+        else:
+            num_steps = batching.num_steps(plan) - batching.num_steps(plan, start=position)
+        return num_steps * batching.batch_size
+
+    @property
+    def _size_no_pad(self) -> int:
+        """Samples of the epoch over all ranks."""
+        return self._loader.num_samples
+
+    @property
+    def _shards_num(self) -> int:
+        """Ranks. What DALI calls a shard is a rank's part of the epoch."""
+        return self._loader.parts.batching.process.world_size
+
+    @property
+    def _shards_id(self) -> npt.NDArray[np.int64]:
+        return np.array([self._loader.parts.batching.process.rank], np.int64)
+
+    @property
+    def _counter_per_gpu(self) -> npt.NDArray[np.int64]:
+        """Samples that each rank has had of the epoch before its start: none."""
+        return np.zeros(self._shards_num, np.int64)
+
+    @property
+    def _shard_sizes_per_gpu(self) -> npt.NDArray[np.int64]:
+        """Samples of each rank: those of whole steps, and even parts of short last ones, as under ``PARTIAL``."""
+        batching, plan = self._loader.parts.batching, self._loader.parts.inputs.plan(self._loader.epoch)
+        return plan.samples_of_ranks(batch_size=batching.batch_size, world_size=self._shards_num)
+
+    _shard_sizes_per_gpu_initial = _shard_sizes_per_gpu
+
 
 def _checked_names(graph_outputs: list[str], output_map: Sequence[str] | None, *, added: Sequence[str]) -> list[str]:
     names = list(graph_outputs if output_map is None else output_map)
     if isinstance(output_map, str) or len(names) != len(graph_outputs):
         raise ValueError(
             f"output_map must name the graph's {len(graph_outputs)} outputs ({', '.join(graph_outputs)}), got "
-            f"{output_map!r}"
+            f"{output_map!r}{label_advice(graph_outputs)}"
         )
     if len(set(names)) != len(names):
         raise ValueError(f"output_map must not name an output twice, got {names}")

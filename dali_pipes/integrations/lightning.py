@@ -17,8 +17,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dali_pipes.integrations.torch_dataset import LoaderDataset
-
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, Trainer
 
@@ -95,7 +93,8 @@ class DataModule(LightningDataModule):
                 name = f"{stage}_dataloader"
                 setattr(self, name, getattr(super(), name))
         self._batches: dict[str, _Batches] = {}
-        self._train_state: Mapping[str, Any] | None = None
+        self._train_state: Mapping[str, Any] | None = None  # of a checkpoint
+        self._last_train_state: dict[str, Any] | None = None
 
     @property
     def loaders(self) -> dict[str, "Loader"]:
@@ -117,9 +116,10 @@ class DataModule(LightningDataModule):
         return self._open("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the train loader's state, if it is open. Called for each checkpoint."""
+        """Return the train loader's state, or its last one. Called for each checkpoint, also after ``fit``."""
         batches = self._batches.get("train")
-        return {} if batches is None else {"train": batches.loader.state_dict()}
+        state = self._last_train_state if batches is None else batches.state_dict()
+        return {} if state is None else {"train": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a state for the train loader. Called when a checkpoint is restored, before any loader is asked for."""
@@ -129,6 +129,8 @@ class DataModule(LightningDataModule):
         """Close the loaders. The trainer calls it when ``fit``, ``validate``, ``test`` or ``predict`` is over."""
         self._train_state = None  # it may be of a checkpoint that was tested; the next fit is another run
         opened, self._batches = self._batches, {}
+        if "train" in opened:
+            self._last_train_state = opened["train"].state_dict()
         for batches in opened.values():
             batches.loader.close()
 
@@ -138,7 +140,7 @@ class DataModule(LightningDataModule):
 
     def _open(self, stage: str) -> "_Batches":
         """Open the stage's loader; with ``reload_dataloaders_every_n_epochs`` the trainer asks for it again."""
-        from dali_pipes.open_loader import loader
+        from dali_pipes.opening.loader import loader
 
         if stage not in self._batches:
             trainer = self.trainer
@@ -157,46 +159,43 @@ class DataModule(LightningDataModule):
             if stage == "train":
                 found["state"] = self._train_state
             opened = loader(**(found | self._arguments[stage]))
+            opened.name = stage  # in metrics
             self._batches[stage] = (_TrainBatches if stage == "train" else _Batches)(opened, trainer)
         return self._batches[stage]
 
 
 class _Batches:
-    """A loader that gives the trainer the same batches each time."""
+    """A loader that gives the trainer the same batches each time.
+
+    It is not the face itself: a trainer with ``overfit_batches`` replaces what has a sampler.
+    """
 
     def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
         self.loader, self._trainer = loader, trainer
+        self._face = loader.as_dataloader()
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self._face)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.loader.set_epoch(0)
-        yield from self.loader.as_dicts()
+        # A generator: Note [whose epoch].
+        self._face.set_epoch(self._epoch())
+        yield from self._face
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state. Called for each checkpoint."""
+        return self.loader.state_dict()
+
+    def _epoch(self) -> int:
+        return 0
 
 
 class _TrainBatches(_Batches):
     """The train loader: it follows the trainer's epoch, and starts at the position in a checkpoint."""
 
-    def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
-        super().__init__(loader, trainer)
-        self._dataset = LoaderDataset(loader)
-        self._is_resumed = False
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        # A generator: Note [whose epoch].
-        is_resumed, self._is_resumed = self._is_resumed, False
+    def _epoch(self) -> int:
         # Overfitting means to see the same few batches again.
-        epoch = 0 if getattr(self._trainer, "overfit_batches", 0) > 0 else self._trainer.current_epoch
-        if not is_resumed or self.loader.epoch != epoch:
-            self.loader.set_epoch(epoch)
-            yield from self.loader.as_dicts()
-        else:
-            yield from self._dataset
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state. Called for each checkpoint."""
-        return self.loader.state_dict()
+        return 0 if getattr(self._trainer, "overfit_batches", 0) > 0 else int(self._trainer.current_epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the state was taken. Called when a checkpoint is restored, before the first batch.
@@ -204,8 +203,7 @@ class _TrainBatches(_Batches):
         Raises:
             StateError: If the state is of other shards or another order.
         """
-        self._dataset.load_state_dict(state)
-        self._is_resumed = True
+        self._face.load_state_dict(state)
         # The fit loop counts batches, and ends the epoch when its count is `len(self)`. After a change of batch size or
         # world size the samples that were seen are another number of batches, so the count is corrected.
         counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
@@ -215,7 +213,7 @@ class _TrainBatches(_Batches):
 
 
 def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
-    from dali_pipes.open_loader import loader
+    from dali_pipes.opening.loader import loader
     from dali_pipes.options import refuse_old_arguments
 
     for name in _OF_THE_TRAINER:

@@ -4,38 +4,34 @@ Both pass whole batches through: ``batch_size=None, num_workers=0``. Workers wou
 threads, and cannot be used in a worker.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
+from dali_pipes.graph.outputs import BatchDict
 
-class LoaderLike(Protocol):
-    """The part of a `dali_pipes.iterator.Loader` that the classes in this folder use; that module imports them."""
+if TYPE_CHECKING:
+    from dali_pipes.integrations.data_loader import LoaderBatches
+    from dali_pipes.iterator import Loader
 
-    output_map: Sequence[str]
-
-    @property
-    def added_outputs(self) -> Sequence[str]: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def num_batches_left(self) -> int: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> "LoaderLike": ...
-    def __next__(self) -> list[dict[str, Any]]: ...
-    def next_batch(self, form: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> dict[str, Any]: ...
-    def close(self) -> None: ...
-    def reset(self) -> None: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+# Classes that give the batches of rank 0's data set to all ranks, or each rank a part of the batches of its own.
+_DEALERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
+_WAY_OUT = (
+    "give the trainer loader.as_dataloader() instead, which it leaves alone: see docs/how-to/trainers.md; or keep this "
+    "DataLoader out of prepare()"
+)
 
 
-class DictBatches(Iterator[dict[str, Any]]):
-    """The rest of a loader's epoch, from the first ``next`` on, as plain dicts. Made by `Loader.as_dicts`."""
+class DictBatches(Iterator[BatchDict]):
+    """A loader's epochs, as plain dicts. Made by `Loader.as_dicts`.
 
-    def __init__(self, loader: LoaderLike) -> None:
+    As the loader's own: after `break`, iterating again continues the epoch; after its end it starts the next one.
+    """
+
+    def __init__(self, loader: "Loader") -> None:
         self._loader = loader
         self._has_begun = self._is_over = False
 
@@ -43,58 +39,90 @@ class DictBatches(Iterator[dict[str, Any]]):
         """Batches of the loader's whole epoch."""
         return len(self._loader)
 
-    def __next__(self) -> dict[str, Any]:
+    def __iter__(self) -> "DictBatches":
+        self._has_begun = self._is_over = False
+        return self
+
+    def __next__(self) -> BatchDict:
         if self._is_over:
             raise StopIteration  # and not the next epoch's first batch
         if not self._has_begun:
             iter(self._loader)
             self._has_begun = True
         try:
-            return self._loader.next_batch()
+            batch: BatchDict = self._loader.next_batch()
+            return batch
         except StopIteration:
             self._is_over = True
             raise
 
 
-class LoaderDataset(IterableDataset[dict[str, Any]]):
+class LoaderDataset(IterableDataset[BatchDict]):
     """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
 
-    Each iteration gives the rest of the loader's epoch, and after its end the next epoch: see `Loader`. If the loader
-    was opened with ``state=``, the first iteration gives the rest of that state's epoch; a ``load_state_dict`` to the
-    same position then does no further work.
+    Each iteration gives the rest of the loader's epoch, and after its end the next epoch. If the loader was opened with
+    ``state=``, the first iteration gives the rest of that state's epoch; a ``load_state_dict`` to the same position
+    then does no further work.
+
+    Raises:
+        TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.
+        RuntimeError: While iterating: if several ranks have loaders of their own, and Accelerate or Transformers would
+            deal out the batches of one of them.
 
     >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
     """
 
-    def __init__(self, loader: LoaderLike) -> None:
+    def __init__(self, batches: "LoaderBatches") -> None:
         super().__init__()
-        self._loader = loader
-        # Whether the next iteration is of an epoch that was over when its state was taken.
-        self._is_over = False
+        self._batches = batches
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        # torchdata iterates a finished state's data set twice and draws from the second iterator only; so the epoch
-        # that was over ends when the first iterator is made.
-        is_over, self._is_over = self._is_over, False
-        return iter(()) if is_over else DictBatches(self._loader)
+    def __iter__(self) -> Iterator[BatchDict]:
+        self._check_callers(sys._getframe(1))
+        batches = iter(self._batches)
+        batches.is_announced = False
+        return batches
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
-        return len(self._loader)
+        return len(self._batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration give this epoch; if a state of it was loaded, the rest of it."""
+        self._batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state: see `Loader.state_dict`."""
-        return self._loader.state_dict()
+        """Return the position of the job: see `dali_pipes.integrations.data_loader.LoaderBatches.state_dict`."""
+        return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
 
-        If the state was taken after the last batch, the next iteration is empty and ends the epoch, as in a job that
-        was not interrupted. The iteration after it is the next epoch's.
+        If the state was taken in the loop's body after the last batch, the next iteration is empty and ends the epoch,
+        as in a job that was not interrupted. The iteration after it is the next epoch's.
 
         Raises:
             StateError: If the state is of other shards or another order; the loader continues as before.
         """
-        self._loader.load_state_dict(state)
-        self._is_over = self._loader.num_batches_left == 0
+        self._batches.load_state_dict(state)
+
+    def _check_callers(self, frame: FrameType | None) -> None:
+        """Refuse a data loader that stacks batches, or that deals the batches of one rank to others.
+
+        No object says what iterates a data set, so the running functions ``__iter__`` are asked. Others are not: to
+        look at a function's variables keeps them alive until it ends (before Python 3.13), also those that it deletes.
+        """
+        num_ranks = self._batches.loader.parts.batching.process.world_size
+        while frame is not None:
+            caller = frame.f_locals.get("self") if frame.f_code.co_name == "__iter__" else None
+            if isinstance(caller, DataLoader) and caller.batch_size is not None:
+                raise TypeError(
+                    f"DataLoader(batch_size={caller.batch_size}) would stack whole batches; pass "
+                    "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
+                )
+            if num_ranks > 1 and type(caller).__name__ in _DEALERS:
+                raise RuntimeError(
+                    f"{type(caller).__module__}.{type(caller).__name__} would deal the batches of one rank to all, and "
+                    f"each of the {num_ranks} ranks has a loader of its own: samples would be lost; {_WAY_OUT}"
+                )
+            frame = frame.f_back

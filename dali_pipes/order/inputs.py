@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dali_pipes.arguments import as_bool, as_integer, as_number
+from dali_pipes.order.shapes import Buckets
+from dali_pipes.order.tokens import TokenBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class OrderInputs:
     an epoch is a pass."""
     weights: tuple[float, ...] | None = None
     """Proportions of several data sets in an epoch; ``None``: in proportion to their numbers of samples."""
+    shapes: Buckets | TokenBudget | None = None
+    """How photos are grouped into batches; ``None``: batches have any photos, as the order gives them."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "epoch", "num_slices"):
@@ -59,5 +63,10 @@ class OrderInputs:
                     f"epoch_samples must be a multiple of slices, got {self.epoch_samples} and {self.num_slices}; "
                     f"pass {-(-self.epoch_samples // self.num_slices) * self.num_slices}"
                 )
+        if self.shapes is not None and self.num_slices > 1:
+            raise ValueError(
+                f"buckets and tokens need slices=1, got {self.num_slices}: each slice has other photos, so steps could "
+                "not take as many groups from every slice; leave slices out, or Select(buckets=, tokens=)"
+            )
         if self.weights is not None and not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
             raise ValueError(f"weights must be a tuple of positive numbers, got {self.weights!r}")

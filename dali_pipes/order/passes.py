@@ -222,15 +222,20 @@ class Pass:
             for slice_, shards in enumerate(self.slices)
         )
 
-    def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
-        """The samples of a window in reading order, and their copy numbers (``None`` in a pass without copies)."""
+    def members(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
+        """The samples of a window in the manifest's order, and their copy numbers (``None``: no sample has a copy)."""
         passes = self._passes
         ordinals, copies = passes.ordinals(shards), None
         if self._copies is not None:
             times = self._copies[ordinals - passes.first_ordinal].astype(np.int64)
             ordinals = np.repeat(ordinals, times)
             copies = np.arange(len(ordinals), dtype=np.int64) - np.repeat(np.cumsum(times) - times, times)
-        if passes.order.shuffle:
+        return ordinals, copies
+
+    def samples(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
+        """The samples of a window in reading order, and their copy numbers (``None``: no sample has a copy)."""
+        ordinals, copies = self.members(shards)
+        if self._passes.order.shuffle:
             rank = self._ranked("samples", ordinals, copies)
             ordinals, copies = ordinals[rank], None if copies is None else copies[rank]
         return ordinals, copies

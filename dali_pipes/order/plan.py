@@ -23,6 +23,7 @@ from dali_pipes.order.passes import Passes, Span, set_ranges
 from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.reservation import slices_read
 from dali_pipes.order.selection import Selection
+from dali_pipes.order.tokens import TokenBudget
 
 # Memory while the samples of a window are permuted: ordinals, random words and the sort. Measured with 2e7 samples.
 BYTES_PER_SAMPLE = 120
@@ -47,11 +48,13 @@ class Step(NamedTuple):
     """int64 [batch]: a different number each time that the epoch has the same sample; 0 if no sample is repeated.
     Without class factors it is the number of the pass, 0, 1, 2, ..., in which the sample comes."""
     num_valid: int
-    """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch, with samples
-    that ``FILL`` repeats, or in which the rank has no sample."""
+    """Number of samples, from the front, that count: less than ``len(ordinals)`` only in a last batch (of a bucket, if
+    there are buckets), with samples that ``FILL`` repeats, or in which the rank has no sample."""
     finished: tuple[int, ...] = ()
     """One number for each lane: its windows, from the epoch's start on, that no later step of any rank reads. Samples
     that ``FILL`` repeats do not count as read."""
+    shape: tuple[int, int] | TokenBudget | None = None
+    """Height and width of the batch's bucket, the same on every rank, or the budget of tokens, if there is one."""
 
 
 def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
@@ -152,6 +155,33 @@ class Plan:
         """Samples of one epoch over all ranks; includes repeated ones of slices shorter than the longest."""
         self.set_samples = tuple(length * order.num_slices for length in lengths)
         """Samples of each data set among them."""
+
+    def num_steps(self, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
+        """Count the steps from position ``start`` on, the same on every rank."""
+        left = self.num_samples - start
+        return num_steps(left, global_batch_size=global_batch_size, last_batch_policy=last_batch_policy)
+
+    def position(
+        self, num_steps: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
+    ) -> int:
+        """Return the position after ``num_steps`` steps from ``start`` on."""
+        return min(start + num_steps * global_batch_size, self.num_samples)
+
+    def position_of(
+        self, num_used: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
+    ) -> int:
+        """Return the position after so many samples from ``start`` on, those of all ranks that were delivered."""
+        return min(start + num_used, self.num_samples)
+
+    def samples_of_ranks(self, *, batch_size: int, world_size: int) -> Int64s:
+        """int64 [ranks]: the samples of each rank in the epoch, under ``PARTIAL``."""
+        steps, left = divmod(self.num_samples, batch_size * world_size)
+        ranks = np.arange(world_size, dtype=np.int64)
+        return steps * batch_size + left // world_size + (ranks < left % world_size)
+
+    def last_edge(self, position: int) -> int:
+        """Return the last position up to this one from which an epoch can go on."""
+        return position
 
     @functools.cached_property
     def state_version(self) -> int:
@@ -262,20 +292,15 @@ class Plan:
                 does not divide ``batch_size * world_size``.
         """
         num_slices = self.order.num_slices
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be positive, got {batch_size}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
-        if last_batch_policy not in LAST_BATCH_POLICIES:
-            raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
+        check_rank(batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy)
         if batch_size * world_size % num_slices:
             raise ValueError(
                 f"slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
             )
         if start % num_slices:
             raise ValueError(f"start must be a multiple of slices, {num_slices}, got {start}")
-        num_left = num_steps(
-            self.num_samples - start, global_batch_size=batch_size * world_size, last_batch_policy=last_batch_policy
+        num_left = self.num_steps(
+            start=start, global_batch_size=batch_size * world_size, last_batch_policy=last_batch_policy
         )
         return StepIterator(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
 
@@ -300,7 +325,7 @@ class Plan:
                     ]
                     size = global_batch_size
             ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
-            first, stop = _block(size, rank, world_size, batch_size)
+            first, stop = rank_block(size, rank, world_size, batch_size)
             finished = tuple(cursor.finished for cursor in cursors)
             if first == stop:
                 yield Step(ordinals[:1], occurrences[:1], 0, finished)
@@ -392,7 +417,21 @@ def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: i
     return min(needed, int(extent_bytes[span.first_pass.slices[slice_]].sum())) if span.is_one_pass else needed
 
 
-def _block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:
+def check_rank(*, batch_size: int, rank: int, world_size: int, last_batch_policy: str) -> None:
+    """Refuse a rank that has no batches.
+
+    Raises:
+        ValueError: If ``rank`` is not in ``[0, world_size)``, or the batch size or the policy is impossible.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
+    if last_batch_policy not in LAST_BATCH_POLICIES:
+        raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
+
+
+def rank_block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:
     """Compute the rank's range of a step of ``size`` samples: a whole block, or an even part of a short step."""
     if size == batch_size * world_size:
         return rank * batch_size, (rank + 1) * batch_size

@@ -4,17 +4,21 @@ The order depends on the manifest and the order's inputs only, so the state keep
 the samples that were delivered, over all ranks. Samples that were decoded ahead are decoded again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dali_pipes.errors import PipesError
 from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.shapes import shapes_from_dict
+from dali_pipes.order.tokens import TokenBudget
 
-VERSIONS = (2, 3)
+VERSIONS = (2, 3, 4)
 """Version 3 is for epochs whose order is another than it was in version 2: see
-`dali_pipes.order.passes.is_cut_anew`. All other states are of version 2."""
+`dali_pipes.order.passes.is_cut_anew`. Version 4 is for batches of one shape each, whose order depends on two further
+values, ``shapes`` and ``group_size``. All other states are of version 2."""
+SHAPED_VERSION = VERSIONS[2]
 _KIND = "dali-pipes loader state"
 
 _ORDER_TYPES: dict[str, tuple[type, ...]] = {
@@ -34,7 +38,23 @@ _OPTIONS = {
     "num_slices": "shuffle=dali_pipes.Shuffle(slices=...)",
     "epoch_samples": "select=dali_pipes.Select(epoch_samples=...)",
     "weights": "dali_pipes.Mixture(..., weights=...)",
+    "shapes": "select=dali_pipes.Select(buckets=..., tokens=...)",
 }
+
+
+class DataVersions(NamedTuple):
+    """The versions of the data sets that a loader reads, in order, and their URLs, without a version, for errors."""
+
+    numbers: Sequence[int]
+    urls: Sequence[str]
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """What a state keeps of them."""
+        return tuple(self.numbers) if max(self.numbers, default=1) > 1 else ()
+
+
+NO_VERSIONS = DataVersions((), ())
 
 
 class StateError(PipesError):
@@ -51,6 +71,9 @@ class LoaderState:
         order: The other inputs of the order, with the epoch.
         delivered: Samples of this epoch that were delivered to all ranks together.
         version: One of `VERSIONS`: see `dali_pipes.order.plan.Plan.state_version`.
+        group_size: The largest number of samples in a group, if the order has groups: see
+            `dali_pipes.order.shaped.ShapedPlan`.
+        data_versions: The versions of the data sets, in order; empty if all are 1, as before there were versions.
     """
 
     manifest: str
@@ -58,6 +81,20 @@ class LoaderState:
     order: OrderInputs
     delivered: int
     version: int = VERSIONS[0]
+    group_size: int | None = None
+    data_versions: tuple[int, ...] = ()
+
+    def _check_data_versions(self, data: DataVersions) -> None:
+        theirs = self.data_versions or (1,) * len(data.numbers)
+        if len(theirs) != len(data.numbers):
+            return  # other data sets
+        for own, number, url in zip(theirs, data.numbers, data.urls, strict=True):
+            if own != number:
+                raise StateError(
+                    f"the state is of version {own} of '{url}', this loader reads version {number}; "
+                    f"open '{url}@{own}' to go on at the exact next sample, or begin an epoch of version {number} "
+                    "without the state"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON or `torch.save`.
@@ -72,7 +109,10 @@ class LoaderState:
         if self.order.weights is not None:
             order["weights"] = list(self.order.weights)
         named = {"kind": _KIND, "version": self.version, "manifest": self.manifest, "selection": self.selection}
-        return {**named, **order, "delivered": self.delivered}
+        if self.order.shapes is not None:
+            order |= {"shapes": self.order.shapes.to_dict(), "group_size": self.group_size}
+        versions = {"data_versions": list(self.data_versions)} if self.data_versions else {}
+        return {**named, **order, "delivered": self.delivered, **versions}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LoaderState":
@@ -86,9 +126,12 @@ class LoaderState:
         if values.get("version") not in VERSIONS:
             raise StateError(
                 f"the state is of version {values.get('version')}, this dali-pipes reads versions "
-                f"{' and '.join(map(str, VERSIONS))}; continue with the version that wrote it, or start the epoch anew"
+                f"{', '.join(map(str, VERSIONS))}; continue with the version that wrote it, or start the epoch anew"
             )
         expected = {"manifest": (str,), "selection": (str,), **_ORDER_TYPES, "delivered": (int,)}
+        is_shaped = values["version"] == SHAPED_VERSION
+        if is_shaped:
+            expected |= {"shapes": (dict,), "group_size": (int,)}
         for name, types in expected.items():
             if name not in values:
                 raise StateError(f"the state has no '{name}': it is not whole")
@@ -101,14 +144,29 @@ class LoaderState:
         try:
             if inputs["weights"] is not None:
                 inputs["weights"] = tuple(float(weight) for weight in inputs["weights"])
+            if is_shaped:
+                inputs["shapes"] = shapes_from_dict(values["shapes"])
             order = OrderInputs(**inputs)
         except (TypeError, ValueError) as exc:
             raise StateError(f"the state has impossible values: {exc}") from exc
-        return cls(**{name: values[name] for name in ("manifest", "selection", "delivered", "version")}, order=order)
+        names = ["manifest", "selection", "delivered", "version", *(["group_size"] if is_shaped else [])]
+        named = {name: values[name] for name in names}
+        return cls(**named, order=order, data_versions=_data_versions(values))
 
-    def check(self, *, manifest: str, selection: str, order: OrderInputs, num_samples: int, version: int) -> None:
+    def check(
+        self,
+        *,
+        manifest: str,
+        selection: str,
+        order: OrderInputs,
+        num_samples: int,
+        version: int,
+        data: DataVersions = NO_VERSIONS,
+        group_size: int | None = None,
+    ) -> None:
         """Raise a `StateError` if anything but the epoch differs; its text says what differs, and what to do."""
         if self.manifest != manifest:
+            self._check_data_versions(data)
             raise StateError(
                 f"the state is of other shards: its manifest is {self.manifest[:12]}..., this loader's "
                 f"{manifest[:12]}...; name the shards that the job had, in the same order, as they were indexed then"
@@ -118,14 +176,22 @@ class LoaderState:
                 f"the state is of another selection of samples: its digest is {self.selection[:12]}..., this loader's "
                 f"{selection[:12]}...; pass the same select=dali_pipes.Select(exclude=, where=, missing=, oversample=)"
             )
-        for name in (name for name in _ORDER_TYPES if name != "epoch"):
+        for name in (name for name in [*_ORDER_TYPES, "shapes"] if name != "epoch"):
             theirs, ours = getattr(self.order, name), getattr(order, name)
             if theirs != ours:
                 advice = f"pass the state's{f' ({_OPTIONS[name]})' if name in _OPTIONS else ''}"
                 raise StateError(f"the state has {name}={theirs!r}, this loader {name}={ours!r}; {advice}")
         if self.delivered > num_samples:
             raise StateError(f"the state has {self.delivered} samples delivered, an epoch has {num_samples}")
-        is_begun = order.epoch_samples is not None or 0 < self.delivered < num_samples
+        is_inside = 0 < self.delivered < num_samples
+        if self.group_size != group_size and is_inside:
+            what = "batch_size" if isinstance(order.shapes, TokenBudget) else "batch_size * world_size"
+            raise StateError(
+                f"the state is of epoch {self.order.epoch} with {what} {self.group_size}, this loader has "
+                f"{group_size}, which groups the samples in other batches; pass a batch_size that gives "
+                f"{self.group_size}, or start an epoch anew: loader.set_epoch(N)"
+            )
+        is_begun = order.epoch_samples is not None or is_inside
         if self.version != version and is_begun:
             raise StateError(
                 f"the state is of version {self.version}, and since then the order of epoch {self.order.epoch} has "
@@ -137,6 +203,14 @@ class LoaderState:
                 f"the state has {self.delivered} samples delivered, expected a multiple of "
                 f"num_slices={order.num_slices}"
             )
+
+
+def _data_versions(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The versions of the data sets in a state's values; states of data sets that never changed have none."""
+    found = values.get("data_versions", [])
+    if not isinstance(found, list | tuple) or any(type(number) is not int or number < 1 for number in found):
+        raise StateError(f"the state's 'data_versions' must be whole numbers from 1, got {_shown(found)}")
+    return tuple(found)
 
 
 def _shown(values: object) -> str:

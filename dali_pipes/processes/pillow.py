@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import printable
+from dali_pipes.formats.orientation import UPRIGHT, upright_size
 from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header
 from dali_pipes.processes.pillow_worker import ANSWER, REQUEST
 from dali_pipes.processes.programs import own_program
@@ -54,24 +55,25 @@ class PillowProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
-    def decode(self, data: bytes | memoryview, header: PhotoHeader) -> UInt8s:
+    def decode(self, data: bytes | memoryview, header: PhotoHeader, orientation: int = UPRIGHT) -> UInt8s:
         """Return the pixels of a photo with this header as a PNM file of 8 bits, gray or RGB: uint8 [bytes].
+
+        They are turned upright by ``orientation``, as `dali_pipes.formats.orientation` describes it.
 
         Raises:
             Undecodable: If Pillow cannot decode it, dies of it, takes more than `TIMEOUT_S`, or finds another size.
         """
         try:
-            is_decoded, content = self._ask(data, _READERS.get(header.format, header.format))
+            is_decoded, content = self._ask(data, _READERS.get(header.format, header.format), orientation)
         except EOFError as exc:
             raise Undecodable(f"cannot be decoded: {exc}") from exc
         if not is_decoded:
             text = printable(bytes(content).decode("utf-8", "replace"), max_chars=_CHARS)
             raise Undecodable(f"cannot be decoded by Pillow: {text}")
         found = read_photo_header(memoryview(content))
-        if found[1:] != header[1:]:
-            raise Undecodable(
-                f"holds {found.height} x {found.width} pixels, its header says {header.height} x {header.width}"
-            )
+        height, width = upright_size(header.height, header.width, orientation)
+        if (found.height, found.width) != (height, width):
+            raise Undecodable(f"holds {found.height} x {found.width} pixels, its header says {height} x {width}")
         return np.frombuffer(content, np.uint8)
 
     def close(self) -> None:
@@ -89,12 +91,12 @@ class PillowProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, data: bytes | memoryview, reader: str) -> tuple[bool, bytearray]:
+    def _ask(self, data: bytes | memoryview, reader: str, orientation: int) -> tuple[bool, bytearray]:
         """Return the worker's answer; `EOFError` says why there is none, and the next photo gets a new process."""
         process = self._running()
         assert process.stdin is not None
         try:
-            process.stdin.write(REQUEST.pack(reader.encode(), len(data)))
+            process.stdin.write(REQUEST.pack(reader.encode(), orientation, len(data)))
             process.stdin.write(data)
             process.stdin.flush()
             deadline = time.monotonic() + TIMEOUT_S
@@ -133,8 +135,11 @@ class PillowProcesses:
         self._own = threading.local()
         self._processes: list[PillowProcess] = []
 
-    def decode(self, photos: Sequence[tuple[memoryview, PhotoHeader]]) -> list[UInt8s | str]:
-        """Return for each photo its PNM file, as `PillowProcess.decode` does, or the reason why it is bad."""
+    def decode(self, photos: Sequence[tuple[memoryview, PhotoHeader, int]]) -> list[UInt8s | str]:
+        """Return the PNM file of each photo, as `PillowProcess.decode` does, or the reason why it is bad.
+
+        A photo comes with its header and its orientation.
+        """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._num, thread_name_prefix="dali-pipes-pillow")
         return list(self._threads.map(self._decode, photos))
@@ -148,7 +153,7 @@ class PillowProcesses:
             self._processes.pop().close()
         self._own = threading.local()
 
-    def _decode(self, photo: tuple[memoryview, PhotoHeader]) -> UInt8s | str:
+    def _decode(self, photo: tuple[memoryview, PhotoHeader, int]) -> UInt8s | str:
         if not hasattr(self._own, "process"):
             self._own.process = PillowProcess(max_pixels=self._max_pixels)
             self._processes.append(self._own.process)

@@ -11,13 +11,23 @@ import sys
 import warnings
 from typing import Any, BinaryIO
 
-REQUEST = struct.Struct("<16sQ")
-"""The name of Pillow's reader, and the number of bytes of the photo, which follow."""
+REQUEST = struct.Struct("<16sBQ")
+"""The name of Pillow's reader, the photo's EXIF orientation, and the number of bytes of the photo, which follow."""
 ANSWER = struct.Struct("<?Q")
 """Whether the photo was decoded, and the number of bytes that follow: a PNM file, or the reason in UTF-8."""
 
 _GRAY = ("1", "L", "LA", "La")
 _COLOUR = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+# Orientation -> Pillow's name of the operation that turns the photo upright.
+_TRANSPOSES = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 
 def main() -> None:
@@ -31,13 +41,13 @@ def main() -> None:
     warnings.simplefilter("ignore")  # about odd metadata; only the pixels count
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while (head := requests.read(REQUEST.size)) and len(head) == REQUEST.size:
-        name, num_bytes = REQUEST.unpack(head)
-        _answer(answers, requests.read(num_bytes), name.rstrip(b"\0").decode())
+        name, orientation, num_bytes = REQUEST.unpack(head)
+        _answer(answers, requests.read(num_bytes), name.rstrip(b"\0").decode(), orientation)
 
 
-def _answer(answers: BinaryIO, data: bytes, name: str) -> None:
+def _answer(answers: BinaryIO, data: bytes, name: str, orientation: int) -> None:
     try:
-        is_decoded, content = True, _decode(data, name)
+        is_decoded, content = True, _decode(data, name, orientation)
     except Exception as exc:  # noqa: BLE001 (Pillow's readers raise all kinds, MemoryError too)
         # Its text for an unknown format names an object in memory.
         text = str(exc).partition(" <")[0]
@@ -47,7 +57,7 @@ def _answer(answers: BinaryIO, data: bytes, name: str) -> None:
     answers.flush()
 
 
-def _decode(data: bytes, name: str) -> bytes:
+def _decode(data: bytes, name: str, orientation: int) -> bytes:
     """Decode a photo, or the first picture of an animation, and return it as a PNM file of 8 bits, gray or RGB."""
     from PIL import Image
 
@@ -55,6 +65,8 @@ def _decode(data: bytes, name: str) -> bytes:
     with Image.open(io.BytesIO(data), formats=(name,)) as photo:
         photo.load()
         pixels = _eight_bits(photo)
+        if orientation in _TRANSPOSES:
+            pixels = pixels.transpose(Image.Transpose[_TRANSPOSES[orientation]])
     kind = b"P5" if pixels.mode == "L" else b"P6"
     content: bytes = pixels.tobytes()
     return b"%b\n%d %d\n255\n" % (kind, pixels.width, pixels.height) + content

@@ -1,12 +1,13 @@
-"""Find this process's rank: given by the caller, else by `torch.distributed`, else by the launcher's variables.
+"""Find this process's rank: given by the caller, else by torch's or JAX's process group, else by the launcher.
 
 ``torchrun``, Slurm's ``srun`` and the MPI launchers set environment variables. They are read here; the number of
 torchrun's attempt is read in `dali_pipes.processes.agreement`.
 """
 
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dali_pipes.arguments import as_integer
@@ -37,6 +38,10 @@ _LAUNCHERS = (
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
+# What can tell the rank, from the worst to the best.
+_SOURCES = ("nothing", "the launcher's variables", "jax.distributed", "torch.distributed", "arguments")
+NOTHING, _LAUNCHER, _JAX, _TORCH, GIVEN = _SOURCES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
@@ -50,6 +55,8 @@ class Rank:
     world_size: int = 1
     local_rank: int = 0
     """The process's number on this host, which is also the number of its CUDA device."""
+    source: str = field(default=NOTHING, compare=False, repr=False)
+    """What told the rank: one of ``_SOURCES``."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -66,6 +73,7 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
     ==========================================  ==============================================
     ``rank`` and ``world_size``                 these two
     neither, `torch.distributed` initialised    its default group
+    neither, `jax.distributed` initialised      its processes; JAX's backend is then made
     neither, a launcher's variables             torchrun's, Slurm's, Open MPI's or MPICH's
     none of these                               one process
     ==========================================  ==============================================
@@ -80,13 +88,48 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
     if (rank is None) != (world_size is None):
         given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
         raise ValueError(f"{given} was given without {missing}; give both, or neither to find them automatically")
-    local = launched.local_rank
     if rank is not None and world_size is not None:
-        return Rank(rank=as_integer("rank", rank), world_size=as_integer("world_size", world_size), local_rank=local)
-    distributed = distributed_rank()
-    if distributed is not None:
-        return Rank(rank=distributed[0], world_size=distributed[1], local_rank=local)
-    return Rank(rank=launched.rank, world_size=launched.world_size, local_rank=local)
+        found, source = (as_integer("rank", rank), as_integer("world_size", world_size)), GIVEN
+    elif (group := distributed_rank()) is not None:
+        found, source = group, _TORCH
+    elif (group := _jax_rank()) is not None:
+        found, source = group, _JAX
+    else:
+        found, source = (launched.rank, launched.world_size), launched.source
+    return Rank(rank=found[0], world_size=found[1], local_rank=launched.local_rank, source=source)
+
+
+def refuse_changed_rank(process: Rank) -> None:
+    """Refuse a rank that was found before there was anything that knows the real one. A given rank is kept.
+
+    =====================================  ===================================  ==========
+    found when the loader was opened       found now
+    =====================================  ===================================  ==========
+    nothing: the only process              a group or launcher of 2 processes   refused
+    nothing: the only process              a group of 1 process                 kept
+    rank 0 of 2 by a launcher              rank 1 of 2 by a group               refused
+    rank 0 of 2 by a group                 nothing: the group was destroyed     kept
+    =====================================  ===================================  ==========
+
+    Raises:
+        ValueError: Says what was found then and now, and where to open the loader.
+    """
+    if process.source == GIVEN:
+        return
+    now = find_rank(rank=None, world_size=None)
+    is_worse = _SOURCES.index(now.source) < _SOURCES.index(process.source)
+    if is_worse or (now.rank, now.world_size) == (process.rank, process.world_size):
+        return
+    if process.source == NOTHING:
+        then = "as that of the only process, because neither a process group nor a launcher's variables were there"
+    else:
+        then = f"as that of rank {process.rank} of {process.world_size}, by {process.source}"
+    raise ValueError(
+        f"this loader was opened {then}; now this is rank {now.rank} of {now.world_size}, by {now.source}; with the "
+        "old rank some samples would be read twice or never; open the loader after init_process_group(), "
+        "Accelerator() or whatever starts the group, or pass rank='late' to dali_pipes.loader, and ask for its length "
+        "and batches after that; if each process is to read all samples, pass rank=0, world_size=1"
+    )
 
 
 def rank_from_environment(environment: Mapping[str, str]) -> Rank:
@@ -105,6 +148,7 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
         rank=_number(environment, launcher.rank, launcher),
         world_size=_number(environment, launcher.world_size, launcher),
         local_rank=_number(environment, launcher.local_rank, launcher),
+        source=_LAUNCHER,
     )
 
 
@@ -115,6 +159,15 @@ def distributed_rank() -> tuple[int, int] | None:
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _jax_rank() -> tuple[int, int] | None:
+    """Return rank and number of JAX's processes; ``None`` if the program does not use several."""
+    jax = sys.modules.get("jax")
+    # Older versions cannot say; a program with several of their processes gives rank= and world_size=.
+    if jax is None or not getattr(jax.distributed, "is_initialized", lambda: False)():
+        return None
+    return jax.process_index(), jax.process_count()
 
 
 def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:

@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import printable
+from dali_pipes.formats.orientation import upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from dali_pipes.order.randomness import Stream
+from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.reader.shard_table import ShardTable
 
 # Keys of a batch that an error names.
@@ -38,6 +40,9 @@ class Places:
     width: Int64s
     format: Int64s
     """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if the component's name is not that of a photo."""
+    orientation: Int64s
+    """A code of `dali_pipes.formats.orientation`; 1 for a component that is not a photo, and if the index does not know
+    it."""
 
     def part(self, rows: slice) -> "Places":
         """Take a run of the samples."""
@@ -48,17 +53,14 @@ class Places:
         format, height, width = (int(column[position]) for column in (self.format, self.height, self.width))
         return PhotoHeader(PHOTO_FORMATS[format] if format >= 0 else "unknown", height, width)
 
+    def sizes(self, *, orient: bool) -> tuple[Int64s, Int64s]:
+        """Heights and widths of the upright photos if ``orient``, else as stored: int64 [N] each."""
+        return upright_size(self.height, self.width, self.orientation) if orient else (self.height, self.width)
+
     def are_refused(self, rules: PhotoRules) -> Bools:
         """Tell which are bad photos, as `PhotoRules.problem` says for one: bool [N]."""
         bad: Bools = (self.format >= 0) & rules.are_bad(self.format, self.height, self.width)
         return bad
-
-    def differ_in_size(self, other: "Places") -> Bools:
-        """Tell which photos have another size than those of ``other``, where both are there: bool [N]."""
-        differ: Bools = (self.height != other.height) | (self.width != other.width)
-        for places in (self, other):
-            differ &= (places.offset >= 0) & (places.format >= 0)
-        return differ
 
 
 class DecodedPhotos(NamedTuple):
@@ -68,6 +70,8 @@ class DecodedPhotos(NamedTuple):
     """Components whose bytes reach an image decoder."""
     same_size: tuple[tuple[str, str], ...] = ()
     """Pairs of components that share a crop, such as a photo and its mask: both must have the same size."""
+    upright: frozenset[str] = frozenset()
+    """Those of `components` that their decoders turn upright, if the shard indexes keep orientations."""
 
 
 class _Part(NamedTuple):
@@ -109,7 +113,7 @@ class Rows:
     def places(self, component: str) -> Places:
         """Locate one component of each sample, or the first that it has of alternatives such as ``"jpg;jpeg"``."""
         if component not in self._places:
-            columns = np.empty((len(self), 5), np.int64)
+            columns = np.empty((len(self), 6), np.int64)
             for part in self._parts.values():
                 columns[part.where] = part.table.column(component)[part.rows]
             self._places[component] = Places(*np.ascontiguousarray(columns.T))
@@ -122,7 +126,7 @@ class Rows:
             for places in map(self.places, photos.components):
                 refused |= places.are_refused(self._rules) & (places.offset >= 0)
             for photo, mask in photos.same_size:
-                refused |= self.places(photo).differ_in_size(self.places(mask))
+                refused |= self._differ_in_size(photo, mask, photos.upright)
             self._refused[photos] = refused
         return self._refused[photos]
 
@@ -134,10 +138,23 @@ class Rows:
             if is_photo and (text := self._rules.problem(places.header(position))):
                 return component, text
         for photo, mask in photos.same_size:
-            if self.places(photo).differ_in_size(self.places(mask))[position]:
-                expected, found = (self.places(name).header(position)[1:] for name in (photo, mask))
-                return mask, size_problem(photo, expected, found)
+            if self._differ_in_size(photo, mask, photos.upright)[position]:
+                stored = [self.places(name).header(position)[1:] for name in (photo, mask)]
+                expected, found = (
+                    tuple(int(side[position]) for side in self.places(name).sizes(orient=name in photos.upright))
+                    for name in (photo, mask)
+                )
+                return mask, size_problem(photo, expected, found, fit_as_stored=stored[0] == stored[1])
         raise AssertionError("asked for a sample that is not refused")
+
+    def _differ_in_size(self, photo: str, mask: str, upright: frozenset[str]) -> Bools:
+        """Tell which samples have a mask of another size than the photo, as both are decoded: bool [N]."""
+        both = [(self.places(name), name in upright) for name in (photo, mask)]
+        (height, width), (mask_height, mask_width) = (places.sizes(orient=orient) for places, orient in both)
+        differ: Bools = (height != mask_height) | (width != mask_width)
+        for places, _ in both:
+            differ &= (places.offset >= 0) & (places.format >= 0)
+        return differ
 
     @cached_property
     def labels(self) -> Int64s:
@@ -166,6 +183,7 @@ class Batch:
         num_valid: int,
         stream: Callable[[str], Stream],
         substituted: tuple[int, ...] = (),
+        shape: tuple[int, int] | TokenBudget | None = None,
     ) -> None:
         self.rows = rows
         self._start, self._stop = start, stop
@@ -176,6 +194,8 @@ class Batch:
         self.num_valid = num_valid
         self.substituted = substituted
         """Positions at which another sample replaces a bad one."""
+        self.shape = shape
+        """Height and width of the batch's bucket, or the budget of tokens; ``None`` without them."""
         self._stream = stream
 
     def __len__(self) -> int:
@@ -193,6 +213,7 @@ class Batch:
             num_valid=self.num_valid,
             stream=self._stream,
             substituted=substituted,
+            shape=self.shape,
         )
 
     def places(self, component: str) -> Places:
@@ -209,10 +230,13 @@ class Batch:
         """The class ids: int64 [B]."""
         return self.rows.labels[self._start : self._stop]
 
-    def size(self, component: str) -> tuple[Int32s, Int32s]:
-        """Return heights and widths of a component's photos as stored: int32 [B] each."""
-        places = self.places(component)
-        return places.height.astype(np.int32), places.width.astype(np.int32)
+    def size(self, component: str, *, orient: bool = False) -> tuple[Int32s, Int32s]:
+        """Return heights and widths of a component's photos: of the upright ones if ``orient``, else as stored.
+
+        They are int32 [B] each.
+        """
+        height, width = self.places(component).sizes(orient=orient)
+        return height.astype(np.int32), width.astype(np.int32)
 
     @cached_property
     def keys(self) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step, num_steps
+from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
 from dali_pipes.processes.ranks import Rank
 
 
@@ -21,10 +21,28 @@ class Batching:
         """Samples of one step over all ranks."""
         return self.batch_size * self.process.world_size
 
-    def num_steps(self, num_samples: int) -> int:
-        """Count the steps of this number of samples over all ranks; see `dali_pipes.order.plan.num_steps`."""
-        return num_steps(
-            num_samples, global_batch_size=self.global_batch_size, last_batch_policy=self.last_batch_policy
+    def num_steps(self, plan: Plan, *, start: int = 0) -> int:
+        """Count the steps of an epoch from position ``start`` on; see `dali_pipes.order.plan.Plan.num_steps`."""
+        return plan.num_steps(
+            start=start, global_batch_size=self.global_batch_size, last_batch_policy=self.last_batch_policy
+        )
+
+    def position(self, plan: Plan, num_steps: int, *, start: int = 0) -> int:
+        """Return the position after some steps from ``start`` on; see `dali_pipes.order.plan.Plan.position`."""
+        return plan.position(
+            num_steps,
+            start=start,
+            global_batch_size=self.global_batch_size,
+            last_batch_policy=self.last_batch_policy,
+        )
+
+    def position_of(self, plan: Plan, num_used: int, *, start: int = 0) -> int:
+        """Return the position after some samples from ``start`` on; see `dali_pipes.order.plan.Plan.position_of`."""
+        return plan.position_of(
+            num_used,
+            start=start,
+            global_batch_size=self.global_batch_size,
+            last_batch_policy=self.last_batch_policy,
         )
 
     def lanes_of(self, plan: Plan) -> list[int]:

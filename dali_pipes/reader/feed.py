@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from dali_pipes import profiling
 from dali_pipes.cache.share import CacheShare
+from dali_pipes.fetch.long_waits import LongWaits
 from dali_pipes.fetch.stager import Stager
+from dali_pipes.metrics.counts import Counts
 from dali_pipes.order.plan import Plan, Step
 from dali_pipes.order.randomness import Stream
 from dali_pipes.progress import bar
@@ -52,6 +54,7 @@ class _Opened(NamedTuple):
     rows: Rows
     lines: Lines
     shards: list[int]
+    batch_bytes: list[int]  # encoded bytes of each batch
 
 
 class Feed:
@@ -69,16 +72,16 @@ class Feed:
         share: CacheShare,
         stager: Stager,
         reader: SegmentReader,
+        counts: Counts,
         batching: Batching,
         start: int = 0,
         show_progress: bool = False,
     ) -> None:
         self.plan = plan
-        self.wait_s = 0.0
-        """Seconds for which `next` has waited for shards."""
         self._samples, self._components, self._share, self._stager = samples, components, share, stager
-        self._reader = reader
+        self._reader, self._counts = reader, counts
         self._show_progress = show_progress
+        self._long_waits = LongWaits(counts, stager.progress)
         self._streams: dict[str, Stream] = {}
         # For each lane: the windows that are still to be staged, and those that are staged, by number.
         lanes = batching.lanes_of(plan)
@@ -158,12 +161,22 @@ class Feed:
                 return None
         opened, number = self._open, self._num_read
         step, start = opened.steps[number], number * len(opened.steps[0].ordinals)
-        encoded = opened.segment.read()
+        with self._counts.read_wait:
+            encoded = opened.segment.read()
+        self._counts.read_bytes += opened.batch_bytes[number]
         ahead = start + _num_ahead(len(step.ordinals))
         self._read_ahead(opened.lines, slice(ahead, ahead + len(step.ordinals)))
         self._num_read += 1
         stop = start + len(step.ordinals)
-        batch = Batch(opened.rows, start, stop, step.occurrences, num_valid=step.num_valid, stream=self._stream)
+        batch = Batch(
+            opened.rows,
+            start,
+            stop,
+            step.occurrences,
+            num_valid=step.num_valid,
+            stream=self._stream,
+            shape=step.shape,
+        )
         return batch, encoded
 
     def close(self) -> None:
@@ -181,12 +194,8 @@ class Feed:
     def _take_segment(self) -> _Opened | None:
         if self._ahead is None and self._run is not None:
             shards = self._shards(self._run)
-            started = time.perf_counter()
-            try:
-                with profiling.waiting("read"):
-                    self._wait(shards, urgent=self._is_first)
-            finally:
-                self.wait_s += time.perf_counter() - started
+            with profiling.waiting("read"), self._counts.shard_wait:
+                self._wait(shards, urgent=self._is_first)
             self._ahead = self._open_segment(self._run, shards)
         taken, self._ahead = self._ahead, None
         self._is_first = False
@@ -194,8 +203,9 @@ class Feed:
 
     def _wait(self, shards: list[int], *, urgent: bool) -> None:
         num_missing, num_bytes = self._stager.num_missing(shards)
+        watch = self._long_waits.watch(shards)
         if not num_missing or not self._show_progress:
-            self._stager.need(shards, urgent=urgent)
+            self._stager.need(shards, urgent=urgent, waiting=watch)
             return
         self._show_progress = False
         started = time.perf_counter()
@@ -205,6 +215,7 @@ class Feed:
 
             def show(num_bytes_left: int) -> None:
                 drawn.update(num_bytes - num_bytes_left - drawn.n)
+                watch(num_bytes_left)
 
             self._stager.need(shards, urgent=urgent, waiting=show)
         _log.info("staged %d shards in %.1f s", num_missing, time.perf_counter() - started)
@@ -225,7 +236,9 @@ class Feed:
             self._stager.done(shards)
             raise
         self._run = next(self._runs, None)
-        return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards)
+        # [component, batch, sample]
+        batch_bytes = np.reshape(lines.sizes, (len(places), -1, batch_size)).sum(axis=(0, 2)).tolist()
+        return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards, batch_bytes=batch_bytes)
 
     def _close_open(self) -> None:
         if self._open is not None:

@@ -7,15 +7,17 @@ the shard's window. So it needs memory only for the windows that are being read,
 indexes. Later it finds the samples that can replace a bad one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
+from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
 from dali_pipes.order.randomness import Stream
+from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.reader.batch import Batch, Places, Rows
 from dali_pipes.reader.shard_table import (
     FORMAT,
@@ -83,8 +85,9 @@ class Samples:
 class StoredSamples(Samples):
     """Samples whose indexes are read from the store each time and not kept.
 
-    ``whole`` is the manifest of which ``manifest`` is a part, and to which the sums belong. ``excluded`` are ordinals
-    that no plan names, int64, sorted; they are not checked.
+    ``whole`` is the manifest of which ``manifest`` is a part, and to which the sums belong; ``sets`` are the sums of
+    each data set of a mixture. ``excluded`` are ordinals that no plan names, int64, sorted; they are not checked.
+    ``shape`` is an example of `Batch.shape`.
     """
 
     def __init__(
@@ -94,24 +97,39 @@ class StoredSamples(Samples):
         *,
         rules: SampleRules | None = None,
         whole: Manifest | None = None,
+        sets: DataSets | None = None,
         excluded: Int64s | None = None,
+        shape: tuple[int, int] | TokenBudget | None = None,
     ) -> None:
         super().__init__(manifest, read_index, rules=rules)
+        self._shape = shape
         self._whole = whole or manifest
+        self._sets = sets or {"": ComponentCounts(self._whole.components, self._whole.num_samples)}
         self.excluded = np.empty(0, np.int64) if excluded is None else excluded
         # A graph is built again after an iteration was cut short: then these components are not checked again.
         self._found: set[str] = set()
+        self._found_single: set[str] = set()
 
     def without(self, excluded: Int64s) -> "StoredSamples":
         """Copy the data set, with these ordinals excluded instead."""
-        return StoredSamples(self.manifest, self._read_index, rules=self.rules, whole=self._whole, excluded=excluded)
+        return StoredSamples(
+            self.manifest,
+            self._read_index,
+            rules=self.rules,
+            whole=self._whole,
+            sets=self._sets,
+            excluded=excluded,
+            shape=self._shape,
+        )
 
     def example(self) -> Batch:
         """Make a batch of the first sample that is not excluded; it shows the kinds of a graph's arrays."""
         is_left = self.excluded != np.arange(len(self.excluded))
         first = np.array([np.argmax(is_left) if is_left.any() else len(self.excluded)], np.int64)
         once = np.zeros(1, np.int64)
-        return Batch(self.rows(first), 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name))
+        return Batch(
+            self.rows(first), 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name), shape=self._shape
+        )
 
     def neighbours(self, ordinal: int) -> Iterator[Int64s]:
         """Yield the other samples that are not excluded, one shard at a time.
@@ -128,6 +146,56 @@ class StoredSamples(Samples):
             others = others[~np.isin(others, self.excluded)]
             if len(others):
                 yield others
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether any sample of the whole data set has a label, or the loader asks for contiguous class ids."""
+        return self.rules.labels == "contiguous" or self._whole.components.get(LABEL_COMPONENT, 0) > 0
+
+    @property
+    def turned(self) -> Mapping[str, int] | None:
+        """`Manifest.turned` of the whole data set."""
+        return self._whole.turned
+
+    def photo(self, *, besides: str = "") -> str:
+        """Find the component of the photo: see `dali_pipes.formats.photo_names.find_photo`.
+
+        Raises:
+            DataError: If it is not clear which it is, or if a sample has two of the alternatives.
+        """
+        return self._single(find_photo(self._sets, besides=besides))
+
+    def mask(self, *, photo: str) -> str:
+        """Find the component of the mask, likewise."""
+        return self._single(find_mask(self._sets, photo=photo))
+
+    def has_mask(self, *, photo: str) -> bool:
+        """Tell whether there is a mask by its name: see `dali_pipes.formats.photo_names.has_mask`."""
+        return has_mask(self._sets, photo=photo)
+
+    def _single(self, component: str) -> str:
+        """Refuse a sample that has two of the alternatives, or none: the manifest's sums do not show it."""
+        names = component.split(";")
+        if len(names) == 1 or component in self._found_single:
+            return component
+
+        def is_odd(table: ShardTable) -> Bools:
+            num_there = np.sum([table.column(name)[:, OFFSET] >= 0 for name in names], axis=0)
+            odd: Bools = (num_there > 1) | ((num_there == 0) & (self.rules.missing == "error"))
+            return odd
+
+        if (found := self._first(is_odd)) is not None:
+            table, row = found
+            there = ", ".join(f"'{name}'" for name in table.components_of(row)) or "none"
+            raise DataError(
+                f"{table.name_of(row)}: expected one of the components {shown(names)}, found {there}; name the "
+                f"component in the graph (photo= or mask= of the built-in graphs), or leave the sample out "
+                "(select=Select(exclude=...))"
+            )
+        self._found_single.add(component)
+        if self.rules.missing == "error":
+            self._found.add(component)
+        return component
 
     def check_component(self, component: str) -> None:
         """Refuse a component that a sample lacks; read shard indexes only if the manifest's sums leave a doubt.
@@ -152,10 +220,12 @@ class StoredSamples(Samples):
             lacking = whole.num_samples - most
             more = f"; {lacking} of {whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
             there = ", ".join(table.components_of(row)) or "none"
-            raise DataError(
-                f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; name a "
-                "component that is there in the graph (photo= or mask= of the built-in graphs)"
+            advice = (
+                "pass select=Select(missing='empty') for the label -1, or missing='skip' to leave such samples out"
+                if component == LABEL_COMPONENT
+                else "name a component that is there in the graph (photo= or mask= of the built-in graphs)"
             )
+            raise DataError(f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; {advice}")
         self._found.add(component)
 
     def check_sized(self, component: str) -> None:

@@ -11,13 +11,14 @@ import numpy.typing as npt
 from dali_pipes.data_set.joined import split_set
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.orientation import UPRIGHT
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing
 
 # Columns of a component's table.
-OFFSET, SIZE, HEIGHT, WIDTH, FORMAT = range(5)
+OFFSET, SIZE, HEIGHT, WIDTH, FORMAT, ORIENTATION = range(6)
 NO_PHOTO = -1
 """The format of a component whose name is not that of a photo."""
 
@@ -50,16 +51,17 @@ class ShardTable:
         return self._index.num_samples
 
     def column(self, component: str) -> Int64s:
-        """Make the table of a component, or of the first alternative that each sample has: int64 [N, 5], see `OFFSET`.
+        """Make the table of a component, or of the first alternative that each sample has: int64 [N, 6], see `OFFSET`.
 
         Where a sample lacks it, the offset is -1 and the size 0.
         """
         if component in self._columns:
             return self._columns[component]
         index = self._index
-        found = np.zeros((index.num_samples, 5), np.int64)
+        found = np.zeros((index.num_samples, 6), np.int64)
         found[:, OFFSET] = -1
         found[:, FORMAT] = NO_PHOTO
+        found[:, ORIENTATION] = UPRIGHT
         for name in component.split(";"):
             if name not in index.offsets:
                 continue
@@ -68,6 +70,8 @@ class ShardTable:
             if (photo := index.photos.get(name)) is not None:
                 found[rows, HEIGHT], found[rows, WIDTH] = photo.height[rows], photo.width[rows]
                 found[rows, FORMAT] = photo.format[rows]
+                if photo.orientation is not None:
+                    found[rows, ORIENTATION] = photo.orientation[rows]
         if self._rules.missing != "error":  # 1 x 1 pixel, so that crops can be drawn and a size can be a divisor
             lacking = found[:, OFFSET] < 0
             found[lacking, HEIGHT] = found[lacking, WIDTH] = 1

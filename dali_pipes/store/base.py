@@ -123,6 +123,22 @@ class Store(ABC):
         """Create or replace an object; readers see all of it or nothing."""
 
     @abstractmethod
+    def write_new(self, name: str, data: bytes, *, by: str) -> bool:
+        """Create a small object, unless there is one of this name; whether it was created.
+
+        Of several writers at a time one creates the object, and the others get ``False``, or an error.
+
+        Args:
+            name: The object's name.
+            data: Its bytes.
+            by: Letters and digits that identify the writer's job. A job that was stopped and is run again passes the
+                same; two jobs at a time that pass the same may both create the object.
+
+        Raises:
+            StoreError: Also if another job has claimed the name and does not write the object: it was stopped.
+        """
+
+    @abstractmethod
     def upload(self, name: str, path: Path) -> None:
         """Create or replace an object from a file."""
 

@@ -89,6 +89,24 @@ class LocalStore(Store):
         with self.replacing(name) as stream:
             stream.write(data)
 
+    def write_new(self, name: str, data: bytes, *, by: str) -> bool:
+        """See `Store.write_new`; a hard link gives the file its name, which the system refuses if the name is taken."""
+        target = self.directory / name
+        partial = target.parent / f".partial-{secrets.token_hex(8)}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.write_bytes(data)
+                partial.chmod(0o644)
+                target.hardlink_to(partial)
+            finally:
+                partial.unlink(missing_ok=True)
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
+        return True
+
     def upload(self, name: str, path: Path) -> None:
         with path.open("rb") as source, self.replacing(name) as stream:
             shutil.copyfileobj(source, stream, 1 << 20)

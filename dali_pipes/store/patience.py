@@ -64,6 +64,8 @@ class Patience:
     the same time do not come back at the same time."""
     advice: str = "run the command again: what it has written is kept"
     """What to do once a request has failed."""
+    on_retry: Callable[[], None] | None = field(default=None, compare=False)
+    """Called for each request that failed, by the thread that is about to send it again."""
 
     def __post_init__(self) -> None:
         for name in ("patience_s", "start_s", "longest_pause_s"):
@@ -198,6 +200,8 @@ class Waiting:
     def brief_pause_s(self) -> float:
         """Count a failure that another rule limits: the seconds to pause before the next attempt."""
         self.num_failures += 1
+        if self._patience.on_retry is not None:
+            self._patience.on_retry()
         longest_s = min(self._patience.longest_pause_s, _FIRST_PAUSE_S * 2.0 ** min(self.num_failures, 10))
         return self._jitter.uniform(0, longest_s)
 
@@ -262,5 +266,14 @@ class _Outages:
         if is_over and outage.told_at is not None:
             _log.warning("AIStore at %s answers again: going on after %.0f s", whom, time.monotonic() - outage.since)
 
+    def are_told(self) -> bool:
+        with self._lock:
+            return any(outage.told_at is not None and outage.waiting for outage in self._of.values())
+
 
 _outages = _Outages()
+
+
+def is_outage_told() -> bool:
+    """Whether a cluster is away now, and the log has said so."""
+    return _outages.are_told()

@@ -3,17 +3,22 @@
 import fnmatch
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.errors import DataError, StoreError, shown
+from dali_pipes.formats.names import index_name, manifest_name, version_start
 from dali_pipes.store.base import Store
+from dali_pipes.store.inventory import there_is
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name, stem_of, without_nul
+from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name, prefix_of, stem_of, without_nul
+
+# A version of a data set is at the end of a URL's last part.
+_VERSION = re.compile(r"(.+)@([1-9][0-9]{0,8})", re.DOTALL)
 
 
 class Listing(NamedTuple):
@@ -25,6 +30,8 @@ class Listing(NamedTuple):
     """The prefixes (names relative to the pattern's store) of the manifests among the listed objects."""
     indexed: list[str]
     """URLs or paths of the shards whose indexes are among the listed objects; the shards may be missing."""
+    lost: list[str]
+    """URLs or paths of the listed manifests of versions whose data set's newest manifest is not listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,10 @@ class Pattern:
     prefix: str
     """The text with which the names start, relative to ``store``. Of a glob: what stands before its first wildcard."""
     is_glob: bool = False
+    version: int | None = None
+    """The version of the data set that the URL names, ``3`` in ``ais://pets/shuffled-@3``; ``None``: the newest."""
+    literal: "Pattern | None" = None
+    """With a version: the pattern for the names that begin with the whole URL, ``@3`` included."""
 
     @property
     def manifest_prefixes(self) -> list[str]:
@@ -47,10 +58,15 @@ class Pattern:
         """
         return list(dict.fromkeys([self.prefix, self.prefix.rstrip("0123456789")]))
 
+    @property
+    def _path(self) -> str:
+        """The path or glob, without the version."""
+        return self.url if self.version is None else self.url.removesuffix(f"@{self.version}")
+
     def matching(self, names: Iterable[str], store: Store) -> list[str]:
         """The names for whose shards, in ``store``, the pattern stands. For a glob that may be a folder of its own."""
         if self.is_glob:
-            pattern = os.path.abspath(self.url)  # noqa: PTH100 (a pattern is no path)
+            pattern = os.path.abspath(self._path)  # noqa: PTH100 (a pattern is no path)
             return [name for name in names if _glob_matches(pattern, store.locate(name))]
         # A directory's pattern does not reach into the folders below, a bucket's does.
         is_flat = self.store.directory is not None
@@ -73,10 +89,12 @@ class Pattern:
             )
         ending, place = manifest_name(""), self.store.url.rstrip("/")
         indexed = [f"{name.removesuffix(index_name(''))}.tar" for name in names if name.endswith(index_name(""))]
+        versions = {name: name.rpartition(version_start(""))[0] for name in names if version_start("") in name}
         return Listing(
             [f"{place}/{name}" for name in self.matching(shards, self.store)],
             [name.removesuffix(ending) for name in names if name.endswith(ending)],
             [f"{place}/{name}" for name in self.matching(indexed, self.store)],
+            [f"{place}/{name}" for name, prefix in versions.items() if manifest_name(prefix) not in names],
         )
 
     def _listed_names(self) -> list[str]:
@@ -85,11 +103,11 @@ class Pattern:
             return [entry.name for entry in self.store.list_all(self.prefix)]
         if self.is_glob:
             # The manifest of a glob's shards does not match the glob.
-            pattern = os.path.abspath(self.url)  # noqa: PTH100 (a pattern is no path)
-            found = glob.glob(pattern) + glob.glob(f"{glob.escape(str(folder / self.prefix))}*")  # noqa: PTH207
+            pattern = os.path.abspath(self._path)  # noqa: PTH100 (a pattern is no path)
+            found = glob.glob(pattern) + glob.glob(f"{glob.escape(f'{folder}/{self.prefix}')}*")  # noqa: PTH207
             return sorted({os.path.relpath(path, folder) for path in found})
         if not folder.is_dir():
-            raise StoreError(f"no such directory: '{folder}', of '{self.url}'")
+            raise StoreError(f"no such directory: '{folder}', of '{self.url}'{_nearest(folder)}")
         return sorted(path.name for path in folder.iterdir() if path.name.startswith(self.prefix))
 
     def choose(self, listed: Sequence[str]) -> list[str]:
@@ -100,15 +118,31 @@ class Pattern:
             ValueError: If they are of several data sets, and the pattern is not a glob.
         """
         if not listed and self.store.directory is not None and not self.prefix and not self.is_glob:
-            raise StoreError(f"directory '{self.url}' holds no .tar; expected shards such as samples-000000.tar")
+            raise StoreError(
+                f"directory '{self.url}' holds no .tar; expected shards such as samples-000000.tar"
+                f"{there_is(self.store, self.prefix)}"
+            )
         found = _plain_first(listed)
         if not found:
             raise StoreError(
                 f"'{self.url}' matches no .tar; expected shards such as {self.url.rstrip('*/-_')}-000000.tar"
+                f"{there_is(self.store, self.prefix)}"
             )
         if not self.is_glob:
             _check_one_set(found, url=self.url)
         return found
+
+
+def _nearest(folder: Path) -> str:
+    """The folders in the nearest directory that exists, as the end of an error's text; empty without any."""
+    parent = next((path for path in folder.parents if path.is_dir()), None)
+    if parent is None or parent == parent.parent:
+        return ""
+    try:
+        names = sorted(path.name for path in parent.iterdir() if path.is_dir())
+    except OSError:
+        return ""
+    return f"; '{parent}' has the folders {shown(names)}" if names else f"; '{parent}' has no folders"
 
 
 def local_pattern(text: str) -> Pattern | None:
@@ -134,6 +168,16 @@ def local_pattern(text: str) -> Pattern | None:
     )
 
 
+def split_version(text: str) -> tuple[str, int | None]:
+    """Split a URL into the data set's own and the version that it names, if it names one.
+
+    >>> split_version("ais://pets/shuffled-@3"), split_version("ais://pets/shuffled-")
+    (('ais://pets/shuffled-', 3), ('ais://pets/shuffled-', None))
+    """
+    found = _VERSION.fullmatch(text)
+    return (found[1], int(found[2])) if found else (text, None)
+
+
 def _glob_matches(pattern: str, path: str) -> bool:
     """Whether `glob.glob` could find this absolute path."""
     wanted, found = pattern.split("/"), path.split("/")
@@ -151,21 +195,13 @@ def _plain_first(found: Sequence[str]) -> list[str]:
     plain = {stem_of(name) for name in found if name.endswith(".tar")}
     if not plain:
         return [name for name in found if extension_of(name)] or list(found)
-    sets = set(map(_without_number, plain))
-    return [
-        name
-        for name in found
-        if name.endswith(".tar") or (stem_of(name) not in plain and _without_number(stem_of(name)) in sets)
-    ]
-
-
-def _without_number(stem: str) -> str:
-    return stem.rstrip("0123456789")
+    sets = {prefix_of(name) for name in found if name.endswith(".tar")}
+    return [name for name in found if name.endswith(".tar") or (stem_of(name) not in plain and prefix_of(name) in sets)]
 
 
 def _check_one_set(found: Sequence[str], *, url: str) -> None:
     """Refuse shards of two data sets, for example the packed shards and the shards shuffled from them."""
-    sets = Counter(_without_number(stem_of(name)) for name in found)
+    sets = Counter(map(prefix_of, found))
     if len(sets) > 1:
         counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
         raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")

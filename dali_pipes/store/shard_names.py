@@ -13,6 +13,9 @@ _FOREIGN = (".tar.lz4", ".tar.zst", ".tar.xz", ".tar.bz2", ".txz", ".tbz2", ".zi
 # An empty part, a part '.' or '..', or a NUL. The last part may be empty: a prefix may end with a slash.
 _ODD_PART = re.compile(r"(?:^|/)(?:\.{0,2}/|\.{1,2}$)|\0")
 
+# Shards that were added to a data set, or written anew for it: their names begin with that of its manifest.
+_ADDED = re.compile(r"(.*)(?:add|compact)-[0-9a-f]{10}-[0-9]+\.tar", re.DOTALL)
+
 
 def extension_of(name: str) -> str:
     """The extension of `EXTENSIONS` in which a shard's name ends; empty if it ends in none of them.
@@ -32,6 +35,15 @@ def stem_of(name: str) -> str:
     return name.removesuffix(ending_of(name))
 
 
+def prefix_of(name: str) -> str:
+    """A shard's name without its number and extension.
+
+    >>> prefix_of("train/shuffled-000012.tar")
+    'train/shuffled-'
+    """
+    return stem_of(name).rstrip("0123456789")
+
+
 def shared_prefix(names: Sequence[str]) -> str:
     """The text with which all shard names start, without the digits that count them.
 
@@ -42,6 +54,17 @@ def shared_prefix(names: Sequence[str]) -> str:
     """
     stems = [stem_of(name) for name in names]
     return os.path.commonprefix(stems).rstrip("0123456789")  # noqa: RUF071 (character by character is intended)
+
+
+def grown_prefix(names: Sequence[str]) -> str | None:
+    """The prefix of the data set to which shards were added, or written anew, by their names; ``None``: other names.
+
+    >>> grown_prefix(["shuffled-add-3f9a6c01d2-000000.tar"]), grown_prefix(["shuffled-000000.tar"])
+    ('shuffled-', None)
+    """
+    found = [_ADDED.fullmatch(name) for name in names]
+    prefixes = {match[1] if match else None for match in found}
+    return prefixes.pop() if len(prefixes) == 1 else None
 
 
 def check_object_name(name: str, *, url: str) -> None:

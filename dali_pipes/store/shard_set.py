@@ -1,5 +1,6 @@
 """The shards of one store that a user named."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.inventory import there_is
 from dali_pipes.store.shard_names import shared_prefix
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ class ShardSet:
     """The manifest that named these shards, with all shards that it lists; ``None``: none was asked."""
     manifest_prefix: str | None = None
     """The prefix of that manifest's name; ``None``: the prefix that the shards share."""
+    version: int | None = None
+    """The version of the data set that was asked for; ``None``: the newest."""
 
     @property
     def prefix(self) -> str:
@@ -32,13 +36,20 @@ class ShardSet:
 
     @property
     def url(self) -> str:
-        """The set in one line, for messages and commands: ``ais://pets/shuffled-``."""
-        return self.store.locate(self.prefix)
+        """The set in one line, for messages and commands: ``ais://pets/shuffled-``, ``ais://pets/shuffled-@3``."""
+        return f"{self.store.locate(self.prefix)}{'' if self.version is None else f'@{self.version}'}"
 
     @property
     def index_command(self) -> str:
         """The command that indexes these shards, for messages."""
         return index_command(self.store, self.prefix)
+
+    @property
+    def drop_command(self) -> str:
+        """The command that drops shards from this data set, for messages."""
+        if self.manifest is not None and self.manifest.version > 1:
+            return f"dali-pipes prep remove '{self.store.locate(self.prefix)}' --shard NAME"
+        return f"{self.index_command} --overwrite"
 
     def entries(self) -> list[ObjectEntry]:
         """The store's entry of each shard. For a shard that is read through an ETL: of the stored shard.
@@ -59,7 +70,7 @@ class ShardSet:
             names,
             num_named=len(self.names),
             manifest=manifest,
-            index_command=self.index_command,
+            drop_command=self.drop_command,
             is_read=is_read,
         )
 
@@ -75,7 +86,7 @@ def missing_shards(
     *,
     num_named: int,
     manifest: str | None = None,
-    index_command: str = "",
+    drop_command: str = "",
     is_read: bool = True,
 ) -> StoreError:
     """The error for shards that are not in their store, and that a user, or the ``manifest`` there, named.
@@ -84,18 +95,19 @@ def missing_shards(
     """
     where = f" at {store.endpoint}" if store.endpoint else ""
     text = f"no shard {shown([store.locate(name) for name in missing])}{where}; "
-    advice = missing_advice(index_command) if is_read else dropping_advice(index_command)
+    advice = missing_advice(drop_command) if is_read else dropping_advice(drop_command)
     if manifest is None:
-        return StoreError(f"{text}{num_named} were named")
+        found = there_is(store, os.path.commonprefix(missing))  # noqa: RUF071 (by character is what is meant)
+        return StoreError(f"{text}{num_named} were named{found}")
     return StoreError(f"{text}'{manifest}' lists {num_named}, {len(missing)} of them missing; {advice}")
 
 
-def missing_advice(index_command: str = "dali-pipes prep index URL") -> str:
+def missing_advice(drop_command: str = "dali-pipes prep index URL --overwrite") -> str:
     """What to do about a shard that the manifest lists and the store lacks, as the end of an error's text."""
     without = "to read the data set without it, pass select=Select(allow_missing=True) (--allow-missing); "
-    return f"put it back; {without}{dropping_advice(index_command).removeprefix('put it back; ')}"
+    return f"put it back; {without}{dropping_advice(drop_command).removeprefix('put it back; ')}"
 
 
-def dropping_advice(index_command: str) -> str:
+def dropping_advice(drop_command: str) -> str:
     """The same where a command cannot go on without the shard."""
-    return f"put it back; to drop it for good: {index_command} --overwrite"
+    return f"put it back; to drop it for good: {drop_command}"

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,7 +12,7 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import PROVIDERS
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.patterns import Pattern, local_pattern
+from dali_pipes.store.patterns import Pattern, local_pattern, split_version
 from dali_pipes.store.shard_names import (
     check_object_name,
     ending_of,
@@ -122,7 +123,12 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
     """
     locations: list[str] = []
     for url, named in parse_shards(urls, endpoint=endpoint):
-        found = named.choose(named.listing().shards) if isinstance(named, Pattern) else named
+        if isinstance(named, Pattern):
+            # Only a manifest knows versions: here the names are those that begin with the URL.
+            named = named.literal or named
+            found = named.choose(named.listing().shards)
+        else:
+            found = named
         check_compression(found, url=url, compressed=compressed)
         locations += found
     return shard_set(locations, endpoint=endpoint)
@@ -143,13 +149,28 @@ def parse_shards(urls: ShardUrls, *, endpoint: str | None) -> list[tuple[str, li
 def _parse(url: str | Path, *, endpoint: str | None) -> list[str] | Pattern:
     remote = is_remote(url)
     text = str(url) if remote else _local_path(url)
+    base, version = split_version(text)
+    if version is None or (not remote and os.path.exists(text)):  # noqa: PTH110 (false, not an error, for odd names)
+        return _parse_text(text, remote=remote, endpoint=endpoint)
+    named = _parse_text(base, remote=remote, endpoint=endpoint)
+    if not isinstance(named, Pattern):
+        raise ValueError(
+            f"'{text}': a version is one of a data set, which a prefix, a directory or a glob names, and "
+            f"'{base}' names shards; leave out '@{version}'"
+        )
+    literal = _parse_text(text, remote=remote, endpoint=endpoint)
+    assert isinstance(literal, Pattern), "no shard's name ends in a version"
+    return replace(named, url=text, version=version, literal=literal)
+
+
+def _parse_text(text: str, *, remote: bool, endpoint: str | None) -> list[str] | Pattern:
     if "{" in text and (remote or not os.path.exists(text)):  # noqa: PTH110 (false, not an error, for impossible names)
         return expand_braces(text)
     if not remote:
         return local_pattern(text) or [text]
     if ending_of(text):
         return [text]
-    store, prefix = open_store(url, endpoint=endpoint)
+    store, prefix = open_store(text, endpoint=endpoint)
     return Pattern(url=text, store=store, prefix=prefix)
 
 

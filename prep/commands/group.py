@@ -5,12 +5,19 @@ import click
 from dali_pipes.commands.lazy import LazyGroup
 
 _COMMANDS = {
+    "add": "Add samples to a data set, as a new version.",
+    "compact": "Write shards without their removed samples; delete old versions.",
+    "diff": "Compare two versions, or two data sets.",
     "embedded": "Run an AIStore-compatible node here.",
     "etl": "Transforms inside the cluster.",
     "export": "Shards into TFRecord files.",
     "index": "Locate every component of every sample.",
     "info": "Classes, sizes, formats, means.",
+    "log": "The versions of a data set.",
+    "make": "Pack, shuffle, split, index and verify in one go.",
     "pack": "Photos, masks and labels into shards.",
+    "recode": "Resize, optimize or convert the photos of shards.",
+    "remove": "Remove samples or shards from a data set, as a new version.",
     "shuffle": "Shuffle, sort or regroup shards, with dSort or on this machine.",
     "transform": "Apply a function to every sample, on this machine.",
     "verify": "Read every byte and decode every photo.",

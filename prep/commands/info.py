@@ -1,20 +1,27 @@
 """``dali-pipes prep info``."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
+from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
 from dali_pipes.errors import printable, shown
 from prep.commands.options import seed_option, urls_argument
-from prep.commands.output import counted, print_result
+from prep.commands.output import counted, print_result, recoded_text
 
 if TYPE_CHECKING:
+    from dali_pipes.order.shapes import Buckets
+    from dali_pipes.order.tokens import TokenBudget
+    from prep.inspect.bucket_info import BucketsInfo
     from prep.inspect.info import Distribution, PhotoInfo, SetInfo
+    from prep.inspect.token_info import TokensInfo
 
+
+T = TypeVar("T")
 
 # Characters of the longest bar of a histogram.
 _BAR = 40
@@ -42,11 +49,41 @@ _CLASSES = 12
     type=click.IntRange(min=0),
     help="Photos of each component that are decoded for mean and deviation; 0: none.",
 )
+@click.option(
+    "--buckets",
+    metavar="area=N,step=N,max_aspect=X",
+    callback=lambda context, option, text: None if text is None else parse_buckets(text),
+    help="Say what aspect-ratio buckets make of the photos; as of dali_pipes.buckets, also photo=NAME. area may be a "
+    "product, 256*256.",
+)
+@click.option(
+    "--tokens",
+    metavar="max_tokens=N,patch=N,max_photo_tokens=N",
+    callback=lambda context, option, text: None if text is None else parse_tokens(text),
+    help="Say how a budget of tokens packs the photos; as of dali_pipes.token_budget, also photo=NAME.",
+)
+@click.option(
+    "--batch-size",
+    default=256,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="With --buckets: samples of one step of all ranks. With --tokens: the largest number of photos in a batch.",
+)
+@click.option("--window-bytes", type=size, help="Window of the shuffle, with these two; all shards by default.")
 @seed_option("the random choice of photos")
 @cluster_options
 @json_option
 def info(
-    urls: tuple[str, ...], *, endpoint: str | None, embedded_dir: Path | None, as_json: bool, **options: Any
+    urls: tuple[str, ...],
+    *,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    as_json: bool,
+    buckets: "Buckets | None",
+    tokens: "TokenBudget | None",
+    batch_size: int,
+    window_bytes: int | None,
+    **options: Any,
 ) -> None:
     """Describe the shards at URL: samples, classes, photos' sizes and formats, their pixels' mean and deviation.
 
@@ -58,13 +95,25 @@ def info(
 
     Mean and deviation are of values from 0 to 1, with the same weight for each photo. "JPEG engine" is the share of
     photos that NVIDIA's hardware decoder takes (baseline, 8 bits, one scan, gray or 4:4:4, 4:2:2, 4:2:0, 4:4:0).
+
+    With --buckets it also says for each bucket how many samples it has, the mean share of a photo's pixels that is cut
+    off (it would be padding if photos were fitted in), and the samples of the short last steps of all windows, which
+    DROP leaves out, with those that FILL repeats to fill these steps. With --tokens it says how full the batches are.
     """
     from dali_pipes.data_set.named import compare_shards
+    from prep.inspect.bucket_info import describe_buckets
     from prep.inspect.info import describe_set
+    from prep.inspect.token_info import describe_tokens
 
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         compared = compare_shards(urls, endpoint=answering)
         found = describe_set(compared.present, show_progress=not as_json, **options)
+        if buckets is not None:
+            found.buckets = describe_buckets(
+                compared.present, buckets, global_batch_size=batch_size, window_bytes=window_bytes
+            )
+        if tokens is not None:
+            found.tokens = describe_tokens(compared.present, tokens, batch_size=batch_size, window_bytes=window_bytes)
     found.missing, found.beyond = compared.missing, compared.beyond
     if as_json:
         print_result("", found.as_json(), as_json=True)
@@ -87,10 +136,98 @@ def _print_set(found: "SetInfo") -> None:
     for component, number in found.components.items():
         some = "" if number == found.num_samples else f", {found.num_samples - number} samples lack it"
         print_line(f"  {component}: {number}, {format_bytes(found.component_bytes[component])}{some}")
+    for step in found.recoded:
+        print_line(f"  photos when they were packed: {recoded_text(step)}")
     if found.class_counts:
         _print_classes(found)
     for component, photo in found.photos.items():
         _print_photos(component, photo)
+    if found.buckets is not None:
+        _print_buckets(found.buckets)
+    if found.tokens is not None:
+        _print_tokens(found.tokens)
+
+
+def parse_buckets(text: str) -> "Buckets":
+    """Read ``area=256*256,step=32,max_aspect=2,photo=jpg``.
+
+    Raises:
+        click.BadParameter: If a name is unknown, or a value impossible.
+    """
+    from dali_pipes.order.shapes import buckets
+
+    kinds: dict[str, Callable[[str], Any]] = {"area": _product, "step": int, "max_aspect": float, "photo": str}
+    return _described(buckets, text, kinds, example="area=256*256,step=32,max_aspect=2")
+
+
+def parse_tokens(text: str) -> "TokenBudget":
+    """Read ``max_tokens=4096,patch=16,max_photo_tokens=256,photo=jpg``.
+
+    Raises:
+        click.BadParameter: If a name is unknown, or a value impossible.
+    """
+    from dali_pipes.order.tokens import token_budget
+
+    kinds: dict[str, Callable[[str], Any]] = {"max_tokens": int, "patch": int, "max_photo_tokens": int, "photo": str}
+    return _described(token_budget, text, kinds, example="max_tokens=4096,patch=16,max_photo_tokens=256")
+
+
+def _described(make: Callable[..., T], text: str, kinds: Mapping[str, Callable[[str], Any]], *, example: str) -> T:
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, is_pair, value = part.strip().partition("=")
+        if not is_pair or name not in kinds:
+            raise click.BadParameter(f"expected NAME=VALUE with one of {', '.join(kinds)}, got '{printable(part)}'")
+        try:
+            values[name] = kinds[name](value)
+        except ValueError as exc:
+            raise click.BadParameter(f"{name} must be a number, got '{printable(value)}'") from exc
+    needed = next(iter(kinds))
+    if needed not in values:
+        raise click.BadParameter(f"{needed} is missing; for instance {example}")
+    try:
+        return make(**values)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
+def _print_tokens(found: "TokensInfo") -> None:
+    print_line("")
+    print_line(
+        f"{printable(found.photo)}: {counted(found.num_batches, 'batch', 'batches')} of at most {found.max_tokens} "
+        f"tokens and {found.batch_size} photos, {counted(found.num_windows, 'window')}",
+        bold=True,
+    )
+    print_line(f"  full to {found.fill:.1%}, with {found.photos_per_batch:.1f} photos on average")
+    print_line(f"  padded to the largest photo, as many would take {found.tokens_if_padded} tokens")
+    print_line(f"  {counted(found.num_scaled, 'photo')} scaled down to the limit of a photo's patches")
+    if found.num_limited:
+        print_line(
+            f"  {found.num_limited} batches have {found.batch_size} photos: pass a larger --batch-size", fg="yellow"
+        )
+
+
+def _product(text: str) -> int:
+    return math.prod(map(int, text.split("*")))
+
+
+def _print_buckets(found: "BucketsInfo") -> None:
+    print_line("")
+    print_line(
+        f"{printable(found.photo)}: {counted(len(found.buckets), 'bucket')}, steps of {found.global_batch_size}, "
+        f"{counted(found.num_windows, 'window')}, {counted(found.num_steps, 'step')}",
+        bold=True,
+    )
+    print_line(f"  cut off: {found.lost:.1%} of the pixels; squares would cut off {found.lost_if_square:.1%}")
+    if found.num_unsized:
+        print_line(f"  {counted(found.num_unsized, 'sample')} without a readable photo count as square", fg="yellow")
+    print_line("  shape          samples  cut off  enlarged  DROP leaves out  FILL repeats")
+    for bucket in found.buckets:
+        shape = f"{bucket.height} x {bucket.width}"
+        print_line(
+            f"  {shape:12} {bucket.num_samples:9} {bucket.lost:8.1%} {bucket.num_enlarged:9} {bucket.num_left:16} "
+            f"{bucket.num_repeated:13}"
+        )
 
 
 def _print_classes(found: "SetInfo") -> None:
@@ -115,6 +252,8 @@ def _print_photos(component: str, photo: "PhotoInfo") -> None:
                 f"  {what:7} {values.least} to {values.greatest}, median {values.median}, "
                 f"nine of ten from {values.percentile_5} to {values.percentile_95}"
             )
+    if photo.num_turned:
+        print_line(f"  turned: {photo.num_turned} by their EXIF orientation; graphs give them upright, as counted here")
     for title, distribution in (("shorter side, pixels", photo.short_side), ("bytes", photo.num_bytes)):
         if distribution is not None:
             print_line(f"  {title}")

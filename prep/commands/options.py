@@ -1,11 +1,15 @@
 """Options that several commands of ``dali-pipes prep`` take. Only click is imported before a command runs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dali_pipes.commands.options import Command, join_options
+
+if TYPE_CHECKING:
+    from prep.recode.settings import Recoding
 
 urls_argument = click.argument("urls", metavar="URL...", nargs=-1, required=True)
 
@@ -44,6 +48,25 @@ format_option = click.option(
     "with the same names in Decode(formats=...). apng is an animated PNG.  [default: none]",
 )
 
+max_pixels_option = click.option(
+    "--max-pixels", type=click.IntRange(min=1), help="Photos with more pixels are bad.  [default: 89478485]"
+)
+
+
+def max_bad_option(*, default: str, help: str) -> Callable[[Command], Command]:
+    """``--max-bad``: the command gets a `prep.left_out.MaxBad`."""
+
+    def parse(context: click.Context, option: click.Parameter, text: str) -> Any:
+        from prep.left_out import MaxBad
+
+        try:
+            return MaxBad.parse(text)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc)) from exc
+
+    return click.option("--max-bad", metavar="N|P%", default=default, show_default=True, callback=parse, help=help)
+
+
 mask_options = join_options(
     click.option(
         "--mask",
@@ -55,6 +78,67 @@ mask_options = join_options(
     ),
     click.option("--no-masks", is_flag=True, help="Nothing is a mask; a PNG may have any depth, colour and size."),
 )
+
+
+recode_options = join_options(
+    click.option(
+        "--short-side",
+        type=click.IntRange(1, 65_500),
+        metavar="PIXELS",
+        help="Resize photos whose shorter side is longer than this; they become JPEGs. No photo is enlarged.  "
+        "[default: none]",
+    ),
+    click.option(
+        "--max-side",
+        type=click.IntRange(1, 65_500),
+        metavar="PIXELS",
+        help="Resize photos whose longer side is longer than this. With --short-side, both hold.  [default: none]",
+    ),
+    click.option(
+        "--quality",
+        type=click.IntRange(1, 100),
+        help="JPEG quality of photos that are resized or converted.  [default: 90]",
+    ),
+    click.option(
+        "--masks",
+        "mask_rule",
+        type=click.Choice(["nearest"]),
+        help="Resize masks to their photo's new size; each pixel takes the value of the nearest one.  [default: a mask "
+        "is an error if photos are resized]",
+    ),
+    click.option(
+        "--optimize",
+        is_flag=True,
+        help="Rewrite JPEGs without loss: as baseline JPEGs, which a GPU's JPEG engine takes, without previews and "
+        "other markers. The EXIF orientation and a colour profile other than sRGB stay. PNG masks are rewritten, so "
+        "that they are decoded faster. Pixels stay equal. Needs the program jpegtran.",
+    ),
+    click.option(
+        "--convert",
+        is_flag=True,
+        help="Make upright JPEGs of HEIC and AVIF photos. HEIC needs pillow-heif: pip install 'dali-pipes[heif]'.",
+    ),
+    click.option(
+        "--spool-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="A directory on local disk that holds the photos of --short-side, --max-side, --optimize and --convert "
+        "until they are packed.  [default: a folder in the output's directory; for a bucket, the temporary directory]",
+    ),
+)
+
+
+def take_recoding(options: dict[str, Any]) -> "Recoding":
+    """Take the values of `recode_options`, except ``--spool-dir``, out of a command's options."""
+    from prep.recode.settings import DEFAULT_QUALITY, Recoding
+
+    given = {name: options.pop(name) for name in ("short_side", "max_side", "optimize", "convert")}
+    quality, masks = options.pop("quality"), options.pop("mask_rule")
+    encodes = given["short_side"] or given["max_side"]
+    if quality is not None and not (encodes or given["convert"]):
+        raise click.UsageError("--quality is for photos of --short-side, --max-side and --convert; give one of them")
+    if masks is not None and not encodes:
+        raise click.UsageError("--masks says how masks are resized; give --short-side or --max-side too")
+    return Recoding(**given, quality=DEFAULT_QUALITY if quality is None else quality, masks=masks)
 
 
 def chosen_masks(masks: tuple[str, ...], *, no_masks: bool) -> tuple[str, ...] | None:
@@ -79,3 +163,18 @@ def _parse_pairs(context: click.Context, option: click.Parameter, texts: Sequenc
             raise click.BadParameter(f"expected {option.metavar}, got '{text}'")
         pairs[name] = what
     return pairs
+
+
+def parse_shares(text: str | None, *, option: str) -> dict[str, float]:
+    """The value of an option, ``train=0.9,val=0.1``, as a table."""
+    shares: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, equals, share = part.partition("=")
+        try:
+            value = float(share) if equals and name.strip() not in shares else -1.0
+        except ValueError:
+            value = -1.0
+        if value < 0:
+            raise click.UsageError(f"{option} takes names and shares, train=0.9,val=0.1, got '{text}'.")
+        shares[name.strip()] = value
+    return shares

@@ -21,17 +21,31 @@ from prep.commands.options import (
     format_option,
     jobs_option,
     mask_options,
+    max_bad_option,
+    max_pixels_option,
     overwrite_option,
     pairs_option,
+    recode_options,
+    take_recoding,
 )
-from prep.commands.output import counted, fields_of, print_result, print_some, shard_span, there_already
+from prep.commands.output import (
+    counted,
+    fields_of,
+    print_reasons,
+    print_result,
+    print_some,
+    recoded_text,
+    shard_span,
+    there_already,
+)
 
 if TYPE_CHECKING:
+    from dali_pipes.store.base import Store
     from prep.pack.pack import PackReport
     from prep.sources.record import Source
 
 
-_pack_options = join_options(
+pack_options = join_options(
     click.option(
         "--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard."
     ),
@@ -46,7 +60,13 @@ _pack_options = join_options(
         "than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record "
         "as it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
     ),
+    max_bad_option(
+        default="10%",
+        help="The most records and pictures that may be left out, as a number or a share. If there are more, nothing "
+        "is written.",
+    ),
     format_option,
+    max_pixels_option,
     overwrite_option("other shards under the output's names"),
     dry_run_option,
     click.option(
@@ -55,19 +75,20 @@ _pack_options = join_options(
         help="Keep a second copy of the shards and the class table in this directory; it is written while they are "
         "sent.  [default: none]",
     ),
+    recode_options,
     jobs_option("Shards in flight, each written by a process of its own"),
     cluster_options,
     json_option,
 )
 
 
-def _take_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of `_field_options` out of a command's options, as arguments of a source."""
+def take_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the values of `field_options` out of a command's options, as arguments of a source."""
     fields = {name: options.pop(name) for name in ("components", "values", "label", "key")}
     return fields | {"has_labels": not options.pop("unlabelled")}
 
 
-def _field_options(kind: str, *, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
+def field_options(kind: str, *, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
     """The options that name the columns of a table or the features of records, as ``kind`` says."""
     name = kind.upper()
     return join_options(
@@ -76,7 +97,7 @@ def _field_options(kind: str, *, component: str, value: str, label: str, key: st
             "--value",
             "values",
             metavar=f"NAME={name}",
-            help=f"A {kind} of texts, numbers or lists, encoded by NAME's extension: {value}; may be repeated.  "
+            help=f"A {kind} of contents, whatever they end in, encoded by NAME's extension: {value}; may be repeated.  "
             "[default: none]",
         ),
         click.option("--label", metavar=name, help=f"Class ids, or names of classes{label}"),
@@ -87,7 +108,7 @@ def _field_options(kind: str, *, component: str, value: str, label: str, key: st
 
 @click.group()
 def pack() -> None:
-    """Pack photos, masks and labels into WebDataset shards; files keep their bytes.
+    """Pack photos, masks and labels into WebDataset shards; files keep their bytes, unless photos are to be resized.
 
     URL is the output: ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX]. If its last part ends in "-" or "_", the shards'
     names start with it; any other is a folder, in which names start with "samples-". A missing bucket is created.
@@ -101,7 +122,7 @@ def pack() -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
 @click.option("--download", is_flag=True, help="Download the data set (800 MB) into DIRECTORY first, by torchvision.")
-@_pack_options
+@pack_options
 def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> None:
     """Pack DIRECTORY, laid out as the Oxford-IIIT Pet data set, to URL.
 
@@ -118,23 +139,40 @@ def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> N
 @pack.command("imagefolder", short_help="A directory with a folder for each class.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
-@_pack_options
+@pack_options
 def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """Pack DIRECTORY, which has one folder of photos for each class, to URL.
 
     DIRECTORY/cat/001.JPG becomes key "cat/001" with the components jpg and cls; class ids number the sorted folders
-    from 0. Links are followed; one that leads to a folder found elsewhere as well is an error.
+    from 0. Files named .jpeg become jpg, too. Two photos of one key, a.jpg and a.gif, are a bad record: see --on-bad.
+    Files that are not photos are left out and named. Links are followed; one that leads to a folder found elsewhere as
+    well is an error.
     """
     from prep.sources.imagefolder import imagefolder
 
     _pack(imagefolder(directory, show_progress=not options["as_json"]), url, **options)
 
 
+@pack.command("photos", short_help="A directory of photos without classes.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("url")
+@pack_options
+def pack_photos(directory: Path, url: str, **options: Any) -> None:
+    """Pack the photos in DIRECTORY, and in all folders below it, to URL.
+
+    DIRECTORY/2019/001.JPEG becomes key "2019/001" with the component jpg; there is no cls. Files that are not photos
+    are left out and named. Links are followed, as by imagefolder.
+    """
+    from prep.sources.imagefolder import photo_folder
+
+    _pack(photo_folder(directory), url, **options)
+
+
 @pack.command("demo", short_help="Photos from scikit-image; no download.")
 @click.argument("url")
 @click.option("--count", type=click.IntRange(min=8), default=300, show_default=True, help="Photos to cut.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same bytes.")
-@_pack_options
+@pack_options
 def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     """Pack photos cut from the photographs inside scikit-image, with masks, to URL; nothing is downloaded.
 
@@ -149,11 +187,13 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
 @pack.command("table", short_help="A CSV, JSON or Parquet list.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("url")
-@_field_options(
+@field_options(
     "column",
-    component="A column of paths, and the component that the files become: image.jpg=path, or image=path to keep each "
-    "file's extension; may be repeated.  [default: the first column named path, image, image_path, filepath, file, "
-    "file_name, filename or img, each file under its extension]",
+    component="A column, and the component that it becomes: image.jpg=path, or image=path to keep each file's "
+    "extension. For .txt, .json and .npy the cells are the contents, if they are not paths with this extension: "
+    "caption.txt=caption, boxes.json=boxes; may be repeated. A photo that is not named is taken too.  [default: the "
+    "first column named path, image, image_path, filepath, file, file_name, filename or img, each file under its "
+    "extension]",
     value="caption.txt=caption",
     label=", which get ids from 0 in sorted order.  [default: the first column named label, class, cls, class_id, "
     "class_name, category or target]",
@@ -165,7 +205,7 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     help="The directory that paths in the list start from.  [default: the directory of FILE]",
 )
 @mask_options
-@_pack_options
+@pack_options
 def pack_table(
     file: Path, url: str, *, root: Path | None, masks: tuple[str, ...], no_masks: bool, **options: Any
 ) -> None:
@@ -177,14 +217,51 @@ def pack_table(
     """
     from prep.sources.tables import table
 
-    fields = _take_fields(options)
+    fields = take_fields(options)
     _pack(table(file, root=root, masks=chosen_masks(masks, no_masks=no_masks), **fields), url, **options)
+
+
+@pack.command("hf", short_help="Hugging Face's Parquet files, with photos in them.")
+@click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("url")
+@field_options(
+    "column",
+    component="A column, and the component that it becomes: image=picture gets the extension of the photos' bytes; "
+    "caption.txt=caption; boxes.json=objects; may be repeated. A photo that is not named is taken too.  [default: the "
+    "column image, or the only one with photos]",
+    value="caption.txt=caption",
+    label=", with the names of their ClassLabel.  [default: the first column named label, class, cls, class_id, "
+    "class_name, category or target, if there is one]",
+    key=".  [default: file's name/row's number]",
+)
+@mask_options
+@pack_options
+def pack_hf(files: tuple[Path, ...], url: str, *, masks: tuple[str, ...], no_masks: bool, **options: Any) -> None:
+    """Pack the rows of FILES, Parquet files with photos in them, to URL; photos keep their bytes.
+
+    FILES are as Hugging Face's datasets writes them: a column of photos has bytes, or a path. A directory stands for
+    all .parquet files in it and below it. If the files are of several splits (train-..., test-...), keys begin with
+    the split's name: prep shuffle --by folder separates them. This needs pyarrow.
+    """
+    from prep.sources.hf import find_parquet, hf, split_of_file
+
+    fields = take_fields(options)
+    found = find_parquet(files)
+    source = hf(
+        found,
+        masks=chosen_masks(masks, no_masks=no_masks),
+        with_splits=len(set(map(split_of_file, found))) > 1,
+        jobs=options["jobs"],
+        show_progress=not options["as_json"],
+        **fields | {"has_labels": fields["has_labels"] and None},
+    )
+    _pack(source, url, **options)
 
 
 @pack.command("tars", short_help="Tars, into shards of another size.")
 @click.argument("tars", metavar="TARS...", nargs=-1, required=True)
 @click.argument("url")
-@_pack_options
+@pack_options
 def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     """Pack the samples of TARS into shards of another size, to URL.
 
@@ -193,19 +270,13 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     their order; times and owners are not kept. The class table beside TARS is copied. URL must be another place or
     prefix.
     """
-    from dali_pipes.data_set.named import list_shards
-    from prep.sources.tars import tars as read_tars
-
-    with endpoint_for(tars, options["endpoint"], options["embedded_dir"], writes=[url]) as answering:
-        shards = list_shards(tars, endpoint=answering, compressed=True)
-        source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
-        _pack(source, url, **{**options, "endpoint": answering})
+    pack_shards(tars, url, **options)
 
 
 @pack.command("tfrecords", short_help="TFRecord files of tf.train.Example.")
 @click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.argument("url")
-@_field_options(
+@field_options(
     "feature",
     component="A feature whose bytes become a component: image.jpg=image/encoded; may be repeated.  [default: the "
     "first of image/encoded, image, image_raw, jpeg and img, named jpg, png, ... by its bytes]",
@@ -214,7 +285,7 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     "image/class/text, class/text or label/text]",
     key=", such as image/filename.  [default: file's name/record's number]",
 )
-@_pack_options
+@pack_options
 def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
     """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.
 
@@ -224,10 +295,21 @@ def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
     from prep.sources.tfrecord_files import find_tfrecords
     from prep.sources.tfrecords import tfrecords
 
-    fields = _take_fields(options)
+    fields = take_fields(options)
     found = find_tfrecords(files)
     source = tfrecords(found, jobs=options["jobs"], show_progress=not options["as_json"], **fields)
     _pack(source, url, **options)
+
+
+def pack_shards(tars: tuple[str, ...], url: str, **options: Any) -> None:
+    """Pack the samples of tars to a URL and print the report."""
+    from dali_pipes.data_set.named import list_shards
+    from prep.sources.tars import tars as read_tars
+
+    with endpoint_for(tars, options["endpoint"], options["embedded_dir"], writes=[url]) as answering:
+        shards = list_shards(tars, endpoint=answering, compressed=True)
+        source = read_tars(shards, jobs=options["jobs"], show_progress=not options["as_json"])
+        _pack(source, url, **{**options, "endpoint": answering})
 
 
 def _pack(
@@ -235,24 +317,50 @@ def _pack(
 ) -> None:
     """Pack a source to a URL and print the report."""
     from prep.pack.pack import open_target
-    from prep.pack.pack import pack as pack_records
 
     with endpoint_for((), endpoint, embedded_dir, writes=[url]) as answering:
         store, prefix = open_target(url, endpoint=answering)
-        report = pack_records(source, store=store, prefix=prefix, show_progress=not as_json, **options)
+        report = pack_to(source, store, prefix, show_progress=not as_json, **options)
+    print_result(pack_summary(report), pack_document(report, source), as_json=as_json)
+
+
+def pack_to(source: "Source", store: "Store", prefix: str, **options: Any) -> "PackReport":
+    """Pack a source under a prefix, with the values of `pack_options`, and print what was left out or noted."""
+    from prep.pack.pack import pack as pack_records
+
+    recode = take_recoding(options)
+    report = pack_records(source, store=store, prefix=prefix, recode=recode, **options)
+    print_packed(report, source)
+    return report
+
+
+def print_packed(report: "PackReport", source: "Source") -> None:
+    """Print what was left out or noted."""
+    from prep.left_out import count_reasons
+
     print_some("skipped", report.skipped)
+    print_reasons("left out", report.reasons)
+    print_reasons("no pictures", count_reasons(report.others))
     print_some("kept as it is", report.kept)
     print_some("noted", report.noted)
+    print_some("not packed", [f"{column}; to take it: {option}" for column, option in source.unused.items()])
+    print_some("recoded", [recoded_text(step) for step in report.recoded[len(source.steps) :]])
+
+
+def pack_document(report: "PackReport", source: "Source") -> dict[str, Any]:
+    """A report as part of a JSON document."""
     classes = {str(label): source.classes[label] for label in sorted(source.classes)}
-    print_result(_summary(report), fields_of(report) | {"classes": classes}, as_json=as_json)
+    recoded = [step.as_json() for step in report.recoded]
+    return fields_of(report) | {"classes": classes, "unused": dict(source.unused), "recoded": recoded}
 
 
-def _summary(report: "PackReport") -> str:
+def pack_summary(report: "PackReport") -> str:
+    """A report in one line."""
     notes = []
     if not report.dry_run:
         notes += there_already(len(report.shards) - report.num_written, "shards")
         notes += [f"copied {report.num_copied} to '{report.copy}'"] if report.copy else []
-    notes += [f"skipped {len(report.skipped)}"] if report.skipped else []
+    notes += [f"left out {len(report.skipped)}"] if report.skipped else []
     notes += [f"kept {len(report.kept)} bad ones"] if report.kept else []
     return (
         f"{'would write' if report.dry_run else 'wrote'} {counted(len(report.shards), 'shard')}, "

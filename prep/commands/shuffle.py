@@ -10,7 +10,7 @@ import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
-from prep.commands.options import dry_run_option, overwrite_option, seed_option
+from prep.commands.options import dry_run_option, overwrite_option, parse_shares, seed_option
 from prep.commands.output import counted, fields_of, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
@@ -77,7 +77,12 @@ _IN_SPEC = (
     help="Make such a map. class: separate shards for each class id. balanced: the same mixture of classes in every "
     "shard. folder: by a key's first directory. split: see --splits.  [default: none]",
 )
-@click.option("--splits", metavar="NAME=SHARE,...", help="With --by split: train=0.9,val=0.1.  [default: none]")
+@click.option(
+    "--splits",
+    metavar="NAME=SHARE,...",
+    help="With --by split: train=0.9,val=0.1. A sample's split depends on its key and "
+    "--seed alone: it stays when samples are added. Numbers of samples are near the shares.  [default: none]",
+)
 @click.option("--drop-unmapped", is_flag=True, help="With --ekm: leave out samples that the map does not name.")
 @click.option(
     "--spec",
@@ -136,7 +141,7 @@ def shuffle(
         for shard in report.planned:
             amount = f"{counted(shard['num_samples'], 'sample')}, {format_bytes(shard['num_bytes'])}"
             print_line(f"{shard['name']}: {amount}")
-    print_result(_summary(report), fields_of(report), as_json=as_json)
+    print_result(shuffle_summary(report), fields_of(report), as_json=as_json)
 
 
 def _shuffle_by_spec(
@@ -176,7 +181,8 @@ def _shuffle_urls(
         component=options["component"] or "",
         key_type=options["key_type"],
     )
-    grouping = Grouping(by=options["by"], shares=_parse_shares(options["splits"])) if options["by"] else None
+    shares = parse_shares(options["splits"], option="--splits")
+    grouping = Grouping(by=options["by"], shares=shares, seed=seed) if options["by"] else None
     with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
         shards = list_shards(urls, endpoint=answering, compressed=True)
         target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
@@ -222,22 +228,8 @@ def _check_options(context: click.Context, urls: Sequence[str], options: dict[st
         raise click.UsageError("--splits goes with --by split.")
 
 
-def _parse_shares(text: str | None) -> dict[str, float]:
-    """``train=0.9,val=0.1`` as a table."""
-    shares: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, equals, share = part.partition("=")
-        try:
-            value = float(share) if equals and name.strip() not in shares else -1.0
-        except ValueError:
-            value = -1.0
-        if value < 0:
-            raise click.UsageError(f"--splits are names and shares, train=0.9,val=0.1, got '{text}'.")
-        shares[name.strip()] = value
-    return shares
-
-
-def _summary(report: "ShuffleReport") -> str:
+def shuffle_summary(report: "ShuffleReport") -> str:
+    """A report in one line."""
     there = 0 if report.dry_run else len(report.shards) - report.num_written
     notes = there_already(there, "shards")
     if report.num_dropped:

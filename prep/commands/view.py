@@ -1,20 +1,35 @@
 """``dali-pipes prep view``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dali_pipes.commands.options import cluster_options, endpoint_for, json_option
+from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
 from dali_pipes.commands.output import print_line
-from prep.commands.options import allow_missing_option, seed_option, urls_argument
+from dali_pipes.commands.output_file import PAGES, check_output, writing
+from prep.commands.options import allow_missing_option, seed_option
 from prep.commands.output import counted, print_result
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 @click.command()
-@urls_argument
-@click.argument("output", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--num", default=24, show_default=True, type=click.IntRange(min=1), help="Samples, at most 1000.")
+@click.argument("arguments", metavar="URL... [OUT]", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, as OUT: .html is a page, .png, .jpg or .webp a picture.",
+)
+@click.option(
+    "--num", type=click.IntRange(min=1), help="Samples, at most 1000.  [default: 24 in a picture, 200 on a page]"
+)
 @seed_option("the random choice")
 @click.option(
     "--where-label",
@@ -28,48 +43,105 @@ from prep.commands.output import counted, print_result
     "--photo", metavar="COMPONENT", help="The photo to show.  [default: a sample's first photo that is not a mask]"
 )
 @click.option("--mask", metavar="COMPONENT", help="The mask to lay over it; '' for none.  [default: its first mask]")
+@click.option(
+    "--quarantine",
+    "quarantines",
+    metavar="FILE",
+    multiple=True,
+    help="A list of bad samples of verify or a training: a page shows it with its causes; may be repeated.",
+)
 @allow_missing_option
 @cluster_options
 @json_option
 def view(
-    urls: tuple[str, ...],
-    output: Path,
+    arguments: tuple[str, ...],
     *,
-    labels: tuple[str, ...],
+    output: Path | None,
+    num: int | None,
     keys: str | None,
+    labels: tuple[str, ...],
+    quarantines: tuple[str, ...],
     allow_missing: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Draw samples of the shards at URL into the picture OUT.png: photo, photo with its mask, label, key.
+    """Show samples of the shards at URL, as a page or as a picture.
 
-    URL is as for verify. Of indexed shards, only the samples that are shown are read. The command writes OUT.png (or
-    .jpg, .webp).
+    `view URL -o page.html` writes a page that needs no other file and no network: class balance, sizes, formats, bytes
+    by shard, what is bad and why, and some samples with masks, boxes and captions, which can be filtered by class and
+    key. Boxes are those that the graph for detection takes; a caption is a component, or a text in JSON, whose name is
+    caption, text or txt. The page takes at most 48 KiB for each sample, and 4 MiB.
+
+    `view URL OUT.png` draws a contact sheet: photo, photo with its mask, label, key.
+
+    URL is as for verify. Of indexed shards, only the samples that are shown are read, and for a page all shard indexes.
+    Photos are shown upright. The command writes the one file.
     """
     from dali_pipes.data_set.named import name_shards
-    from dali_pipes.errors import StoreError
-    from prep.inspect.view import draw_sheet
+    from dali_pipes.formats.quarantine import read_exclusions
 
-    if output.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
-        raise click.BadParameter(
-            f"expected a picture's name, .png, .jpg or .webp, got '{output}'", param_hint="OUT.png"
-        )
-    if not output.parent.is_dir():
-        raise click.BadParameter(f"no directory '{output.parent}'; make it", param_hint="OUT.png")
+    urls = arguments
+    if output is None:
+        if len(arguments) < 2:
+            raise click.UsageError("Missing argument 'OUT': name the file to write, such as -o page.html")
+        urls, output = arguments[:-1], Path(arguments[-1])
+    is_page = _check_output(output)
     if keys is not None and labels:
         raise click.UsageError("--keys and --where-label exclude each other")
     named = [key for key in keys.split(",") if key] if keys is not None else []
     if keys is not None and not named:
         raise click.BadParameter(f"expected keys such as 'cat/1,cat/7', got '{keys}'", param_hint="--keys")
+    if quarantines and not is_page:
+        raise click.UsageError("--quarantine is for a page: name one, -o page.html")
+    known_bad = read_exclusions(quarantines)
+    given = {**options, "labels": labels, "keys": named, "show_progress": not as_json}
+    if num is not None:
+        given["num"] = num
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = name_shards(urls, endpoint=answering, allow_missing=allow_missing)
-        sheet = draw_sheet(shards, labels=labels, keys=named, show_progress=not as_json, **options)
-    try:
+        if is_page:
+            _write_page(shards, output, known_bad=known_bad, as_json=as_json, **given)
+        else:
+            _write_sheet(shards, output, as_json=as_json, **given)
+
+
+def _check_output(output: Path) -> bool:
+    """Whether the file to write is a page; refuse what cannot be written before anything is read."""
+    expected = "a page's name, .html, or a picture's name, .png, .jpg or .webp"
+    check_output(output, endings=(*_PICTURES, *PAGES), expected=expected, option="OUT")
+    return output.suffix.lower() in PAGES
+
+
+def _write_page(shards: "ShardSet", output: Path, *, as_json: bool, **options: Any) -> None:
+    from prep.inspect.view_page import view_page
+
+    page = view_page(shards, **options)
+    data = page.html.encode("utf-8")
+    with writing(output):
+        output.write_bytes(data)
+    bad = sum(page.bad.values())
+    print_result(
+        f"wrote {counted(len(page.keys), 'sample')} of {page.num_matching}, {bad} bad or missing, "
+        f"{format_bytes(len(data))} -> {output}",
+        {
+            "output": str(output),
+            "num_bytes": len(data),
+            "keys": page.keys,
+            "num_matching": page.num_matching,
+            "bad": page.bad,
+        },
+        as_json=as_json,
+    )
+
+
+def _write_sheet(shards: "ShardSet", output: Path, *, as_json: bool, **options: Any) -> None:
+    from prep.inspect.view import draw_sheet
+
+    sheet = draw_sheet(shards, **options)
+    with writing(output):
         sheet.picture.save(output)
-    except OSError as exc:
-        raise StoreError(f"cannot write '{output}': {exc.strerror or exc}") from exc
     for line in sheet.undecodable:
         print_line(line, err=True)
     width, height = sheet.picture.size

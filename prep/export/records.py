@@ -14,13 +14,13 @@ from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
+from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import StoreAccess
 from dali_pipes.store.cluster.transfer import RemoteFile
 from dali_pipes.store.shard_set import ShardSet
 from prep.export.tasks import BYTES, FRAME_BYTES, INTEGERS, Feature, ValuePlace, example_bytes, varint
 from prep.inspect.indexed_set import IndexedSet
-from prep.photos.masks import is_mask_name
 from prep.sources.tfrecord_files import MAX_RECORD_BYTES
 
 ENCODED, FORMAT, HEIGHT, WIDTH = "image/encoded", "image/format", "image/height", "image/width"

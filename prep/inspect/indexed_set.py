@@ -1,7 +1,10 @@
 """Read the manifest and the shard indexes of shards, or make them if the shards are not indexed."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError
@@ -22,6 +25,8 @@ NUM_READERS = 16
 class IndexedSet:
     """Shards with their manifest and indexes, which are read from the store or made in memory.
 
+    Samples that were removed from the data set are neither in the indexes nor in the manifest's numbers of samples.
+
     Raises:
         DataError: If the manifest or a shard cannot be read, or the manifest does not list a shard.
     """
@@ -35,7 +40,8 @@ class IndexedSet:
         if found is None:
             made = index_in_memory(shards, show_progress=show_progress)
             found, self._made = made.manifest, made.indexes
-        self.manifest: Manifest = found.select(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
+        self._stored = found.select(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
+        self.manifest: Manifest = _without_removed(self._stored)
 
     def read(self, row: int) -> ShardIndex:
         """The index of one shard.
@@ -50,8 +56,16 @@ class IndexedSet:
                 f"'{self.shards.store.locate(name)}' is not the index that the manifest was made with; find out what "
                 "is wrong: dali-pipes prep verify URL; then index the shards again: dali-pipes prep index URL"
             )
-        return self.manifest.shard_index(row, data, where=self.shards.store.locate(name))
+        index = self._stored.shard_index(row, data, where=self.shards.store.locate(name))
+        removed = self._stored.removed_in(row)
+        return index.take(np.delete(np.arange(index.num_samples), removed)) if len(removed) else index
 
     def each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Yield row and index of all shards, in order. The next indexes are read in threads."""
         yield from enumerate(in_threads(self.read, range(self.manifest.num_shards), NUM_READERS))
+
+
+def _without_removed(stored: "Manifest") -> "Manifest":
+    if not len(stored.removed):
+        return stored
+    return replace(stored, samples=stored.samples - stored.num_removed, removed=np.empty(0, np.int64))

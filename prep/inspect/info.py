@@ -14,13 +14,16 @@ import numpy.typing as npt
 
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
+from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.recoded import RecodedStep
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
+from prep.inspect.bucket_info import BucketsInfo
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
+from prep.inspect.token_info import TokensInfo
 from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
-from prep.photos.masks import is_mask_name
 from prep.threads import in_threads
 
 MAX_BINS = 16
@@ -100,6 +103,8 @@ class PhotoInfo:
     height: Distribution | None = None
     width: Distribution | None = None
     short_side: Distribution | None = None
+    num_turned: int | None = None
+    """Photos whose EXIF orientation is not 1; ``None``: the shard indexes do not keep orientations."""
     num_bytes: Distribution | None = None
     num_headers: int = 0
     """The number of headers that were read for the following fields."""
@@ -124,14 +129,34 @@ class SetInfo:
     num_bytes: int
     components: dict[str, int] = field(default_factory=dict)
     component_bytes: dict[str, int] = field(default_factory=dict)
+    recoded: list[RecodedStep] = field(default_factory=list)
+    """What was done to the photos when they were packed."""
     classes: dict[int, str] = field(default_factory=dict)
     class_counts: dict[int, int] = field(default_factory=dict)
     """Class id -> number of samples; 0 for classes of the table that have no sample."""
     photos: dict[str, PhotoInfo] = field(default_factory=dict)
+    buckets: BucketsInfo | None = None
+    """What buckets make of the photos, if that was asked for."""
+    tokens: TokensInfo | None = None
+    """How a budget of tokens packs the photos, if that was asked for."""
     missing: list[str] = field(default_factory=list)
     """URLs or paths of shards that the manifest lists and the store lacks; nothing else here counts them."""
     beyond: list[str] = field(default_factory=list)
     """URLs or paths of shards that lie beside the others and that no manifest lists; nothing else here counts them."""
+
+    @classmethod
+    def of(cls, indexed: IndexedSet) -> "SetInfo":
+        """What the manifest says: the sums, and the class table."""
+        manifest = indexed.manifest
+        return cls(
+            url=indexed.shards.url,
+            is_indexed=indexed.is_indexed,
+            num_shards=manifest.num_shards,
+            num_samples=manifest.num_samples,
+            num_bytes=manifest.total_bytes,
+            recoded=list(manifest.recoded),
+            classes=dict(sorted(manifest.classes.items())),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """All fields, with JSON's types."""
@@ -162,23 +187,18 @@ def describe_set(
             raise ValueError(f"{name} must not be negative, got {number}")
     indexed = IndexedSet(shards, show_progress=show_progress)
     manifest = indexed.manifest
-    info = SetInfo(
-        url=shards.url,
-        is_indexed=indexed.is_indexed,
-        num_shards=manifest.num_shards,
-        num_samples=manifest.num_samples,
-        num_bytes=manifest.total_bytes,
-        classes=dict(sorted(manifest.classes.items())),
-    )
-    columns = _Columns()
+    info = SetInfo.of(indexed)
+    columns = IndexColumns()
     draw = np.random.default_rng(seed)
     with bar(what="indexes", total=manifest.num_shards, unit="shards", shown=show_progress, delay_s=1) as drawn:
         for row, index in indexed.each():
             columns.add(row, index)
             drawn.update(1)
     columns.fill(info)
+    turned = indexed.manifest.turned
     for component, photo in info.photos.items():
-        photo.is_mask = is_mask_name(component, columns.together[component])
+        photo.num_turned = None if turned is None else turned.get(component, 0)
+        photo.is_mask = columns.is_mask(component)
         total = len(columns.sizes[component])
         chosen = np.arange(total) if not num_headers else _draw(draw, total, num_headers)
         places = columns.places(indexed, component, chosen)
@@ -194,7 +214,7 @@ def _draw(draw: np.random.Generator, total: int, num: int) -> Int64s:
     return np.sort(draw.choice(total, min(total, num), replace=False)).astype(np.int64)
 
 
-class _Columns:
+class IndexColumns:
     """Adds up the shard indexes: counts, and three numbers for each photo."""
 
     def __init__(self) -> None:
@@ -207,7 +227,7 @@ class _Columns:
         self.together: dict[str, set[str]] = {}
         """component -> itself, and the photo components that occur in the same samples."""
         self.sizes: dict[str, Int64s] = {}
-        """component -> int64 [photos, 3]: bytes, height, width."""
+        """component -> int64 [photos, 3]: bytes, height and width of the upright photo."""
 
     def add(self, row: int, index: ShardIndex) -> None:
         for component, offsets in index.offsets.items():
@@ -219,7 +239,7 @@ class _Columns:
             together = self.together.setdefault(component, {component})
             together |= {name for name in index.photos if (is_there & (index.offsets[name] >= 0)).any()}
             photo = index.photos[component]
-            columns = (index.sizes[component], photo.height, photo.width)
+            columns = (index.sizes[component], *photo.upright_size)
             part = np.stack([column[is_there].astype(np.int64) for column in columns], axis=1)
             self._parts.setdefault(component, []).append(part)
             self._counts.setdefault(component, []).append((row, len(part)))
@@ -247,6 +267,10 @@ class _Columns:
             if len(sized):
                 photo.height, photo.width = Distribution.of(sized[:, 1]), Distribution.of(sized[:, 2])
                 photo.short_side = Distribution.of(sized[:, 1:].min(axis=1))
+
+    def is_mask(self, component: str) -> bool:
+        """Whether a component is a mask, see `is_mask_name`."""
+        return is_mask_name(component, self.together[component])
 
     def places(self, indexed: IndexedSet, component: str, chosen: Int64s) -> Iterator[_Place]:
         """Positions of the photos with these sorted numbers; reads the shard indexes again."""

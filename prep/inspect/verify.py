@@ -29,7 +29,7 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import ShardFinding
 from prep.inspect.verify_set import INDEX_ADVICE, SetChecker, VerifyReport
 from prep.inspect.verify_shard import Checks, ShardReport, index_problem, verify_shard
-from prep.photos.decoders import DecoderName, check_decoder, open_decoder
+from prep.photos.decoders import DecoderName, choose_decoder, open_decoder
 from prep.workers import Report, Workers
 
 # A task is sent to a worker process, and a class table may be long.
@@ -47,7 +47,7 @@ def verify(
     *,
     missing: Sequence[str] = (),
     beyond: Sequence[str] = (),
-    decoder: DecoderName = "pillow",
+    decoder: DecoderName | None = None,
     masks: Sequence[str] | None = None,
     mask_values: Sequence[int] | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -62,8 +62,8 @@ def verify(
         shards: The shards. Their manifest, shard indexes, column file and class table are checked, too, if they exist.
         missing: URLs or paths of further shards of the set, which the store lacks; each is a finding.
         beyond: URLs or paths of shards beside the set that no manifest lists; each is a finding.
-        decoder: ``"pillow"`` or ``"dali"``: see `prep.photos.decoders.open_decoder`.
-        masks: Components that are masks; ``None``: see `prep.photos.masks.is_mask_name`.
+        decoder: ``"dali"`` or ``"pillow"``, see `prep.photos.decoders.open_decoder`; ``None``: DALI's, if installed.
+        masks: Components that are masks; ``None``: see `dali_pipes.formats.photo_names.is_mask_name`.
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
         formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
@@ -81,7 +81,7 @@ def verify(
             raise ValueError(f"{name} must be positive, got {number}")
     if mask_values is not None and (other := [value for value in mask_values if not 0 <= value <= 255]):
         raise ValueError(f"mask_values must be in [0, 255], got {other[0]}")
-    check_decoder(decoder)
+    decoder = choose_decoder(decoder)
     started = time.perf_counter()
     report = VerifyReport(url=shards.url, num_shards=len(shards.names), decoder=decoder)
     with contextlib.ExitStack() as resources:
@@ -179,7 +179,8 @@ def _index_problem(store: Store, listed: Manifest, report: ShardReport) -> str |
             f"{expected[0]}, {expected[1]:016x}; {INDEX_ADVICE}"
         )
     try:
-        problem = index_problem(listed.shard_index(0, data, where=name), report)
+        index = listed.shard_index(0, data, where=name)
+        problem = index_problem(index, report, knows_orientations=listed.turned is not None)
     except DataError as exc:
         return str(exc)
     return problem and f"its index '{name}' {problem}; {INDEX_ADVICE}"

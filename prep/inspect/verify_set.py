@@ -20,6 +20,7 @@ from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, note
 from prep.inspect.verify_shard import ShardReport
+from prep.left_out import as_reason
 from prep.photos.decoders import DecoderName
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class VerifyReport:
     """The first `MAX_FINDINGS`, in the shards' order; findings of the set as a whole come last."""
     counts: Counter[str] = field(default_factory=Counter)
     """Kind of finding (a key of `prep.inspect.findings.KINDS`) -> the number of all such findings."""
+    reasons: dict[str, Counter[str]] = field(default_factory=dict)
+    """Kind of finding of a sample -> what is wrong, without what belongs to one sample alone -> the number of such
+    findings."""
     num_bad_samples: int = 0
     """Bad samples that can be left out, each counted once."""
 
@@ -65,6 +69,11 @@ class VerifyReport:
     def num_problems(self) -> int:
         """The number of findings that are not notes."""
         return sum(number for kind, number in self.counts.items() if kind != "note")
+
+    @property
+    def num_set_problems(self) -> int:
+        """The number of findings that leaving out samples does not mend."""
+        return self.num_problems - sum(self.counts[kind] for kind in SAMPLE_KINDS)
 
 
 class SetChecker:
@@ -80,6 +89,8 @@ class SetChecker:
         self.classes: Mapping[int, str] = {}
         self._columns: SampleColumns | None = None
         self._bad: set[tuple[int, str]] = set()
+        self._removed: set[tuple[int, str]] = set()
+        """Row and key of samples that were removed from the data set: nothing is said of them."""
         self._keys: list[Texts] = [Texts(*pack_texts([]))] * len(shards.names)
         self._digests: list[npt.NDArray[np.uint64]] = []
         self._set_numbers: dict[frozenset[str], int] = {}
@@ -90,10 +101,11 @@ class SetChecker:
 
     def compare(self, *, missing: Sequence[str], beyond: Sequence[str]) -> None:
         """Report the shards (URLs or paths) that the store lacks, and those that no manifest lists."""
-        command = self._shards.index_command
+        has_versions = self.listed is not None and self.listed.version > 1
+        adding = f"dali-pipes prep add TAR '{self._shards.url}'" if has_versions else self._shards.index_command
         for kind, locations, text in (
-            ("gone", missing, f"is not there: put it back, or index the others: {command} --overwrite"),
-            ("beyond", beyond, f"is there, and no loader reads it; to add it to the data set: {command}"),
+            ("gone", missing, f"is not there: put it back, or leave it out: {self._shards.drop_command}"),
+            ("beyond", beyond, f"is there, and no loader reads it; to add it to the data set: {adding}"),
         ):
             for location in locations:
                 self._find(ShardFinding(kind, location, "", "", text))
@@ -101,6 +113,9 @@ class SetChecker:
     def add(self, part: ShardReport) -> None:
         """Add the next part, in the shards' order."""
         report = self._report
+        removed = self._removed_in(part)
+        removed_keys = {part.keys[row] for row in removed.tolist()}
+        self._removed |= {(part.row, key) for key in removed_keys}
         for finding in part.findings:
             self._find(finding)
         report.num_decoded += part.num_decoded
@@ -109,15 +124,16 @@ class SetChecker:
             return
         report.num_bytes += part.num_bytes
         report.num_files += part.num_files
-        report.num_samples += len(part.keys)
+        report.num_samples += len(part.keys) - len(removed)
         printable = [key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for key in part.keys]
-        self._keys[part.row] = Texts(*pack_texts(printable))
-        self._digests.append(part.digests)
+        keys, kept = Texts(*pack_texts(printable)), np.delete(np.arange(len(part.keys)), removed)
+        self._keys[part.row] = keys if not len(removed) else keys.take(kept)
+        self._digests.append(part.digests[kept])
         numbers = [self._set_numbers.setdefault(names, len(self._set_numbers)) for names in part.component_sets]
-        self._set_of.append(np.array([*numbers, 0], np.int32)[part.set_of])
+        self._set_of.append(np.array([*numbers, 0], np.int32)[part.set_of][kept])
         if part.is_whole and self.listed is not None:
             self._check_manifest(part, self.listed)
-            self._check_columns(part, self.listed)
+            self._check_columns(part, keys, self.listed)
 
     def finish(self) -> None:
         """Check the set, after all parts were added."""
@@ -128,11 +144,14 @@ class SetChecker:
 
     def _find(self, finding: ShardFinding) -> None:
         report = self._report
+        if finding.kind in SAMPLE_KINDS and (self._numbers.get(finding.shard, -1), finding.key) in self._removed:
+            return
         report.counts[finding.kind] += 1
         if len(report.findings) < MAX_FINDINGS:
             report.findings.append(finding)
         if finding.kind not in SAMPLE_KINDS:
             return
+        report.reasons.setdefault(finding.kind, Counter())[as_reason(finding.text)] += 1
         sample = (self._numbers.get(finding.shard, -1), finding.key)
         report.num_bad_samples += sample not in self._bad
         self._bad.add(sample)
@@ -183,14 +202,20 @@ class SetChecker:
             )
             self._find(ShardFinding("manifest", self._shards.names[row], "", "", text))
 
-    def _check_columns(self, part: ShardReport, listed: "Manifest") -> None:
+    def _check_columns(self, part: ShardReport, keys: Texts, listed: "Manifest") -> None:
         num = int(listed.samples[part.row])
         if self._columns is None or num != len(part.keys):
             return  # another number of samples is a finding of kind "manifest"
         first = int(listed.samples[: part.row].sum())
-        if problem := _columns_problem(self._columns, slice(first, first + num), part, self._keys[part.row]):
+        if problem := _columns_problem(self._columns, slice(first, first + num), part, keys):
             text = f"the column file has {problem}; {INDEX_ADVICE}"
             self._find(ShardFinding("columns", self._shards.names[part.row], "", "", text))
+
+    def _removed_in(self, part: ShardReport) -> Int64s:
+        """The samples of a whole shard that were removed, as numbers within it; of another part of it: none."""
+        if part.part or self.listed is None or len(part.keys) != self.listed.samples[part.row]:
+            return np.empty(0, np.int64)
+        return self.listed.removed_in(part.row)
 
     def _find_missing(self) -> None:
         report, sets = self._report, list(self._set_numbers)
@@ -212,7 +237,10 @@ class SetChecker:
                     lacking.setdefault(number, []).append(component)
         for (component, other), number in sorted(replaced.items()):
             self._find(
-                note(f"{number} samples have '{other}' in place of '{component}'; name both: '{component};{other}'")
+                note(
+                    f"{number} samples have '{other}' in place of '{component}'; the built-in graphs read both; in a "
+                    f"graph of your own, name both: '{component};{other}'"
+                )
             )
         for row, numbers in enumerate(self._set_of):
             for at in np.flatnonzero(np.isin(numbers, [*lacking])).tolist():

@@ -8,17 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, check_member_name, parse_label
+from dali_pipes.data_set.tar_index import MAX_LABEL_BYTES, check_member_name, parse_label
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.orientation import UPRIGHT, read_orientation
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, is_photo, read_whole_photo_header
-from dali_pipes.formats.photo_rules import PhotoRules, size_problem
+from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import Member
 from prep.inspect.archive_notes import NotingReader
 from prep.inspect.findings import ShardFinding, without_shard
 from prep.photos.decoders import Decoder, Undecodable, check_size, count_values, decode
-from prep.photos.masks import is_mask_name
+from prep.photos.masks import PhotoSize, mask_size_problem
 
 Int64s = npt.NDArray[np.int64]
 
@@ -58,8 +60,8 @@ class ShardReport:
     """Photos and masks of this part's samples."""
     mask_values: Int64s = field(default_factory=lambda: np.zeros(256, np.int64))
     """int64 [256]: the number of this part's masks that have each value."""
-    headers: list[tuple[int, str, PhotoHeader]] = field(default_factory=list)
-    """Row, component and header of each photo of this part's samples."""
+    headers: list[tuple[int, str, PhotoHeader, int]] = field(default_factory=list)
+    """Row, component, header and orientation, as a code of the shard index, of each photo of this part's samples."""
     is_whole: bool = False
     """Whether the shard was read to its end."""
     # Only part 0 fills the following fields.
@@ -111,16 +113,18 @@ def verify_shard(
         report.findings += [*archive.links, *archive.notes()]
 
 
-def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
+def index_problem(index: ShardIndex, report: ShardReport, *, knows_orientations: bool) -> str | None:
     """Describe how a shard's index differs from the shard; ``None`` if it does not differ.
 
-    A report of another part than 0 has only photos to compare.
+    A report of another part than 0 has only photos to compare. ``knows_orientations`` says whether the index keeps
+    orientations.
     """
-    return (_rows_problem(index, report) if report.part == 0 else None) or _photos_problem(index, report)
+    problem = _rows_problem(index, report) if report.part == 0 else None
+    return problem or _photos_problem(index, report, knows_orientations=knows_orientations)
 
 
-def _photos_problem(index: ShardIndex, report: ShardReport) -> str | None:
-    for row, component, header in report.headers:
+def _photos_problem(index: ShardIndex, report: ShardReport, *, knows_orientations: bool) -> str | None:
+    for row, component, header, orientation in report.headers:
         photo = index.photos.get(component)
         if photo is None or row >= index.num_samples:
             continue  # told by part 0
@@ -129,6 +133,12 @@ def _photos_problem(index: ShardIndex, report: ShardReport) -> str | None:
             return (
                 f"has a {format} of {height} x {width} pixels as component '{component}' of key '{index.keys[row]}'; "
                 f"in the shard it is a {header.format} of {header.height} x {header.width}"
+            )
+        indexed = UPRIGHT if photo.orientation is None else int(photo.orientation[row])
+        if knows_orientations and indexed != orientation:
+            return (
+                f"has EXIF orientation {indexed} for component '{component}' of key '{index.keys[row]}'; "
+                f"in the shard it is {orientation}"
             )
     return None
 
@@ -159,8 +169,7 @@ def _rows_problem(index: ShardIndex, report: ShardReport) -> str | None:
 class _Decoded(NamedTuple):
     """The size of a decoded photo, and the values of a mask."""
 
-    height: int
-    width: int
+    size: PhotoSize
     kind: str
     """Describes a photo that is not an 8-bit gray PNG."""
     values: Int64s | None
@@ -279,7 +288,9 @@ class _Rows:
         try:
             check_size(member.size)
             data = member.read()
-            self._report.headers.append((self._num_samples, component, read_whole_photo_header(data)))
+            header = read_whole_photo_header(data)
+            orientation = read_orientation(data, header.format)
+            self._report.headers.append((self._num_samples, component, header, orientation.code))
             is_gray = _is_gray_png(data)
             header, pixels = decode(
                 self._decoder, data, rules=self._checks.photos, output="gray" if is_gray else "nothing"
@@ -290,7 +301,8 @@ class _Rows:
         self._report.num_decoded += 1
         values = np.flatnonzero(count_values(pixels)) if is_gray else None
         kind = "" if is_gray else _kind(data, header.format)
-        sample.decoded[component] = _Decoded(header.height, header.width, kind, values)
+        size = PhotoSize.of(header.height, header.width, orientation.value)
+        sample.decoded[component] = _Decoded(size, kind, values)
 
     def _check_masks(self, sample: _Sample) -> None:
         photos = {name for name in sample.components if is_photo(name)}
@@ -303,10 +315,8 @@ class _Rows:
                 self._find("mask", sample.key, mask, text)
             else:
                 self._check_values(sample.key, mask, found.values)
-            expected = sample.decoded[photo] if photo is not None else found
-            if (found.height, found.width) != (expected.height, expected.width):
-                text = size_problem(str(photo), (expected.height, expected.width), (found.height, found.width))
-                self._find("mask size", sample.key, mask, text)
+            if photo is not None and (problem := mask_size_problem(photo, sample.decoded[photo].size, found.size)):
+                self._find("mask size", sample.key, mask, problem)
 
     def _check_values(self, key: str, mask: str, values: Int64s) -> None:
         self._report.mask_values[values] += 1

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.orientation import read_orientation
 from dali_pipes.formats.photo_header import (
     END_BYTES,
     MAX_PHOTO_BYTES,
@@ -19,12 +20,14 @@ from dali_pipes.formats.photo_header import (
     read_photo_header,
     read_whole_photo_header,
 )
-from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, size_problem
+from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from dali_pipes.progress import bar
 from prep.pack.plan import tar_bytes
 from prep.pack.tasks import MAX_SENT_BYTES
-from prep.photos.masks import HEADER_BYTES, mask_problem, photo_size
+from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES
+from prep.photos.masks import HEADER_BYTES, PhotoSize, mask_problem, mask_size_problem, photo_size
 from prep.sources.record import HEAD_BYTES, Source, as_entry
+from prep.tar.parquet import ParquetCells
 from prep.tar.writer import Entry, Part, Range, open_regular
 from prep.workers import Report, Workers
 
@@ -43,10 +46,10 @@ _FORMATS = {
     "bmp": "BMP",
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
     **dict.fromkeys(("jp2", "j2k"), "JPEG2000"),
+    **dict.fromkeys(("heic", "heif"), "HEIC"),
+    "avif": "AVIF",
 }
 """Extension -> its format."""
-# A PNG's chunks before its pixels, such as a colour profile: one of them would make it an animation.
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -87,10 +90,9 @@ class _Task(NamedTuple):
 
 
 def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_progress: bool) -> Checked:
-    """Check the name and the first bytes of every component, and all bytes of a mask.
+    """Check the name of every component, the first and last bytes of a photo, and all bytes of a PNG.
 
-    A photo is bad if a loader with the same ``rules`` would refuse it. Its size is compared where the bytes that are
-    read anyway show it.
+    A photo is bad if a loader with the same ``rules`` would refuse it before it is decoded; nothing is decoded here.
 
     Raises:
         DataError: If a key cannot be a member's name, two keys are equal, a value has a type that its component's
@@ -110,6 +112,9 @@ def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_p
         )
         for part in found:
             checked.add(part)
+    for number, text in source.doubtful.items():
+        reasons = checked.bad.get(number, "").partition(": ")[2]
+        checked.bad[number] = f"{text}; {reasons}" if reasons else text
     return checked
 
 
@@ -160,7 +165,7 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, foun
     for component, part in parts:
         is_mask = component in task.masks
         # Each file is opened once, so all of a mask is read, and the part of its photo that has the size.
-        num = MASK_BYTES if is_mask else HEADER_BYTES if task.masks else HEAD_BYTES
+        num = MASK_BYTES if is_mask else HEADER_BYTES if is_photo(component) else HEAD_BYTES
         try:
             head, num_bytes = _head(part, num)
         except StoreError as exc:
@@ -223,9 +228,10 @@ def _check_masks(
             continue
         data = mask.read(0, mask.num_bytes)
         problem = mask_problem(data, decoded=decoded)
-        _, height, width = read_photo_header(data)
-        if problem is None and expected is not None and (height, width) != expected:
-            problem = size_problem(str(name), expected, (height, width))
+        header = read_photo_header(data)
+        if problem is None and expected is not None:
+            found = PhotoSize.of(header.height, header.width, read_orientation(data, header.format).value)
+            problem = mask_size_problem(str(name), expected, found)
         if problem is not None:
             reasons[component] = f"{component} {problem}"
 
@@ -252,10 +258,7 @@ def _problem(
         return "is empty"
     if header is None:
         return None
-    if header.height or header.format in rules.refused or len(head) == num_bytes:
-        problem = rules.problem(header) or bytes_problem(num_bytes)
-    else:
-        problem = bytes_problem(num_bytes)  # the photo's size comes after the bytes that were read
+    problem = bytes_problem(num_bytes) or rules.problem(header)
     if problem is not None and header.format == "unknown":
         return f"{problem} (starts with {head[:4].hex(' ')})"
     if problem is not None or not is_mask:
@@ -270,20 +273,19 @@ def _problem(
 
 
 def _header(part: Part, head: bytes, num_bytes: int) -> PhotoHeader:
-    if len(head) == num_bytes:
-        return read_whole_photo_header(head)
+    """The header of a photo, with what all its bytes say; they are read if its first and last ones do not suffice."""
+    if isinstance(part, Range) and part.photo is not None:
+        return part.photo
     header = read_photo_header(head)
-    if _is_remote(part) or num_bytes > MAX_PHOTO_BYTES:
+    if num_bytes > MAX_PHOTO_BYTES or header.format == "unknown":
         return header
-    if not has_end(_read_part(part, num_bytes - END_BYTES, END_BYTES)[0], header.format):
-        return read_whole_photo_header(_read_part(part, 0, num_bytes)[0])
-    if header.format == "PNG" and not header.height:
-        return read_photo_header(_read_part(part, 0, _CHUNK_BYTES)[0])
-    return header
-
-
-def _is_remote(part: Part) -> bool:
-    return isinstance(part, Range) and not isinstance(part.file, Path)
+    if not header.height:
+        header = read_photo_header(_read_part(part, 0, LONG_HEAD_BYTES)[0])
+    # The checksums of a PNG are all over it.
+    is_known = bool(header.height) and header.format != "PNG"
+    if is_known and has_end(_read_part(part, num_bytes - END_BYTES, END_BYTES)[0], header.format):
+        return header
+    return read_whole_photo_header(head if len(head) == num_bytes else _read_part(part, 0, num_bytes)[0])
 
 
 def _head(part: Part, num: int) -> tuple[bytes, int]:
@@ -298,7 +300,9 @@ def _read_part(part: Part, offset: int, num: int) -> tuple[bytes, int]:
     if isinstance(part, bytes):
         return part[offset : offset + num], len(part)
     if isinstance(part, Range):
-        assert isinstance(part.file, Path), "objects in a bucket are not read before they are packed"
+        if isinstance(part.file, ParquetCells):
+            return _read_cell(part, part.file, offset, min(num, part.size - offset)), part.size
+        assert isinstance(part.file, Path), "photos in a bucket or a compressed tar were read when they were found"
         return _read_part(str(part.file), part.offset + offset, min(num, part.size - offset))[0], part.size
     file = open_regular(part)
     try:
@@ -307,3 +311,11 @@ def _read_part(part: Part, offset: int, num: int) -> tuple[bytes, int]:
         raise StoreError(f"cannot read '{part}': {exc.strerror or exc}") from exc
     finally:
         os.close(file)
+
+
+def _read_cell(part: Range, cells: ParquetCells, offset: int, num: int) -> bytes:
+    buffer = bytearray(num)
+    done = 0
+    while done < num and (count := cells.read_into(memoryview(buffer)[done:], offset=part.offset + offset + done)):
+        done += count
+    return bytes(buffer[:done])

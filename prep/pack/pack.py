@@ -12,24 +12,32 @@ not in files (`prep.pack.tasks.MAX_SENT_BYTES`; this process itself writes a sha
 
 import json
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from dali_pipes.errors import DataError, StoreError, shown
-from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, recoded_name
+from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.recoded import RecodedStep, write_steps
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix
+from prep.left_out import MaxBad, count_reasons
 from prep.pack.check import Checked, check_records
 from prep.pack.plan import plan_shards
 from prep.pack.target import FileWorkers, Target, check_limits
 from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
-from prep.sources.record import Source, as_entry
+from prep.recode.settings import Recoding
+from prep.recode.stage import recode_source
+from prep.sources.record import Source, as_entry, component_names
+from prep.spool import open_spool
 from prep.workers import Workers
 
 OnBad = Literal["fail", "skip", "keep"]
@@ -61,13 +69,27 @@ class PackReport:
     num_bytes: int
     """Bytes of all shards."""
     skipped: tuple[str, ...]
-    """Records that were left out, one line each: key and reason."""
+    """Records and pictures that were left out, one line each: key and reason."""
+    reasons: Mapping[str, int]
+    """Reason, without what belongs to one file alone -> the number of them in ``skipped``; the most frequent first."""
+    others: tuple[str, ...]
+    """Files beside the photos that are no pictures, in the same form."""
     kept: tuple[str, ...]
     """Bad records that were packed nevertheless, in the same form."""
     noted: tuple[str, ...]
     """Records with a photo in another format than its name says; DALI decodes it, and it is packed."""
+    recoded: tuple[RecodedStep, ...]
+    """What was done to the photos, in this pack and in those before it."""
     elapsed_s: float
     dry_run: bool
+
+
+class NoRecordLeftError(DataError):
+    """All records are bad."""
+
+    def __init__(self, text: str, num_left_out: int = 0) -> None:  # the default lets it be pickled
+        super().__init__(text)
+        self.num_left_out = num_left_out
 
 
 def pack(
@@ -78,14 +100,21 @@ def pack(
     max_count: int = DEFAULT_MAX_COUNT,
     max_bytes: int = DEFAULT_MAX_BYTES,
     on_bad: OnBad = "fail",
+    max_bad: MaxBad | None = None,
     formats: Sequence[str] = (),
+    max_pixels: int | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     copy: Path | None = None,
+    recode: Recoding | None = None,
+    spool_dir: Path | None = None,
     jobs: int | None = None,
     show_progress: bool = False,
+    check_components: Callable[[Iterable[Set[str]]], None] | None = None,
 ) -> PackReport:
     """Write ``PREFIX000000.tar``, ``PREFIX000001.tar``, ... and, last, the class table ``PREFIXclasses.json``.
+
+    If photos are recoded, or were when they were packed before, ``PREFIXrecoded.json`` tells how.
 
     Args:
         source: The records, packed in their order, and their class table.
@@ -99,18 +128,28 @@ def pack(
             raise before anything is written. ``"skip"``: leave the record out.
             ``"keep"``: pack it as it is, without the files that cannot be read; a record without other files is left
             out. Only ``"skip"`` accepts records that the source could not read.
+        max_bad: The most records and pictures that may be left out; ``None``: any number, as long as a record is left.
         formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
+        max_pixels: Photos with more pixels are bad; ``None``: `dali_pipes.formats.photo_header.MAX_PIXELS`.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
         copy: A directory that gets a second copy of shards and class table, under the same names. It is written while
             the shards are sent, so the source files are read once. Equal files there are kept; ``overwrite`` replaces
             others.
+        recode: How photos and masks are resized, optimized or converted first; ``None``: files keep their bytes. A
+            record with a photo or mask for which this fails is bad. (With ``dry_run`` they are recoded too, because
+            their sizes are not known before.)
+        spool_dir: A directory for the recoded photos, until they are packed; by default a folder in the store's own
+            directory, or the temporary directory.
         jobs: Shards in flight, each written by a process; with 1, this process does all. By default the number of
             cores, at most 16. This process packs small sets alone.
         show_progress: Draw bars.
+        check_components: Called before anything is written, with the components of each sample that will be: after bad
+            records are left out, and photos recoded. May raise.
 
     Raises:
-        DataError: If records are bad and ``on_bad`` is ``"fail"``, if no record is left, a key cannot be a member's
+        DataError: If records are bad and ``on_bad`` is ``"fail"``, if more are left out than ``max_bad``, if no record
+            is left, a key cannot be a member's
             name, two keys are equal, a name of a file or class is not UTF-8, or source files change meanwhile.
         PipesError: If a worker process died.
         StoreError: If there are other shards under the prefix and ``overwrite`` is false, there is no space for the
@@ -122,7 +161,8 @@ def pack(
     check_limits(prefix=prefix, max_count=max_count, max_bytes=max_bytes)
     if on_bad not in get_args(OnBad):
         raise ValueError(f"on_bad must be one of {', '.join(get_args(OnBad))}, got '{on_bad}'")
-    rules = PhotoRules(formats=tuple(formats))
+    converts = recode is not None and recode.convert
+    rules = PhotoRules(formats=tuple(formats), max_pixels=max_pixels or MAX_PIXELS, is_converted=converts)
     store.check_name(prefix)
     if copy is not None:
         _check_copy(store, copy)
@@ -131,9 +171,24 @@ def pack(
             f"{len(source.broken)} records of {source.name} cannot be read: {shown(source.broken, are_names=False)}; "
             "leave them out with --on-bad skip"
         )
-    with Workers(jobs) as workers:
+    with Workers(jobs) as workers, ExitStack() as stack:
+        if recode is not None and recode.is_on:
+            spool_dir = spool_dir or (Path(tempfile.gettempdir()) if dry_run else None)
+            spool = stack.enter_context(open_spool(store, prefix, spool_dir))
+            source = recode_source(
+                source, recode, rules=rules, spool=spool, workers=workers, show_progress=show_progress
+            )
         checked = check_records(source, rules=rules, workers=workers, show_progress=show_progress)
         numbers, skipped, kept = _choose(source, checked, on_bad=on_bad)
+        reasons = count_reasons(skipped)
+        _check_number(source, skipped, reasons, num_packed=len(numbers), max_bad=max_bad)
+        if check_components is not None:
+            nothing: frozenset[str] = frozenset()
+            check_components(
+                component_names(source.records[number], without=checked.unread.get(number, nothing))
+                for number in numbers
+            )
+        steps = (*source.steps, *([source.step(numbers)] if source.step is not None else []))
         shards = _plan(numbers, checked, prefix=prefix, max_count=max_count, max_bytes=max_bytes)
         places = [store, *([LocalStore(copy)] if copy is not None else [])]
         targets = [
@@ -155,7 +210,7 @@ def pack(
             targets[0].create()
             _write(shards, targets, missing, task, file_workers)
             for target, gone in zip(targets, stale, strict=True):
-                _finish(target, gone, source.classes)
+                _finish(target, gone, source.classes, steps)
     return PackReport(
         url=store.locate(prefix),
         shards=tuple(shard.name for shard in shards),
@@ -165,8 +220,11 @@ def pack(
         num_samples=len(numbers),
         num_bytes=sum(shard.num_bytes for shard in shards),
         skipped=skipped,
+        reasons=reasons,
+        others=tuple(source.others),
         kept=kept,
-        noted=tuple(checked.noted[number] for number in numbers if number in checked.noted),
+        noted=(*source.noted, *(checked.noted[number] for number in numbers if number in checked.noted)),
+        recoded=steps,
         elapsed_s=time.perf_counter() - started,
         dry_run=dry_run,
     )
@@ -205,8 +263,23 @@ def _choose(
         numbers = [number for number in numbers if number not in dropped]
     left_out = (*source.skipped, *source.broken, *dropped.values())
     if not numbers:
-        raise DataError(f"{source.name}: no record is left to pack; {shown(left_out, are_names=False)}")
+        raise NoRecordLeftError(
+            f"{source.name}: no record is left to pack; {shown(left_out, are_names=False)}", len(left_out)
+        )
     return numbers, left_out, tuple(text for number, text in bad.items() if number not in dropped)
+
+
+def _check_number(
+    source: Source, skipped: Sequence[str], reasons: Mapping[str, int], *, num_packed: int, max_bad: MaxBad | None
+) -> None:
+    total = num_packed + len(skipped)
+    if max_bad is None or max_bad.allows(len(skipped), of=total):
+        return
+    shown_reasons = [f"{number} x {reason}" for reason, number in reasons.items()]
+    raise DataError(
+        f"{source.name}: {len(skipped)} of {total} records would be left out, more than --max-bad {max_bad.text}: "
+        f"{shown(shown_reasons, are_names=False)}; mend them, or allow so many: --max-bad {len(skipped)}"
+    )
 
 
 class _Shard(NamedTuple):
@@ -305,15 +378,20 @@ def _write(
     file_workers.run(write_file, to_write, wanted, what="pack")
 
 
-def _finish(target: Target, stale: Sequence[str], classes: Mapping[int, str]) -> None:
-    """Delete the shards beyond the last one; write the class table, unless the target has it."""
+def _finish(target: Target, stale: Sequence[str], classes: Mapping[int, str], steps: Sequence[RecodedStep]) -> None:
+    """Delete the shards beyond the last one; write the class table and what was done to photos, if they differ."""
     if stale:
         target.delete([*_descriptions(target.prefix, stale), *stale])
     table = json.dumps({str(label): classes[label] for label in sorted(classes)}, indent=0, ensure_ascii=False)
-    name, data = classes_name(target.prefix), table.encode()
-    if not target.holds(name, data):
+    tables = {classes_name(target.prefix): table.encode()}
+    if steps:
+        tables[recoded_name(target.prefix)] = write_steps(steps)
+    if not all(target.holds(name, data) for name, data in tables.items()):
         target.delete(_descriptions(target.prefix, ()))
-        target.store.write(name, data)
+        for name, data in tables.items():
+            target.store.write(name, data)
+    if not steps:
+        target.delete([recoded_name(target.prefix)])
 
 
 def _descriptions(prefix: str, shards: Iterable[str]) -> list[str]:

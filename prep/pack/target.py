@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dali_pipes.errors import StoreError, shown
+from dali_pipes.formats.names import version_start
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store, StoreAccess
 from prep.pack.tasks import MAX_SENT_BYTES, Stored, StreamTask, is_stored
@@ -110,6 +111,12 @@ class Target:
         known = {*sizes, *companions}
         stale = [name for name in self.existing if self._pattern.fullmatch(name) and name not in known]
         others = [name for name, size in sizes.items() if self.size(name) not in (None, size)]
+        versions = [name for name in self.existing if name.startswith(version_start(self.prefix))]
+        if (stale or others) and versions:
+            raise StoreError(
+                f"'{self.store.locate(self.prefix)}' is a data set with versions, {shown(versions)}; "
+                f"{self._job} under another prefix, or delete it first"
+            )
         if (stale or others) and not self._overwrite:
             raise StoreError(
                 f"'{self.store.locate(self.prefix)}' holds {self._files} of another {self._job}: "

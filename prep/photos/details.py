@@ -3,6 +3,7 @@
 import struct
 from typing import NamedTuple
 
+from dali_pipes.formats.orientation import UPRIGHT, read_orientation
 from dali_pipes.formats.photo_header import read_photo_header
 
 HEAD_BYTES = 64 << 10
@@ -22,8 +23,7 @@ _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # No length follows these markers: restart, start of image, TEM.
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
-_SOS, _EOI, _APP1 = 0xDA, 0xD9, 0xE1
-_ORIENTATION = 274
+_SOS, _EOI = 0xDA, 0xD9
 
 
 class PhotoDetails(NamedTuple):
@@ -42,8 +42,8 @@ class PhotoDetails(NamedTuple):
     subsampling: str = ""
     """The chroma subsampling: for a JPEG of three channels ``4:2:0``, or the factors, ``3x1,1x1,1x1``, if they have no
     name."""
-    orientation: int = 0
-    """EXIF's value: 1 to 8, 1 is upright; 0 without one."""
+    orientation: int = UPRIGHT
+    """EXIF's value, 1 to 8, as loaders read it: see `dali_pipes.formats.orientation`. 1 is upright."""
     has_palette: bool = False
     num_scan_channels: int = 0
     """Channels in a JPEG's first scan; fewer than `channels` if it has several scans."""
@@ -66,15 +66,19 @@ class PhotoDetails(NamedTuple):
 def photo_details(data: bytes) -> PhotoDetails | None:
     """How a photo is encoded, by all its bytes or the first `HEAD_BYTES`. Never raises.
 
+    The orientation of a PNG or WEBP that is not given whole may be 1 because its EXIF data are at its end.
+
     Returns ``None`` if ``data`` ends before a JPEG's first scan begins: call it with more bytes.
     """
     if data.startswith(b"\xff\xd8\xff"):
-        return _jpeg(data)
+        details = _jpeg(data)
+        return details and details._replace(orientation=read_orientation(data, "JPEG").value)
     header = read_photo_header(data)
+    details = PhotoDetails(header.format, header.height, header.width)
     # The size stands in the first chunk, also where `data` ends before the pixels.
     if header.format in ("PNG", "APNG") and data[12:16] == b"IHDR" and len(data) >= 29:
-        return _png(data)._replace(format=header.format)
-    return PhotoDetails(header.format, header.height, header.width)
+        details = _png(data)._replace(format=header.format)
+    return details._replace(orientation=read_orientation(data, header.format).value)
 
 
 def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
@@ -104,24 +108,22 @@ def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
 
 
 def _jpeg(data: bytes) -> PhotoDetails | None:
-    orientation, scan_channels = 0, 0
+    scan_channels = 0
     process, fields = "", b""
     segments, is_cut = _segments(data)
     if is_cut:
         return None
     for marker, start, stop in segments:
-        if marker == _APP1 and data[start : start + 6] == b"Exif\0\0":
-            orientation = _exif_orientation(data[start + 6 : stop])
-        elif marker in _PROCESSES and not process:
+        if marker in _PROCESSES and not process:
             process, fields = _PROCESSES[marker], data[start:stop]
         elif marker == _SOS:
             scan_channels = data[start]
     if len(fields) < 6 or len(fields) < 6 + 3 * fields[5]:
-        return PhotoDetails("JPEG", 0, 0, process=process, orientation=orientation)
+        return PhotoDetails("JPEG", 0, 0, process=process)
     bits, height, width, channels = struct.unpack(">BHHB", fields[:6])
     factors = [(byte >> 4, byte & 15) for byte in fields[7 : 6 + 3 * channels : 3]]
     subsampling = _subsampling(factors) if channels == 3 else ""
-    return PhotoDetails("JPEG", height, width, channels, bits, process, subsampling, orientation, False, scan_channels)
+    return PhotoDetails("JPEG", height, width, channels, bits, process, subsampling, num_scan_channels=scan_channels)
 
 
 def _subsampling(factors: list[tuple[int, int]]) -> str:
@@ -137,14 +139,6 @@ def _subsampling(factors: list[tuple[int, int]]) -> str:
 def _png(data: bytes) -> PhotoDetails:
     # Length, type and the chunk: IHDR is always first.
     width, height, bits, colour, _, _, interlace = struct.unpack(">IIBBBBB", data[16:29])
-    orientation, at = 0, 8
-    while at + 8 <= len(data):
-        size, kind = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
-        if kind == b"eXIf":
-            orientation = _exif_orientation(data[at + 8 : at + 8 + size])
-        if kind in (b"IDAT", b"IEND"):
-            break
-        at += 12 + size
     return PhotoDetails(
         "PNG",
         height,
@@ -152,22 +146,5 @@ def _png(data: bytes) -> PhotoDetails:
         channels=_PNG_CHANNELS.get(colour, 0),
         bits=bits,
         process="interlaced" if interlace else "",
-        orientation=orientation,
         has_palette=colour == 3,
     )
-
-
-def _exif_orientation(exif: bytes) -> int:
-    """The orientation in the first directory of a TIFF header; 0 without one."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
-    if order is None or len(exif) < 8:
-        return 0
-    (start,) = struct.unpack(f"{order}I", exif[4:8])
-    if start + 2 > len(exif):
-        return 0
-    (num_entries,) = struct.unpack(f"{order}H", exif[start : start + 2])
-    for at in range(start + 2, min(start + 2 + 12 * num_entries, len(exif) - 11), 12):
-        tag, _, _, value = struct.unpack(f"{order}HHIH", exif[at : at + 10])
-        if tag == _ORIENTATION:
-            return int(value) if 1 <= value <= 8 else 0
-    return 0

@@ -1,7 +1,7 @@
 """Shuffle on this machine alone: for clusters without dSort, and for local directories.
 
 The input is read front to back. The plan knows the size of every output to the byte, so each sample is written, by one
-write, to its place in its output: a file on local disk (`prep.shuffle.spool`). A finished output is published whole,
+write, to its place in its output: a file on local disk (`prep.spool`). A finished output is published whole,
 read back, and compared with the plan. If the disk is smaller than the output, the work is done in rounds, and each
 round reads the input once.
 
@@ -30,7 +30,7 @@ from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
 from prep.shuffle.contents import NUM_READERS, Contents, Int64s, open_shard, read_shard
-from prep.shuffle.spool import open_spool
+from prep.spool import open_spool
 from prep.tar.writer import member_header
 from prep.threads import in_threads
 

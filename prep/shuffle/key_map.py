@@ -42,6 +42,8 @@ class Grouping:
     by: str
     shares: Mapping[str, float] = field(default_factory=dict)
     """Used by ``split``: name of a split -> its share of the samples; the sum of the shares is 1."""
+    seed: int = 0
+    """Used by ``split``: see `split_of`. It is the same for the shuffles of all epochs."""
 
     def __post_init__(self) -> None:
         if self.by not in BY:
@@ -191,8 +193,8 @@ def group_by(
     ``balanced`` every shard has the same mixture of classes: ``PREFIX{000000..}``, ``num_shards`` shards; a class of
                 n samples gives each shard n // num_shards samples or one more
     ``folder``  by the key's first directory: ``train/0001`` goes to ``PREFIXtrain-{000000..999999}``
-    ``split``   by ``shares``, drawn by ``seed`` and key: ``{"train": 0.9, "val": 0.1}`` gives ``PREFIXtrain-{..}`` and
-                ``PREFIXval-{..}``; of N samples the first split gets round(0.9 N)
+    ``split``   by ``shares``, drawn by the rule's seed and the key: ``{"train": 0.9, "val": 0.1}`` gives
+                ``PREFIXtrain-{..}`` and ``PREFIXval-{..}``; see `split_of`
     ==========  ======================================================================================================
 
     Args:
@@ -201,7 +203,7 @@ def group_by(
         prefix: The beginning of the shards' names.
         labels: The class id of each sample, for ``class`` and ``balanced``.
         num_shards: For ``balanced``.
-        seed: Draws the samples of a split, or of a class's part of a shard.
+        seed: Draws the samples of a class's part of a shard, for ``balanced``.
         digits: Digits of a shard's number.
 
     Raises:
@@ -238,17 +240,30 @@ def group_by(
         rows = [row_of[folder] for folder in folders]
         texts = [f"{text}-" for text in found]
     else:
-        stops = [round(share * len(keys)) for share in itertools.accumulate(grouping.shares.values())]
-        for number, position in enumerate(order):
-            rows[position] = min(bisect.bisect_right(stops, number), len(stops) - 1)
-        if empty := sorted(set(range(len(stops))).difference(rows)):
+        rows = [split_of(key, grouping.shares, seed=grouping.seed) for key in keys]
+        if empty := sorted(set(range(len(grouping.shares))).difference(rows)):
             name = list(grouping.shares)[empty[0]]
             raise DataError(
-                f"{where}: '{name}={grouping.shares[name]:g}' gets none of {len(keys)} samples; give it a larger share"
+                f"{where}: '{name}={grouping.shares[name]:g}' gets none of {len(keys)} samples; give it a larger "
+                "share, or take another seed"
             )
         texts = [f"{name}-" for name in grouping.shares]
     outputs = [Template([f"{prefix}{text}", ""], [range(10**digits)], [digits]) for text in texts]
     return KeyMap(tuple(outputs), dict(zip(keys, rows, strict=True)), (), where)
+
+
+def split_of(key: str, shares: Mapping[str, float], *, seed: int) -> int:
+    """The row of the split that a key belongs to.
+
+    It is a function of key, shares and seed alone: the splits of other samples do not change when samples are added or
+    removed. So the numbers of samples are near the shares, as if each sample were drawn by itself.
+
+    >>> [split_of(key, {"train": 0.5, "val": 0.5}, seed=0) for key in ("a", "b", "c", "d")]
+    [1, 1, 0, 1]
+    """
+    drawn = int.from_bytes(_draw(key, seed=seed)[:8], "big") / 2**64
+    stops = list(itertools.accumulate(shares.values()))
+    return min(bisect.bisect_right(stops, drawn), len(stops) - 1)
 
 
 def _pairs(data: bytes, *, where: str, separator: str) -> Iterator[tuple[str, str]]:

@@ -14,9 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.indexing import parse_label
+from dali_pipes.data_set.tar_index import parse_label
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.names import (
+    LABEL_COMPONENT,
+    classes_name,
+    columns_name,
+    index_name,
+    manifest_name,
+    recoded_name,
+    version_start,
+)
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.shard_names import extension_of
@@ -34,6 +42,9 @@ _log = logging.getLogger(__name__)
 OUTPUT_DIGITS = 6
 # Output names beyond the computed number: an unused name costs nothing, but one name too few fails the job.
 SPARE_NAMES = 16
+
+# The files that describe a set of shards.
+_DESCRIBING = (manifest_name, columns_name, classes_name, recoded_name)
 
 Bools = npt.NDArray[np.bool_]
 
@@ -262,8 +273,14 @@ def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]
     if clashing:
         if isinstance(request.mapped, KeyMap):
             raise ValueError(f"{request.mapped.where}: names a shard of the input itself, '{min(clashing)}'")
-        raise ValueError(f"output prefix '{request.prefix}' names the input itself; choose another with --output")
-    describing = {name(prefix) for prefix in plan.prefixes for name in (manifest_name, columns_name, classes_name)}
+        raise ValueError(f"output prefix '{request.prefix}' names the input itself; {request.way_out}")
+    versions = [name for prefix in plan.prefixes for name in entries if name.startswith(version_start(prefix))]
+    if versions:
+        raise ValueError(
+            f"output '{target.locate(plan.prefixes[0])}' is a data set with versions, {shown(versions)}; "
+            f"{request.way_out}, or delete it first"
+        )
+    describing = {name(prefix) for prefix in plan.prefixes for name in _DESCRIBING}
     describing |= set(map(index_name, {*found, *plan.names}))
     return {name: entries[name] for name in [*(name for name in entries if name in describing), *found]}
 

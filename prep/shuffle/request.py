@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from dali_pipes.errors import StoreError, keep_secret
 from dali_pipes.store.base import Bucket, Store
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.inventory import there_is
 from dali_pipes.store.messages import is_loopback
 from dali_pipes.store.shard_names import EXTENSIONS, check_object_name, extension_of
 from dali_pipes.store.shard_set import ShardSet, missing_shards
@@ -63,6 +64,8 @@ class Request:
     cluster cannot do it; and this machine if it only has to complete the output of an earlier run."""
     overwrite: bool = False
     """Replace shards that already exist under the output's names."""
+    way_out: str = "choose another prefix with --output"
+    """What errors advise if the output's names are taken."""
     dry_run: bool = False
     """Check and plan only. If the shards are indexed, the indexes are read instead of the shards."""
     spool_dir: Path | None = None
@@ -74,7 +77,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.outputs is None:
-            _check_prefix(self.output_prefix, url=self.output_store.url)
+            # A rule adds the name of a class, a folder or a split.
+            adds_name = isinstance(self.mapped, Grouping) and self.mapped.by != "balanced"
+            _check_prefix(f"{self.output_prefix}{'x-' if adds_name else ''}", url=self.output_store.url)
         extension = input_extension(self.shards.names)
         object.__setattr__(self, "extension", self.extension or extension)
         if self.engine not in get_args(Engine):
@@ -206,7 +211,8 @@ def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
         # A cluster would accept a prefix and read nothing; here a prefix stands for its shards.
         names = [name for name in listed if name.endswith(spec.input_extension)]
         if not names:
-            raise StoreError(f"'{store.locate(spec.inputs.prefix)}' matches no {spec.input_extension}")
+            where = store.locate(spec.inputs.prefix)
+            raise StoreError(f"'{where}' matches no {spec.input_extension}{there_is(store, spec.inputs.prefix)}")
         return tuple(names)
     names, missing, existing = [], [], frozenset(listed)
     for stem in spec.inputs.names():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import classes_name, index_name
+from dali_pipes.formats.names import classes_name, index_name, recoded_name
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import extension_of, shared_prefix
 from prep.shuffle.client import find_done, write_outputs
@@ -90,7 +90,7 @@ def shuffle(request: Request) -> ShuffleReport:
         if engine == "dsort":
             came_out = read_contents(request.output_store, names, what="verify", show_progress=request.show_progress)
             check_same(request.output_store, contents, came_out, kept=plan.kept)
-        _copy_class_table(request, plan)
+        _copy_tables(request, plan)
         num_written = len(names) - len(done)
     elif found and not request.overwrite:
         # A dry run does not compare these shards with the plan.
@@ -142,7 +142,7 @@ def _check_existing(
         if isinstance(request.mapped, KeyMap):
             where, other = store.url, f"name others in {request.mapped.where}"
         else:
-            where, other = store.locate(request.prefix), "choose another prefix with --output"
+            where, other = store.locate(request.prefix), request.way_out
         raise StoreError(
             f"'{where}' holds {len(found)} shards already, from '{found[0]}'; --overwrite replaces them, or {other}"
         )
@@ -224,11 +224,13 @@ def _list_made(request: Request, plan: ShufflePlan, *, engine: str) -> list[Obje
     return [entries[name] for name in plan.names]
 
 
-def _copy_class_table(request: Request, plan: ShufflePlan) -> None:
+def _copy_tables(request: Request, plan: ShufflePlan) -> None:
+    """Copy what `prep pack` wrote beside the shards, for `prep index`."""
     stem = common_prefix([shard.removesuffix(extension_of(shard)) for shard in request.shards.names])
-    data = request.shards.store.find(classes_name(stem.rstrip("0123456789")))
-    if data is None:
-        return
-    for name in map(classes_name, plan.prefixes):
-        if request.output_store.find(name) != data:
-            request.output_store.write(name, data)
+    for name_of in (classes_name, recoded_name):
+        data = request.shards.store.find(name_of(stem.rstrip("0123456789")))
+        if data is None:
+            continue
+        for name in map(name_of, plan.prefixes):
+            if request.output_store.find(name) != data:
+                request.output_store.write(name, data)

@@ -19,8 +19,9 @@ def pets(directory: Path) -> Source:
 
     ``directory`` holds ``images`` and ``annotations``, itself or in the folder ``oxford-iiit-pet`` that torchvision
     makes. The function reads ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/list.txt``, with rows
-    ``NAME CLASS-ID SPECIES BREED-ID``. A sample is ``{"__key__": NAME, "image.jpg", "cls", "trimap.png"}``; class ids
-    are Oxford's, from 1. The files' names give the breeds: ``Abyssinian_34`` is an Abyssinian. A record with a missing
+    ``NAME CLASS-ID SPECIES BREED-ID``; a photo may also be a .heic, .heif or .avif, to be converted. A sample is
+    ``{"__key__": NAME, "image.jpg", "cls", "trimap.png"}``; class ids are Oxford's, from 1. The files' names give the
+    breeds: ``Abyssinian_34`` is an Abyssinian. A record with a missing
     part is skipped.
 
     Raises:
@@ -28,7 +29,7 @@ def pets(directory: Path) -> Source:
     """
     root = directory / "oxford-iiit-pet" if (directory / "oxford-iiit-pet").is_dir() else directory
     require_directory(root)
-    photos = _files(root / "images", ".jpg")
+    photos = _files(root / "images", ".avif", ".heif", ".heic", ".jpg")
     trimaps = _files(root / "annotations" / "trimaps", ".png")
     rows = _read_pets_rows(root / "annotations" / "list.txt")
     if not photos:
@@ -41,7 +42,9 @@ def pets(directory: Path) -> Source:
         if missing:
             skipped.append(f"{name}: no {' and no '.join(missing)}")
         else:
-            records.append(Record(key=name, components={PHOTO: photos[name], MASK: trimaps[name]}, label=label))
+            records.append(
+                Record(key=name, components={_photo(photos[name]): photos[name], MASK: trimaps[name]}, label=label)
+            )
     skipped += [f"{name}: no row in list.txt" for name in sorted(photos) if name not in rows]
     if not records:
         raise DataError(f"'{root}' holds no complete record: {shown(skipped, are_names=False)}")
@@ -103,10 +106,13 @@ def _breeds(rows: Mapping[str, int], path: Path) -> dict[int, str]:
     return dict(sorted(classes.items()))
 
 
-def _files(directory: Path, extension: str) -> dict[str, Path]:
+def _photo(path: Path) -> str:
+    """The component of a photo: ``image.jpg``, or ``image.heic`` and the like for one that is yet to be converted."""
+    return f"image{path.suffix.lower()}"
+
+
+def _files(directory: Path, *extensions: str) -> dict[str, Path]:
+    """The files with one of the extensions, by name; of two that differ in it only, the one with the later."""
     require_directory(directory)
-    return {
-        entry.name.removesuffix(extension): Path(entry.path)
-        for entry in os.scandir(directory)
-        if entry.name.endswith(extension) and not entry.name.startswith(".") and entry.is_file()
-    }
+    found = [Path(entry.path) for entry in os.scandir(directory) if not entry.name.startswith(".") and entry.is_file()]
+    return {path.stem: path for extension in extensions for path in found if path.suffix.lower() == extension}

@@ -9,18 +9,46 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
 from prep.tar.writer import Entry, Part, Range
 
+if TYPE_CHECKING:
+    from dali_pipes.formats.recoded import RecodedStep
+
 HEAD_BYTES = 64
 """Enough of a file to know its format, and a PNG's colour type."""
 
+PHOTO_EXTENSION = {
+    "JPEG": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "TIFF": "tif",
+    "BMP": "bmp",
+    "PPM": "ppm",
+    "JPEG2000": "jp2",
+    "GIF": "gif",
+    "APNG": "png",
+}
+"""A photo's format -> the extension for photos that have no name."""
+
+# Other usual extensions of JPEG files.
+_JPEG_EXTENSIONS = ("jpeg", "jpe")
+
 # A tuple: `isinstance` takes ten times as long with a union.
 _PARTS = (bytes, Range)
+
+OTHER_PICTURES = frozenset(
+    {
+        *("jxl", "jxr", "jfif", "svg", "psd", "tga", "ico", "exr", "hdr", "eps", "pcx"),
+        *("dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "raf", "pef", "srw"),  # cameras' raw files
+    }
+)
+"""Extensions of pictures that are no photo component, because no decoder here reads them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +73,32 @@ class Source:
     """``len(source.records)`` is known before a record is read."""
     classes: Mapping[int, str]
     """class id -> name."""
+    numbers_classes: bool = False
+    """Whether the ids only number the names of the classes, so that another data set may number them in its own way."""
     skipped: Sequence[str] = ()
-    """Records that were left out, one line each: name and reason."""
+    """Records and pictures that were left out, one line each: name and reason. They count as bad."""
+    others: Sequence[str] = ()
+    """Files that are no pictures, such as ``Thumbs.db``: one line each, name and reason. They do not count as bad."""
     masks: frozenset[str] = frozenset()
     """Components that hold a class id for each pixel: they must be 8-bit grey PNGs of their photo's size."""
+    finds_masks: bool = True
+    """Whether, if ``masks`` is empty, a photo is taken for a mask when its name and those of its record's other photos
+    show that; it matters only where photos are recoded."""
     decodes_masks: bool = False
     """Whether masks are decoded before they are packed (0.2 ms of CPU each); else headers and checksums are checked."""
+    steps: "Sequence[RecodedStep]" = ()
+    """What was done to the photos when they were packed before."""
+    step: "Callable[[Sequence[int]], RecodedStep] | None" = None
+    """What was done now to the photos of the records with these numbers; ``None``: nothing."""
     broken: Sequence[str] = ()
     """Records that cannot be packed, one line each: place and reason."""
+    doubtful: Mapping[int, str] = field(default_factory=dict)
+    """The number of a record that can be packed but is bad, such as one with two photos -> its key and the reason."""
+    noted: Sequence[str] = ()
+    """Remarks on records that are packed, one line each: key and remark."""
+    unused: Mapping[str, str] = field(default_factory=dict)
+    """Columns of a table, or features, that nothing takes -> the option that takes it, such as
+    ``--component caption.txt=caption``."""
     reads: frozenset[str] = frozenset()
     """URLs and absolute paths of shards that are read while the records are packed: they must not be written."""
     keeps_order: bool = False
@@ -78,6 +124,12 @@ def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset())
     return record.key, parts if source.keeps_order else sorted(parts, key=lambda part: part[0])
 
 
+def component_names(record: Record, *, without: Set[str] = frozenset()) -> Set[str]:
+    """The names of a sample's components as `as_entry` gives them, also that of its class id."""
+    label = {LABEL_COMPONENT} if record.label is not None else set()
+    return (record.components.keys() - without) | label
+
+
 def require_directory(directory: Path) -> None:
     """Refuse a directory that is missing or empty."""
     if not directory.exists():
@@ -96,6 +148,26 @@ def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
     """
     by_lower = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower[name] for name in known if name in by_lower), None)
+
+
+def photo_component(extension: str) -> str:
+    """The component of a photo's file that has only an extension: one name for all extensions of JPEG.
+
+    >>> photo_component("JPEG"), photo_component("png")
+    ('jpg', 'png')
+    """
+    extension = extension.lower()
+    return "jpg" if extension in _JPEG_EXTENSIONS else extension
+
+
+def file_stem(path: Path, files: Sequence[Path], *, endings: Sequence[str]) -> str:
+    """The start of the keys of a file's records: its name, after its folder's if another file has the same name."""
+    is_shared = sum(other.name == path.name for other in files) > 1
+    name = f"{path.parent.name}-{path.name}" if is_shared else path.name
+    for ending in endings:
+        name = name.removesuffix(ending)
+    # WebDataset would cut the key at a dot of its last part.
+    return name.replace(".", "-")
 
 
 def number_classes(names: Iterable[str]) -> dict[str, int]:

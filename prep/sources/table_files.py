@@ -36,7 +36,7 @@ def column_names(path: Path) -> list[str]:
     if suffix not in TABLE_SUFFIXES:
         raise ValueError(f"'{path}': a table's suffix must be one of {', '.join(TABLE_SUFFIXES)}, got '{suffix}'")
     if suffix == ".parquet":
-        with _parquet(path) as file:
+        with parquet_file(path) as file:
             return list(file.schema_arrow.names)
     with _reading(path):
         _, found = next(_csv_lines(path) if suffix in _DELIMITERS else _objects(path), (0, []))
@@ -50,7 +50,7 @@ def read_columns(path: Path, wanted: list[str]) -> Table:
     """The wanted columns of a table."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        with _parquet(path) as file:
+        with parquet_file(path) as file:
             read = file.read(columns=wanted)
             columns = {name: read.column(name).to_pylist() for name in wanted}
         return Table(columns=columns, where=lambda row: f"'{path}', row {row}")
@@ -65,6 +65,21 @@ def read_columns(path: Path, wanted: list[str]) -> Table:
                 column.append(found[name])
             numbers.append(number)
     return Table(columns=columns, where=lambda row: f"'{path}', {unit} {numbers[row]}")
+
+
+def first_row(path: Path, wanted: Sequence[str]) -> dict[str, Any]:
+    """The wanted cells of a table's first row."""
+    if not wanted:
+        return {}
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        with parquet_file(path) as file:
+            batch = next(file.iter_batches(batch_size=1, columns=list(wanted)), None)
+            rows = batch.to_pylist() if batch is not None else []
+            return rows[0] if rows else {}
+    with _reading(path):
+        _, found = next(_csv_rows(path) if suffix in _DELIMITERS else _objects(path), (0, {}))
+    return {name: found[name] for name in wanted if name in found}
 
 
 def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -130,7 +145,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def parquet_file(path: Path) -> Iterator[Any]:
     try:
         import pyarrow  # type: ignore[import-untyped,unused-ignore]  # an extra, without types
         import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]

@@ -5,21 +5,36 @@ Only the needed columns are kept in memory; a record is made when it is used.
 
 import contextlib
 import re
+import shlex
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import overload
+from typing import Any, overload
 
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.photo_header import is_photo
-from prep.photos.masks import is_mask_name
-from prep.sources.record import Record, Source, find_known, number_classes, preview
-from prep.sources.table_files import Table, column_names, read_columns
+from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.photo_header import is_photo, read_photo_header
+from dali_pipes.formats.photo_names import is_mask_name
+from prep.sources.record import (
+    PHOTO_EXTENSION,
+    Record,
+    Source,
+    find_known,
+    number_classes,
+    photo_component,
+    preview,
+)
+from prep.sources.table_files import Table, column_names, first_row, read_columns
+from prep.tar.writer import Range
 
 # Usual names of columns, in upper or lower case. The first one that a table has is taken.
 PATH_COLUMNS = ("path", "image", "image_path", "filepath", "file", "file_name", "filename", "img")
 LABEL_COLUMNS = ("label", "class", "cls", "class_id", "class_name", "category", "target")
 KEY_COLUMNS = ("key", "__key__")
+VALUE_EXTENSIONS = frozenset({"txt", "text", "json", "jsn", "npy"})
+"""Extensions of components whose columns hold contents, or paths that end in the extension."""
+_NAME_PHOTO = "--component image.jpg=COLUMN"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -30,7 +45,7 @@ def table(
     components: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
     label: str | None = None,
-    has_labels: bool = True,
+    has_labels: bool | None = True,
     key: str | None = None,
     root: Path | None = None,
     masks: Collection[str] | None = None,
@@ -40,14 +55,16 @@ def table(
     Args:
         path: ``.csv`` or ``.tsv`` with a row of names first, ``.json`` (a list of objects), ``.jsonl``, ``.ndjson`` or
             ``.parquet``.
-        components: Component -> column of paths. ``image.jpg`` is the component's name; with ``image`` the file's
-            extension is added: ``image.png`` for ``a.png``. By default the first column of `PATH_COLUMNS`, and the
-            file's extension is the name.
-        values: Component -> column whose cells are written themselves, as `webdataset.TarWriter` does: ``caption.txt``
-            a text, ``boxes.json`` a value of a JSON table.
+        components: Component -> column, of files or of contents. A photo's column holds paths: ``image.jpg`` is the
+            component's name; with ``image`` the file's extension is added: ``image.png`` for ``a.png``. A column for
+            one of `VALUE_EXTENSIONS` holds the contents themselves, ``caption.txt`` a text, ``boxes.json`` a value or
+            JSON, ``vector.npy`` a list of numbers; if all of its cells end in that extension, they are paths. Any
+            other column holds paths. If none of them is a photo (masks do not count), the photo is, as by default,
+            in the first column of `PATH_COLUMNS`, and the file's extension is its component: ``jpg`` for ``a.JPEG``.
+        values: Component -> column whose cells are contents, whatever they end in.
         label: The column of labels; by default the first of `LABEL_COLUMNS`. If all are integers, they are class ids;
             otherwise they are names of classes, whose ids count them in sorted order, from 0.
-        has_labels: ``False`` packs no ``cls``.
+        has_labels: ``False`` packs no ``cls``; ``None``: if there is a column of labels.
         key: The column of keys; by default the first of `KEY_COLUMNS`, else the path (of the first component) as the
             list has it, without its extension.
         root: The directory that paths in the list start from; by default the list's own directory.
@@ -62,30 +79,118 @@ def table(
         ValueError: If the file's suffix is not known, or a mask is not a component.
     """
     names = column_names(path)
-    paths = components or {"": _known(path, names, PATH_COLUMNS, what="paths", option="--component image.jpg=COLUMN")}
-    if key is None:
-        key = find_known(names, KEY_COLUMNS)
-    if has_labels and label is None:
-        label = _known(path, names, LABEL_COLUMNS, what="labels", option="--label COLUMN, or --unlabelled")
-    asked = [*paths.values(), *(values or {}).values(), *filter(None, [key, label if has_labels else None])]
-    for column in asked:
-        if column not in names:
-            raise DataError(f"'{path}' has no column '{column}' (found: {', '.join(names)})")
-    read = read_columns(path, list(dict.fromkeys(asked)))
+    default = None if components else known_column(path, names, PATH_COLUMNS, what="paths", option=_NAME_PHOTO)
+    asked = Asked.of(
+        names, components=components, values=values, label=label, has_labels=has_labels, key=key, path=path,
+        photo=default or find_known(names, PATH_COLUMNS),
+    )  # fmt: skip
+    read = read_columns(path, asked.columns)
     if not read.num_rows:
         raise DataError(f"'{path}' has no rows")
-    for column in paths.values():
+    rest = [name for name in names if name not in asked.columns]
+    return source_of(
+        read,
+        asked,
+        name=f"table '{path}'",
+        root=root if root is not None else path.parent,
+        masks=masks,
+        unused={column: option_for(column, cell) for column, cell in first_row(path, rest).items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The columns that become parts of samples."""
+
+    components: Mapping[str, str]
+    """Component -> column of files or of contents: see `table`. The name of the photo by default is empty."""
+    values: Mapping[str, str]
+    """Component -> column of contents."""
+    label: str | None
+    key: str | None
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        *,
+        components: Mapping[str, str] | None,
+        values: Mapping[str, str] | None,
+        label: str | None,
+        has_labels: bool | None,
+        key: str | None,
+        photo: str | None,
+        path: Path,
+    ) -> "Asked":
+        """The columns that a user named, and those with usual names; ``photo`` is the column of the photo by default.
+
+        Raises:
+            DataError: If a column is missing from ``names``, the columns of the file ``path``.
+        """
+        taken = dict(components or {})
+        if photo is not None and photo not in taken.values() and not any(map(_is_photo_name, taken)):
+            taken = {"": photo, **taken}
+        if has_labels is False:
+            label = None
+        elif label is None and has_labels:
+            label = known_column(path, names, LABEL_COLUMNS, what="labels", option="--label COLUMN, or --unlabelled")
+        elif label is None:
+            label = find_known(names, LABEL_COLUMNS)
+        asked = cls(components=taken, values=values or {}, label=label, key=key or find_known(names, KEY_COLUMNS))
+        if odd := next((column for column in asked.columns if column not in names), None):
+            raise DataError(f"'{path}' has no column '{odd}' (found: {', '.join(names)})")
+        return asked
+
+    @property
+    def columns(self) -> list[str]:
+        """All of them, each once."""
+        others = filter(None, [self.key, self.label])
+        return list(dict.fromkeys([*self.components.values(), *self.values.values(), *others]))
+
+
+def source_of(
+    read: Table,
+    asked: Asked,
+    *,
+    name: str,
+    root: Path,
+    masks: Collection[str] | None,
+    unused: Mapping[str, str],
+    classes: Mapping[int, str] | None = None,
+    keys: Sequence[str] | None = None,
+    broken: Sequence[str] = (),
+) -> Source:
+    """The records of columns that were read.
+
+    Args:
+        read: The columns. A cell of a file is its path, or the part itself, in ``asked.components``.
+        asked: What becomes of them.
+        name: Of the source.
+        root: The directory that paths start from.
+        masks: See `table`.
+        unused: See `Source`.
+        classes: Class ids and their names; by default the column of labels gives them.
+        keys: The records' keys, if no column has them; by default the paths.
+        broken: See `Source`.
+    """
+    files = {name: column for name, column in asked.components.items() if _are_files(name, read.columns[column])}
+    for column in files.values():
         _check_paths(read, column)
-    labels, classes = _labels(read, label) if label is not None and has_labels else (None, {})
+    labels, found = _labels(read, asked.label) if asked.label is not None else (None, {})
+    contents = {name: column for name, column in asked.components.items() if name not in files}
     records = _Rows(
-        read, paths=paths, values=values or {}, key=key, labels=labels, root=root if root is not None else path.parent
+        read, files=files, values={**contents, **asked.values}, key=asked.key, keys=keys, labels=labels, root=root
     )
     return Source(
-        name=f"table '{path}'",
+        name=name,
         records=records,
-        classes=classes,
-        masks=_masks(read, paths, masks),
+        classes=found if classes is None or asked.label is None else classes,
+        numbers_classes=classes is None and any(name != str(label) for label, name in found.items()),
+        masks=_masks(read, files, masks),
+        finds_masks=masks is None,
         decodes_masks=True,
+        unused=unused,
+        broken=broken,
     )
 
 
@@ -96,15 +201,15 @@ class _Rows(Sequence[Record]):
         self,
         read: Table,
         *,
-        paths: Mapping[str, str],
+        files: Mapping[str, str],
         values: Mapping[str, str],
         key: str | None,
+        keys: Sequence[str] | None,
         labels: "array[int] | None",
         root: Path,
     ) -> None:
-        self._table, self._paths, self._values = read, paths, values
-        self._key, self._labels, self._root = key, labels, root
-        self._first = next(iter(paths.values()))
+        self._table, self._files, self._values = read, files, values
+        self._key, self._keys, self._labels, self._root = key, keys, labels, root
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -122,10 +227,12 @@ class _Rows(Sequence[Record]):
             raise IndexError(row)
         columns = self._table.columns
         components: dict[str, object] = {}
-        for name, column in self._paths.items():
-            self._add(components, row, _component(name, columns[column][row]), self._root / columns[column][row])
+        for name, column in self._files.items():
+            cell = columns[column][row]
+            content = self._root / cell if isinstance(cell, str) else cell
+            self._add(components, row, _component(name, cell), content)
         for name, column in self._values.items():
-            self._add(components, row, name, columns[column][row])
+            self._add(components, row, name, _content(name, columns[column][row], self._table.where, row))
         label = self._labels[row] if self._labels is not None else None
         return Record(key=self._key_of(row), components=components, label=label)
 
@@ -140,9 +247,11 @@ class _Rows(Sequence[Record]):
             if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
                 raise DataError(f"{self._table.where(row)}: a key must be a text or an integer, got {preview(key)}")
             return str(key)
-        text = self._table.columns[self._first][row]
+        if self._keys is not None:
+            return self._keys[row]
+        text = self._table.columns[next(iter(self._files.values()))][row] if self._files else ""
         path = PurePosixPath(text)
-        if "." in path.stem or ".." in path.parts:
+        if not text or "." in path.stem or ".." in path.parts:
             raise DataError(
                 f"{self._table.where(row)}: '{text}' makes no key: WebDataset cuts at the first dot of a file's name, "
                 "and a key cannot contain '..'; name a column of keys: --key COLUMN"
@@ -150,25 +259,83 @@ class _Rows(Sequence[Record]):
         return str(path.with_suffix("")).removeprefix("/")
 
 
-def _component(name: str, path: str) -> str:
-    extension = PurePosixPath(path).suffix[1:].lower()
+def _is_photo_name(name: str) -> bool:
+    """Whether a component that a user names is a photo, and not a mask."""
+    dotted = name if "." in name else f"{name}.png"
+    is_file = is_photo(name) or ("." not in name and name.lower() not in VALUE_EXTENSIONS)
+    return is_file and not is_mask_name(dotted, {dotted, "photo.png"})
+
+
+def _are_files(name: str, cells: Sequence[Any]) -> bool:
+    """Whether the cells of a component's column are files, and not contents: see `table`."""
+    extension = name.rpartition(".")[2].lower()
+    return extension not in VALUE_EXTENSIONS or all(
+        isinstance(cell, str) and cell.lower().endswith(f".{extension}") for cell in cells
+    )
+
+
+def _component(name: str, file: str | Range | Path) -> str:
+    if isinstance(file, Range):
+        extension = PHOTO_EXTENSION.get(read_photo_header(file.head or b"").format, "jpg")
+    else:
+        extension = PurePosixPath(file).suffix[1:].lower()
     if not name:
-        return extension
+        return photo_component(extension)
     return name if "." in name or is_photo(name) or name == extension else f"{name}.{extension}"
 
 
+def _content(name: str, cell: Any, where: Callable[[int], str], row: int) -> object:
+    """A cell as the value that `encode_value` takes for the component ``name``."""
+    extension = name.rpartition(".")[2].lower()
+    if cell is None and extension not in ("json", "jsn"):
+        return b""  # a bad record, as with an empty cell of a CSV file
+    if extension in ("txt", "text") and isinstance(cell, int | float):
+        return str(cell)
+    if extension in ("json", "jsn") and isinstance(cell, str):
+        try:
+            read_json(cell)
+        except ValueError as exc:
+            raise DataError(
+                f"{where(row)}: '{name}' must be JSON, got {preview(cell)}: {exc}; is it a text? call it "
+                f"{name.rpartition('.')[0] or 'caption'}.txt"
+            ) from exc
+    if extension == "npy" and isinstance(cell, str):
+        raise DataError(
+            f"{where(row)}: '{name}' must be a list of numbers, or the path of a file that ends in .npy in all rows, "
+            f"got {preview(cell)}"
+        )
+    if extension == "npy" and isinstance(cell, list):
+        import numpy as np
+
+        try:
+            array = np.array(cell)
+        except ValueError as exc:
+            raise DataError(f"{where(row)}: '{name}' must be numbers in rows of one length: {exc}") from exc
+        return array.astype(np.float32) if array.dtype == np.float64 else array
+    return cell
+
+
+def option_for(column: str, cell: object) -> str:
+    """The option that would take a column, by one of its cells; a `Path` stands for any file."""
+    is_path = isinstance(cell, Path) or (isinstance(cell, str) and is_photo(cell) and "." in cell)
+    extension = "" if is_path else ".txt" if isinstance(cell, str) else ".json"
+    return f"--component {shlex.quote(f'{column}{extension}={column}')}"
+
+
 def _check_paths(read: Table, column: str) -> None:
-    for row, text in enumerate(read.columns[column]):
-        if not isinstance(text, str) or not PurePosixPath(text).suffix[1:]:
+    for row, cell in enumerate(read.columns[column]):
+        if isinstance(cell, Range | Path):
+            continue
+        if not isinstance(cell, str) or not PurePosixPath(cell).suffix[1:]:
             raise DataError(
                 f"{read.where(row)}: column '{column}' must hold the path of a file with an extension, "
-                f"got {preview(text)}"
+                f"got {preview(cell)}"
             )
 
 
-def _masks(read: Table, paths: Mapping[str, str], masks: Collection[str] | None) -> frozenset[str]:
+def _masks(read: Table, files: Mapping[str, str], masks: Collection[str] | None) -> frozenset[str]:
     # The extensions of components may differ from row to row.
-    columns = [(name, read.columns[column]) for name, column in paths.items()]
+    columns = [(name, read.columns[column]) for name, column in files.items()]
     rows = range(read.num_rows) if len(columns) > 1 or masks else range(0)
     sets = {tuple(_component(name, cells[row]) for name, cells in columns) for row in rows}
     if masks is None:
@@ -198,7 +365,8 @@ def _labels(read: Table, column: str) -> "tuple[array[int], dict[int, str]]":
     return array("q", (numbers[str(cell)] for cell in cells)), {number: name for name, number in numbers.items()}
 
 
-def _known(path: Path, names: Sequence[str], known: Sequence[str], *, what: str, option: str) -> str:
+def known_column(path: Path, names: Sequence[str], known: Sequence[str], *, what: str, option: str) -> str:
+    """The column of a file that has the first of the ``known`` names; `DataError` if none has."""
     found = find_known(names, known)
     if found is None:
         raise DataError(

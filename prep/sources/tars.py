@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, is_photo, read_whole_photo_header
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import bar
 from dali_pipes.store.cluster.transfer import RemoteFile
@@ -69,13 +69,14 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
     if not records:
         raise DataError(f"'{shards.url}' holds no sample; expected members such as 'a.jpg', 'a.cls'")
     # Workers import this module, and numpy would cost each of them a tenth of a second.
-    from dali_pipes.data_set.indexing import read_class_table
+    from dali_pipes.data_set.indexing import read_class_table, read_recoded
 
     return Source(
         name=f"tars '{shards.url}'",
         records=records,
         classes=read_class_table(store, shards.prefix) or {},
         keeps_order=True,
+        steps=read_recoded(store, shards.prefix),
         reads=frozenset(store.identity(name) for name in shards.names),
     )
 
@@ -103,9 +104,11 @@ def _find_records(task: "tuple[File, str]", report: Report) -> list[Record]:
                         f"shard '{shard}', key '{member.key}': two members are component '{member.component}'; "
                         "expected one"
                     )
-                # Only photos are checked by their first bytes.
-                head = member.take(HEAD_BYTES) if is_photo(member.component) else b""
-                components[member.component] = Range(file, member.offset, member.size, head)
+                head, photo = b"", None
+                if is_photo(member.component) and member.size <= MAX_PHOTO_BYTES:
+                    data = member.read()
+                    head, photo = data[:HEAD_BYTES], read_whole_photo_header(data)
+                components[member.component] = Range(file, member.offset, member.size, head, photo)
     except OSError as exc:
         raise StoreError(f"cannot read '{file}': {exc.strerror or exc}") from exc
     report(1)

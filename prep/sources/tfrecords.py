@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.photo_header import read_photo_header
+from dali_pipes.formats.photo_header import is_photo, read_photo_header, read_whole_photo_header
 from dali_pipes.progress import bar
-from prep.sources.record import HEAD_BYTES, Record, Source, find_known, number_classes, preview
+from prep.sources.record import (
+    HEAD_BYTES,
+    PHOTO_EXTENSION,
+    Record,
+    Source,
+    file_stem,
+    find_known,
+    number_classes,
+    preview,
+)
 from prep.sources.tfrecord_files import (
     FRAME_BYTES,
     LENGTH_BYTES,
@@ -32,17 +41,6 @@ TEXT_FEATURES = ("image/class/text", "class/text", "label/text")
 
 # Below this, starting processes takes longer than reading.
 MIN_SHARED_BYTES = 64 << 20
-
-_EXTENSIONS = {
-    "JPEG": "jpg",
-    "PNG": "png",
-    "WEBP": "webp",
-    "TIFF": "tif",
-    "BMP": "bmp",
-    "JPEG2000": "jp2",
-    "GIF": "gif",
-    "APNG": "png",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ def tfrecords(
         Workers(jobs, at_most=len(files)) as workers,
         bar(what="read", total=total, unit="B", shown=show_progress) as drawn,
     ):
-        tasks = ((path, _stem(path, files), wanted) for path in files)
+        tasks = ((path, file_stem(path, files, endings=(".tfrecord", ".tfrecords")), wanted) for path in files)
         read = list(workers.map(_read_file, tasks, inline=lambda _: total < MIN_SHARED_BYTES, on_progress=drawn.update))
     rows = [found for found_here, _ in read for found in found_here]
     broken = [line for _, broken_here in read for line in broken_here]
@@ -113,10 +111,11 @@ def tfrecords(
     if not rows:
         raise DataError(f"{name}: no record can be packed: {shown(broken, are_names=False) or 'the files are empty'}")
     classes: dict[int, str] = {}
+    are_names = any(found.label is None for found in rows)
     if has_labels:
         rows, classes = _with_labels(rows, name)
     records = [Record(key=found.key, components=found.components, label=found.label) for found in rows]
-    return Source(name=name, records=records, classes=classes, broken=broken)
+    return Source(name=name, records=records, classes=classes, numbers_classes=has_labels and are_names, broken=broken)
 
 
 # Files
@@ -146,14 +145,6 @@ def _read_file(task: tuple[Path, str, _Wanted], report: Report) -> tuple[list[_F
     return records, broken
 
 
-def _stem(path: Path, files: Sequence[Path]) -> str:
-    """The start of a file's keys: its name, after its folder's if another file has the same name."""
-    is_shared = sum(other.name == path.name for other in files) > 1
-    name = f"{path.parent.name}-{path.name}" if is_shared else path.name
-    # WebDataset would cut the key at a dot of its last part.
-    return name.removesuffix(".tfrecord").removesuffix(".tfrecords").replace(".", "-")
-
-
 # Records
 
 
@@ -167,8 +158,9 @@ def _find(path: Path, start: int, data: bytes, *, wanted: _Wanted, key: str) -> 
     for name, feature in (wanted.components or {"": photo or ""}).items():
         first, stop = _only_bytes(features, data, feature)
         head = data[first : min(stop, first + HEAD_BYTES)]
-        name = name or _EXTENSIONS.get(read_photo_header(head).format, "jpg")
-        components[name] = Range(path, start + first, stop - first, head)
+        name = name or PHOTO_EXTENSION.get(read_photo_header(head).format, "jpg")
+        header = read_whole_photo_header(memoryview(data)[first:stop]) if is_photo(name) else None
+        components[name] = Range(path, start + first, stop - first, head, header)
     for name, feature in wanted.values.items():
         components[name] = _as_value(values_of(features, data, feature), component=name)
     if wanted.key is not None:

@@ -16,8 +16,10 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import BLOCK
 
 if TYPE_CHECKING:
+    from dali_pipes.formats.photo_header import PhotoHeader
     from dali_pipes.store.cluster.transfer import RemoteFile
     from prep.tar.gzipped import UnpackedFile
+    from prep.tar.parquet import ParquetCells
 
 
 CHUNK_BYTES = 1 << 20
@@ -39,13 +41,17 @@ _NUL_BLOCK = bytes(BLOCK)
 
 
 class Range(NamedTuple):
-    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, or of the content of a compressed one."""
+    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, of the content of a compressed one, or of
+    cells.
+    """
 
-    file: "Path | RemoteFile | UnpackedFile"
+    file: "Path | RemoteFile | UnpackedFile | ParquetCells"
     offset: int
     size: int
     head: bytes | None = None
     """The first bytes, if they are known; then the file is not opened to check them."""
+    photo: "PhotoHeader | None" = None
+    """The header of a photo by all its bytes, if these were read already."""
 
 
 Part = bytes | str | Range
@@ -94,7 +100,7 @@ def stream_tar(
         StoreError: If a file cannot be read.
     """
     pieces = _Pieces(shard, num_bytes)
-    files = _Files()
+    files = Files()
     try:
         for key, members in entries:
             for component, part in members:
@@ -140,7 +146,7 @@ class _Pieces:
         self._count(len(data))
         yield from self._put(data)
 
-    def fill_from(self, files: "_Files", size: int) -> bool:
+    def fill_from(self, files: "Files", size: int) -> bool:
         """Add ``size`` bytes of the open file and return ``True``, if that leaves space in the buffer."""
         stop = self._filled + size
         if stop >= len(self._view):
@@ -150,7 +156,7 @@ class _Pieces:
             self._filled += files.read_into(self._view[self._filled : stop])
         return True
 
-    def add_from(self, files: "_Files", size: int) -> Iterator[memoryview]:
+    def add_from(self, files: "Files", size: int) -> Iterator[memoryview]:
         self._count(size)
         while size:
             num = files.read_into(self._view[self._filled : self._filled + min(size, len(self._view) - self._filled)])
@@ -193,13 +199,13 @@ class _Pieces:
         )
 
 
-class _Files:
-    """The open file. A file with ranges stays open, because the next range is mostly in the same file."""
+class Files:
+    """Reads parts, one at a time. A file with ranges stays open, because the next range is mostly in the same file."""
 
     def __init__(self) -> None:
         self._path: str | None = None
         self._file = -1
-        self._remote: RemoteFile | UnpackedFile | None = None
+        self._remote: RemoteFile | UnpackedFile | ParquetCells | None = None
         self._offset = 0
 
     def open(self, part: str | Range) -> int:
@@ -231,6 +237,14 @@ class _Files:
             raise DataError(f"'{where}' ends at byte {self._offset}: it was cut while it was packed; run it again")
         self._offset += num
         return num
+
+    def read(self, size: int) -> bytes:
+        """All ``size`` bytes of the open part."""
+        buffer = memoryview(bytearray(size))
+        num = 0
+        while num < size:
+            num += self.read_into(buffer[num:])
+        return bytes(buffer)
 
     def close(self) -> None:
         """Can be called twice."""

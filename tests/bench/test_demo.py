@@ -1,6 +1,9 @@
 """The demo on few photos: what it leaves, and what a second run takes from the first."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,12 @@ from dali_pipes.formats.names import manifest_name
 from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised, overlaid
 
 pytest.importorskip("skimage")
+
+QUICK_DEMO = """
+import bench.demo
+bench.demo.REPEATS = bench.demo.EPOCHS = 1
+bench.demo.demo()
+"""
 
 
 def run_demo(out: Path, *arguments: str) -> Result:
@@ -60,6 +69,32 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     other = run_demo(out, "--seed", "8", "--json")
     assert "none that fits" in other.stderr
     assert json.loads(other.stdout)["demo"]["manifest_digest"] != report["demo"]["manifest_digest"]
+
+
+@pytest.mark.slow
+def test_demo_ends_with_commands_that_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a shell without this environment, and in a folder with a space in its name."""
+    folder = tmp_path / "first try"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    environment = os.environ | {"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2]), "AIS_ENDPOINT": ""}
+    command = [sys.executable, "-c", QUICK_DEMO, "--samples", "32", "--out", "out of it"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    commands = [line.strip() for line in shown.partition("Next:\n")[2].splitlines()]
+    activate, info, bench = commands
+    assert activate.startswith(". ")
+    assert "prep info 'out of it/shards'" in info
+    done = subprocess.run(
+        ["/bin/sh", "-ec", f"{activate}\ndali-pipes --version\n{info}\n{bench} --repeats 1 --epochs 1 --loaders dali"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("dali-pipes, version ")
+    assert "32 samples" in done.stdout
+    assert "Median" in done.stdout
 
 
 def test_demo_makes_damaged_shards_again(tmp_path: Path) -> None:

@@ -171,7 +171,9 @@ class Ranks:
         self.cache_bytes, self._window = total * 2 // 5, total // 30
         # From a process that has imported what takes long: a start takes a tenth of a second.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dali_pipes.open_loader", "dali_pipes.graph.pipelines", "tests.conftest"])
+        self._context.set_forkserver_preload(
+            ["dali_pipes.opening.loader", "dali_pipes.graph.pipelines", "tests.conftest"]
+        )
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, rank: int) -> None:

@@ -51,6 +51,7 @@ FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("face", FACES)
 def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, face: str) -> None:
     """Raised at any line before the batch is counted: the state says what the loop has, and the rest comes once."""
@@ -91,6 +92,7 @@ def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, fa
         assert num_interrupted > 30  # lines of the hand-over
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("face", FACES)
 def test_nothing_interrupts_between_counting_and_hand_over(shards: Path, face: str) -> None:
     """After a batch is counted, no instruction runs at which Python would raise the exception of a signal."""

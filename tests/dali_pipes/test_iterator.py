@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -44,7 +45,7 @@ def keys_of(batches: object) -> list[str]:
         ("PARTIAL", 23, [23], 23),  # one batch, exactly full
         ("PARTIAL", 64, [23], 23),  # an epoch smaller than a batch
         ("FILL", 64, [64], 23),
-        ("DROP", 64, [], 0),
+        ("DROP", 22, [22], 22),
         (LastBatchPolicy.PARTIAL, 22, [22, 1], 23),  # DALI's own name for it
     ],
 )
@@ -67,7 +68,7 @@ def test_batches_are_those_of_a_dali_iterator(small_shards: Path) -> None:
         assert isinstance(loader, DALIGenericIterator)
         batch = next(iter(loader))
         assert isinstance(batch, list)
-        assert list(batch[0]) == ["image", "trimap", "label"]
+        assert list(batch[0]) == ["image", "mask", "label"]
         assert batch[0]["label"].dtype == torch.int64
         assert batch[0]["label"].shape == (5,)
         assert loader.batch_size == 5
@@ -555,7 +556,7 @@ def test_bytes_that_an_error_names_are_enough(tmp_path: Path, shuffle: dp.Shuffl
 
 def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All samples are permuted at once: where their numbers do not fit, windows are asked for."""
-    monkeypatch.setattr("dali_pipes.open_loader.available_memory", lambda: 2000)
+    monkeypatch.setattr("dali_pipes.opening.parts.available_memory", lambda: 2000)
     with pytest.raises(
         ValueError,
         match=r"window_bytes='all' permutes 23 samples at once, which takes 2760 bytes of memory, and 2000 are avail",
@@ -609,6 +610,14 @@ def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str)
         open_loader(small_shards, **options)
 
 
+def test_arguments_may_be_written_as_other_libraries_write_them(small_shards: Path) -> None:
+    """A lower-case policy, torch's device, numpy's integers."""
+    with open_loader(
+        small_shards, batch_size=np.int64(5), last_batch_policy="drop", device=torch.device("cpu")
+    ) as loader:
+        assert [len(batch["label"]) for (batch,) in loader] == [5, 5, 5, 5]
+
+
 @pytest.mark.parametrize(
     ("graph", "text"),
     [
@@ -616,6 +625,7 @@ def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str)
         (lambda components, random: {"label": components.label}, "graph takes none of the components"),
         ("segmentation", "graph must be a function graph.components, random., .* got 'segmentation'"),
         (lambda components: {}, "graph must be a function .* which does not take two arguments"),
+        (dp.segmentation, r"got the function 'segmentation', which makes a graph; call it: segmentation\(\)"),
     ],
 )
 def test_graphs_that_cannot_be_run_are_refused(small_shards: Path, graph, text: str) -> None:

@@ -19,6 +19,7 @@ from tests.deploy.dockerfile import ROOT, read_stages
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 JOBS = ("prep", "train", "train-gpu", "bench")
 NODES = ("proxy", "target")
+WATCHERS = ("prometheus", "grafana")
 
 
 def compose(**variables: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def test_compose_itself_takes_the_file() -> None:
     words = [docker, "compose", "-f", str(COMPOSE), "--profile", "*", "config", "--format", "json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["services"]) == {*NODES, *JOBS}
+    assert set(json.loads(done.stdout)["services"]) == {*NODES, *JOBS, *WATCHERS}
 
 
 @pytest.mark.parametrize(("variables", "host"), [({}, "127.0.0.1"), ({"AIS_HOST": "192.0.2.7"}, "192.0.2.7")])

@@ -124,7 +124,7 @@ def test_both_builds_of_dali_are_pinned_to_the_same_versions() -> None:
         found = re.findall(r"^([\w.-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)
         return {re.sub(r"(-cu12|-cu13|120|130)$", "", name): version for name, version in found}
 
-    main, other = pins(ROOT / "constraints.txt"), pins(ROOT / "deploy" / "cuda130.txt")
+    main, other = pins(ROOT / "constraints.txt"), pins(ROOT / "deploy" / "cuda13.txt")
     assert len(other) == 6
     for name, version in other.items():
         # nvJPEG belongs to CUDA, and has its number.
@@ -143,30 +143,30 @@ def test_install_page_uninstalls_all_of_the_build_for_cuda_12() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extras", "dali_cuda", "message"),
+    ("extras", "cuda", "message"),
     [
-        (["nonsense"], "130", r"--extras names 'nonsense', which pyproject.toml does not have \(found: a\)"),
-        ([], "110", r"--dali-cuda must be one of 120, 130, got '110'"),
+        (["nonsense"], "13", r"--extras names 'nonsense', which pyproject.toml does not have \(found: a\)"),
+        ([], "11", r"--cuda must be one of 12, 13, 12\+13, none, got '11'"),
     ],
 )
-def test_requirements_refuses_what_there_is_not(extras: list[str], dali_cuda: str, message: str) -> None:
+def test_requirements_refuses_what_there_is_not(extras: list[str], cuda: str, message: str) -> None:
     project = {"name": "p", "dependencies": ["nvidia-dali-cuda120>=2"], "optional-dependencies": {"a": ["x"]}}
     with pytest.raises(ValueError, match=message):
-        requirements(project, extras=extras, dali_cuda=dali_cuda)
+        requirements(project, extras=extras, cuda=cuda)
 
 
 def test_requirements_examples_are_true() -> None:
-    assert doctest.testmod(requirements_module) == doctest.TestResults(failed=0, attempted=2)
+    assert doctest.testmod(requirements_module) == doctest.TestResults(failed=0, attempted=3)
 
 
 def test_requirements_without_dali_are_refused() -> None:
     with pytest.raises(ValueError, match="requires no nvidia-dali-cuda"):
-        requirements({"name": "p", "dependencies": ["numpy"]}, extras=[], dali_cuda="130")
+        requirements({"name": "p", "dependencies": ["numpy"]}, extras=[], cuda="13")
 
 
 def test_requirements_are_those_of_the_project_and_its_extras(capsys: pytest.CaptureFixture[str]) -> None:
     """Extras of extras, too, each line once, and one build of DALI."""
-    assert print_requirements(["--extras", "dev", "--dali-cuda", "130"]) == 0
+    assert print_requirements(["--extras", "dev", "--cuda", "13"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(set(lines)) == len(lines)
     assert [line for line in lines if "dali" in line] == ["nvidia-dali-cuda130>=2.4,<3"]
@@ -181,7 +181,8 @@ def test_requirements_are_those_of_the_project_and_its_extras(capsys: pytest.Cap
     ("arguments", "dali", "num_installs"),
     [
         ({}, "nvidia-dali-cuda130>=2.4,<3", 2),
-        ({"DALI_CUDA": "120", "TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}, "nvidia-dali-cuda120>=2.4,<3", 3),
+        ({"CUDA": "12"}, "nvidia-dali-cuda120>=2.4,<3", 2),
+        ({"CUDA": "none", "TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}, "nvidia-dali-cuda120>=2.4,<3", 3),
         ({"WITH_COMPILE": "1", "EXTRAS": "bench,demo"}, "nvidia-dali-cuda130>=2.4,<3", 2),
     ],
 )
@@ -207,17 +208,16 @@ def test_build_steps_ask_pip_for_what_the_arguments_say(
     assert len(installs) == num_installs
     assert installs[-1] == ["install", "--no-cache-dir", "--no-deps", "."]
     for words in installs[:-1]:
-        assert words[words.index("-c") + 1] == "constraints.txt"
+        assert words[words.index("-c") + 1] == "pins.txt"
     build = tmp_path / "root" / "build"
     lines = (build / "requirements.txt").read_text().splitlines()
     assert dali in lines
+    torch = "2.10.0" if arguments.get("CUDA") == "12" else "2.15.0"
+    assert re.findall(r"^torch==([0-9.]+)", (build / "pins.txt").read_text(), re.MULTILINE) == [torch]
     assert ("scikit-image>=0.25" in lines) == ("demo" in arguments.get("EXTRAS", ""))
     if "TORCH_INDEX" in arguments:
-        assert installs[0][1:3] == ["--index-url", arguments["TORCH_INDEX"]]
-        assert sorted(line.partition(">")[0] for line in (build / "torch.txt").read_text().split()) == [
-            "torch",
-            "torchvision",
-        ]
+        assert installs[0][1:4] == ["--no-deps", "--index-url", arguments["TORCH_INDEX"]]
+        assert installs[0][-2:] == ["torch", "torchvision"]
     left = {path.name for path in (tmp_path / "root/opt/venv").rglob("*") if path.is_file()}
     compiled = {"ATen.h", "cuda.h", "c_api.h", "libcudart_static.a", "backend_impl.cpython-39-x86_64-linux-gnu.so"}
     assert {"libtorch_cuda.so", "libcudart.so.13"} <= left

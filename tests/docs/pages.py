@@ -1,13 +1,16 @@
 """Take the commands, files and shown outputs out of a page, run them, and compare outputs by their shape."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+_END = "@ end of block"
 
 
 @dataclass
@@ -20,10 +23,10 @@ class Block:
 
 
 def blocks_of(page: Path) -> tuple[list[Block], dict[str, str]]:
-    """The page's ``bash`` blocks, each with the plain block that follows it; and its files, blocks ``python NAME``."""
+    """The page's ``bash`` blocks, each with the plain block next to it; and its files, blocks ``python NAME``."""
     blocks: list[Block] = []
     files: dict[str, str] = {}
-    kind, lines, start = None, [], 0
+    kind, lines, start, stop = None, [], 0, 0
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if not line.startswith("```"):
             lines.append(line)
@@ -33,9 +36,10 @@ def blocks_of(page: Path) -> tuple[list[Block], dict[str, str]]:
             text = "\n".join(lines) + "\n"
             if kind == "bash":
                 blocks.append(Block(start, text))
+                stop = number
             elif kind.startswith("python "):
                 files[kind.split()[1]] = text
-            elif kind == "" and blocks:
+            elif kind == "" and blocks and start <= stop + 2:
                 blocks[-1].shown = lines
             kind, lines = None, []
     assert kind is None, f"{page.name}: the block of line {start} has no end"
@@ -60,6 +64,50 @@ def run_python(*arguments: str, folder: Path) -> str:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+def run_blocks(page: Path, *, folder: Path, **variables: str) -> int:
+    """Run every block of a page in one shell, in order, with ``folder`` as its directory; returns their number.
+
+    What the page shows is printed, but for numbers and keys: see `follows`.
+    """
+    blocks, files = blocks_of(page)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    script = "set -eu\n" + "".join(f"{block.commands}echo '{_END}'\n" for block in blocks)
+    environment = os.environ | {
+        "DALI_PIPES": str(REPOSITORY),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+        "XDG_DATA_HOME": str(folder / "data"),
+        **variables,
+    }
+    environment.pop("AIS_ENDPOINT", None)
+    with (folder / "printed.txt").open("wb") as stream:
+        shell = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = shell.wait(timeout=280)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            # What a failed command left in the background, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    printed = (folder / "printed.txt").read_text().split(f"{_END}\n")
+    for block, text in zip(blocks, printed, strict=False):
+        missing = follows(block.shown, text)
+        assert missing is None, f"{page.name}:{block.line}: shows {missing!r}, printed was:\n{text}"
+    assert code == 0, printed[-1]
+    assert len(printed) == len(blocks) + 1
+    return len(blocks)
 
 
 def follows(shown: list[str], printed: str) -> str | None:

@@ -1,14 +1,21 @@
 """The Python of the how-to pages runs as it stands, on shards like those that each page names; links lead somewhere."""
 
 import io
+import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import dali_pipes as dp
+from dali_pipes.metrics.figures import FIGURES
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
-from tests.docs.pages import REPOSITORY, python_of, run_python
+from tests.docs.pages import REPOSITORY, python_of, run_blocks, run_python
+from tests.turned_photos import exif_block, with_exif
 
 DOCS = REPOSITORY / "docs"
 WITH_PYTHON = [page for page in sorted((DOCS / "how-to").glob("*.md")) if python_of(page)]
@@ -21,9 +28,86 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     if page.stem == "bad-data":
         photo = samples[CUT_OFF].components["jpg"]
         samples[CUT_OFF].components["jpg"] = photo[: 3 * len(photo) // 4]
+    if page.stem == "own-graph":
+        for number, sample in enumerate(samples):
+            orientation = 1 + number % 8
+            sample.components["jpg"] = with_exif(sample.components["jpg"], exif_block(orientation))
+            if orientation > 4:  # the mask is that of the upright photo
+                sample.components["png"] = mask_bytes(number, 72, 80 + number % 7)
+    if page.stem == "shapes":
+        for number, sample in enumerate(samples):
+            sample.components["jpg"] = photo_bytes(number, 60 + 37 * number % 90, 60 + 53 * number % 90)
+    if page.stem == "recipes":
+        for number, sample in enumerate(samples):
+            sample.components["boxes.json"] = json.dumps(_boxes(number)).encode()
+            sample.components["tokens.npy"] = _tokens(number)
     write_shards(tmp_path / "shards", samples, per_shard=16)
     (tmp_path / "page.py").write_text(python_of(page))
     run_python("page.py", folder=tmp_path)
+    if page.stem == "shapes":
+        assert run_blocks(page, folder=tmp_path) == 2
+
+
+def test_commands_of_look_run_and_write_pages(tmp_path: Path) -> None:
+    """On shards of the names that the page uses; each page is one file of the sort that `tests/pages` opens."""
+    write_shards(tmp_path / "shards", [_with_mask(number) for number in range(64)], per_shard=16)
+    assert run_blocks(DOCS / "how-to" / "look.md", folder=tmp_path) == 4
+    for name in ("data", "profile", "bench"):
+        assert (tmp_path / f"{name}.html").read_text().startswith("<!doctype html>")
+
+
+def test_commands_of_prepare_go_from_photos_to_a_batch(tmp_path: Path) -> None:
+    """On photos as a phone names them."""
+    (tmp_path / "photos").mkdir()
+    for number in range(12):
+        (tmp_path / "photos" / f"IMG_20260{number:03d}.PORTRAIT.jpg").write_bytes(photo_bytes(number, 64, 48))
+    assert run_blocks(DOCS / "how-to" / "prepare.md", folder=tmp_path) == 1
+
+
+def test_commands_of_small_shards_run(tmp_path: Path) -> None:
+    """On photos of several formats and sizes, those of phones among them."""
+    heif = pytest.importorskip("pillow_heif")
+    if shutil.which("jpegtran") is None:
+        pytest.skip("no program jpegtran")
+    heif.register_heif_opener()
+    for name in ("photos/cat", "photos/dog", "phone"):
+        (tmp_path / name).mkdir(parents=True)
+    for number in range(16):
+        side = 80 if number % 4 == 3 else 120
+        options = {"progressive": number % 2 == 0}
+        photo = photo_bytes(number, side + 40, side, **options)
+        (tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg").write_bytes(photo)
+    photo = Image.open(io.BytesIO(photo_bytes(1, 160, 120)))
+    photo.save(tmp_path / "phone" / "IMG_1.HEIC", "HEIF")
+    photo.save(tmp_path / "phone" / "IMG_2.avif", "AVIF")
+    assert run_blocks(DOCS / "how-to" / "small-shards.md", folder=tmp_path) == 4
+    assert len(list((tmp_path / "shards").glob("*-recoded.json"))) == 4
+
+
+def test_photos_with_boxes_and_tokens_are_packed_as_recipes_says(tmp_path: Path) -> None:
+    """Its commands make a data set that its graphs read."""
+    (tmp_path / "photos").mkdir()
+    rows = []
+    for number in range(6):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(photo_bytes(number, 80, 72))
+        rows.append({"path": f"photos/{number}.jpg", "caption": f"photo {number}", "boxes": _boxes(number)})
+    (tmp_path / "captions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert run_blocks(DOCS / "how-to" / "recipes.md", folder=tmp_path) == 1
+    shards = tmp_path / "annotated" / "train-"
+    with dp.loader(shards, dp.detection(crop=32, scale=None, flip=0), batch_size=6, device="cpu") as loader:
+        found = sorted(len(target["boxes"]) for target in next(loader)[0]["target"])
+        assert found == sorted(len(_boxes(number)["boxes"]) for number in range(6))
+    with dp.loader(shards, dp.captions(crop=32, length=9, end=258), batch_size=6, device="cpu") as loader:
+        batch = next(loader)[0]
+        assert sorted(batch["text"]) == [f"photo {number}" for number in range(6)]
+        assert batch["tokens"][:, [0, -1]].tolist() == [[1, 258]] * 6
+
+
+def test_watch_lists_the_figures_as_they_are() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (counter|gauge) \| (.*) \|$", (DOCS / "how-to" / "watch.md").read_text(), re.MULTILINE
+    )
+    assert rows == [(one.name, "counter" if one.is_counter else "gauge", one.help) for one in FIGURES]
 
 
 def test_links_of_all_pages_lead_somewhere() -> None:
@@ -36,6 +120,17 @@ def test_links_of_all_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert not dead
+
+
+def _boxes(number: int) -> dict[str, Any]:
+    boxes = [[5 + number % 9, 8 * place, 60 + number % 9, 8 * place + 30] for place in range(number % 4)]
+    return {"boxes": boxes, "labels": [1 + place for place in range(len(boxes))]}
+
+
+def _tokens(number: int) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.arange(5 + number % 20))
+    return stream.getvalue()
 
 
 def _sample(number: int) -> Sample:
@@ -52,3 +147,7 @@ def _sample(number: int) -> Sample:
             "txt": f"photo {number}".encode(),
         },
     )
+
+
+def _with_mask(number: int) -> Sample:
+    return Sample(f"s{number:05d}", {name: _sample(number).components[name] for name in ("cls", "jpg", "png")})

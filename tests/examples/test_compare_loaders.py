@@ -57,7 +57,7 @@ def test_batches_that_are_not_the_same_are_an_error(photo_shards: Path) -> None:
     compare_loaders._check_same(ours, ours, step=0)
     with pytest.raises(PipesError, match=r"step 3: dali_pipes read \['s00000', 's00001'.*WebLoader \['s0"):
         compare_loaders._check_same(ours, theirs, step=3)
-    for name in ("trimap", "label"):
+    for name in ("mask", "label"):
         with pytest.raises(PipesError, match=rf"step 3: '{name}' differs .*keys \['s00000'"):
             compare_loaders._check_same(ours, ours | {name: ours[name] + 1}, step=3)
 
@@ -123,7 +123,7 @@ def test_evaluate_counts_what_is_in_the_photo_and_each_sample_once(
     confusion = np.zeros((len(CLASSES), len(CLASSES)), int)
     for sample in counted:
         bright = samples[sample]["image"][0].numpy().reshape(3, 32, 2, 32, 2).mean(axis=(0, 2, 4))
-        mask = samples[sample]["trimap"][0, 0].numpy()[1::2, 1::2]
+        mask = samples[sample]["mask"][0, 0].numpy()[1::2, 1::2]
         for row, column in np.argwhere(mask > 0):
             confusion[mask[row, column] - 1, 0 if bright[row, column] > 0 else 1] += 1
     union = confusion.sum(axis=0) + confusion.sum(axis=1) - confusion.diagonal()

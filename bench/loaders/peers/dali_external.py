@@ -48,25 +48,26 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
     """Open one worker that streams and one pipeline that decodes; each sample comes once an epoch."""
     from nvidia.dali import fn, types
 
-    from bench.loaders.peers.plain_dali import PlainEpochs, padded_keys, plain_pipeline, segmentation_outputs
+    from bench.loaders.peers.plain_dali import PlainEpochs, decoded_outputs, padded_keys, plain_pipeline
 
     device = options.delivery_device
     pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=start_method(device))
     with pipeline:
-        photo, mask, label, key = fn.external_source(
+        num_encoded = 1 if options.mask is None else 2
+        photo, *masks, label, key = fn.external_source(
             source=ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options),
-            num_outputs=4,
+            num_outputs=num_encoded + 2,
             batch=True,
             parallel=True,
             cycle="raise",
             prefetch_queue_depth=SOURCE_PREFETCH,
             bytes_per_sample_hint=BYTES_PER_SAMPLE,
-            dtype=[types.UINT8, types.UINT8, types.INT64, types.UINT8],
-            ndim=[1, 1, 0, 1],
+            dtype=[*[types.UINT8] * num_encoded, types.INT64, types.UINT8],
+            ndim=[*[1] * num_encoded, 0, 1],
         )
-        image, trimap = segmentation_outputs(photo, mask, options, device=device)
+        decoded = decoded_outputs(photo, next(iter(masks), None), options, device=device)
         # The rows of a tensor must have one length.
-        pipeline.set_outputs(image, trimap, label, fn.pad(key))
+        pipeline.set_outputs(*decoded, label, fn.pad(key))
     return contextlib.closing(
         PlainEpochs(
             pipeline,
@@ -102,7 +103,8 @@ class ShardBatches:
         self._epoch = 0
 
     def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
-        """Batches of photos, masks, labels and keys, as arrays: uint8 [bytes], uint8 [bytes], int64, uint8 [letters].
+        """Batches of photos, masks if the recipe takes them, labels and keys, as arrays: uint8 [bytes], uint8 [bytes],
+        int64, uint8 [letters].
 
         Raises:
             DataError: If a sample lacks a component, or its label is not a number.
@@ -115,11 +117,12 @@ class ShardBatches:
         while batch := list(itertools.islice(samples, self._options.batch_size)):
             yield tuple(map(list, zip(*batch, strict=True)))
 
-    def _samples(self, url: str) -> Iterator[tuple[Encoded, Encoded, npt.NDArray[np.int64], Encoded]]:
+    def _samples(self, url: str) -> Iterator[tuple[npt.NDArray[Any], ...]]:
         with open_stream(url, endpoint=self._endpoint) as stream:
             for sample in encoded_samples(stream, shard=url):
                 photo, mask, label, key = components_of(sample, self._options, shard=url)
-                yield _array(photo), _array(mask), np.array(label, np.int64), _array(key.encode())
+                encoded = [_array(data) for data in (photo, mask) if data is not None]
+                yield *encoded, np.array(label, np.int64), _array(key.encode())
 
 
 def _array(data: bytes) -> Encoded:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.loaders.peers.plain_dali import (
     PlainEpochs,
+    decoded_outputs,
     padded_keys,
     padded_text,
     plain_pipeline,
-    segmentation_outputs,
 )
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from dali_pipes.errors import DataError
@@ -78,9 +78,9 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
     pipeline = plain_pipeline(device, options)
     with pipeline:
         photo, mask, label, key = _read(files, options)
-        image, trimap = segmentation_outputs(photo, mask, options, device=device)
+        decoded = decoded_outputs(photo, mask, options, device=device)
         # The rows of a tensor must have one length.
-        pipeline.set_outputs(image, trimap, fn.pad(label), fn.pad(key))
+        pipeline.set_outputs(*decoded, fn.pad(label), fn.pad(key))
     return contextlib.closing(
         PlainEpochs(pipeline, options=options, labels=_labels_of(files), keys=_keys_of(files), reader_name=READER)
     )
@@ -92,7 +92,7 @@ def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Calla
     pipeline = plain_pipeline("cpu", options)
     with pipeline:
         photo, mask, label, _ = _read(files, options)
-        pipeline.set_outputs(photo, mask, label)
+        pipeline.set_outputs(photo, *([] if mask is None else [mask]), label)
     pipeline.build()
     num_samples = int(pipeline.reader_meta(READER)["epoch_size"])
 
@@ -106,28 +106,28 @@ def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Calla
 
 
 def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, Any]:
-    """Photo, mask, label and key, as the reader returns them."""
+    """Photo, mask (``None`` if the recipe takes none), label and key, as the reader returns them."""
     from nvidia.dali import fn, tfrecord
 
     paths = [str(path) for path in files.paths]
     index_paths = [str(path) for path in files.index_paths]
     if files.kind == "webdataset":
-        photo, mask, label = fn.readers.webdataset(
+        photo, *masks, label = fn.readers.webdataset(
             paths=paths,
-            ext=[options.photo, options.mask, "cls"],
+            ext=[options.photo, *masks_of(options), "cls"],
             missing_component_behavior="error",
             pad_last_batch=True,
             prefetch_queue_depth=files.prefetch_queue_depth,
             name=READER,
             index_paths=index_paths,
         )
-        return photo, mask, label, fn.get_property(photo, key="source_info")
+        return photo, next(iter(masks), None), label, fn.get_property(photo, key="source_info")
     of_bytes = tfrecord.FixedLenFeature((), tfrecord.string, "")
     read = fn.readers.tfrecord(
         path=paths,
         features={
             ENCODED: of_bytes,
-            options.mask: of_bytes,
+            **dict.fromkeys(masks_of(options), of_bytes),
             LABEL: tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
             KEY: of_bytes,
         },
@@ -135,7 +135,13 @@ def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, An
         name=READER,
         index_path=index_paths,
     )
-    return read[ENCODED], read[options.mask], read[LABEL], read[KEY]
+    mask = next((read[name] for name in masks_of(options)), None)
+    return read[ENCODED], mask, read[LABEL], read[KEY]
+
+
+def masks_of(options: LoaderOptions) -> list[str]:
+    """The mask's component, or none."""
+    return [] if options.mask is None else [options.mask]
 
 
 def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:

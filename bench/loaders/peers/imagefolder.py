@@ -56,14 +56,15 @@ def open_loader(
 
 
 class PhotosWithMasks(ImageFolder):  # type: ignore[misc]  # torchvision has no types
-    """An ``ImageFolder`` whose items are encoded samples: photo, mask, label and key."""
+    """An ``ImageFolder`` whose items are encoded samples: photo, mask if the recipe takes it, label and key."""
 
     def __init__(self, directory: Path, options: LoaderOptions) -> None:
-        self._photos, self._masks = directory / options.photo, directory / options.mask
+        self._directory, self._photos = directory, directory / options.photo
         self._options = options
-        self._ending = f".{options.mask.rpartition('.')[2]}"
-        for folder, name in ((self._photos, options.photo), (self._masks, options.mask)):
-            if not folder.is_dir():
+        for name in filter(None, (options.photo, options.mask)):
+            if ";" in name:
+                raise DataError(f"ImageFolder reads one tree, and the samples have their photos in '{name}'")
+            if not (folder := directory / name).is_dir():
                 raise DataError(f"no sample has the component '{name}': no folder '{folder}'")
         super().__init__(str(self._photos))
 
@@ -71,9 +72,12 @@ class PhotosWithMasks(ImageFolder):  # type: ignore[misc]  # torchvision has no 
         path, class_row = self.samples[row]
         label = self.classes[class_row]
         place = Path(path).relative_to(self._photos)
-        return {
+        sample: EncodedSample = {
             KEY: str(place.relative_to(label).with_suffix("")),
             self._options.photo: Path(path).read_bytes(),
-            self._options.mask: (self._masks / place.with_suffix(self._ending)).read_bytes(),
             "cls": label.encode(),
         }
+        if (mask := self._options.mask) is not None:
+            path_of_mask = self._directory / mask / place.with_suffix(f".{mask.rpartition('.')[2]}")
+            sample[mask] = path_of_mask.read_bytes()
+        return sample

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bench.loaders.protocol import BenchBatch, LoaderOptions
+from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +37,10 @@ def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any
     )
 
 
-def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, device: str) -> tuple[Any, Any]:
-    """Convert encoded photo and mask to the image and trimap of a `BenchBatch`."""
+def decoded_outputs(photo: Any, mask: Any | None, options: LoaderOptions, *, device: str) -> list[Any]:
+    """Convert encoded photo and mask to the image and mask of a `BenchBatch`; without a mask, to the image."""
+    if mask is None:
+        return [_classification_image(photo, options, device=device)]
     from nvidia.dali import fn, math, types
 
     def window_of(encoded: Any, output_type: Any) -> Any:
@@ -68,14 +71,39 @@ def segmentation_outputs(photo: Any, mask: Any, options: LoaderOptions, *, devic
         dtype=types.FLOAT,
         **crop,
     )
-    return image, fn.crop_mirror_normalize(window_of(mask, types.GRAY), dtype=types.UINT8, **crop)
+    return [image, fn.crop_mirror_normalize(window_of(mask, types.GRAY), dtype=types.UINT8, **crop)]
+
+
+def _classification_image(photo: Any, options: LoaderOptions, *, device: str) -> Any:
+    from nvidia.dali import fn, math, types
+
+    # The arithmetic of `bench.loaders.recipe.crops_of`, in whole numbers.
+    size = fn.peek_image_shape(photo, dtype=types.INT64, adjust_orientation=False)[0:2]
+    crop = types.Constant(crop_table())[photo.shape(dtype=types.INT64)[0] & (NUM_CROPS - 1)]
+    pixels = fn.decoders.image_slice(
+        photo,
+        fn.cast(crop[0:2] * size // WHOLE, dtype=types.INT32),
+        fn.cast(math.max(crop[2:4] * size // WHOLE, 1), dtype=types.INT32),
+        axes=(0, 1),
+        device="mixed" if device == "cuda" else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
+    )
+    return fn.crop_mirror_normalize(
+        fn.resize(pixels, size=(options.crop, options.crop), interp_type=types.INTERP_LINEAR, antialias=True),
+        mirror=fn.cast(crop[4], dtype=types.INT32),
+        mean=MEAN,
+        std=STD,
+        dtype=types.FLOAT,
+        output_layout="CHW",
+    )
 
 
 class PlainEpochs:
     """A `BenchLoader` over one pipeline; `close` destroys it.
 
     Args:
-        pipeline: A pipeline with the outputs image, trimap, label and key.
+        pipeline: A pipeline with the outputs image, mask if there is one, label and key.
         options: The run's options.
         labels: Converts the pipeline's labels to int64 [B].
         keys: Converts the pipeline's keys to texts.
@@ -100,7 +128,7 @@ class PlainEpochs:
 
         self._iterator = DALIGenericIterator(
             pipeline,
-            ["image", "trimap", "label", "key"],
+            ["image", *(["mask"] if options.mask is not None else []), "label", "key"],
             auto_reset=True,
             dynamic_shape=True,
             last_batch_policy=LastBatchPolicy.PARTIAL,

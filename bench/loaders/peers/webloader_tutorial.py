@@ -15,7 +15,8 @@ import webdataset
 
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
-from bench.loaders.transforms import mask_transform, photo_transform
+from bench.loaders.recipe import crop_of
+from bench.loaders.transforms import cropped_photo, mask_transform, normalised_tensor, photo_transform
 from bench.loaders.workers import (
     WorkerEpochs,
     check_shared_memory,
@@ -27,6 +28,8 @@ from dali_pipes.store.shard_set import ShardSet
 
 WORKER_BATCH_SIZE = 16
 SHUFFLE_SAMPLES = 1000
+NUM_BYTES = "__bytes__"
+"""Component -> the size of its file."""
 
 
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
@@ -35,6 +38,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
     check_shared_memory(SHUFFLE_SAMPLES, options=options)
     dataset = (
         webdataset.WebDataset(shard_urls(shards), shardshuffle=len(shards.names), seed=options.seed, empty_check=False)
+        .map(_with_crop_number)
         .decode("pil")
         .map(_Transform(options))
         .batched(WORKER_BATCH_SIZE)
@@ -51,28 +55,46 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
     return contextlib.closing(WorkerEpochs(data_loader, batches=batches, options=replace(options, decode="pil")))
 
 
+def _with_crop_number(sample: dict[str, Any]) -> dict[str, Any]:
+    """Keep the size of each file, which the classification recipe's crop follows from: decoding drops it."""
+    # The library does not decode names that begin with an underscore.
+    return sample | {NUM_BYTES: {name: len(data) for name, data in sample.items() if isinstance(data, bytes)}}
+
+
 class _Transform:
     def __init__(self, options: LoaderOptions) -> None:
-        self._names = (options.photo, options.mask)
+        self._options = options
         self._photo = photo_transform(options.crop)
         self._mask = mask_transform(options.crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        photo, mask = (sample[name] for name in self._names)
+        if self._options.mask is None:
+            return {"image": self._cropped(sample), "label": sample["cls"], "key": sample["__key__"]}
+        photo, mask = (_first(sample, name)[1] for name in (self._options.photo, self._options.mask))
         return {
             "image": self._photo(photo),
             # decode("pil") makes every image RGB: a mask's values in three equal channels. Make it one channel again.
-            "trimap": self._mask(mask.convert("L")),
+            "mask": self._mask(mask.convert("L")),
             "label": sample["cls"],
             "key": sample["__key__"],
         }
 
+    def _cropped(self, sample: Mapping[str, Any]) -> torch.Tensor:
+        name, photo = _first(sample, self._options.photo)
+        crop = crop_of(sample[NUM_BYTES][name], height=photo.height, width=photo.width)
+        return normalised_tensor(cropped_photo(photo, crop, self._options.crop))
+
+
+def _first(sample: Mapping[str, Any], names: str) -> tuple[str, Any]:
+    """Name and content of the first component that the sample has, of alternatives such as ``jpg;jpeg``."""
+    return next((name, sample[name]) for name in names.split(";") if name in sample)
+
 
 def _as_batch(batch: Mapping[str, Any]) -> BenchBatch:
     # The library collates numbers into a numpy array, and strings into a list or an array, depending on their number.
-    return {
+    made: BenchBatch = {
         "image": batch["image"],
-        "trimap": batch["trimap"],
         "label": torch.as_tensor(batch["label"], dtype=torch.int64),
         "key": [str(key) for key in batch["key"]],
     }
+    return {**made, "mask": batch["mask"]} if "mask" in batch else made

@@ -112,6 +112,28 @@ def check_gpu() -> Findings:
         yield check_jpeg_engines()
 
 
+def check_cuda() -> Findings:
+    """Check that DALI and torch are built for the same CUDA."""
+    builds = dali_builds()
+    if len(builds) == 1 and version_of("torch") is not None:
+        yield cuda_fit(dali=cuda_major(next(iter(builds))), torch=torch_cuda())
+
+
+def cuda_fit(*, dali: int, torch: str) -> Finding:
+    """Compare the major version of CUDA that DALI is built for with torch's version of CUDA, empty for a CPU build."""
+    if not torch:
+        return ok("CUDA", f"DALI for CUDA {dali}, torch for the CPU alone")
+    found = f"DALI for CUDA {dali}, torch for CUDA {torch}"
+    major = int(torch.partition(".")[0])
+    if major == dali:
+        return ok("CUDA", f"{found}: they agree")
+    advice = (
+        f"needs a driver for CUDA {max(major, dali)}; for one CUDA, make an environment anew: make demo CUDA=12, or "
+        "CUDA=13 (docs/how-to/install.md)"
+    )
+    return warn("CUDA", f"{found}: they differ", advice)
+
+
 def check_jpeg_engines() -> Finding:
     """Check whether nvJPEG can use the GPU's JPEG engines: it needs a driver library that containers may lack."""
     try:
@@ -155,8 +177,8 @@ def gpu_fit(
     unfit = [what for what, major in builds.items() if major > supported // 1000]
     if unfit:
         advice = (
-            f"install a newer driver, or builds for its CUDA {supported // 1000} or older (nvidia-dali-cuda120, torch "
-            "from its index for that CUDA)"
+            f"install a newer driver, or builds for CUDA {supported // 1000} or older: make demo CUDA=12 in a new "
+            "environment (docs/how-to/install.md)"
         )
         return fail("GPU", f"{named}, too old for {', '.join(unfit)}", advice)
     if is_cpu_torch:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.client import ais_client, prompt_client
 from dali_pipes.store.cluster.listing_pages import read_pages
@@ -164,6 +164,11 @@ class AisStore(Bucket):
         with self.asking(self.locate(name)):
             self._bulk.object(name).get_writer().put_content(data)
 
+    def write_new(self, name: str, data: bytes, *, by: str) -> bool:
+        from dali_pipes.store.cluster.claims import write_claimed
+
+        return write_claimed(self, name, data, by=by)
+
     def upload(self, name: str, path: Path) -> None:
         # Not the SDK's put_file, which sends the body to the proxy first.
         def chunks() -> Iterator[memoryview]:
@@ -247,7 +252,12 @@ class AisStore(Bucket):
         return ObjectFetcher(StoredObjects(access, self.bucket, provider=self.provider), patience=self.patience)
 
     def _no_bucket(self) -> str:
-        return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one"
+        names: list[str] = []
+        # Whoever may not list the buckets still learns that this one is missing.
+        with contextlib.suppress(Exception):
+            names = sorted(bucket.name for bucket in self.client.cluster().list_buckets(provider=self.provider))
+        found = f" (found: {shown([f'{self.scheme}://{name}' for name in names])})" if names else ""
+        return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one{found}"
 
     @contextlib.contextmanager
     def asking(self, where: str) -> Iterator[None]:

@@ -137,6 +137,9 @@ class TransformedStore(Store):
     def write(self, name: str, data: bytes) -> None:
         self.stored.write(self._beside(name), data)
 
+    def write_new(self, name: str, data: bytes, *, by: str) -> bool:
+        return self.stored.write_new(self._beside(name), data, by=by)
+
     def upload(self, name: str, path: Path) -> None:
         self.stored.upload(self._beside(name), path)
 
@@ -154,7 +157,8 @@ class TransformedStore(Store):
 
 def through_etl(shards: ShardSet, etl: str) -> ShardSet:
     """The same shards, read through an ETL of their cluster: see `open_transformed`."""
-    return ShardSet(store=open_transformed(shards.store, etl, url=shards.url), names=shards.names)
+    store = open_transformed(shards.store, etl, url=shards.url)
+    return ShardSet(store=store, names=shards.names, manifest_prefix=shards.manifest_prefix)
 
 
 def open_transformed(store: Store, etl: str, *, url: str) -> TransformedStore:

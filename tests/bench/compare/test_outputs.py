@@ -38,7 +38,7 @@ def epoch(reference: Reference) -> list[BenchBatch]:
         batches.append(
             {
                 "image": torch.stack([row["image"] for row in rows]),
-                "trimap": torch.stack([row["trimap"] for row in rows]),
+                "mask": torch.stack([row["mask"] for row in rows]),
                 "label": torch.tensor([row["label"] for row in rows]),
                 "key": [row["key"] for row in rows],
             }
@@ -65,7 +65,7 @@ def test_compare_wrong_label_is_named(epoch: list[BenchBatch], reference: Refere
 
 def test_compare_wrong_mask_pixel_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
     """One pixel of one mask is enough."""
-    epoch[0]["trimap"][3, 0, 30, 31] = 77
+    epoch[0]["mask"][3, 0, 30, 31] = 77
     with pytest.raises(OutputError, match=rf"key '{KEY}': 1 mask pixels differ, .* at \(0, 30, 31\): .*, found 77"):
         compare(epoch, reference)
 
@@ -119,7 +119,7 @@ def test_compare_wrong_dtype_or_length_is_named(epoch: list[BenchBatch], referen
         ({**batch, "label": batch["label"][:, None]}, r"labels must be int64 \[4\], found torch.int64 \[4, 1\]"),
         ({**batch, "image": batch["image"].half()}, "photo must be torch.float32"),
         ({**batch, "image": batch["image"][:3]}, "a batch of 4 keys has {'image': 3} rows"),
-        ({**batch, "trimap": batch["trimap"][..., :-1]}, "mask must be torch.uint8"),
+        ({**batch, "mask": batch["mask"][..., :-1]}, "mask must be torch.uint8"),
     ):
         with pytest.raises(OutputError, match=message):
             compare([spoilt], reference)  # type: ignore[list-item]
@@ -131,10 +131,10 @@ def without(epoch: list[BenchBatch], *parts: str) -> Any:
 
 def test_compare_loader_without_masks_is_compared_in_the_rest(epoch: list[BenchBatch], reference: Reference) -> None:
     """What a peer cannot do is marked; what it can do is still held against the shards."""
-    gives = ALL_PARTS - {"trimap"}
-    partial = without(epoch, "trimap")
+    gives = ALL_PARTS - {"mask"}
+    partial = without(epoch, "mask")
     found = compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
-    assert (found.num_samples, found.not_compared, found.max_photo_difference) == (22, ("trimap",), 0.0)
+    assert (found.num_samples, found.not_compared, found.max_photo_difference) == (22, ("mask",), 0.0)
     partial[0]["image"][3, 0, 0, 0] += 1
     with pytest.raises(OutputError, match=f"loader 'peer', key '{KEY}': photo differs"):
         compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
@@ -143,10 +143,10 @@ def test_compare_loader_without_masks_is_compared_in_the_rest(epoch: list[BenchB
 def test_compare_loader_of_keys_and_labels_alone(epoch: list[BenchBatch], reference: Reference) -> None:
     """No photo, so no difference of one: that is not the same as a difference of 0."""
     gives = frozenset({"key", "label"})
-    partial = without(epoch, "image", "trimap")
+    partial = without(epoch, "image", "mask")
     found = compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
     assert (found.max_photo_difference, found.mean_photo_difference) == (None, None)
-    assert found.not_compared == ("image", "normalised", "trimap")
+    assert found.not_compared == ("image", "mask", "normalised")
     partial[0]["label"][3] += 1
     with pytest.raises(OutputError, match="label differs: expected 4, found 5"):
         compare_epoch(partial, reference, loader="peer", tolerance=SAME_PIXELS, gives=gives)
@@ -168,15 +168,15 @@ def test_compare_photos_that_are_not_normalised(epoch: list[BenchBatch], referen
 
 def test_compare_part_that_is_promised_and_lacking_is_named(epoch: list[BenchBatch], reference: Reference) -> None:
     """`gives` is no way to have less compared than is said."""
-    with pytest.raises(OutputError, match="a batch must have image, key, label, trimap, found image, key, label"):
-        compare(without(epoch, "trimap"), reference)
+    with pytest.raises(OutputError, match="a batch must have image, key, label, mask, found image, key, label"):
+        compare(without(epoch, "mask"), reference)
 
 
 def test_compare_loader_of_nothing_is_counted(epoch: list[BenchBatch], reference: Reference) -> None:
     """`synthetic` is timed over as many samples as the others."""
     other: Any = [{**batch, "key": ["any"] * len(batch["key"])} for batch in epoch]
     found = compare_epoch(other, reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
-    assert (found.num_samples, found.not_compared) == (22, ("image", "key", "label", "normalised", "trimap"))
+    assert (found.num_samples, found.not_compared) == (22, ("image", "key", "label", "mask", "normalised"))
     with pytest.raises(OutputError, match="loader 'synthetic': 18 samples came in one epoch, expected 22"):
         compare_epoch(other[1:], reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
 

@@ -327,10 +327,10 @@ def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
     assert report["check"]["measured"] is False
     assert report["check"]["differences"]["cpu, fast idct"]["max"] > 0
     graphs = report["check"]["graphs"]
-    assert graphs["segmentation.trimap"] == {"equal_share": 1.0, "mean": 0.0, "max": 0.0}
+    assert graphs["segmentation.mask"] == {"equal_share": 1.0, "mean": 0.0, "max": 0.0}
     assert set(graphs) == {
         "classification_eval.image", "classification_eval.label",
-        "segmentation.image", "segmentation.trimap", "segmentation.label",
+        "segmentation.image", "segmentation.mask", "segmentation.label",
     }  # fmt: skip
     assert format_scenario(report).startswith("parity: not measured: parity of 'mixed' with 'cpu' needs a CUDA device")
 
@@ -351,7 +351,7 @@ def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -
         found = checks.graph_differences(workload, "segmentation", "cpu", "other")
     assert found["segmentation.image"]["max"] == pytest.approx(0.5)
     assert found["segmentation.image"]["equal_share"] == 0
-    assert found["segmentation.trimap"]["equal_share"] == 1
+    assert found["segmentation.mask"]["equal_share"] == 1
 
 
 def _brighter(graph: Any, components: dp.Components, random: dp.Random) -> dict[str, Any]:

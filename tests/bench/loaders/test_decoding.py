@@ -32,7 +32,7 @@ def test_batch_decoder_makes_what_the_reference_makes(
     assert batch["key"] == expected["key"]
     assert torch.equal(batch["label"], expected["label"])
     assert batch["label"].dtype == torch.int64
-    assert torch.equal(batch["trimap"], expected["trimap"])
+    assert torch.equal(batch["mask"], expected["mask"])
     for key, image, wanted in zip(batch["key"], batch["image"], expected["image"], strict=True):
         assert_images_close(image, wanted, tolerance=SAME_PIXELS, where=key)
 
@@ -45,7 +45,7 @@ class IsShared:
 
     def __call__(self, batch: Sequence[dict[str, Any]]) -> list[bool]:
         made = self._decode(batch)
-        return [made["image"].is_shared(), made["trimap"].is_shared()]
+        return [made["image"].is_shared(), made["mask"].is_shared()]
 
 
 def test_batch_decoder_in_a_worker_fills_shared_memory(options: LoaderOptions) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
+from bench.loaders.registry import LOADERS
 from bench.reports.intervals import median_interval
 from bench.reports.page import html_page, markdown_page
-from bench.reports.plots import Mark, draw_lines, draw_rows, svg_of
+from bench.reports.plots import COLOURS, FEED, Mark, draw_lines, draw_rows, style_of, svg_of
 from bench.reports.summary import label_of, measured
 from dali_pipes.errors import PipesError
 
@@ -34,9 +35,13 @@ SWEEP = report(
 
 def marks_of(name: str, run: dict[str, Any], axis: str | None = None) -> list[Mark]:
     """A mark for each record that has the figure."""
-    colours = {label: row for row, label in enumerate(dict.fromkeys(map(label_of, run["records"])))}
     return [
-        Mark(label=label, colour=colours[label], measured=one, x=0.0 if axis is None else row["setting"][axis])
+        Mark(
+            label=label,
+            style=style_of(row["loader"], row["decode"]),
+            measured=one,
+            x=0.0 if axis is None else row["setting"][axis],
+        )
         for row in run["records"]
         if (one := measured(run, row, name)) is not None
         for label in [label_of(row)]
@@ -110,6 +115,77 @@ def test_svg_is_the_same_each_time_and_has_the_colour_of_the_page() -> None:
     assert "currentColor" in first
     assert "#010203" not in first
     assert svg_of(draw_rows(marks_of("samples_per_s", RUN)), label="other").count("<g") == first.count("<g")
+
+
+def test_a_loader_has_one_style_everywhere() -> None:
+    """Each of the registry has a colour of its own, ours the first; another decoder is dashed."""
+    styles = {name: style_of(name) for name in LOADERS}
+    assert len({style.colour for style in styles.values()}) == len(styles) == len(COLOURS)
+    assert styles["dali"].colour == style_of("dali-pipes", "none").colour == COLOURS[0]
+    assert [name for name, style in styles.items() if style.is_ours] == ["dali"]
+    assert len({style_of(name).colour for name in ("dali-pipes", *FEED)}) == 1 + len(FEED)
+    pil, turbo = style_of("webloader", "pil"), style_of("webloader", "turbo")
+    assert pil.colour == turbo.colour
+    assert (pil.is_dashed, turbo.is_dashed) == (False, True)
+    assert style_of("a loader of later").colour in COLOURS[1:]
+
+
+# What people see who lack the cones for red, green or blue, in linear RGB: G. M. Machado, M. M. Oliveira and
+# L. A. F. Fernandes, "A physiologically-based model for simulation of color vision deficiency", IEEE Transactions on
+# Visualization and Computer Graphics 15, 2009, table 1, severity 1.
+SEEN = {
+    "all": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+# Linear RGB to OKLab: B. Ottosson, "A perceptual color space for image processing", 2020. A step of 0.02 is just seen.
+TO_LMS = [
+    [0.4122214708, 0.5363325363, 0.0514459929],
+    [0.2119034982, 0.6806995451, 0.1073969566],
+    [0.0883024619, 0.2817188376, 0.6299787005],
+]
+TO_LAB = [
+    [0.2104542553, 0.7936177850, -0.0040720468],
+    [1.9779984951, -2.4285922050, 0.4505937099],
+    [0.0259040371, 0.7827717662, -0.8086757660],
+]
+
+
+def linear(colour: str) -> Any:
+    """Linear RGB of ``#rrggbb``, 0 to 1."""
+    values = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_colours_differ_for_all_eyes(eyes: str) -> None:
+    """Each pair by four just visible steps or more."""
+    seen = np.clip(np.array([np.array(SEEN[eyes]) @ linear(colour) for colour in COLOURS]), 0, 1)
+    lab = np.cbrt(seen @ np.array(TO_LMS).T) @ np.array(TO_LAB).T
+    distances = np.linalg.norm(lab[:, None] - lab[None], axis=2) + np.eye(len(COLOURS))
+    assert distances.min() > 0.08
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#15181c"])
+def test_colours_contrast_with_the_paper(paper: str) -> None:
+    """WCAG's ratio of 2 or more, on light and on dark pages."""
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    for colour in COLOURS:
+        darker, lighter = sorted((linear(colour) @ weights, linear(paper) @ weights))
+        assert (lighter + 0.05) / (darker + 0.05) > 1.95, colour
+
+
+def test_ours_stands_out() -> None:
+    """In rows by a band and a bold name, in lines by a thicker one in front."""
+    drawing = draw_rows(marks_of("samples_per_s", RUN))
+    (axes,) = drawing.axes
+    assert [name.get_fontweight() for name in axes.get_yticklabels()] == ["bold", "normal", "normal"]
+    assert len(axes.patches) == 3 + 1, "an interval each, and the band"
+    (axes,) = draw_lines(marks_of("samples_per_s", SWEEP, "latency_ms"), x_title="latency ms").axes
+    ours, other = (bars[0] for bars in axes.containers)
+    assert ours.get_linewidth() > other.get_linewidth()
+    assert ours.get_zorder() > other.get_zorder()
 
 
 def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.reports.record import read_run, shown_command, stamped, write_record
-from bench.reports.summary import values_of
+from bench.reports.summary import missing_parts, values_of
 from bench.reports.tables import format_table
 from dali_pipes.errors import DataError
 
@@ -33,6 +33,19 @@ def test_runs_of_before_there_was_a_format_are_read() -> None:
         assert sorted(values_of(after, "mib_per_s"))[2] == pytest.approx(before["mib_per_s"])
         assert max(values_of(after, "peak_memory_mib")) == before["peak_rss_mib"]
     assert format_table(found).splitlines()[2].startswith("dali  ")
+
+
+def test_masks_of_older_records_have_their_present_name(tmp_path: Path) -> None:
+    """They were called trimaps: a loader that gave them gives masks."""
+    run = report(record("dali", 700, 2.5), record("x", 500, 3.5))
+    first, second = run["records"]
+    first["gives"] = ["image", "key", "label", "normalised", "trimap"]
+    second["gives"] = ["image", "key", "label", "normalised"]
+    second["outputs"]["not_compared"] = ["trimap"]
+    write_record(run, tmp_path / "run.json")
+    found = read_run(tmp_path / "run.json")["records"]
+    assert [missing_parts(row) for row in found] == [[], ["mask"]]
+    assert found[1]["outputs"]["not_compared"] == ["mask"]
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,23 @@ def test_feed_of_shards_without_the_component_is_refused(tmp_path: Path) -> None
     write_tar(tmp_path / "in" / "s-000000.tar", [Sample("a", {"image.jpg": photo_bytes(0, 8, 8), "cls": b"1"})])
     found = resolve_shards(tmp_path / "in", endpoint=None)
     with pytest.raises(DataError, match=r"'repeated-000000.tar': a sample has no component 'trimap.png' \(found: "):
-        run_scenario(FeedScenario(shards=found, work=tmp_path))
+        run_scenario(FeedScenario(shards=found, mask="trimap.png", work=tmp_path))
+    with pytest.raises(DataError, match="no component is a mask by its name; name it: --mask NAME"):
+        run_scenario(FeedScenario(shards=found, masks="with", work=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_feed_of_shards_without_masks_reads_photos(tmp_path: Path) -> None:
+    """Under the name that they have, and in no setting with masks."""
+    (tmp_path / "in").mkdir()
+    samples = [Sample(f"s{i}", {"jpg": photo_bytes(i, 8, 8), "cls": b"1"}) for i in range(6)]
+    write_tar(tmp_path / "in" / "s-000000.tar", samples)
+    found = resolve_shards(tmp_path / "in", endpoint=None)
+    report = run_scenario(
+        FeedScenario(shards=found, batch_sizes=(3,), loaders=("dali-pipes",), repeats=1, passes=1, work=tmp_path)
+    )
+    assert [record["setting"]["masks"] for record in report["records"]] == ["no"]
+    assert (report["options"]["photo"], report["options"]["mask"]) == ("jpg", None)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from prep.export.export import export_tfrecords
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
 from tests.bench.conftest import CROP, NUM_SAMPLES
-from tests.conftest import Sample, photo_bytes, write_tar
+from tests.conftest import Sample, make_samples, photo_bytes, write_tar
 
 
 @pytest.fixture(scope="module", params=["webdataset", "tfrecord"])
@@ -153,7 +153,7 @@ def test_tfrecord_unknown_component_is_refused(
 
 def test_tfrecord_of_shards_that_are_not_indexed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    write_tar(tmp_path / "in" / "s-000000.tar", [Sample("a", {"image.jpg": photo_bytes(0, 8, 8), "cls": b"1"})])
+    write_tar(tmp_path / "in" / "s-000000.tar", make_samples([(8, 8)]))
     found = resolve_shards(tmp_path / "in", endpoint=None)
     with pytest.raises(DataError, match=r"no manifest '.*manifest.safetensors': the shards are not indexed"):
         run_scenario(TfrecordScenario(shards=found, repeats=1, work=tmp_path))

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def bomb(data: bytes) -> bytes:
     Image.new("L", (1, 1)).save(stream, "PNG")
     png = bytearray(stream.getvalue())
     png[16:24] = (100_000).to_bytes(4, "big") * 2
+    png[29:33] = zlib.crc32(png[12:29]).to_bytes(4)
     return bytes(png)
 
 
@@ -348,7 +350,7 @@ def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample], kind: str
         second = [batch for (batch,) in loader][1]
         assert [sample.component for sample in loader.bad_samples] == ["trimap.png"]
         assert second["key"] == ["s00004", "s00005", "s00005", "s00007"]
-        for name in ("image", "trimap", "label"):
+        for name in ("image", "mask", "label"):
             assert torch.equal(second[name][1], second[name][2])
 
 
@@ -455,7 +457,7 @@ def test_leaving_with_an_error_decoded_ahead(tmp_path: Path, good_samples: list[
             loader.load_state_dict(state)
         again = next(loader)[0]
         assert again["key"] == first["key"]
-        assert all(torch.equal(again[name], first[name]) for name in ("image", "trimap", "label"))
+        assert all(torch.equal(again[name], first[name]) for name in ("image", "mask", "label"))
         with pytest.raises(dp.DecodeError, match="s00005"):
             next(loader)
         assert next(loader)[0]["key"] == ["s00008", "s00009", "s00010", "s00011"]
@@ -824,3 +826,14 @@ def pillow_rgb(data: bytes) -> np.ndarray | None:
             return np.asarray(photo.convert("RGB")).astype(int)
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
+
+
+def test_decoders_write_few_lines_for_a_bad_photo(
+    good_samples: list[Sample], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One in its batch, one in a part of it, one alone; libjpeg does not say which photo it means."""
+    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=undecodable), per_shard=6)
+    with open_loader(shards, batch_size=20) as loader:
+        next(loader)
+        assert [bad.component for bad in loader.bad_samples] == ["image.jpg"]
+    assert 1 <= capfd.readouterr().err.count("Quantization table") <= 3

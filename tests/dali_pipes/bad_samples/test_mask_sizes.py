@@ -99,4 +99,4 @@ def test_a_lacking_mask_has_no_size(tmp_path: Path) -> None:
     with dp.loader(
         tmp_path, dp.segmentation(crop=16), batch_size=4, device="cpu", select=dp.Select(missing="empty")
     ) as loader:
-        assert next(loader)[0]["trimap"].shape == (4, 1, 16, 16)
+        assert next(loader)[0]["mask"].shape == (4, 1, 16, 16)

@@ -13,7 +13,7 @@ import torch
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from dali_pipes.data_set import indexing
+from dali_pipes.data_set import tar_index
 from dali_pipes.formats import photo_rules
 from dali_pipes.formats.photo_header import PhotoHeader
 from dali_pipes.processes import pillow, pillow_worker
@@ -63,7 +63,7 @@ def open_loader(shards: Path, graph: Any = as_it_is, *, on_error: str = "substit
 
 def by_a_lying_index(monkeypatch: pytest.MonkeyPatch, shards: Path, samples: list[Sample]) -> Path:
     """Shards whose indexes call every photo a JPEG of `SIZE`."""
-    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", SIZE[1], SIZE[0]))
+    monkeypatch.setattr(tar_index, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", SIZE[1], SIZE[0]))
     write_shards(shards, samples, per_shard=8)
     monkeypatch.undo()
     return shards
@@ -238,7 +238,7 @@ def test_a_tiff_mask_keeps_its_class_ids(tmp_path: Path) -> None:
     for number in range(4):
         crop = slice(10, 30), slice(15, 35)
         assert (batch["image"][number].numpy() == np.asarray(pixels_of(number))[crop]).all()
-        assert (batch["trimap"][number, ..., 0].numpy() == np.asarray(pixels_of(number, mode="L"))[crop]).all()
+        assert (batch["mask"][number, ..., 0].numpy() == np.asarray(pixels_of(number, mode="L"))[crop]).all()
 
 
 def pillow_image(pixels: np.ndarray) -> Any:
@@ -295,7 +295,7 @@ def test_a_process_with_less_memory_than_its_own_limit_decodes() -> None:
         "pillow_worker.main()\n"
     )
     data = tiff(1)
-    request = pillow_worker.REQUEST.pack(b"TIFF", len(data)) + data
+    request = pillow_worker.REQUEST.pack(b"TIFF", 1, len(data)) + data
     run = subprocess.run([sys.executable, "-c", program], input=request, capture_output=True, check=True)
     assert pillow_worker.ANSWER.unpack(run.stdout[: pillow_worker.ANSWER.size])[0]
 

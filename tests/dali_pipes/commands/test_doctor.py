@@ -19,7 +19,7 @@ from dali_pipes.commands.checks import node
 from dali_pipes.commands.checks.cluster import check_proxies
 from dali_pipes.commands.checks.cores import check_cores
 from dali_pipes.commands.checks.findings import Finding, worst
-from dali_pipes.commands.checks.software import check_libraries, gpu_fit
+from dali_pipes.commands.checks.software import check_libraries, cuda_fit, gpu_fit
 from dali_pipes.commands.doctor import examine
 from dali_pipes.store.cluster import embedded_node
 
@@ -91,6 +91,7 @@ def test_machine_that_runs_these_tests_is_fit() -> None:
         "packages",
         "DALI",
         "libraries",
+        "CUDA",
         "GPU",
         "cores",
         "endpoint",
@@ -307,6 +308,23 @@ def test_driver_against_builds(given: dict[str, Any], status: str, text: str, ad
     assert text in found.found
     assert advice in found.advice
     assert bool(found.advice) == (status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("dali", "torch", "status", "found"),
+    [
+        (12, "12.8", "ok", "DALI for CUDA 12, torch for CUDA 12.8: they agree"),
+        (13, "13.2", "ok", "DALI for CUDA 13, torch for CUDA 13.2: they agree"),
+        (12, "13.2", "warn", "DALI for CUDA 12, torch for CUDA 13.2: they differ"),
+        (13, "12.8", "warn", "DALI for CUDA 13, torch for CUDA 12.8: they differ"),
+        (12, "", "ok", "DALI for CUDA 12, torch for the CPU alone"),
+    ],
+)
+def test_cuda_of_dali_and_torch(dali: int, torch: str, status: str, found: str) -> None:
+    """Either works where the driver is new enough for both; one CUDA is one choice less to think of."""
+    finding = cuda_fit(dali=dali, torch=torch)
+    assert (finding.status, finding.found) == (status, found)
+    assert ("needs a driver for CUDA 13; " in finding.advice) == (status == "warn")
 
 
 def test_torchs_cuda_is_told_without_importing_it() -> None:

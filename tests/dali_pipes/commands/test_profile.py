@@ -14,6 +14,7 @@ from dali_pipes.commands.job import find_graph
 from dali_pipes.commands.profile import find_bottleneck
 from dali_pipes.graph.dali_internals import iterator_scope
 from dali_pipes.profiling import recording
+from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
 from tests.dali_pipes.raw import raw
 
 
@@ -206,3 +207,30 @@ def test_find_graph_says_what_is_wrong(name: str, text: str) -> None:
     """Before anything is opened."""
     with pytest.raises(ValueError, match=text):
         find_graph(name, crop=None, photo="image.jpg", mask="trimap.png")
+
+
+@pytest.mark.parametrize("command", ["profile", "tune"])
+@pytest.mark.parametrize(
+    ("components", "chosen"), [(("jpg",), "classification_train"), (("cls", "jpg", "png"), "segmentation")]
+)
+def test_graph_is_chosen_by_what_the_data_set_has(
+    tmp_path: Path, command: str, components: tuple[str, ...], chosen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With masks `segmentation`; the record and a note say which."""
+    data = {"cls": b"1", "jpg": photo_bytes(0, 40, 30), "png": mask_bytes(0, 40, 30)}
+    samples = [Sample(f"s{i}", {name: data[name] for name in components}) for i in range(6)]
+    shards = write_shards(tmp_path / "shards", samples, per_shard=3)
+    options = ["--epochs", "1"] if command == "profile" else ["--seconds", "0.5", "-o", str(tmp_path / "tuning.json")]
+    arguments = [command, str(shards), "--crop", "24", "--batch-size", "3", "--device", "cpu", "--json", *options]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    report = json.loads(told.out)
+    assert (report["options"] if command == "profile" else report["measured"]["job"])["graph"] == chosen
+    masks = "masks" if chosen == "segmentation" else "no masks"
+    assert told.err.count(f"graph: {chosen}, because the data set has {masks}; see --graph") == 1
+
+
+def test_find_graph_refuses_a_mask_that_the_graph_does_not_take() -> None:
+    """It would be ignored."""
+    with pytest.raises(ValueError, match="--mask 'png' is for --graph segmentation, got --graph classification_eval"):
+        find_graph("classification_eval", crop=None, photo=None, mask="png")

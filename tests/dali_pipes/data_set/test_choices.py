@@ -281,7 +281,7 @@ def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
     with open_loader(gappy_shards, graph=graph, select=dp.Select(missing="empty"), shuffle=False) as loader:
         assert loader.num_samples == 12
         batches = [batch for (batch,) in loader]
-    masks = torch.cat([batch["trimap"] for batch in batches])
+    masks = torch.cat([batch["mask"] for batch in batches])
     labels = torch.cat([batch["label"] for batch in batches]).tolist()
     has_mask = torch.cat([batch["has_mask"] for batch in batches]).tolist()
     assert has_mask == [int(i % 3 != 0) for i in range(12)]

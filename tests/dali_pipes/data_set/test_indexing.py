@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dali_pipes.data_set.indexing import index_shard, parse_label
+from dali_pipes.data_set.tar_index import index_shard, parse_label
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.manifest import Manifest, checksum
@@ -18,7 +18,8 @@ from dali_pipes.formats.names import classes_name, columns_name, index_name, man
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import make_samples, mask_bytes, photo_bytes, write_shards
+from tests.conftest import Sample, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "folder-" + "x" * 70 + "/" + "y" * 60  # past ustar's 100 bytes, within its prefix field
@@ -316,3 +317,26 @@ def test_index_shard_member_name_that_is_not_utf8_is_named() -> None:
     stream.seek(0)
     with pytest.raises(DataError, match=r"shard 's\.tar', member 'caf\\xe9\.json': its name is not UTF-8"):
         index_shard(stream, shard="s.tar")
+
+
+def test_orientations_of_photos_and_masks_are_indexed(tmp_path: Path) -> None:
+    """Each file's own; a shard without turned photos has no column; the manifest counts the turned ones."""
+    photo, mask = slope(20, 30), slope(20, 30)[..., 0]
+    samples = [
+        Sample(f"{value}", {"jpg": turned_photo(photo, value), "png": turned_photo(mask, 9 - value, "PNG")})
+        for value in ORIENTATIONS
+    ]
+    samples.append(Sample("z", {"jpg": turned_photo(photo, 1)}))
+    shards = resolve_shards(write_shards(tmp_path, samples, per_shard=8), endpoint=None)
+    manifest = Manifest.from_bytes(shards.store.read(manifest_name(shards.prefix)), where="m")
+    first, second = (
+        ShardIndex.from_bytes(shards.store.read(index_name(name)), where="i").photos for name in manifest.names
+    )
+    assert first["jpg"].orientation is not None
+    assert first["jpg"].orientation.tolist() == list(ORIENTATIONS)
+    assert first["jpg"].height.tolist() == [20] * 8  # as stored
+    assert [side.tolist() for side in first["jpg"].upright_size] == [[20] * 4 + [30] * 4, [30] * 4 + [20] * 4]
+    assert first["png"].orientation is not None
+    assert first["png"].orientation.tolist() == list(ORIENTATIONS)[::-1]
+    assert second["jpg"].orientation is None
+    assert manifest.turned == {"jpg": 7, "png": 7}

@@ -185,7 +185,7 @@ def test_gpu_batches_equal_cpu_batches(small_shards: Path) -> None:
     ):
         for (gpu_batch,), (cpu_batch,) in zip(on_gpu, on_cpu, strict=True):
             assert gpu_batch["key"] == cpu_batch["key"]
-            assert all(gpu_batch[name].is_cuda for name in ("image", "trimap", "label"))
+            assert all(gpu_batch[name].is_cuda for name in ("image", "mask", "label"))
             assert gpu_batch["label"].tolist() == cpu_batch["label"].tolist()
-            assert bool((gpu_batch["trimap"].cpu() == cpu_batch["trimap"]).all())
+            assert bool((gpu_batch["mask"].cpu() == cpu_batch["mask"]).all())
             assert float((gpu_batch["image"].cpu() - cpu_batch["image"]).abs().mean()) < 0.035

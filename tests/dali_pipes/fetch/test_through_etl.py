@@ -92,7 +92,7 @@ def tensors(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """A graph of what `PetsTransform` makes: nothing is decoded."""
     return {
         "image": components.npy("image.npy", dtype=np.float32, ndim=3),
-        "trimap": components.npy("trimap.npy", dtype=np.uint8, ndim=3),
+        "mask": components.npy("trimap.npy", dtype=np.uint8, ndim=3),
         "label": components.label,
     }
 

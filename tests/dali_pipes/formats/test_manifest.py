@@ -1,6 +1,7 @@
 """The files that describe a data set: what they hold, a million rows of it, and what is refused in them."""
 
 import dataclasses
+import json
 import struct
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import find_manifest, index_in_memory, index_shard
+from dali_pipes.data_set.indexing import find_manifest, index_in_memory
+from dali_pipes.data_set.tar_index import index_shard
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
 from dali_pipes.formats.names import index_name, manifest_name
@@ -132,8 +134,8 @@ def manifest(small_shards: Path) -> Manifest:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "'m': expected a dali-pipes manifest, version 2, found 0 bytes of something else"),
-        (b"v1.2 3\n" * 9, "expected a dali-pipes manifest, version 2, found 63 bytes of something else"),
+        (b"", "'m': expected a dali-pipes manifest, version 2 or 3, found 0 bytes of something else"),
+        (b"v1.2 3\n" * 9, "expected a dali-pipes manifest, version 2 or 3, found 63 bytes of something else"),
     ],
 )
 def test_manifest_of_other_bytes_is_refused(data: bytes, text: str) -> None:
@@ -156,7 +158,7 @@ def test_manifest_of_another_kind_or_version_is_refused(
     monkeypatch.undo()
     with pytest.raises(
         DataError,
-        match="expected a dali-pipes manifest, version 2, found a dali-pipes manifest, version 1; rebuild it",
+        match="expected a dali-pipes manifest, version 2 or 3, found a dali-pipes manifest, version 1; rebuild it",
     ):
         Manifest.from_bytes(data, where="m")
 
@@ -287,6 +289,37 @@ def with_photo(**columns: Any) -> dict[str, Any]:
     return {"photos": {"jpg": dataclasses.replace(an_index().photos["jpg"], **columns)}}
 
 
+def header_of(data: bytes) -> dict[str, Any]:
+    stop = 8 + int.from_bytes(data[:8], "little")
+    found: dict[str, Any] = json.loads(json.loads(data[8:stop])["__metadata__"]["header"])
+    return found
+
+
+def test_orientations_are_kept_only_where_a_photo_is_turned() -> None:
+    """An index without turned photos is of version 1, to the byte; one with them is of version 2."""
+    plain = an_index().to_bytes()
+    upright = an_index(**with_photo(orientation=np.array([1, 1], np.uint8)))
+    assert upright.to_bytes() == plain
+    assert ShardIndex.from_bytes(plain, where="i").photos["jpg"].orientation is None
+    turned = ShardIndex.from_bytes(an_index(**with_photo(orientation=np.array([6, 1], np.uint8))).to_bytes(), where="i")
+    photo = turned.photos["jpg"]
+    assert photo.orientation is not None
+    assert photo.orientation.tolist() == [6, 1]
+    assert [side.tolist() for side in photo.upright_size] == [[20, 0], [10, 0]]
+    assert [header_of(data)["version"] for data in (plain, turned.to_bytes())] == [1, 2]
+
+
+def test_manifest_of_a_data_set_without_known_orientations_is_as_before() -> None:
+    """The entry is optional: an old manifest says that it does not know, and is written back as it was."""
+    old = a_manifest()
+    assert "turned" not in header_of(old.to_bytes())
+    assert Manifest.from_bytes(old.to_bytes(), where="m").turned is None
+    new = dataclasses.replace(old, turned={"jpg": 2})
+    assert Manifest.from_bytes(new.to_bytes(), where="m").turned == {"jpg": 2}
+    assert Manifest.from_bytes(dataclasses.replace(old, turned={}).to_bytes(), where="m").turned == {}
+    assert old.digest == new.digest
+
+
 def test_shard_index_round_trips() -> None:
     """Keys as lazily decoded texts; the last component ends where the shard does."""
     index = ShardIndex.from_bytes(an_index().to_bytes(), where="i")
@@ -309,7 +342,10 @@ def test_shard_index_round_trips() -> None:
         (with_jpg([1536, 2560], [1, 1]) | {"sizes": {"cls": np.zeros(2), "jpg": np.zeros(2)}}, "found float64"),
         (with_photo(height=np.array([-1, 0], np.int32)), "without negative heights and widths"),
         (with_photo(width=np.array([0, -5], np.int32)), "without negative heights and widths"),
-        (with_photo(format=np.array([0, 12], np.uint8)), "formats of photos 'jpg' below 12, found 12"),
+        (with_photo(format=np.array([0, 15], np.uint8)), "formats of photos 'jpg' below 15, found 15"),
+        (with_photo(orientation=np.array([2, 17], np.uint8)), "orientations of photos 'jpg' from 1 to 16"),
+        (with_photo(orientation=np.array([2, 0], np.uint8)), "orientations of photos 'jpg' from 1 to 16"),
+        (with_photo(orientation=np.array([2, 1])), "column 'orientation/jpg' of 2 uint8, found int64"),
         (with_photo(height=np.array([1, 2])), "column 'height/jpg' of 2 int32, found int64"),
         ({"labels": None}, "column 'label' of 2 int64, found none"),
         ({"shard_bytes": -1}, "'shard_bytes' to be a whole number, found -1"),
@@ -356,9 +392,10 @@ def a_manifest(**changes: Any) -> Manifest:
         ({"index_bytes": np.zeros(2, np.int32)}, "column 'index_bytes' of 2 int64, found int32"),
         ({"checksums": np.zeros(2, np.int64)}, "column 'checksum' of 2 uint64, found int64"),
         ({"components": {"cls": -1}}, "'components' to be whole numbers by name"),
-        ({"photos": {"jpg": {"AVIF": 1}}}, "photos to be in one of unknown, JPEG, .* found 'AVIF'"),
+        ({"photos": {"jpg": {"XCF": 1}}}, "photos to be in one of unknown, JPEG, .* found 'XCF'"),
         ({"photos": {"jpg": {"JPEG": 1.5}}}, "'photos' to be whole numbers by component and format, found .*1.5"),
         ({"labels": {"min": 1}}, "'labels' to be min and max"),
+        ({"turned": {"jpg": -1}}, "'turned' to be whole numbers by component"),
         ({"classes": {1: 2}}, "'classes' to be names by class id"),
     ],
 )

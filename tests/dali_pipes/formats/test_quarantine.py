@@ -24,8 +24,8 @@ def test_quarantine_is_made_with_its_first_line(tmp_path: Path) -> None:
     assert not quarantine.add("s-0.tar", "b", "trimap.png", "again")
     assert path.read_text() == (f"{HEADER}s-0.tar\ta/é\timage.jpg\tDALI says: no JPEG\\xe9\ns-0.tar\tb\t\tgone\n")
     assert read_exclusions(path) == [
-        Exclusion("s-0.tar", "a/é", str(path), 2),
-        Exclusion("s-0.tar", "b", str(path), 3),
+        Exclusion("s-0.tar", "a/é", str(path), 2, "image.jpg", "DALI says: no JPEG\\xe9"),
+        Exclusion("s-0.tar", "b", str(path), 3, "", "gone"),
     ]
 
 
@@ -194,7 +194,7 @@ def test_quarantine_file_does_not_add_to_what_may_be_no_list(tmp_path: Path) -> 
     with Quarantine(path, manifest=DIGEST) as quarantine:
         quarantine.add("s-0.tar", "c", "jpg", "x")
     assert path.read_bytes() == b"a\nb\n" + HEADER.encode() + b"s-0.tar\tc\tjpg\tx\n"
-    assert read_exclusions(path)[2] == Exclusion("s-0.tar", "c", str(path), 4)
+    assert read_exclusions(path)[2] == Exclusion("s-0.tar", "c", str(path), 4, "jpg", "x")
 
 
 def test_quarantine_file_with_a_line_that_was_cut_off_names_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_components_that_all_have_take_no_room_in_the_file(tmp_path: Path) -> No
     index_shards(resolve_shards(tmp_path, endpoint=None))
     data = (tmp_path / columns_name("s-")).read_bytes()
     columns = load(data)
-    assert sorted(columns) == ["has/txt", "key/bytes", "key/ends"]
+    assert sorted(columns) == ["has/txt", "height/jpg", "key/bytes", "key/ends", "width/jpg"]
     assert columns["has/txt"].tolist() == [0b1000_0000]
 
 
@@ -230,9 +231,53 @@ def changed_file(changes: Mapping[str, Any], header: Mapping[str, Any]) -> tuple
     return save(columns, metadata={"header": json.dumps(head)}), manifest
 
 
+def photo_columns(height: int, width: int) -> dict[str, Any]:
+    return {"height/jpg": np.array([height, 2, 3], np.int32), "width/jpg": np.array([width, 5, 6], np.int32)}
+
+
+def test_sizes_of_photos_are_those_of_the_shard_indexes(tmp_path: Path) -> None:
+    """Written and read, cut to some shards, joined; a photo that is not there or not readable has the size 0."""
+    samples = [*make_samples([(30, 20), (7, 41)]), Sample("x", {"txt": b"x"}), Sample("y", {"image.jpg": b"no photo"})]
+    write_shards(tmp_path, samples, per_shard=2)
+    shards = resolve_shards(tmp_path, endpoint=None)
+    manifest = find_manifest(shards)
+    found = find_columns(shards, manifest)
+    heights, widths = found.sizes["image.jpg"]
+    assert (heights.dtype, heights.tolist(), widths.tolist()) == (np.uint16, [20, 41, 0, 0], [30, 7, 0, 0])
+    part = found.of_shards(manifest.samples, np.array([1, 0]))
+    assert part.sizes["image.jpg"][0].tolist() == [0, 0, 20, 41]
+    assert Columns(part, names=manifest.names, counts=manifest.samples).size("image.jpg")[1].tolist() == [0, 0, 30, 7]
+    counted = dict.fromkeys(found.has, 1)
+    assert join_columns([(found, counted), (part, counted)]).sizes["image.jpg"][0].tolist() == [
+        20, 41, 0, 0, 0, 0, 20, 41
+    ]  # fmt: skip
+    old = replace(found, sizes={})
+    assert join_columns([(found, counted), (old, counted)]).sizes == {}, "a part has photos, but no sizes"
+    with pytest.raises(DataError, match=r"no heights and widths of 'txt' .* \(found: image.jpg, trimap.png\)"):
+        Columns(found, names=manifest.names, counts=manifest.samples).size("txt")
+
+
+def test_column_file_of_version_1_is_read(small_shards: Path) -> None:
+    """Older data sets have no sizes in it; they are indexed anew only if somebody asks for them."""
+    manifest = find_manifest(resolve_shards(small_shards, endpoint=None))
+    columns = SampleColumns.from_bytes((small_shards / columns_name("s-")).read_bytes(), manifest=manifest, where="c")
+    data = replace(columns, sizes={}).to_bytes(manifest=manifest.digest)
+    assert b'\\"version\\": 1' in data
+    old = SampleColumns.from_bytes(data, manifest=manifest, where="c")
+    assert (old.sizes, old.keys == columns.keys, old.has) == ({}, True, columns.has)
+
+
+def test_photos_larger_than_65535_pixels_have_wider_columns() -> None:
+    data, manifest = changed_file(photo_columns(70_000, 4), {"version": 2})
+    heights, widths = SampleColumns.from_bytes(data, manifest=manifest, where="c").sizes["jpg"]
+    assert (heights.dtype, heights.tolist(), widths.tolist()) == (np.int32, [70_000, 2, 3], [4, 5, 6])
+
+
 @pytest.mark.parametrize(
     ("changes", "header", "text"),
     [
+        (photo_columns(-1, 4), {}, "column 'height/jpg' without negative numbers, found -1"),
+        (photo_columns(1, 4) | {"width/jpg": None}, {}, "column 'width/jpg' of 3 int32, found none"),
         ({"label": np.array([1, 2], np.int8)}, {}, "column 'label' of 3 int8, found int8 of shape"),
         ({"label": np.array([1, 2, 3], np.uint8)}, {}, "column 'label' of 3 int64, found uint8"),
         ({"label": None}, {}, "column 'label' of 3 int64, found none"),
@@ -262,10 +307,10 @@ def test_column_file_that_says_what_cannot_be_is_refused(
 
 def test_column_file_of_another_kind_or_version_is_refused(small_shards: Path) -> None:
     manifest = find_manifest(resolve_shards(small_shards, endpoint=None))
-    with pytest.raises(DataError, match="expected a dali-pipes column file, version 1, found a dali-pipes manifest"):
+    with pytest.raises(DataError, match="expected a dali-pipes column file, version 1 or 2, found a dali-pipes man"):
         SampleColumns.from_bytes((small_shards / manifest_name("s-")).read_bytes(), manifest=manifest, where="c")
-    data, ours = changed_file({}, {"version": 2})
-    with pytest.raises(DataError, match="version 1, found a dali-pipes column file, version 2; rebuild it"):
+    data, ours = changed_file({}, {"version": 3})
+    with pytest.raises(DataError, match="version 1 or 2, found a dali-pipes column file, version 3; rebuild it"):
         SampleColumns.from_bytes(data, manifest=ours, where="c")
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import index_in_memory, index_shard
+from dali_pipes.data_set.indexing import index_in_memory
+from dali_pipes.data_set.tar_index import index_shard
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.manifest import checksum

@@ -17,7 +17,7 @@ from dali_pipes.reader.batch import Places
 
 def photos(*sizes: tuple[int, int], kind: str = "JPEG") -> Places:
     height, width = np.array(sizes, np.int64).reshape(-1, 2).T
-    return Places(height * 0, height, height, width, np.full(len(sizes), PHOTO_FORMATS.index(kind)))
+    return Places(height * 0, height, height, width, np.full(len(sizes), PHOTO_FORMATS.index(kind)), height * 0 + 1)
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,27 @@ def test_the_cpu_has_no_engines_to_set_up(small_shards: Path) -> None:
     pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), device_id=None)
     assert arguments(pipeline, "preallocate_width_hint") == ["-"]
     assert not pipeline.starts_full
+
+
+CHANGES = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+
+
+def with_colors(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    photo = fn.decoders.image(components["image.jpg"], device=components.device)
+    start, shape = random.erasing(8, 8)
+    photo = fn.resize(random.color_jitter(**CHANGES)(photo), size=(8, 8))
+    return {"photo": fn.erase(photo, anchor=start, shape=shape, axis_names="HW")}
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [with_colors, dp.multi_crop(sizes=(16, 8)), dp.mixing(dp.classification_train(crop=8))],
+    ids=["colors", "multi_crop", "mixing"],
+)
+def test_pixels_stay_on_the_gpu(small_shards: Path, graph: Graph) -> None:
+    """One decoder, and every operator behind it on the GPU but for those that compute its arguments."""
+    pipeline = on_a_gpu(small_shards, graph)
+    assert devices(pipeline) == ["mixed"]
+    lines = [argument_lines(found) for found in operators_of(pipeline.pipeline) if "esize" in operator_name(found)]
+    assert lines
+    assert all("device: gpu" in found for found in lines)

@@ -376,3 +376,44 @@ def test_any_data_is_refused_when_the_loader_is_made(small_shards: Path) -> None
 
     with pytest.raises(ValueError, match=r"output_type=types\.ANY_DATA"):
         dp.loader(small_shards, graph, batch_size=5, device="cpu")
+
+
+def test_parsed_component_is_computed_beside_the_samples_crop(rich_shards: Path) -> None:
+    """The function gets the sample's own crop and label of any batch, and what it raises makes the sample bad."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        start, shape = random.resized_crop("left.jpg", stream="crop")
+
+        def moved(data: np.ndarray, start: np.ndarray, shape: np.ndarray) -> np.ndarray:
+            return np.array([*start, *shape, len(data)], np.float32)
+
+        return {
+            "bytes": components.parsed("meta.json", moved, beside=(start, shape)),
+            "json": components.json("meta.json", to=lambda found, at: [found["number"], *at], beside=(start,)),
+            "listed": components.listed("meta.json", lambda data, shape: (bytes(data), shape), beside=(shape,)),
+            "start": start,
+            "shape": shape,
+        }
+
+    with dp.loader(rich_shards, graph, batch_size=4, device="cpu", outputs=dp.Outputs(keys=True)) as loader:
+        batches = [batch for (batch,) in loader]
+    for batch in batches:
+        for row, key in enumerate(batch["key"]):
+            start, shape = batch["start"][row].tolist(), batch["shape"][row].tolist()
+            meta = rich_components(int(key[1:]))["meta.json"]
+            assert batch["bytes"][row].tolist() == [*start, *shape, len(meta)]
+            assert batch["json"][row].tolist() == [int(key[1:]), *start]
+            data, rows = batch["listed"][row]
+            assert (data, rows.tolist()) == (meta, shape)
+    assert len({tuple(row) for batch in batches for row in batch["shape"].tolist()}) > 5, "crops of samples differ"
+
+
+def test_node_that_is_computed_by_the_pipeline_cannot_stand_beside(rich_shards: Path) -> None:
+    """Its values are known too late, so it is refused when the graph is built."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        twice = random.uniform() * 2
+        return {"meta": components.parsed("meta.json", lambda data, number: number, beside=(twice,))}
+
+    with pytest.raises(ValueError, match=r"beside takes nodes of components\.array, components\.label and random"):
+        dp.loader(rich_shards, graph, batch_size=4, device="cpu")

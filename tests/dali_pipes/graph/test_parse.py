@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,18 @@ def header(text: str, *, version: bytes = b"\x01\x00", data: bytes = b"\0" * 64)
     return b"\x93NUMPY" + version + length + text.encode() + data
 
 
+def batch_with(there: npt.ArrayLike) -> Any:
+    """A batch whose samples have each component, or lack it."""
+    offset = np.where(there, 0, -1)
+    return SimpleNamespace(places=lambda component: SimpleNamespace(offset=offset))
+
+
 def parse_all(
     parser: parse.Parser, files: Sequence[bytes], is_there: Sequence[bool] | None = None
 ) -> tuple[list[Any], parse.Problems]:
     there = np.array([True] * len(files) if is_there is None else is_there)
     encoded = {parser.component: [np.frombuffer(file, np.uint8) for file in files]}
-    (values,), errors = parse.parse_batch([parser], encoded, is_there=lambda component: there)
+    (values,), errors = parse.parse_batch([parser], encoded, batch=batch_with(there))
     return values, errors
 
 
@@ -72,7 +79,7 @@ def test_npy_is_what_numpy_loads(
     parser = parse.npy_parser("a.npy", dtype=native, ndim=array.ndim)
     # A batch's files lie one after the other: data need not be aligned.
     data = np.frombuffer(b"x" * shift + file, np.uint8)[shift:]
-    (values,), errors = parse.parse_batch([parser], {"a.npy": [data] * 2}, is_there=lambda component: np.ones(2, bool))
+    (values,), errors = parse.parse_batch([parser], {"a.npy": [data] * 2}, batch=batch_with(np.ones(2, bool)))
     assert not errors
     expected = np.load(io.BytesIO(file))
     for value in values:
@@ -158,7 +165,7 @@ def test_text_is_utf8_as_it_is() -> None:
 def test_bytes_are_copied() -> None:
     """What is delivered does not change with the memory that it was read into."""
     data = np.frombuffer(b"abc", np.uint8).copy()
-    (values,), _ = parse.parse_batch([parse.bytes_parser("b")], {"b": [data]}, is_there=lambda component: np.ones(1))
+    (values,), _ = parse.parse_batch([parse.bytes_parser("b")], {"b": [data]}, batch=batch_with(np.ones(1)))
     data[:] = 0
     assert values == [b"abc"]
 
@@ -299,7 +306,7 @@ def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes() -> None:
             for data in (b'{"boxes": [1]}', b"{}", b"{", b'{"boxes": []}', b'{"boxes": 2}')
         ],
     }
-    values, errors = parse.parse_batch([text, boxes, meta], encoded, is_there=lambda component: np.ones(5, bool))
+    values, errors = parse.parse_batch([text, boxes, meta], encoded, batch=batch_with(np.ones(5, bool)))
     assert values[0] == ["a", None, "c", None, "e"]
     assert [None if value is None else value.tolist() for value in values[1]] == [[1.0], None, None, [], None]
     assert values[2] == [{"boxes": [1]}, {}, None, {"boxes": []}, {"boxes": 2}]
@@ -325,7 +332,7 @@ def test_document_is_parsed_once_for_all_that_is_made_of_it(monkeypatch: pytest.
     meta = parse.json_parser("json")
     lengths = [parse.array_parser("json", len, dtype=np.dtype(np.int32), ndim=0, base=meta) for _ in range(2)]
     encoded = {"json": [np.frombuffer(data, np.uint8) for data in (b"[1]", b"[1, 2]")]}
-    values, _ = parse.parse_batch([*lengths, meta], encoded, is_there=lambda component: np.ones(2, bool))
+    values, _ = parse.parse_batch([*lengths, meta], encoded, batch=batch_with(np.ones(2, bool)))
     assert [[int(value) for value in of] for of in values[:2]] == [[1, 2], [1, 2]]
     assert values[2] == [[1], [1, 2]]
     assert len(calls) == 2

@@ -40,7 +40,7 @@ def test_segmentation_equals_torchvision_for_every_size(tmp_path: Path) -> None:
                 components = samples[key].components
                 expected = NORMALISE(Image.open(io.BytesIO(components["image.jpg"])))
                 assert (batch["image"][i] - expected).abs().max() <= 1e-6, key
-                assert np.array_equal(batch["trimap"][i, 0], reference_mask(components["trimap.png"], 350)), key
+                assert np.array_equal(batch["mask"][i, 0], reference_mask(components["trimap.png"], 350)), key
                 assert batch["label"][i] == int(components["cls"])
                 seen.append(key)
     assert sorted(seen) == sorted(samples)
@@ -69,9 +69,9 @@ def test_segmentation_dtype_and_layout(
         ((batch,),) = list(loader)
     assert batch["image"].dtype == expected
     assert batch["image"].shape == ((23, 3, 48, 48) if layout == "CHW" else (23, 48, 48, 3))
-    assert batch["trimap"].shape == ((23, 1, 48, 48) if layout == "CHW" else (23, 48, 48, 1))
+    assert batch["mask"].shape == ((23, 1, 48, 48) if layout == "CHW" else (23, 48, 48, 1))
     images = batch["image"] if layout == "CHW" else batch["image"].permute(0, 3, 1, 2)
-    for key, image, mask in zip(batch["key"], images, batch["trimap"], strict=True):
+    for key, image, mask in zip(batch["key"], images, batch["mask"], strict=True):
         wanted = transform(Image.open(io.BytesIO(by_key[key]["image.jpg"])))
         wanted = wanted * 255 if dtype == "uint8" else wanted
         assert (image.float() - wanted).abs().max() <= max(tolerance, 1e-4 if dtype == "uint8" else 0), key
@@ -123,9 +123,14 @@ def test_classification_train_crops_belong_to_the_sample(small_shards: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "graph", [dp.segmentation(crop=24), dp.classification_train(crop=24), dp.classification_eval(resize=32, crop=24)]
+    "graph",
+    [
+        dp.segmentation(crop=24, orient=False),
+        dp.classification_train(crop=24, orient=False),
+        dp.classification_eval(resize=32, crop=24, orient=False),
+    ],
 )
-def test_orientation_tags_are_not_applied(tmp_path: Path, graph: object) -> None:
+def test_orientation_tags_are_not_applied_if_the_graph_says_so(tmp_path: Path, graph: object) -> None:
     """A photo whose EXIF tag says that it lies on its side gives the pixels of the same photo without a tag."""
     tag = Image.Exif()
     tag[0x0112] = 6  # turned by 90 degrees: height and width change places
@@ -201,9 +206,19 @@ def test_own_graph_takes_components_labels_and_random_numbers(small_shards: Path
         (lambda: dp.segmentation(mask_device="gpu"), "mask_device must be one of cpu, mixed, got 'gpu'"),
         (lambda: dp.classification_train(layout="NCHW"), "layout must be CHW or HWC, got 'NCHW'"),
         (lambda: dp.classification_eval(resize=0), "resize must be positive, got 0"),
+        (lambda: dp.classification_eval(crop=512), "got crop=512 with resize=256: the rest .* pass resize=512 or more"),
+        (lambda: dp.segmentation(crop=(16, 24)), r"crop must be square, .* got \(16, 24\)"),
     ],
 )
 def test_bad_graph_arguments_are_refused(make, text: str) -> None:
     """A bad argument is refused where it is given, not when a pipeline is built."""
     with pytest.raises(ValueError, match=text):
         make()
+
+
+@pytest.mark.parametrize("make", [dp.segmentation, dp.classification_train, dp.classification_eval])
+@pytest.mark.parametrize("crop", [(24, 24), [24, 24], np.int64(24)])
+def test_crop_may_be_given_as_torchvision_takes_it(small_shards: Path, make, crop: object) -> None:
+    """Two equal numbers, and numpy's, stand for one side."""
+    with dp.loader(small_shards, make(crop=crop), batch_size=5, device="cpu") as loader:
+        assert next(loader)[0]["image"].shape == (5, 3, 24, 24)

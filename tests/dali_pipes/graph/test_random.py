@@ -38,7 +38,7 @@ class Drawn:
 
         return function(Batch())
 
-    def size(self, component: str):
+    def size(self, component: str, *, orient: bool = False):
         return lambda batch: (np.full(NUM, 300, np.int32), np.full(NUM, 400, np.int32))
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,87 @@ def test_sizes_are_those_of_dalis_own_iterator(
             ours = loader.as_dali(output_map=["data", "label"], column_labels=True, auto_reset=auto_reset)
             for name in ("_size", "size", "batch_size", "_num_gpus", "output_map", "_last_batch_policy", "_auto_reset"):
                 assert getattr(ours, name) == getattr(theirs, name), name
+            for name in ("_size_no_pad", "_shards_num", "_shards_id", "_reader_name", "_is_stick_to_shard"):
+                assert getattr(ours, name) == getattr(theirs, name), name
+            assert ours._last_batch_padded == theirs._last_batch_padded
+            assert ours._counter_per_gpu.tolist() == theirs._counter_per_gpu.tolist()
+            # Of an uneven number our first ranks have one more, DALI's some others.
+            assert sorted(ours._shard_sizes_per_gpu) == sorted(theirs._shard_sizes_per_gpu)
             assert len(ours) == len(theirs) == sum(1 for _ in ours)
+
+
+@pytest.mark.parametrize("policy", LastBatchPolicy)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_counters_are_those_of_dalis_own_iterator(
+    small_shards: Path, files: list[str], world_size: int, policy: LastBatchPolicy
+) -> None:
+    """After each batch and after a reset; a rank has the samples that the sizes say."""
+    theirs = DALIClassificationIterator(
+        photo_files(files, 0, world_size, batch_size=5, num_threads=1, device_id=None),
+        reader_name="Reader",
+        last_batch_policy=policy,
+        prepare_first_batch=False,
+    )
+    with open_loader(small_shards, rank=0, world_size=world_size, last_batch_policy=policy) as loader:
+        ours, num_valid = loader.as_dali(prepare_first_batch=False), 0
+        assert (ours._counter, ours._ever_consumed) == (theirs._counter, theirs._ever_consumed) == (0, False)
+        for _ in zip(theirs, ours, strict=False):
+            num_valid += loader.num_valid
+            assert (ours._counter, ours._ever_consumed) == (theirs._counter, True)
+        if policy == LastBatchPolicy.PARTIAL:
+            assert num_valid == ours._shard_sizes_per_gpu[0] == ours._shard_sizes_per_gpu_initial[0]
+        theirs.reset()
+        ours.reset()
+        assert ours._counter == theirs._counter == 0
+
+
+def test_arguments_of_dalis_iterators_are_taken(small_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that say what the loader does; the log names those that change nothing."""
+    with open_loader(small_shards, last_batch_policy="FILL") as loader:
+        plain = loader.as_dali(
+            reader_name="train", size=23, last_batch_policy=LastBatchPolicy.FILL, prepare_first_batch=False
+        )
+        assert plain._reader_name == "train"
+        assert not caplog.text
+        loader.as_dali(fill_last_batch=True, last_batch_padded=True, dynamic_shape=True, prepare_first_batch=True)
+    named = "change nothing: fill_last_batch, last_batch_padded, dynamic_shape, prepare_first_batch; leave them out"
+    assert named in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("opened", "options", "text"),
+    [
+        (
+            "PARTIAL",
+            {"fill_last_batch": True},
+            "last_batch_policy='PARTIAL', and as_dali() got fill_last_batch=True; pas",
+        ),
+        ("FILL", {"fill_last_batch": False}, "last_batch_policy='FILL', and as_dali() got fill_last_batch=False"),
+        (
+            "FILL",
+            {"last_batch_policy": LastBatchPolicy.DROP},
+            "as_dali() got last_batch_policy=LastBatchPolicy.DROP; pass the",
+        ),
+        ("FILL", {"last_batch_padded": False}, "a loader gives each sample once an epoch; leave it out"),
+        ("FILL", {"size": 20}, "size must be left out: this rank has 23 samples in an epoch, got 20"),
+    ],
+)
+def test_arguments_that_contradict_the_loader_are_refused(
+    small_shards: Path, opened: str, options: dict[str, Any], text: str
+) -> None:
+    with (
+        open_loader(small_shards, last_batch_policy=opened) as loader,
+        pytest.raises(ValueError, match=re.escape(text)),
+    ):
+        loader.as_dali(**options)
+
+
+def test_checkpoints_point_to_the_state(small_shards: Path) -> None:
+    """DALI's iterators have them since 2.0; they would not hold the position of a loader."""
+    with open_loader(small_shards) as loader:
+        for iterator in (loader, loader.as_dali()):
+            with pytest.raises(ValueError, match=r"save state_dict\(\), and pass it to dali_pipes.loader\(state=\)"):
+                iterator.checkpoints()
 
 
 @pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
@@ -210,22 +291,6 @@ def test_output_map_renames_in_the_graphs_order(small_shards: Path) -> None:
             assert list(other) == ["x", "y", "z"]
             for name, new in zip(one, other, strict=True):
                 assert torch.equal(one[name], other[new])
-
-
-def test_as_dicts_gives_plain_dicts(small_shards: Path) -> None:
-    """Epoch after epoch, as iterating the loader itself."""
-    with open_loader(small_shards) as loader:
-        for _ in range(2):
-            assert sum(len(batch["label"]) for batch in loader.as_dicts()) == 23
-
-
-def test_dataset_face_goes_through_torchs_loader(small_shards: Path) -> None:
-    """``DataLoader(batch_size=None, num_workers=0)`` hands batches through, and knows how many there are."""
-    with open_loader(small_shards) as loader:
-        batches = torch.utils.data.DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
-        assert len(batches) == len(loader) == 5
-        for _ in range(2):
-            assert sum(len(batch["label"]) for batch in batches) == 23
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,18 @@ def test_fit_resumed_between_epochs_goes_on_with_the_next(
         assert resumed.steps == whole.steps[BATCHES * (epoch + 1) :]
 
 
+def test_checkpoint_after_fit_goes_on_with_the_next_epoch(small_shards: Path, tmp_path: Path) -> None:
+    """The loaders are closed by then; the checkpoint has their last position."""
+    whole = fit(small_shards, tmp_path, max_epochs=3)
+    trainer, model = make_trainer(tmp_path, max_epochs=2), make_model()
+    trainer.fit(model, datamodule=make_data(small_shards))
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    state = torch.load(tmp_path / "end.ckpt")["DataModule"]["train"]
+    assert (state["epoch"], state["delivered"]) == (1, 23)
+    resumed = fit(small_shards, tmp_path, ckpt=tmp_path / "end.ckpt", max_epochs=3)
+    assert resumed.steps == whole.steps[2 * BATCHES :]
+
+
 def test_fit_of_a_killed_process_is_resumed(small_shards: Path, tmp_path: Path) -> None:
     """kill -9 in the eighth step; the checkpoint of the sixth gives the unbroken run's losses from the seventh on."""
     program = (

@@ -118,21 +118,6 @@ def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
         assert_same(read(batches, NUM_EPOCHS), [whole[0][num_batches:], *whole[1:]])
 
 
-@pytest.mark.parametrize("num_epochs", [1, 2])
-def test_state_between_epochs_goes_on_with_the_next(
-    small_shards: Path, tmp_path: Path, whole: list[list[dict[str, Any]]], num_epochs: int
-) -> None:
-    """Saved after the loop over an epoch: the next epoch's first batch comes first."""
-    with open_loader(small_shards) as loader:
-        batches = wrap(loader)
-        read(batches, num_epochs)
-        state = through_torch(batches.state_dict(), tmp_path)
-    with open_loader(small_shards) as loader:
-        batches = wrap(loader)
-        batches.load_state_dict(state)
-        assert_same(read(batches, NUM_EPOCHS - num_epochs), whole[num_epochs:])
-
-
 def test_saving_changes_nothing(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
     """A state before and after every batch, and the batches are those of a job that saves none."""
     with open_loader(small_shards) as loader:
@@ -200,13 +185,3 @@ def test_spawned_worker_processes_are_refused(small_shards: Path) -> None:
         )
         with pytest.raises(dp.WorkerProcessError, match="cannot be copied or sent to another process"):
             list(batches)
-
-
-def test_torchs_own_loader_gives_every_epoch(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
-    """Epoch after epoch; left early, it goes on with the rest, as the loader does."""
-    with open_loader(small_shards) as loader:
-        batches = torch.utils.data.DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
-        assert len(batches) == BATCHES
-        assert_same(read(batches, 2), whole[:2])
-        first = list(itertools.islice(batches, 2))
-        assert_same([first + read(batches)[0]], [whole[2]])

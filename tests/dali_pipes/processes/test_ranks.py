@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.processes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment
+from dali_pipes.processes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment, refuse_changed_rank
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
@@ -55,7 +55,8 @@ def test_process_group_comes_before_the_launcher() -> None:
         "print(find_rank(rank=None, world_size=None, environment={'RANK': '5', 'WORLD_SIZE': '8'}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == [
+    # Some versions of torch say on stdout that gloo is connected.
+    assert [line for line in done.stdout.splitlines() if "[Gloo]" not in line] == [
         "Rank(rank=0, world_size=1, local_rank=0)",
         "Rank(rank=5, world_size=8, local_rank=0)",
     ], done.stderr
@@ -106,7 +107,10 @@ for number, (seeds, what) in enumerate(cases):
     if what == 'validates' and rank == 0:
         with dp.loader(shards, dp.segmentation(crop=16), batch_size=2, device='cpu', rank=0, world_size=1) as alone:
             next(alone)
-    with dp.loader(shards, dp.segmentation(crop=16), batch_size=4, seed=seeds[rank], device='cpu') as loader:
+    numbers = {'same': {'rank': 0, 'world_size': 2}, 'swapped': {'rank': 1 - rank, 'world_size': 2}}.get(what, {})
+    with dp.loader(
+        shards, dp.segmentation(crop=16), batch_size=4, seed=seeds[rank], device='cpu', **numbers
+    ) as loader:
         if what == 'resumes' and rank == 0:
             loader.load_state_dict(loader.state_dict() | {'delivered': 8})
         if rank == 1:
@@ -127,6 +131,13 @@ DISAGREEMENTS = [
     ((1, 1), "", "agreed"),
     ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; give every rank the same value"),
     ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
+    (
+        (1, 1),
+        "same",
+        "two processes took the same rank: the loaders of processes 0 and 1 of the group are both of rank 0",
+    ),
+    ((1, 1), "swapped", "agreed"),  # whose number is whose is not ours to say
+    ((1, 2), "swapped", "the ranks disagree: seed is 2 on rank 0 and 1 on rank 1"),
     ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
 ]
 
@@ -153,6 +164,102 @@ def test_ranks_that_disagree_are_found_at_the_first_step(told: list[list[str]], 
     """Two processes of one group: the one that comes later is told what differs."""
     assert told[0][case] == "agreed"
     assert told[1][case].startswith(DISAGREEMENTS[case][2])
+
+
+EARLY = """
+import json, os, sys, torch.distributed as d, dali_pipes as dp
+rank, shards, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+def opened(**options):
+    return dp.loader(shards, dp.segmentation(crop=16), batch_size=4, device='cpu', **options)
+
+def asked(loader):
+    try:
+        return len(next(loader)[0]['label'])
+    except ValueError as exc:
+        return str(exc)
+
+loaders = {'early': opened(), 'looked': opened(), 'given': opened(rank=0, world_size=1)}
+first = asked(loaders['looked'])
+os.environ |= {'RANK': str(1 - rank), 'WORLD_SIZE': '2'}
+loaders['launched'] = opened()
+d.init_process_group('gloo', store=d.FileStore(folder + '/store', 2), rank=rank, world_size=2)
+loaders['after'] = opened()
+told = {name: asked(loader) for name, loader in loaders.items()}
+again = asked(loaders['early'])
+d.barrier()
+d.destroy_process_group()
+print(json.dumps({'first': first, **told, 'again': again, 'gone': asked(loaders['after'])}))
+"""
+
+
+def test_loader_opened_before_the_group_is_refused_at_its_first_batch(small_shards: Path, tmp_path: Path) -> None:
+    """Each process would take itself for the only one, and read all 23 samples; also if it had read one alone."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", EARLY, str(rank), str(small_shards), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(processes):
+        told = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+        for name in ("early", "looked", "again"):
+            assert told[name].startswith(
+                "this loader was opened as that of the only process, because neither a process group nor a launcher's "
+                f"variables were there; now this is rank {rank} of 2, by torch.distributed"
+            )
+            assert "open the loader after init_process_group(), Accelerator()" in told[name]
+        assert told["launched"].startswith(
+            f"this loader was opened as that of rank {1 - rank} of 2, by the launcher's variables; now this is rank "
+            f"{rank} of 2, by torch.distributed"
+        )
+        assert [told[name] for name in ("first", "given", "after", "gone")] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "text"),
+    [
+        ({}, TORCHRUN, "now this is rank 5 of 8, by the launcher's variables"),
+        (TORCHRUN, TORCHRUN | {"RANK": "4"}, "as that of rank 5 of 8, by the launcher's variables; now this is rank 4"),
+        (TORCHRUN, TORCHRUN | {"LOCAL_RANK": "0"}, None),  # the same rank
+        (TORCHRUN, {}, None),  # taken away, which says nothing
+        ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),  # still the only process
+    ],
+)
+def test_rank_that_a_launcher_gives_later_is_refused(
+    monkeypatch: pytest.MonkeyPatch, then: dict[str, str], now: dict[str, str], text: str | None
+) -> None:
+    process = find_rank(rank=None, world_size=None, environment=then)
+    for name, value in now.items():
+        monkeypatch.setenv(name, value)
+    if text is None:
+        refuse_changed_rank(process)
+    else:
+        with pytest.raises(ValueError, match=text):
+            refuse_changed_rank(process)
+    refuse_changed_rank(find_rank(rank=0, world_size=1, environment=then))  # given on purpose
+
+
+def test_jax_processes_are_ranks() -> None:
+    """A real `jax.distributed` of one process, whose launcher says something else."""
+    pytest.importorskip("jax")
+    program = (
+        "import socket, jax; from dali_pipes.processes.ranks import find_rank\n"
+        "free = socket.create_server(('127.0.0.1', 0)); port = free.getsockname()[1]; free.close()\n"
+        "environment = {'RANK': '5', 'WORLD_SIZE': '8'}\n"
+        "print(find_rank(rank=None, world_size=None, environment=environment).source)\n"
+        "jax.distributed.initialize(f'127.0.0.1:{port}', num_processes=1, process_id=0)\n"
+        "found = find_rank(rank=None, world_size=None, environment=environment)\n"
+        "print(found.source, found)\n"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.splitlines() == [
+        "the launcher's variables",
+        "jax.distributed Rank(rank=0, world_size=1, local_rank=0)",
+    ], done.stderr
 
 
 @pytest.mark.parametrize(

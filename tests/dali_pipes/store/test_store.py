@@ -4,6 +4,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import xxhash
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
+from dali_pipes.store.cluster import claims
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import cluster, endpoint_for
 from dali_pipes.store.cluster.health import check_endpoint
@@ -59,6 +61,46 @@ def test_store_write_replaces_the_object(store: Store) -> None:
     store.write("a", b"old and longer")
     store.write("a", b"new")
     assert store.read("a") == b"new"
+
+
+def test_store_creates_an_object_once(store: Store) -> None:
+    assert store.write_new("a/new", b"first", by="one")
+    assert not store.write_new("a/new", b"second", by="two")
+    assert store.read("a/new") == b"first"
+    assert [entry.name for entry in store.list_all("a/")] == ["a/new"]
+
+
+def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are told: by the result, or in a bucket by an error, while another's claim is there."""
+    monkeypatch.setattr(claims, "LONGEST_PAUSE_S", 0.02)
+    begin = threading.Barrier(8)
+
+    def write(number: int) -> bool:
+        begin.wait(timeout=30)
+        with contextlib.suppress(StoreError):
+            return store.write_new("new", b"%d" % number, by=f"job{number}")
+        return False
+
+    with ThreadPoolExecutor(8) as threads:
+        created = list(threads.map(write, range(8)))
+    assert sum(created) <= 1
+    if any(created):
+        assert store.read("new") == b"%d" % created.index(True)
+    else:
+        assert store.write_new("new", b"later", by="later")  # nobody is left behind
+    assert [entry.name for entry in store.list_all("new")] == ["new"]
+
+
+def test_a_claim_of_a_stopped_job_is_named(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job itself goes on when it is run again."""
+    monkeypatch.setattr(claims, "LONGEST_PAUSE_S", 0.0)
+    bucket.create()
+    bucket.write("new.claim-aa11-0123", b"claimed")
+    with pytest.raises(StoreError, match=r"another job has claimed this name \('new.claim-aa11-0123'\).*delete its"):
+        bucket.write_new("new", b"data", by="bb22")
+    assert [entry.name for entry in bucket.list("")] == ["new.claim-aa11-0123"]
+    assert bucket.write_new("new", b"data", by="aa11")
+    assert [entry.name for entry in bucket.list("")] == ["new"]
 
 
 def test_store_upload_has_the_bytes_of_the_file(store: Store, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def photos() -> list[bytes]:
 
 
 def other_photos() -> list[bytes]:
-    """JPEG 2000, TIFF, GIF and an animated PNG: decoders of DALI do not read them, or end the process by them."""
+    """JPEG 2000, TIFF, GIF, animated PNG, AVIF, HEIC: DALI does not read them, or they end the process."""
     rgb = _image()
     more = [Image.eval(rgb, lambda value: 255 - value)]
     return [
@@ -41,6 +41,8 @@ def other_photos() -> list[bytes]:
         _saved(rgb, "TIFF", compression="tiff_lzw"),
         _saved(rgb, "GIF"),
         _saved(rgb, "PNG", save_all=True, append_images=more),
+        _saved(rgb, "AVIF"),
+        b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(80),  # the first box; only an extra writes whole ones
     ]
 
 

@@ -2,10 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from dali_pipes.errors import PipesError
+from dali_pipes.formats.history import Change, Part
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
@@ -40,7 +44,14 @@ class Manifests(FormatTarget):
     name = "manifests"
 
     def seeds(self) -> Sequence[bytes]:
-        return [self.files.manifest]
+        first = Manifest.from_bytes(self.files.manifest, where="m")
+        entries = [
+            Change(version=version, date="", what="add", token="", command="", num_samples=5, num_shards=2, digest="")
+            for version in (1, 2)
+        ]
+        parts = (Part("", 1), Part("add-0123456789-", 1))
+        second = replace(first, version=2, parts=parts, history=tuple(entries), removed=np.array([1, 4]))
+        return [self.files.manifest, second.to_bytes()]
 
     def read(self, data: bytes) -> bytes:
         return Manifest.from_bytes(data, where="m").to_bytes()
@@ -68,4 +79,4 @@ class ColumnFiles(FormatTarget):
 
     def read(self, data: bytes) -> bytes:
         manifest = Manifest.from_bytes(self.files.manifest, where="m")
-        return SampleColumns.from_bytes(data, manifest=manifest, where="c").to_bytes(manifest=manifest.digest)
+        return SampleColumns.from_bytes(data, manifest=manifest, where="c").to_bytes(manifest=manifest.shards_digest)

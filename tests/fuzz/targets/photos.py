@@ -1,6 +1,7 @@
 """Photos: what the rules let pass does not end the process in a decoder of DALI, and has its header's size.
 
-What is called cut off is not let pass, but goes to the decoder here, too: of a PNG the verdict is never wrong.
+What is called cut off or damaged is not let pass, but goes to the decoder here, too: of a PNG the verdict is never
+wrong.
 """
 
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ class Photos(Target):
         shape = tuple(decoded.as_cpu()[0].shape())
         if shape != (header.height, header.width, 3):
             raise BrokenPromiseError(f"{header} is decoded to {shape}")
-        if read_whole_photo_header(data).format == "PNG cut off":
-            raise BrokenPromiseError("a PNG that is called cut off is decoded")
+        if (format := read_whole_photo_header(data).format) in ("PNG cut off", "PNG damaged"):
+            raise BrokenPromiseError(f"a photo of format '{format}' is decoded")
         return "taken"
 
 

@@ -24,6 +24,7 @@ from prep.export.export import export_tfrecords
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
+from tests.prep.sources.test_hf import write_hf
 from tests.sources import encode_photo, write_pets
 
 WITHOUT_JSON = {
@@ -47,15 +48,24 @@ RUNS = {
     "cache ls": "--cache {cache}",
     "cache warm": "{shards} --cache {cache}",
     "doctor": "--cache {cache}",
+    "prep add": "{shards} {living} --known skip",
+    "prep compact": "{living}",
+    "prep diff": "{shards} {living}",
     "prep export tfrecord": "{shards} {out}",
     "prep index": "{shards}",
     "prep info": "{shards}",
+    "prep log": "{living}",
+    "prep make": "{pets} {out}",
     "prep pack demo": "{out} --count 8",
+    "prep pack hf": "{hf} {out}",
     "prep pack imagefolder": "{photos} {out}",
     "prep pack pets": "{pets} {out}",
+    "prep pack photos": "{photos} {out}",
     "prep pack table": "{photos}/list.csv {out}",
     "prep pack tars": "{shards} {out}",
     "prep pack tfrecords": "{records} {out}",
+    "prep recode": "{shards} {out} --short-side 40 --masks nearest",
+    "prep remove": "{living} --shard samples-000001.tar",
     "prep shuffle": "{mixed}/samples-",
     "prep transform": "{shards} {out} --overwrite --jobs 1 --function tests.prep.commands.test_conventions:as_it_is",
     "prep verify": "{shards}",
@@ -73,15 +83,24 @@ FAILS = {
     "prep etl start": ("some-etl --function pets --endpoint {closed}", "no answer from AIStore at"),
     "prep etl stop": ("some-etl --endpoint {closed}", "no answer from AIStore at"),
     "cache warm": ("{out}/none --cache {cache}", "no such directory: '{out}'"),
+    "prep add": ("{photos}/none {shards}", "no such file or directory: '{photos}/none'"),
+    "prep compact": ("{photos}", "'{photos}' holds no .tar"),
+    "prep diff": ("{photos} {shards}", "'{photos}' holds no .tar"),
     "prep export tfrecord": ("{photos} {out}", "'{photos}' holds no .tar"),
     "prep index": ("{photos}", "'{photos}' holds no .tar"),
     "prep info": ("{photos}", "'{photos}' holds no .tar"),
+    "prep log": ("{photos}", "'{photos}' holds no .tar"),
+    "prep make": ("{out}/none {out}", "no such file or directory: '{out}/none'"),
     "prep pack demo": ("{photos}/list.csv/x --count 8", "{photos}/list.csv/x"),
+    "prep pack hf": ("{photos}/none {out}", "'{photos}/none'"),
     "prep pack imagefolder": ("{out} {out}", "no such directory: '{out}'"),
     "prep pack pets": ("{photos} {out}", "no such directory: '{photos}/images'"),
+    "prep pack photos": ("{out} {out}", "no such directory: '{out}'"),
     "prep pack table": ("{photos}/none.csv {out}", "cannot read '{photos}/none.csv'"),
     "prep pack tars": ("{photos} {out}", "'{photos}' holds no .tar"),
     "prep pack tfrecords": ("{photos}/none {out}", "'{photos}/none'"),
+    "prep recode": ("{photos} {out} --short-side 40", "'{photos}' holds no .tar"),
+    "prep remove": ("{photos} --key a", "'{photos}' holds no .tar"),
     "prep shuffle": ("{photos}", "'{photos}' holds no .tar"),
     "prep transform": ("{photos} {out} --function pets", "'{photos}' holds no .tar"),
     "prep verify": ("{photos}", "'{photos}' holds no .tar"),
@@ -131,6 +150,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pack(demo_photos(count=8, seed=0), store=LocalStore(found["shards"]), max_count=4)
     shutil.copytree(found["shards"], found["mixed"])
     index_shards(resolve_shards(found["shards"], endpoint=None))
+    found["living"] = root / "living"
+    pack(demo_photos(count=12, seed=1), store=LocalStore(found["living"]), max_count=4)
+    index_shards(resolve_shards(found["living"], endpoint=None))
     export_tfrecords(resolve_shards(found["shards"], endpoint=None), store=LocalStore(found["records"]), prefix="r-")
     found["packed"].mkdir()
     (found["packed"] / "x-000000.tgz").touch()
@@ -140,6 +162,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         path.parent.mkdir(parents=True)
         path.write_bytes(encode_photo(seed=number))
     (found["photos"] / "list.csv").write_text("path,label\ncat/0.jpg,1\ndog/1.jpg,2\n")
+    found["hf"] = root / "hf"
+    write_hf(found["hf"] / "a.parquet", [{"image": {"bytes": encode_photo(), "path": None}, "label": 1}])
     return {name: str(path) for name, path in found.items()}
 
 

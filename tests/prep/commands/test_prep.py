@@ -17,10 +17,13 @@ COMMANDS = [
     ["pack"],
     ["pack", "pets"],
     ["pack", "imagefolder"],
+    ["pack", "photos"],
+    ["pack", "hf"],
     ["pack", "demo"],
     ["pack", "table"],
     ["pack", "tars"],
     ["pack", "tfrecords"],
+    ["make"],
     ["shuffle"],
     ["index"],
     ["embedded"],
@@ -87,15 +90,24 @@ def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
     arguments = ("pack", "pets", tmp_path / "pets", tmp_path / "out")
     run_prep(*arguments, expect=DataError, match=r"1 of 2 records .* are bad: boxer_1: image\.jpg holds a GIF")
     assert not (tmp_path / "out").exists()
-    result = run_prep(*arguments, "--on-bad", "skip")
-    first, second = result.stderr.splitlines()
+    run_prep(
+        *arguments, "--on-bad", "skip", expect=DataError, match="2 of 3 records would be left out, more than --max"
+    )
+    assert not (tmp_path / "out").exists()
+    many = ("--on-bad", "skip", "--max-bad", "2")
+    result = run_prep(*arguments, *many)
+    first, second, *reasons = result.stderr.splitlines()
+    assert [reason.split()[:4] for reason in reasons] == [
+        ["1", "left", "out:", "no"],
+        ["1", "left", "out:", "image.jpg"],
+    ]
     assert first == "skipped: boxer_2: no trimap"
     assert second.startswith("skipped: boxer_1: image.jpg holds a GIF, expected JPEG, PNG, WEBP, BMP or PNM")
-    assert re.match(r"wrote 1 shard, 1 sample, 10\.0 KiB in .* \(skipped 2\) -> ", result.stdout)
+    assert re.match(r"wrote 1 shard, 1 sample, 10\.0 KiB in .* \(left out 2\) -> ", result.stdout)
     (tmp_path / "pets" / "images" / "boxer_3.jpg").write_bytes(encode_photo("png"))
-    result = run_prep(*arguments, "--on-bad", "skip", "--overwrite")
-    assert result.stderr.splitlines()[2:] == ["noted: boxer_3: image.jpg is a PNG"]
-    found = json_of_prep(*arguments, "--on-bad", "keep", "--overwrite")
+    result = run_prep(*arguments, *many, "--overwrite")
+    assert result.stderr.splitlines()[4:] == ["noted: boxer_3: image.jpg is a PNG"]
+    found = json_of_prep(*arguments, "--on-bad", "keep", "--max-bad", "1", "--overwrite")
     assert found["noted"] == ["boxer_3: image.jpg is a PNG"]
     assert [text.partition(",")[0] for text in found["kept"]] == ["boxer_1: image.jpg holds a GIF"]
     assert found["classes"] == {"9": "boxer"}

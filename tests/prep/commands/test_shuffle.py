@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,27 @@ def test_shuffle_by_class_tells_how_many_sets(directory: Path) -> None:
 def test_shuffle_by_split(directory: Path) -> None:
     found = _json(directory, "--by", "split", "--splits", "train=0.8, val=0.2", "--shard-bytes", "1GiB")
     assert found["shards"] == ["shuffled-train-000000.tar", "shuffled-val-000000.tar"]
-    assert [shard["num_samples"] for shard in found["planned"]] == [20, 5]
+    assert [shard["num_samples"] for shard in found["planned"]] == [18, 7]
+
+
+def test_shuffle_by_split_is_the_same_in_all_epochs(directory: Path) -> None:
+    """A sample of the one epoch's validation must not be in the next one's training."""
+    arguments = (
+        directory / "samples-",
+        "--by",
+        "split",
+        "--splits",
+        "train=0.8,val=0.2",
+        "--shard-bytes",
+        "1GiB",
+        "--epoch",
+    )
+    keys = []
+    for epoch in range(2):
+        _run(*arguments, str(epoch))
+        with tarfile.open(directory / f"e{epoch:06d}-shuffled-val-000000.tar") as archive:
+            keys.append({name.partition(".")[0] for name in archive.getnames()})
+    assert keys[0] == keys[1] != set()
 
 
 def test_shuffle_by_a_key_map_drops_only_when_asked(directory: Path, tmp_path: Path) -> None:
@@ -195,8 +216,8 @@ ekm_file: {bucket.url}/map.json
         (["--spec", "x.json", "ais://b/a-", "--seed", "1"], "--spec replaces these; drop URL, --seed, or write it"),
         (["x", "--ekm", "a", "--by", "class"], "--ekm and --by are two ways to choose"),
         (["x", "--splits", "a=1"], "--splits goes with --by split"),
-        (["x", "--by", "split", "--splits", "a"], "--splits are names and shares, train=0.9,val=0.1, got 'a'"),
-        (["x", "--by", "split", "--splits", "a=x"], "--splits are names and shares"),
+        (["x", "--by", "split", "--splits", "a"], "--splits takes names and shares, train=0.9,val=0.1, got 'a'"),
+        (["x", "--by", "split", "--splits", "a=x"], "--splits takes names and shares"),
         (["x", "--algorithm", "sideways"], "'sideways' is not one of 'shuffle', 'alphanumeric', 'content', 'none'"),
         (["x", "--engine", "cluster"], "'cluster' is not one of 'auto', 'dsort', 'client'"),
         (["x", "--shard-bytes", "-1"], "a size is a number"),

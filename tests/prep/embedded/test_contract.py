@@ -24,7 +24,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle.dsort_spec import read_spec
-from prep.shuffle.key_map import Grouping, parse_key_map
+from prep.shuffle.key_map import Grouping, parse_key_map, split_of
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Engine, Request, request_of_spec
 from prep.shuffle.shuffle import shuffle
@@ -771,7 +771,12 @@ def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
             )
     else:
         sets = [[name for name in report.shards if name.startswith(f"out-{split}-")] for split in shares]
-        assert [len(keys_of(bucket, found)) for found in sets] == [18, 6]
+        keys = [f"d/{index:04}" for index in range(24)]
+        drawn = [split_of(key, shares, seed=0) for key in keys]
+        assert [sorted(keys_of(bucket, found)) for found in sets] == [
+            [key for key, number in zip(keys, drawn, strict=True) if number == split] for split in range(2)
+        ]
+        assert 12 < drawn.count(0) < 24
 
 
 @pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])

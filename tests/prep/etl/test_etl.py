@@ -33,7 +33,10 @@ from dali_pipes.store.urls import resolve_shards
 from prep.etl.cluster import get_transformed, run_offline, start_etl, stop_etl
 from prep.etl.local import Output, open_output, transform_shards
 from prep.etl.transforms import FunctionTransform, PetsTransform, ShardTransform, load_transform
+from prep.index import index_shards
+from tests.conftest import Sample, write_shards
 from tests.sources import REPOSITORY, encode_mask, encode_photo
+from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
 THIS = "tests.prep.etl.test_etl"
 
@@ -702,3 +705,12 @@ def test_misuse_is_told(
     monkeypatch.delenv("AIS_ENDPOINT", raising=False)
     assert main(["prep", *arguments]) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_transform_that_hands_photos_on_keeps_their_orientations(tmp_path: Path) -> None:
+    """Their bytes are copied, EXIF data and all."""
+    samples = [Sample(f"{value}", {"jpg": turned_photo(slope(), value), "cls": b"2"}) for value in ORIENTATIONS]
+    folder = write_shards(tmp_path, samples, per_shard=8)
+    shard = folder / "s-000000.tar"
+    shard.write_bytes(FunctionTransform(drop_odd, name="drop_odd").transform(shard.read_bytes(), str(shard)))
+    assert index_shards(resolve_shards(folder, endpoint=None)).turned == {"jpg": 7}

@@ -19,6 +19,7 @@ from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
 from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.turned_photos import slope, turned_photo
 
 
 def describe(shards: Path | str, **options: int) -> SetInfo:
@@ -77,7 +78,7 @@ def test_orientation_is_read_from_exif(orientation: int) -> None:
 
 
 def test_png_orientation_and_a_broken_exif() -> None:
-    """PNGs have it in a chunk of their own; a block that ends too early has none."""
+    """PNGs have it in a chunk of their own; a block that ends too early has none, and counts as upright."""
     exif = Image.Exif()
     exif[274] = 6
     details = photo_details(encoded("RGB", "PNG", exif=exif))
@@ -87,7 +88,7 @@ def test_png_orientation_and_a_broken_exif() -> None:
     start = jpeg.index(b"Exif\0\0") + 6
     broken = photo_details(jpeg[:start] + b"\xff" * 14 + jpeg[start + 14 :])
     assert broken is not None
-    assert broken.orientation == 0
+    assert broken.orientation == 1
 
 
 def test_details_of_a_long_head_ask_for_more() -> None:
@@ -132,7 +133,7 @@ def test_details_agree_with_pillow_on_real_files() -> None:
         try:
             with Image.open(path) as photo:
                 expected = (photo.height, photo.width, len(photo.getbands()), "progression" in photo.info)
-                orientation = photo.getexif().get(274, 0)
+                orientation = photo.getexif().get(274, 0) or 1
         except OSError:
             continue
         details = photo_details(path.read_bytes())
@@ -316,3 +317,17 @@ def test_bad_input_is_told(small_shards: Path, tmp_path: Path) -> None:
     (tmp_path / "set" / "s-manifest.safetensors").write_bytes(mask_bytes(1, 3, 3))
     with pytest.raises(DataError, match="expected a dali-pipes manifest"):
         describe(tmp_path / "set")
+
+
+def test_turned_photos_are_counted_and_sized_upright(tmp_path: Path) -> None:
+    """All photos by the manifest, not only those whose headers are looked at; an old index does not know."""
+    photo = slope(20, 30)
+    samples = [
+        Sample(f"{value}", {"jpg": turned_photo(photo, value), "png": mask_bytes(1, 8, 8)}) for value in range(1, 9)
+    ]
+    shards = resolve_shards(write_shards(tmp_path, samples, per_shard=8), endpoint=None)
+    info = describe_set(shards, num_headers=1, num_pixels=0)
+    assert (info.photos["jpg"].num_turned, info.photos["png"].num_turned) == (7, 0)
+    assert (info.photos["jpg"].height.least, info.photos["jpg"].height.greatest) == (20, 30)
+    result = CliRunner().invoke(prep, ["info", str(tmp_path)])
+    assert "turned: 7 by their EXIF orientation; graphs give them upright, as counted here" in result.output

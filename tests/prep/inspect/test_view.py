@@ -196,7 +196,7 @@ def test_command_writes_a_picture(coloured: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["out.txt"], "expected a picture's name, .png, .jpg or .webp, got 'out.txt'"),
+        (["out.txt"], "expected a page's name, .html, or a picture's name, .png, .jpg or .webp, got 'out.txt'"),
         (["nowhere/out.png"], "no directory 'nowhere'; make it"),
         (["out.png", "--num", "0"], "0 is not in the range x>=1"),
         (["out.png", "--keys", ","], "expected keys such as 'cat/1,cat/7', got ','"),
@@ -250,4 +250,4 @@ def test_picture_that_cannot_be_written(coloured: Path, tmp_path: Path) -> None:
     (tmp_path / "out.png").mkdir()
     result = call(coloured, tmp_path / "out.png")
     assert result.exit_code == 2
-    assert "is a directory" in result.output
+    assert "is a directory; name a file in it" in result.output

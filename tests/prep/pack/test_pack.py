@@ -27,6 +27,7 @@ from prep.sources.pets import pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range
 from tests.sources import encode_mask, encode_photo, make_source, start_python, write_pets
+from tests.turned_photos import exif_block, with_exif
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -238,11 +239,15 @@ BAD = [
     ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no whole IEND chunk"),
     (
         {"jpg": encode_photo(), "trimap_png": encode_mask().replace(b"IDATx", b"IDATy")},
-        "trimap.png is damaged: the 'IDAT' at byte 33 has another checksum than it says",
+        "trimap.png is damaged: it has no pixels, or a part of it has another checksum than it says",
     ),
     (
         {"jpg": encode_photo(), "trimap_png": encode_mask(size=(24, 32))},
         "trimap.png has 32 x 24 pixels, 'jpg' 24 x 32",
+    ),
+    (
+        {"jpg": with_exif(encode_photo(), exif_block(6)), "trimap_png": encode_mask()},
+        "trimap.png has 24 x 32 pixels, 'jpg' 32 x 24, both turned upright by their EXIF orientations; as stored it",
     ),
 ]
 
@@ -301,6 +306,19 @@ def test_pack_photo_in_another_format_that_dali_decodes_is_packed_and_noted(
     assert (report.noted, report.skipped, report.kept) == ((note,), (), ())
     [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
     assert sample[extension] == photo
+
+
+def test_pack_keeps_the_orientations_of_photos_and_masks(tmp_path: Path) -> None:
+    """All bytes, the EXIF data too; a mask fits its photo if both are turned upright, each by its own."""
+    components = {
+        "jpg": with_exif(encode_photo(), exif_block(6)),
+        "trimap.png": with_exif(encode_mask(), exif_block(8)),
+    }
+    records = (Record(key="a", components=components, label=0),)
+    records += (Record(key="b", components=components | {"trimap.png": encode_mask(size=(24, 32))}, label=0),)
+    pack(_source(*records), store=LocalStore(tmp_path))
+    manifest = index_shards(resolve_shards(tmp_path, endpoint=None))
+    assert manifest.turned == {"jpg": 2, "trimap.png": 1}
 
 
 def test_pack_pets_sample_as_it_is_notes_the_png(pets_dir: Path, tmp_path: Path) -> None:

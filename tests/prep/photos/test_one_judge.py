@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.data_set import indexing
+from dali_pipes.data_set import tar_index
 from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify
 from prep.pack.pack import pack
+from prep.photos.decoders import Undecodable, open_decoder
 from prep.sources.record import Record, Source
 from tests.conftest import Sample, write_shards
 from tests.hostile_photos import (
@@ -19,10 +20,15 @@ from tests.hostile_photos import (
     encoded,
     gif,
     jpeg2000,
+    large_jpeg,
     large_png,
     pixels_of,
+    png_with_text,
     tiff,
+    with_metadata,
     with_thumbnail,
+    with_wrong_checksum,
+    without_chunk,
 )
 
 REFUSED = {
@@ -36,6 +42,9 @@ REFUSED = {
     "cut jpeg": encoded(pixels_of(), "JPEG")[:-2],
     "cut thumbnail": with_thumbnail()[:-2] + bytes(3),
     "cut png": encoded(pixels_of(), "PNG")[:-12],
+    "png with a wrong checksum of its pixels": with_wrong_checksum(encoded(pixels_of(), "PNG"), b"IDAT"),
+    "png without pixels": without_chunk(encoded(pixels_of(), "PNG"), b"IDAT"),
+    "bomb with a thumbnail": with_metadata(large_jpeg(10_000, 9_000), 60_000),
 }
 ALLOWED = {
     "jpeg": encoded(pixels_of(), "JPEG"),
@@ -46,7 +55,20 @@ ALLOWED = {
     "ppm": encoded(pixels_of(), "PPM"),
     "longer jpeg": encoded(pixels_of(), "JPEG") + bytes(3000),
     "longer png": encoded(pixels_of(), "PNG") + bytes(3000),
+    "png with a wrong checksum of its text": with_wrong_checksum(png_with_text(), b"tEXt"),
+    "png with a wrong checksum of its end": with_wrong_checksum(encoded(pixels_of(), "PNG"), b"IEND"),
+    "jpeg with much metadata": with_metadata(encoded(pixels_of(), "JPEG"), 60_000),
 }
+
+
+def test_the_decoder_of_loaders_agrees() -> None:
+    """What is refused without being decoded, DALI refuses or must not get; what is allowed, it decodes."""
+    decoder = open_decoder("dali")
+    for name, photo in ALLOWED.items():
+        assert decoder(photo, read_whole_photo_header(photo), "rgb").shape == (40, 50, 3), name
+    for name in ("png with a wrong checksum of its pixels", "png without pixels"):
+        with pytest.raises(Undecodable, match="cannot be decoded: DALI"):
+            decoder(REFUSED[name], PhotoHeader("PNG", 40, 50), "nothing")
 
 
 def packed(photo: bytes, directory: Path, *, formats: tuple[str, ...] = ()) -> list[str]:
@@ -105,7 +127,7 @@ def test_an_animated_png_is_found_behind_other_chunks(tmp_path: Path) -> None:
 
 def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader refuses a photo of another size than its index says."""
-    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
+    monkeypatch.setattr(tar_index, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
     write_shards(tmp_path, [Sample("a", {"jpg": OTHER}), Sample("b", {"jpg": OTHER})], per_shard=2)
     monkeypatch.undo()
     report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)

@@ -37,8 +37,8 @@ from prep.shuffle.order import Algorithm
 from prep.shuffle.plan import ShufflePlan
 from prep.shuffle.request import Engine, Request, epoch_prefix, epoch_seed
 from prep.shuffle.shuffle import shuffle
-from prep.shuffle.spool import open_spool
 from prep.sources.record import Source
+from prep.spool import open_spool
 from tests.prep.embedded.tars import make_tar
 from tests.sources import make_source, start_python
 
@@ -388,10 +388,12 @@ def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
 
 def test_spool_that_is_full_says_where(directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", str(tmp_path / "spool" / "0"))
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(client_shuffle.os, "pwrite", full)
-    with pytest.raises(StoreError, match=r"cannot write '.*spool/0': No space left on device; .*--spool-dir"):
+    with pytest.raises(
+        StoreError, match=r"cannot write '.*spool/dali-pipes-shuffle-.*': No space left on device; .*--spool-dir"
+    ):
         shuffle(Request(directory, spool_dir=tmp_path / "spool"))
     assert list((tmp_path / "spool").iterdir()) == []
 
@@ -640,15 +642,15 @@ def test_split_is_a_function_of_seed_and_key(directory: ShardSet) -> None:
         report = shuffle(
             Request(
                 directory,
-                mapped=Grouping(by="split", shares=shares),
+                mapped=Grouping(by="split", shares=shares, seed=seed),
                 output_prefix=prefix,
-                algorithm=Algorithm(seed=seed),
+                algorithm=Algorithm(seed=5),
             )
         )
         for name in shares:
             shards = [shard for shard in report.shards if shard.startswith(f"{prefix}{name}-")]
             keys[prefix, name] = set(_keys(directory.store, shards))
-    assert [len(keys["a-", name]) for name in shares] == [34, 5, 4]
+    assert [len(keys["a-", name]) for name in shares] == [33, 3, 7]
     assert all(keys["a-", name] == keys["b-", name] for name in shares)
     assert keys["a-", "val"] != keys["c-", "val"]
     assert set.union(*(keys["a-", name] for name in shares)) == {f"folder/{n:04d}" for n in range(NUM_SAMPLES)}

@@ -159,3 +159,20 @@ def test_split_that_gets_no_sample_is_refused() -> None:
 def test_grouping_that_is_none_is_refused(by: str, shares: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Grouping(by=by, shares=shares)
+
+
+def test_split_stays_when_samples_are_added_or_removed() -> None:
+    """And its numbers of samples are near the shares."""
+    shares = {"train": 0.7, "val": 0.2, "test": 0.1}
+    grouping = Grouping(by="split", shares=shares, seed=3)
+
+    def split(names: list[str]) -> dict[str, int]:
+        found = group_by(names, grouping=grouping, prefix="x-", labels=None, num_shards=1, seed=0, digits=6)
+        return dict(zip(names, found.assign(names), strict=True))
+
+    few = split([f"a/{number}.jpg" for number in range(0, 3000, 2)])
+    many = split([f"a/{number}.jpg" for number in range(3000)])
+    assert {name: many[name] for name in few} == few
+    for row, share in enumerate(shares.values()):
+        # Five standard deviations of a binomial distribution.
+        assert abs(sum(one == row for one in many.values()) - 3000 * share) < 5 * (3000 * share * (1 - share)) ** 0.5

@@ -130,7 +130,7 @@ def test_shuffle_of_a_directory_by_dsort_says_that_it_needs_a_bucket(tmp_path: P
     [
         (
             {"output_prefix": "samples-"},
-            "output prefix 'samples-' names the input itself; choose another with --output",
+            "output prefix 'samples-' names the input itself; choose another prefix with --output",
         ),
         ({"output_prefix": ""}, "a prefix must not be empty"),
         ({"output_prefix": "out2"}, "a prefix must end in a name's start that is not a digit"),

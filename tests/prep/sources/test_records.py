@@ -1,10 +1,13 @@
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dali_pipes.errors import DataError, PipesError
-from prep.sources.imagefolder import imagefolder
+from dali_pipes.store.local import LocalStore
+from prep.pack.pack import pack
+from prep.sources.imagefolder import imagefolder, photo_folder
 from prep.sources.pets import download_pets, pets
 from tests.sources import encode_photo, write_pets
 
@@ -152,27 +155,99 @@ def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> Non
 
 
 def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
-    _write_photos(tmp_path, "a/1.jpg", "a/notes.txt", "a/.DS_Store", "a/.cache/2.jpg", ".git/x.jpg", "top.jpg")
+    _write_photos(tmp_path, "a/1.jpg", "a/2.CR2", "a/notes.txt", "a/.DS_Store", "a/.cache/2.jpg", "a/LICENCE")
+    _write_photos(tmp_path, "top.jpg", "Thumbs.db", ".git/x.jpg")
     (tmp_path / "b").mkdir()
     source = imagefolder(tmp_path)
     assert [record.key for record in source.records] == ["a/1"]
-    assert list(source.skipped) == ["a/notes.txt: not a photo by its extension", "b: no photo in this class"]
+    assert list(source.skipped) == [
+        "top.jpg: it is in no class's folder",
+        "a/2.CR2: .cr2: a picture that no loader reads",
+        "b: no photo in this class",
+    ]
+    assert list(source.others) == [
+        "Thumbs.db: .db: not a photo by its extension",
+        "a/LICENCE: no extension: not a photo by its extension",
+        "a/notes.txt: .txt: not a photo by its extension",
+    ]
     assert source.classes == {0: "a", 1: "b"}  # an empty class keeps its id
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a/1.jpg", "a/1.png"], r"a/1\.jpg' and '.*a/1\.png' differ in their extension only; both would be key 'a/1'"),
-        (["a/1.jpg", "a/1.JPG"], "differ in their extension only"),
-        (["a/1.min.jpg"], r"1\.min\.jpg' has more than one dot in its name"),
         (["1.jpg"], "holds no folder; expected one for each class"),
-        (["a/notes.txt"], "holds no photo: a/notes.txt: not a photo by its extension"),
+        (
+            ["a/notes.txt"],
+            r"holds no photo: a: no photo in this class; a/notes\.txt: \.txt: not a photo by its extension",
+        ),
+        (["a/1.jpg", "a/1.JPG"], "holds no photo: a/1: .*a/1.JPG' and '.*a/1.jpg' would be one component"),
     ],
 )
-def test_imagefolder_that_cannot_be_read_back_is_an_error(tmp_path: Path, names: list[str], message: str) -> None:
+def test_imagefolder_without_a_photo_is_an_error(tmp_path: Path, names: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         imagefolder(_write_photos(tmp_path, *names))
+
+
+def test_imagefolder_jpeg_files_are_one_component_whatever_their_extension(tmp_path: Path) -> None:
+    source = imagefolder(_write_photos(tmp_path, "a/1.JPEG", "a/2.jpg", "b/3.jpe", "b/4.png"))
+    assert [list(record.components) for record in source.records] == [["jpg"], ["jpg"], ["jpg"], ["png"]]
+
+
+def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path) -> None:
+    """WebDataset would cut the key at the dot; names of screenshots are full of them."""
+    source = imagefolder(_write_photos(tmp_path, "v1.2/Screen at 10.11.jpg", "v1.2/b.jpg"))
+    assert [record.key for record in source.records] == ["v1.2/Screen at 10-11", "v1.2/b"]
+    report = pack(source, store=LocalStore(tmp_path / "out"))
+    assert report.noted == (
+        "v1.2/Screen at 10-11: 'v1.2/Screen at 10.11.jpg' has a dot in its name, where a key would end",
+    )
+
+
+def test_two_photos_of_one_key_follow_on_bad(tmp_path: Path) -> None:
+    """fail: an error that names both; skip: neither is packed; keep: both, as one sample."""
+    source = imagefolder(_write_photos(tmp_path / "in", "a/1.jpg", "a/1.png", "a/2.jpg"))
+    with pytest.raises(DataError, match=r"1 of 2 records .* bad: a/1: 2 photos have this key, expected one: 'a/1.jpg'"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    skipped = pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip")
+    assert (skipped.num_samples, len(skipped.skipped)) == (1, 1)
+    kept = pack(source, store=LocalStore(tmp_path / "keep"), on_bad="keep")
+    assert kept.num_samples == 2
+    assert kept.kept == ("a/1: 2 photos have this key, expected one: 'a/1.jpg', 'a/1.png'; rename one",)
+    with tarfile.open(tmp_path / "keep" / "samples-000000.tar") as archive:
+        assert archive.getnames() == ["a/1.cls", "a/1.jpg", "a/1.png", "a/2.cls", "a/2.jpg"]
+
+
+def test_two_photos_of_one_key_and_component_can_only_be_skipped(tmp_path: Path) -> None:
+    source = imagefolder(_write_photos(tmp_path / "in", "a/1.jpg", "a/1.JPEG", "a/2.jpg"))
+    for on_bad in ("fail", "keep"):
+        with pytest.raises(DataError, match=r"a/1: .* would be one component of one key"):
+            pack(source, store=LocalStore(tmp_path / "out"), on_bad=on_bad)  # type: ignore[arg-type]
+    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip").num_samples == 1
+
+
+def test_imagefolder_of_splits_numbers_classes_once(tmp_path: Path) -> None:
+    """A class that one split lacks does not shift the ids of the others."""
+    _write_photos(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/1.jpg", "val/x.jpg")
+    source = imagefolder(tmp_path, splits=("train", "val"))
+    assert [(record.key, record.label) for record in source.records] == [
+        ("train/cat/1", 0),
+        ("train/dog/2", 1),
+        ("val/dog/1", 1),
+    ]
+    assert list(source.skipped) == ["val/x.jpg: it is in no class's folder"]
+    assert list(source.others) == ["val/cat: no photo in this class"]
+
+
+def test_photos_without_classes_are_found_in_all_folders(tmp_path: Path) -> None:
+    source = photo_folder(_write_photos(tmp_path, "b.jpg", "2019/x.JPEG", "2019/deep/y.png", "2019/z.xcf"))
+    assert [(record.key, list(record.components), record.label) for record in source.records] == [
+        ("2019/deep/y", ["png"], None),
+        ("2019/x", ["jpg"], None),
+        ("b", ["jpg"], None),
+    ]
+    assert list(source.others) == ["2019/z.xcf: .xcf: not a photo by its extension"]
+    assert source.classes == {}
 
 
 def test_imagefolder_same_stem_in_two_classes_is_fine(tmp_path: Path) -> None:

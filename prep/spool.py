@@ -1,4 +1,4 @@
-"""Own a folder on local disk in which output shards are put together, for one process at a time."""
+"""Own a folder on local disk in which outputs, or parts of them, are put together, for one process at a time."""
 
 import contextlib
 import fcntl
@@ -42,8 +42,10 @@ def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[P
         try:
             yield folder
         except OSError as exc:
+            if exc.filename is not None and folder not in Path(os.fsdecode(exc.filename)).parents:
+                raise
             raise StoreError(
-                f"cannot write '{exc.filename or folder}': {exc.strerror or exc}; shards are put together there: "
+                f"cannot write '{exc.filename or folder}': {exc.strerror or exc}; parts of the output are kept there: "
                 "name a disk with more free space with --spool-dir"
             ) from exc
         finally:

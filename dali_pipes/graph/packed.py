@@ -1,0 +1,43 @@
+"""Join samples of different lengths to one tensor."""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Packed(NamedTuple):
+    """The samples of one output, one after the other."""
+
+    tensor: "torch.Tensor"
+    """[sum of lengths, ...], on the device of the pipeline's outputs."""
+    lengths: list[int]
+    """Rows of each sample."""
+
+    def offsets(self) -> "torch.Tensor":
+        """Return where each sample begins, and the sum: int32 [B + 1] on the tensor's device; does not wait for it."""
+        import torch
+
+        offsets = torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32)
+        if self.tensor.device.type == "cpu":
+            return offsets
+        # A copy from pageable memory would wait for all earlier work of the stream.
+        return offsets.pin_memory().to(self.tensor.device, non_blocking=True)
+
+
+def packed(tensor_list: Any) -> Packed:
+    """Join the samples of a TensorList by one copy; on a GPU in torch's current stream."""
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    tensors = [from_dlpack(tensor_list[position]) for position in range(len(tensor_list))]
+    return Packed(torch.cat(tensors), [len(tensor) for tensor in tensors])
+
+
+def join_packed(parts: Sequence[Packed]) -> Packed:
+    """Join the parts of a batch."""
+    import torch
+
+    return Packed(torch.cat([part.tensor for part in parts]), [num for part in parts for num in part.lengths])

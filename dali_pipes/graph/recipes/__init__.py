@@ -1,0 +1,1 @@
+"""Graphs for other tasks than classification and segmentation: detection, captions, self-supervision by many crops."""

@@ -1,0 +1,49 @@
+"""Watch loaders while they run: figures for Prometheus, and spans for OpenTelemetry.
+
+`Loader.stats` gives the same figures as a plain dict, and needs no package.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dali_pipes.metrics.collector import LoaderCollector as LoaderCollector
+    from dali_pipes.metrics.hf_callback import HFCallback as HFCallback
+    from dali_pipes.metrics.lightning_callback import LightningCallback as LightningCallback
+    from dali_pipes.metrics.node import serve as serve
+    from dali_pipes.metrics.textfile import write_textfile as write_textfile
+
+# Resolved when first used: every loader counts, and only some jobs have prometheus-client.
+_HOMES = {
+    "HFCallback": "metrics.hf_callback",
+    "LightningCallback": "metrics.lightning_callback",
+    "LoaderCollector": "metrics.collector",
+    "serve": "metrics.node",
+    "write_textfile": "metrics.textfile",
+}
+# What to install for a package that is not there.
+_PACKAGES = {
+    "lightning": "dali-pipes[lightning]",
+    "prometheus_client": "dali-pipes[metrics]",
+    "transformers": "transformers",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"dali_pipes.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as exc:
+        package = (exc.name or "").partition(".")[0]
+        if package not in _PACKAGES:
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs {package}; install: pip install '{_PACKAGES[package]}'", name=package
+        ) from exc
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,403 @@
+"""Open the parts of a loader: find the shards, check them against the graph, and place them in a cache."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dali_pipes.bad_samples.policy import BadSamplesSeen
+from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.cache.free_space import available_memory
+from dali_pipes.cache.placement import extent_alignment
+from dali_pipes.cache.share import CacheShare
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.exclusions import excluded_ordinals
+from dali_pipes.data_set.find import NamedSets, find_shards
+from dali_pipes.data_set.photo_shapes import photo_sizes
+from dali_pipes.epoch import Feeds, LoaderParts, PlanInputs
+from dali_pipes.errors import WorkerProcessError
+from dali_pipes.fetch.stager import Stager
+from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.quarantine import Quarantine
+from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.metrics.counts import Counts
+from dali_pipes.metrics.tracing import spanned
+from dali_pipes.opening.checked import LoaderArguments, check_state
+from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
+from dali_pipes.order.grouping import BucketGrouping, Grouping, group_samples
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.passes import window_bytes
+from dali_pipes.order.plan import BYTES_PER_SAMPLE, Plan
+from dali_pipes.order.randomness import Int64s
+from dali_pipes.order.selection import Selection
+from dali_pipes.order.shaped import ShapedPlan
+from dali_pipes.order.state import LoaderState
+from dali_pipes.processes.ranks import Rank, num_local_ranks
+from dali_pipes.reader.batch import Batch, DecodedPhotos
+from dali_pipes.reader.batching import Batching
+from dali_pipes.reader.buffers import Buffers, pinned_buffers
+from dali_pipes.reader.opening import open_reader
+from dali_pipes.reader.samples import Samples, StoredSamples
+from dali_pipes.reader.shard_table import SampleRules
+from dali_pipes.store.patience import Ahead, Patience, use_patience
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.tuning import Settings, choose_settings
+
+_log = logging.getLogger(__name__)
+
+# 13 GB of decoded pixels: more than a batch needs, and less than any machine with so much free memory has.
+MAX_BATCH_PIXELS = 1 << 32
+_LATER = (
+    "the job can continue at the exact next sample once the cluster is back: pass its saved Loader.state_dict() as "
+    "dali_pipes.loader(state=...)"
+)
+
+
+@spanned("open")
+def open_parts(arguments: LoaderArguments, process: Rank, resources: contextlib.ExitStack) -> LoaderParts:
+    """Open the parts of one rank's loader, which ``resources`` closes; raises what `dali_pipes.loader` raises."""
+    batching, resumed = arguments.batching(process), arguments.state
+    select, bad_samples = arguments.select, arguments.bad_samples
+    cache, decode, outputs = arguments.cache, arguments.decode, arguments.outputs
+    refuse_workers()
+    device_id = _device_id(arguments.device, process.local_rank)
+    settings = choose_settings(decode, device_id=device_id)
+    counts = Counts()
+    data_set = _open_data_set(arguments, counts, resources)
+    order = dataclasses.replace(arguments.order, weights=data_set.weights)
+    if resumed is not None:
+        check_state(resumed, order, manifest=data_set.manifest.digest, data=data_set.versions)
+    if outputs.labels == "contiguous":
+        data_set.check_classes()
+    rules = _sample_rules(data_set, select, bad_samples, decode, outputs)
+    stored = StoredSamples(
+        data_set.manifest,
+        data_set.read_index,
+        rules=rules,
+        whole=data_set.whole,
+        sets=data_set.component_counts,
+        excluded=_excluded(data_set, select),
+        shape=None if order.shapes is None else order.shapes.example,
+    )
+
+    def open_pipeline(example: Batch) -> DecodePipeline:
+        return DecodePipeline(
+            arguments.graph,
+            samples=stored,
+            batch_size=batching.batch_size,
+            seed=order.seed,
+            device_id=device_id,
+            example=example,
+            max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, bad_samples),
+            **dataclasses.asdict(settings),
+        )
+
+    # With "skip" the graph decides which samples are left out.
+    pipeline = open_pipeline(stored.example()) if select.missing == "skip" else None
+    selection = _select(data_set, stored, pipeline, select)
+    inputs = _plan_inputs(data_set, selection, order, resumed, _grouping(data_set, stored, order, batching))
+    # The first batch's shards are on their way while the graph waits for its example.
+    example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
+    share, stager = _open_cache(data_set, inputs, batching, cache, resources)
+    buffers = Buffers() if device_id is None else pinned_buffers()
+    reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
+    resources.callback(reader.close)
+    components: list[str] = []  # filled when the graph is known
+    feeds = Feeds(
+        inputs,
+        batching=batching,
+        samples=Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules),
+        components=components,
+        share=share,
+        stager=stager,
+        reader=reader,
+        counts=counts,
+        show_progress=cache.show_progress and process.rank == 0,
+    )
+    epoch, start = (order.epoch, 0) if resumed is None else (resumed.order.epoch, resumed.delivered)
+    begun = feeds.begin(epoch, start=start)
+    _check_length(begun.feed.plan, batching)
+    if example is not None:
+        pipeline = open_pipeline(example.result())
+    assert pipeline is not None
+    components += pipeline.read_components
+    stored = stored.without(inputs.selection.excluded)
+    _check_graph(pipeline, stored, bad_samples, outputs)
+    seen = BadSamplesSeen(bad_samples, quarantine=_open_quarantine(bad_samples, data_set, batching))
+    repair = Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager))
+    return LoaderParts(
+        source=data_set.source,
+        is_resumed=resumed is not None,
+        inputs=inputs,
+        batching=batching,
+        feeds=feeds,
+        begun=begun,
+        decode=pipeline,
+        share=share,
+        stager=stager,
+        seen=seen,
+        repair=repair,
+        outputs=outputs,
+        counts=counts,
+        resources=resources,
+    )
+
+
+def _device_id(device: str, local_rank: int) -> int | None:
+    """The CUDA device to decode on, ``None`` for the CPU."""
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        if device != "auto":
+            raise ValueError(f"device='{device}', and torch finds no CUDA device; pass device='cpu' or 'auto'")
+        _log.info("no CUDA device: decoding on the CPU")
+        return None
+    num_devices = torch.cuda.device_count()
+    _, is_numbered, number = device.partition(":")
+    if is_numbered:
+        if int(number) >= num_devices:
+            raise ValueError(f"device='{device}', and torch finds {num_devices} CUDA devices, from cuda:0")
+        return int(number)
+    current = int(torch.cuda.current_device())
+    # Device 0 is current until the process sets another one, so the launcher's number is taken instead. If each process
+    # sees only one device, there may be no device of that number, and device 0 is right.
+    return local_rank if current == 0 and local_rank < num_devices else current
+
+
+def refuse_workers() -> None:
+    """Refuse to open a loader in a worker process of torch's ``DataLoader``."""
+    if torch.utils.data.get_worker_info() is not None:
+        raise WorkerProcessError(
+            "a loader cannot be made in a DataLoader worker process: it has threads of its own, and a GPU cannot be "
+            "used after a fork; make it in the main process and use it directly, or with DataLoader(num_workers=0)"
+        )
+
+
+def _open_data_set(arguments: LoaderArguments, counts: Counts, resources: contextlib.ExitStack) -> DataSet:
+    """Find the shards and their manifest; without one, index them."""
+    cache = arguments.cache
+    found = named_shards(arguments, resources, on_retry=counts.add_retry)
+    data_set = DataSet(found, alignment=extent_alignment(_directory(cache)))
+    resources.callback(data_set.close)
+    return data_set
+
+
+def named_shards(
+    arguments: LoaderArguments, resources: contextlib.ExitStack, *, on_retry: Callable[[], None] | None = None
+) -> ShardSet | NamedSets:
+    """Find the shards and their manifest, if they have one; ``resources`` closes the embedded node."""
+    cache = arguments.cache
+    embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
+    patience = Patience(patience_s=cache.patience_s, start_s=cache.start_patience_s, advice=_LATER, on_retry=on_retry)
+    with use_patience(patience):
+        return find_shards(
+            arguments.shards,
+            endpoint=arguments.endpoint or os.environ.get("AIS_ENDPOINT") or None,
+            embedded_dir=Path(embedded_dir) if embedded_dir else None,
+            resources=resources,
+            allow_missing=arguments.select.allow_missing,
+        )
+
+
+def _open_cache(
+    data_set: DataSet, inputs: PlanInputs, batching: Batching, cache: Cache, resources: contextlib.ExitStack
+) -> tuple[CacheShare, Stager]:
+    """Reserve this loader's part of the cache, and start the threads that stage shards."""
+    share = data_set.open_share(
+        reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
+        is_windowed=window_bytes(inputs.order, data_set.manifest.shard_bytes) != "all",
+        group=inputs.group,
+        cache_dir=_directory(cache),
+        cache_bytes=cache.max_bytes,
+        verify=cache.verify,
+    )
+    resources.callback(share.close)
+    stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
+    resources.callback(stager.close)
+    return share, stager
+
+
+def _excluded(data_set: DataSet, select: Select) -> Int64s:
+    chosen = excluded_ordinals(data_set, exclude=select.exclude, where=select.where)
+    if len(chosen.excluded):
+        _log.info("%s", chosen.summary)
+    return chosen.excluded
+
+
+def _sample_rules(
+    data_set: DataSet, select: Select, bad_samples: BadSamples, decode: Decode, outputs: Outputs
+) -> SampleRules:
+    return SampleRules(
+        labels=outputs.labels,
+        missing=select.missing,
+        photos=PhotoRules(max_pixels=bad_samples.max_pixels, formats=tuple(decode.formats)),
+        names_sets=data_set.set_names != ("",),
+    )
+
+
+def _plan_inputs(
+    data_set: DataSet,
+    selection: Selection,
+    order: OrderInputs,
+    resumed: LoaderState | None,
+    grouping: Grouping | None,
+) -> PlanInputs:
+    """Gather what the plan of every epoch takes, and refuse what no plan can have, before a cache file is made."""
+    inputs = PlanInputs(
+        manifest=data_set.manifest,
+        set_shards=data_set.set_shards,
+        set_names=data_set.set_names,
+        versions=data_set.versions,
+        selection=selection,
+        order=order,
+        grouping=grouping,
+    )
+    if resumed is not None:
+        inputs.check(resumed)
+    elif len(inputs.set_names) > 1:
+        inputs.plan(order.epoch)  # a data set of a mixture may have nothing left, or windows although it has buckets
+    _check_memory(inputs)
+    return inputs
+
+
+def _grouping(data_set: DataSet, stored: StoredSamples, order: OrderInputs, batching: Batching) -> Grouping | None:
+    """Find what the plan must know of each photo, if they are grouped by their shapes."""
+    if order.shapes is None:
+        return None
+    height, width = photo_sizes(data_set, order.shapes.photo or stored.photo())
+    return group_samples(
+        order.shapes, height, width, batch_size=batching.batch_size, world_size=batching.process.world_size
+    )
+
+
+def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline | None, select: Select) -> Selection:
+    """Select the samples of an epoch: leave out excluded and incomplete ones, and oversample by class."""
+    excluded = stored.excluded
+    if pipeline is not None:
+        lacking = excluded_ordinals(data_set, lacking=pipeline.taken_components)
+        excluded = np.union1d(excluded, lacking.excluded)
+        _log.info("%s", lacking.summary)
+    labels = data_set.columns().labels if select.oversample else None
+    return Selection(len(stored), excluded=excluded, labels=labels, oversample=select.oversample)
+
+
+def _check_memory(inputs: PlanInputs) -> None:
+    """Refuse an exact global shuffle for which memory is too small."""
+    order, num_samples = inputs.order, inputs.selection.num_per_pass
+    needed, available = BYTES_PER_SAMPLE * num_samples // order.num_slices, available_memory()
+    if order.shuffle and order.shuffle_window == "all" and needed > available:
+        raise ValueError(
+            f"window_bytes='all' permutes {num_samples} samples at once, which takes {needed} bytes of memory, and "
+            f"{available} are available; pass shuffle=Shuffle(window_bytes=...): on dSorted shards windows shuffle as "
+            "well"
+        )
+
+
+def _check_length(plan: Plan, batching: Batching) -> None:
+    """Refuse an epoch that ``DROP`` leaves without a batch, as DALI does: a loop over it would end without an error."""
+    if batching.last_batch_policy != "DROP":
+        return
+    if not batching.num_steps(plan):
+        which = ", grouped by window," if isinstance(plan, ShapedPlan) else ""
+        raise ValueError(
+            f"last_batch_policy='DROP' leaves an epoch of {plan.num_samples} samples{which} without a batch: one of "
+            f"batch_size={batching.batch_size} on {batching.process.world_size} rank(s) takes "
+            f"{batching.global_batch_size}; pass a smaller batch_size, or last_batch_policy='PARTIAL'"
+        )
+    if isinstance(plan, ShapedPlan):
+        _warn_of_dropped(plan, num_dropped=plan.num_dropped(batching.global_batch_size))
+
+
+def _warn_of_dropped(plan: ShapedPlan, *, num_dropped: int) -> None:
+    """Say how many samples ``DROP`` leaves out: those at the end of each bucket, in each window."""
+    if not num_dropped:
+        return
+    _log.warning(
+        "last_batch_policy='DROP' leaves %d of %d samples out of epoch %d, the last ones of each %swindow",
+        num_dropped,
+        plan.num_samples,
+        plan.order.epoch,
+        "bucket in each " if isinstance(plan.grouping, BucketGrouping) else "",
+    )
+    if isinstance(plan.grouping, BucketGrouping):
+        counts, needed = plan.grouping.counts(plan.pools), plan.grouping.group_size
+        never = np.flatnonzero(counts.any(axis=0) & (counts < needed).all(axis=0))
+        if len(never):
+            _log.warning(
+                "no window has the %d samples of a step in bucket %s: its %d samples never come; pass a smaller "
+                "batch_size, a larger window, fewer buckets (max_aspect, step), or last_batch_policy='PARTIAL'",
+                needed,
+                ", ".join(map(plan.grouping.name, never.tolist())),
+                counts[:, never].sum(),
+            )
+
+
+def _batch_pixels(settings: Settings, bad_samples: BadSamples) -> int:
+    """The default of `Decode.max_batch_pixels`."""
+    # Decoded pixels are uint8 RGB. Beside the batches that are decoded ahead there is the one that is delivered.
+    bytes_per_pixel = 3 * (settings.prefetch_queue_depth + 1)
+    pixels = available_memory() // 2 // num_local_ranks() // bytes_per_pixel
+    return max(bad_samples.max_pixels, min(pixels, MAX_BATCH_PIXELS))
+
+
+def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: BadSamples, outputs: Outputs) -> None:
+    """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
+    for component in sorted(pipeline.inputs.photos):
+        stored.check_sized(component)
+    _log_turned(pipeline.decoded_photos, stored.turned or {})
+    if bad_samples.on_error == "raise":
+        for component in sorted({*pipeline.decoded_photos.components, *pipeline.inputs.photos}):
+            stored.check_photos(component)
+    for name, option, is_added in (("key", "keys", outputs.keys), ("valid", "valid", outputs.valid)):
+        if is_added and name in pipeline.output_names:
+            raise ValueError(
+                f"Outputs({option}=True) adds '{name}', which is an output of the graph already; rename that"
+            )
+
+
+def _log_turned(photos: DecodedPhotos, turned: Mapping[str, int]) -> None:
+    """Say that photos are turned and their masks are not: whether these were drawn on upright photos, no size tells."""
+    for photo, mask in photos.same_size:
+        of_photo, of_mask = (sum(turned.get(name, 0) for name in names.split(";")) for names in (photo, mask))
+        if photo in photos.upright and of_photo != of_mask:
+            _log.info(
+                "%d photos '%s' and %d masks '%s' are turned by EXIF orientations; a mask without one is taken to be "
+                "drawn on the upright photo: look at some, dali-pipes prep view URL, or pass orient=False",
+                of_photo,
+                photo,
+                of_mask,
+                mask,
+            )
+
+
+def _directory(cache: Cache) -> Path | None:
+    return None if cache.directory is None else Path(cache.directory)
+
+
+def _open_quarantine(bad_samples: BadSamples, data_set: DataSet, batching: Batching) -> Quarantine | None:
+    if bad_samples.on_error == "raise":
+        return None
+    digest = data_set.manifest.digest
+    path = str(bad_samples.quarantine or f"quarantine-{digest[:12]}-rank{{rank}}.tsv")
+    path = path.replace("{rank}", str(batching.process.rank))
+    return Quarantine(path, manifest=digest)
+
+
+def _range_reader(data_set: DataSet, share: CacheShare, stager: Stager) -> Callable[[int, int, int], bytes]:
+    """Make a function that reads bytes ``[start, start + size)`` of a shard, which may have left the cache."""
+
+    def read(shard: int, start: int, size: int) -> bytes:
+        # A resident shard is not requested again; through an ETL it would be transformed again.
+        if stager.need_resident([shard]):
+            try:
+                return share.shard_extent(shard).read(start, size)
+            finally:
+                stager.done([shard])
+        return data_set.read_range(shard, start=start, size=size)
+
+    return read

@@ -1,0 +1,278 @@
+"""Plan an epoch whose batches are groups of samples: of one bucket, or of as many tokens as a budget allows.
+
+The order of `dali_pipes.order.plan.Plan` is cut into *pools*: the samples of one window, or of the whole epoch where
+several data sets are mixed. Each pool is arranged anew, in groups (`dali_pipes.order.grouping`). No group has samples
+of two pools, so that a step needs the shards of one window only.
+
+A position of an epoch counts samples in the arranged order. At the edges of pools it is the same as in the plain order.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dali_pipes.order.cursor import Cursor
+from dali_pipes.order.grouping import Grouping, Groups, Rows
+from dali_pipes.order.passes import Piece
+from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step, StepIterator, check_rank
+from dali_pipes.order.randomness import Int64s, Stream
+
+
+class _Steps(NamedTuple):
+    # The steps of an epoch from a position on, int64 [steps] each; groups are counted over all pools.
+    first: Int64s  # the first group of each step
+    stop: Int64s  # the one after its last
+
+
+class ShapedPlan(Plan):
+    """The order of one epoch, in batches that are groups of samples.
+
+    With buckets, the last batches of each bucket in each window, for 7 samples of bucket A and 4 of B in a window, two
+    ranks, batches of two:
+
+    ===========  =============================  =================================================================
+    policy       full steps, in random order    then
+    ===========  =============================  =================================================================
+    ``DROP``     A A | A A, B B | B B           none: three samples of A are in no batch of this epoch
+    ``FILL``     A A | A A, B B | B B           A A | A a: the bucket's first samples fill it, and do not count
+    ``PARTIAL``  A A | A A, B B | B B           A A | A: dealt evenly, the first ranks one more
+    ===========  =============================  =================================================================
+
+    Another world size with the same ``batch_size * world_size`` deals the same steps to other ranks. Another product
+    makes other steps: an epoch that has begun cannot go on with it.
+
+    With a budget of tokens each group is a batch of one rank. The last step of a window, where three groups A, B, C are
+    left for two ranks:
+
+    ===========  =======  ==================================================
+    policy       step 0   step 1
+    ===========  =======  ==================================================
+    ``DROP``     A | B    none: the samples of C are in no batch of this epoch
+    ``FILL``     A | B    C | A: the window's first groups, which do not count
+    ``PARTIAL``  A | B    C | no sample
+    ===========  =======  ==================================================
+
+    The groups are the same for any world size, so an epoch that has begun can go on with another one. They depend on
+    ``batch_size``, the largest number of photos of a batch.
+
+    A rank without a sample in a ``PARTIAL`` step gets the step's first sample, with ``num_valid`` 0.
+
+    Args:
+        grouping: What is known of each sample.
+        plan: The other arguments of `Plan`; one slice only.
+
+    Raises:
+        ValueError: As `Plan`; or if several data sets are mixed in windows.
+    """
+
+    state_version = 4
+
+    def __init__(self, *, grouping: Grouping, **plan: Any) -> None:
+        super().__init__(**plan)
+        self.grouping = grouping
+        order = self.order
+        if self.num_sets > 1 and (order.shuffle_window != "all" or order.ramp_up or not order.shuffle):
+            raise ValueError(
+                "buckets and tokens of several data sets need an exact shuffle: window_bytes='all' without ramp_up, "
+                f"got window_bytes={order.shuffle_window!r}, ramp_up={order.ramp_up}, shuffle={order.shuffle}; index "
+                "the shards as one data set, or leave the windows out"
+            )
+        self._known_steps: dict[tuple[int, int, str], _Steps] = {}
+
+    # Pools and their groups
+
+    @functools.cached_property
+    def _pool_starts(self) -> Int64s:
+        """int64 [pools + 1]: the first position of each pool, and the end of the epoch."""
+        if self.num_sets > 1:
+            return np.array([0, self.num_samples], np.int64)
+        sizes = [piece.stop - piece.begin for piece in self._spans[0].pieces(0)]
+        return np.minimum(np.array([0, *itertools.accumulate(sizes)], np.int64), self.num_samples)
+
+    @functools.cached_property
+    def pools(self) -> list[Groups]:
+        """The groups of each pool."""
+        order = self.order
+        words = Stream(order.seed, order.epoch, "order/batches") if order.shuffle else None
+        return [self.grouping.groups(each, words, pool=pool) for pool, each in enumerate(self._members())]
+
+    def _members(self) -> Iterator[Int64s]:
+        """Yield the samples of each pool: in their order only if the groups depend on it, which costs a sort."""
+        if self.grouping.is_by_order:
+            cursors = self._cursors(0)
+            for pool in range(len(self._pool_starts) - 1):
+                yield self._take_pool(cursors, pool)[0]
+        elif self.num_sets > 1:
+            pieces = [piece for span in self._spans for piece in _cut(span.pieces(0), span.length)]
+            yield np.concatenate([_members_of(piece) for piece in pieces])
+        else:
+            yield from map(_members_of, _cut(self._spans[0].pieces(0), self.num_samples))
+
+    @functools.cached_property
+    def _first_groups(self) -> Int64s:
+        """int64 [pools + 1]: the first group of each pool, counted over all pools, and the number of groups."""
+        return np.array([0, *itertools.accumulate(len(groups.size) for groups in self.pools)], np.int64)
+
+    @functools.cached_property
+    def _group_stops(self) -> Int64s:
+        """int64 [groups]: the position at which each group ends."""
+        sizes = [groups.size for groups in self.pools]
+        return np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]), dtype=np.int64)
+
+    # Steps
+
+    def _steps_from(self, start: int, global_batch_size: int, policy: LastBatchPolicyName) -> _Steps:
+        num = self.grouping.num_at_once(global_batch_size)
+        if (start, num, policy) not in self._known_steps:
+            first_group = int(np.searchsorted(self._group_stops, start, side="right"))
+            parts = []
+            for groups, begin, end in zip(self.pools, self._first_groups, self._first_groups[1:], strict=False):
+                first = np.arange(max(int(begin), first_group), int(end), num, dtype=np.int64)
+                stop = np.minimum(first + num, end)
+                if policy == "DROP":
+                    kept = self.grouping.are_whole(groups, first - begin, stop - begin, num=num)
+                    first, stop = first[kept], stop[kept]
+                parts.append(np.stack([first, stop]))
+            self._known_steps[start, num, policy] = _Steps(*np.concatenate(parts, axis=1))
+        return self._known_steps[start, num, policy]
+
+    def num_steps(self, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
+        """Count the steps from position ``start`` on, the same on every rank."""
+        return len(self._steps_from(start, global_batch_size, last_batch_policy).first)
+
+    def position(
+        self, num_steps: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
+    ) -> int:
+        """Return the position after ``num_steps`` steps from ``start`` on."""
+        steps = self._steps_from(start, global_batch_size, last_batch_policy)
+        return int(self._group_stops[steps.stop[num_steps - 1] - 1]) if num_steps else start
+
+    def position_of(
+        self, num_used: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
+    ) -> int:
+        """Return the position after the steps that have at most ``num_used`` samples; what ``DROP`` leaves out between
+        them is passed.
+
+        Raises:
+            ValueError: Under ``FILL``, which repeats samples in mid-epoch: a number of samples is no position then.
+        """
+        if last_batch_policy == "FILL":
+            raise ValueError(
+                "num_samples does not say which step was the last: with buckets or a token budget, "
+                "last_batch_policy='FILL' repeats samples in mid-epoch; pass 'PARTIAL' or 'DROP'"
+            )
+        steps = self._steps_from(start, global_batch_size, last_batch_policy)
+        stops = np.append(0, self._group_stops)
+        used = np.cumsum(stops[steps.stop] - stops[steps.first])
+        return self.position(
+            int(np.searchsorted(used, num_used, side="right")),
+            start=start,
+            global_batch_size=global_batch_size,
+            last_batch_policy=last_batch_policy,
+        )
+
+    def num_dropped(self, global_batch_size: int) -> int:
+        """Count the samples that ``DROP`` leaves out."""
+        steps = self._steps_from(0, global_batch_size, "DROP")
+        stops = np.append(0, self._group_stops)
+        return self.num_samples - int((stops[steps.stop] - stops[steps.first]).sum())
+
+    def last_edge(self, position: int) -> int:
+        """Return the last position up to this one at which a group ends, or the first begins."""
+        at = int(np.searchsorted(self._group_stops, position, side="right"))
+        return int(self._group_stops[at - 1]) if at else 0
+
+    def samples_of_ranks(self, *, batch_size: int, world_size: int) -> Int64s:
+        """int64 [ranks]: the samples of each rank in the epoch, under ``PARTIAL``."""
+        steps = self._steps_from(0, batch_size * world_size, "PARTIAL")
+        sizes, ranks = np.diff(self._group_stops, prepend=0), np.arange(world_size)
+        if self.grouping.is_by_order:  # a group for each rank
+            return np.array([sizes[(steps.first + rank)[steps.first + rank < steps.stop]].sum() for rank in ranks])
+        return np.asarray((sizes[:, None] // world_size + (ranks < sizes[:, None] % world_size)).sum(axis=0), np.int64)
+
+    def steps(
+        self,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        last_batch_policy: LastBatchPolicyName = "PARTIAL",
+        start: int = 0,
+    ) -> StepIterator:
+        """Iterate over the batches of a rank, from position ``start`` on, at which a group begins or ends.
+
+        Raises:
+            ValueError: As `Plan.steps`.
+        """
+        check_rank(batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy)
+        size = batch_size * world_size
+        num_left = self.num_steps(start=start, global_batch_size=size, last_batch_policy=last_batch_policy)
+        deal = functools.partial(
+            self.grouping.deal, batch_size=batch_size, rank=rank, world_size=world_size, policy=last_batch_policy
+        )
+        return StepIterator(self._dealt(self._steps_from(start, size, last_batch_policy), deal), num_left)
+
+    def _dealt(self, steps: _Steps, deal: Callable[[Groups, slice], Rows]) -> Iterator[Step]:
+        if not len(steps.first):
+            return
+        first_pool = int(np.searchsorted(self._first_groups, steps.first[0], side="right")) - 1
+        cursors = self._cursors(int(self._pool_starts[first_pool]))
+        num_occurrences = max(cursor.num_occurrences for cursor in self._cursors(self.num_samples))
+        for pool in range(first_pool, len(self.pools)):
+            finished = tuple(cursor.finished for cursor in cursors)
+            ordinals, occurrences = self._take_pool(cursors, pool)
+            at_end = tuple(cursor.finished for cursor in cursors)
+            groups, begin = self.pools[pool], int(self._first_groups[pool])
+            arranged = self.grouping.arranged(ordinals, groups)
+            ordinals, occurrences = ordinals[arranged], occurrences[arranged]
+            these = slice(*np.searchsorted(steps.first, self._first_groups[pool : pool + 2]).tolist())
+            for number in range(these.start, these.stop):
+                step = slice(int(steps.first[number]) - begin, int(steps.stop[number]) - begin)
+                rows, again, num_valid = deal(groups, step)
+                yield Step(
+                    ordinals[rows],
+                    occurrences[rows] + again * num_occurrences,
+                    num_valid,
+                    at_end if number == these.stop - 1 else finished,
+                    self.grouping.shape(groups, step),
+                )
+
+    def _take_pool(self, cursors: Sequence[Cursor], pool: int) -> tuple[Int64s, Int64s]:
+        """Take the samples of a pool, in the order's own order."""
+        start, stop = self._pool_starts[pool : pool + 2].tolist()
+        ((ordinals, occurrences),) = self._take(cursors, start, stop - start)
+        return ordinals, occurrences
+
+    # Windows
+
+    def windows_ahead(self, lane: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
+        """Yield number and shards of the windows from that of position ``start`` on: see `Plan.windows_ahead`."""
+        return super().windows_ahead(lane, start=self._pool_start(start))
+
+    def finished_at(self, start: int) -> tuple[int, ...]:
+        """Count for each lane the windows that end before position ``start``: see `Plan.finished_at`."""
+        return super().finished_at(self._pool_start(start))
+
+    def _pool_start(self, position: int) -> int:
+        """Return where the pool of a position begins; at the epoch's end, its end."""
+        at = int(np.searchsorted(self._pool_starts, position, side="right")) - 1
+        return int(self._pool_starts[at])
+
+
+def _cut(pieces: Iterator[Piece], length: int) -> Iterator[Piece]:
+    """Cut the last piece where the epoch ends: it ends with its window otherwise."""
+    done = 0
+    for piece in pieces:
+        stop = min(piece.stop, piece.begin + length - done)
+        yield piece._replace(stop=stop)
+        done += stop - piece.begin
+
+
+def _members_of(piece: Piece) -> Int64s:
+    members, _ = piece.pass_.members(piece.shards)
+    if piece.stop - piece.begin < len(members):  # which ones depends on their order
+        members = piece.pass_.samples(piece.shards)[0][piece.begin : piece.stop]
+    return members

@@ -1,0 +1,259 @@
+"""``dali-pipes prep make``."""
+
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from dali_pipes.commands import verbosity
+from dali_pipes.commands.options import endpoint_for, format_bytes
+from dali_pipes.commands.output import print_note
+from prep.commands.options import chosen_masks, mask_options, parse_shares, seed_option
+from prep.commands.output import counted, fields_of, print_result
+from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
+from prep.commands.shuffle import shuffle_summary
+from prep.commands.verify import is_good, print_report, verify_document
+from prep.sources.kinds import Kind
+
+if TYPE_CHECKING:
+    from dali_pipes.store.base import Store
+    from dali_pipes.store.shard_set import ShardSet
+    from prep.make import MadeSet, Names
+    from prep.sources.record import Source
+
+
+@click.command()
+@click.argument("source")
+@click.argument("dest")
+@click.option(
+    "--kind",
+    type=click.Choice(get_args(Kind)),
+    help="What SOURCE is, in the words of prep pack.  [default: found out]",
+)
+@click.option(
+    "--split",
+    metavar="NAME=SHARE,...",
+    help="Make a data set of each split: train=0.9,val=0.1. A sample's split depends on its key and --seed alone: it "
+    "stays when samples are added.  [default: the splits of SOURCE, else one data set]",
+)
+@seed_option("the shuffle and the split")
+@click.option("--no-verify", is_flag=True, help="Do not read and decode everything at the end.")
+@field_options(
+    "column",
+    component="A column of a table, or a feature of TFRecords, and the component that it becomes; see prep pack table "
+    "and hf; may be repeated.  [default: the photo]",
+    value="caption.txt=caption",
+    label=".  [default: a column named label, class, ..., if there is one]",
+    key=".  [default: see prep pack]",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="The directory that paths in a table start from.  [default: the table's]",
+)
+@mask_options
+@pack_options
+def make(
+    source: str,
+    dest: str,
+    *,
+    kind: Kind | None,
+    split: str | None,
+    seed: int,
+    no_verify: bool,
+    root: Path | None,
+    masks: tuple[str, ...],
+    no_masks: bool,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make data sets of SOURCE in DEST: pack, shuffle, split if asked to, index and verify.
+
+    SOURCE is a folder of photos or of class folders, the pets layout, a table, Hugging Face's Parquet files, TFRecord
+    files or tars: the command finds out which, and says so. Folders or Parquet files called train, val or test are
+    splits. DEST is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
+
+    The command writes DEST/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for splits, which
+    are the data sets; and their index. It says what it does on stderr. On stdout is a Python program that loads the
+    data sets. Run it again to finish what was interrupted: only what is missing is written.
+
+    Each step is a command of its own, with more options: prep pack, prep shuffle, prep index, prep verify. The exit
+    code is 1 if something is wrong with the data: for bad samples that were kept, if they are more than --max-bad.
+    """
+    from dali_pipes.store.urls import open_prefix
+    from prep.make import Names, check_apart, check_shares, check_unchanged, python_program
+    from prep.sources.detect import detect
+
+    started = time.perf_counter()
+    shares = parse_shares(split, option="--split")
+    fields = take_fields(options) | {"masks": chosen_masks(masks, no_masks=no_masks), "root": root}
+    fields["has_labels"] = None if fields["has_labels"] else False
+    check_apart(source, dest)
+    check_shares(shares, seed=seed)
+    found = detect(source, kind=kind)
+    if shares and found.splits:
+        raise ValueError(f"'{source}' has the splits {', '.join(found.splits)} already: {found.text}; drop --split")
+    print_note(f"source: '{source}' is {found.text}")
+    reads = [source] if found.kind == "tars" else []
+    with endpoint_for(reads, endpoint, embedded_dir, writes=[dest]) as answering:
+        store, base = open_prefix(dest, endpoint=answering)
+        names = Names(base=base, splits=tuple(shares) or found.splits)
+        check_unchanged(store, names)
+        records = found.open(endpoint=answering, fields=fields, jobs=options["jobs"], show_progress=not as_json)
+        maker = _Maker(store, names, options, show_progress=not as_json)
+        shards = maker.pack(records)
+        if options["dry_run"]:
+            maker.plan(records, shares, seed=seed)
+            program = ""
+        else:
+            sets = maker.make_sets(shards, shares, seed=seed, masks=fields["masks"], verifies=not no_verify)
+            is_embedded = answering is not None and endpoint is None
+            program = python_program(
+                sets,
+                seed=seed,
+                masks=fields["masks"],
+                formats=options["formats"],
+                max_pixels=options["max_pixels"],
+                endpoint=None if is_embedded else _unknown_endpoint(endpoint),
+                embedded_dir=_embedded(embedded_dir) if is_embedded else None,
+            )
+            print_note(f"ready in {time.perf_counter() - started:.1f} s; to load it:")
+    maker.document |= {"source": {"kind": found.kind, "text": found.text}, "python": program}
+    _print_program(program, maker.document, as_json=as_json)
+    click.get_current_context().exit(0 if maker.is_good else 1)
+
+
+def _print_program(program: str, document: dict[str, Any], *, as_json: bool) -> None:
+    """Print the lines of Python, or the JSON document, to stdout."""
+    if as_json:
+        print_result("", document, as_json=True)
+    else:
+        click.echo(program, nl=False)
+
+
+class _Maker:
+    """The steps after the source is known; each says what it did, and adds it to the document for ``--json``."""
+
+    def __init__(self, store: "Store", names: "Names", options: dict[str, Any], *, show_progress: bool) -> None:
+        self._store, self._names, self._options = store, names, options
+        self._show_progress = show_progress
+        self.document: dict[str, Any] = {}
+        self.is_good = True
+
+    def pack(self, source: "Source") -> Sequence[str]:
+        """Pack; the names of the shards."""
+        report = pack_to(source, self._store, self._names.packed, show_progress=self._show_progress, **self._options)
+        print_note(f"pack: {pack_summary(report)}")
+        self.document["pack"] = pack_document(report, source)
+        return report.shards
+
+    def plan(self, source: "Source", shares: dict[str, float], *, seed: int) -> None:
+        """Say what would follow."""
+        from prep.shuffle.key_map import split_of
+
+        counts: Counter[int] = Counter()
+        if shares:
+            counts.update(split_of(record.key, shares, seed=seed) for record in source.records)
+        for row, prefix in enumerate(self._names.sets):
+            samples = f", {counted(counts[row], 'sample')}" if shares else ""
+            print_note(f"shuffle, index, verify: would write {self._store.locate(prefix)}...{samples}")
+
+    def make_sets(
+        self,
+        shards: Sequence[str],
+        shares: dict[str, float],
+        *,
+        seed: int,
+        masks: Sequence[str] | None,
+        verifies: bool,
+    ) -> "list[MadeSet]":
+        """Shuffle and split, index, verify."""
+        from dali_pipes.errors import shown
+        from prep.make import sets_beside, shards_of, shuffle_request
+        from prep.shuffle.shuffle import shuffle
+
+        request = shuffle_request(
+            self._store,
+            shards,
+            self._names,
+            seed=seed,
+            shares=shares,
+            overwrite=self._options["overwrite"],
+            show_progress=self._show_progress,
+        )
+        shuffled = shuffle(request)
+        print_note(f"shuffle: {shuffle_summary(shuffled)}")
+        self.document |= {"shuffle": fields_of(shuffled), "sets": []}
+        if self._options["overwrite"] and (beside := sets_beside(self._store, self._names)):
+            print_note(
+                f"beside them: {shown(beside)}; a data set that an earlier split made of this source shares samples "
+                "with those made now: delete it"
+            )
+        splits = self._names.splits or ("",)
+        return [
+            self._finish(shards_of(self._store, shuffled.shards, prefix), split, masks=masks, verifies=verifies)
+            for split, prefix in zip(splits, self._names.sets, strict=True)
+        ]
+
+    def _finish(self, shards: "ShardSet", split: str, *, masks: Sequence[str] | None, verifies: bool) -> "MadeSet":
+        """Index and verify one data set."""
+        from dali_pipes.formats.photo_header import MAX_PIXELS
+        from prep.inspect.verify import verify
+        from prep.make import MadeSet, index_once
+
+        manifest, was_there = index_once(
+            shards, overwrite=self._options["overwrite"], show_progress=self._show_progress
+        )
+        amount = (
+            f"{counted(manifest.num_shards, 'shard')}, {counted(manifest.num_samples, 'sample')}, "
+            f"{format_bytes(manifest.total_bytes)}"
+        )
+        print_note(f"index: {amount} -> {shards.url}{' (was there already)' if was_there else ''}")
+        report = None
+        if verifies:
+            report = verify(
+                shards,
+                masks=masks,
+                formats=self._options["formats"],
+                max_pixels=self._options["max_pixels"] or MAX_PIXELS,
+                show_progress=self._show_progress,
+            )
+            if report.num_problems or verbosity.current() != "quiet":
+                print_report(report, show=3, err=True)
+            if report.num_bad_samples:
+                print_note(
+                    "a loader stops at a bad sample; to leave them out: dali-pipes prep verify "
+                    f"{shlex.quote(shards.url)} --quarantine bad.tsv, and select=dp.Select(exclude='bad.tsv')"
+                )
+            self.is_good &= is_good(report, self._options["max_bad"])
+        self.document["sets"].append(
+            {
+                "url": shards.url,
+                "split": split,
+                "num_shards": manifest.num_shards,
+                "num_samples": manifest.num_samples,
+                "num_bytes": manifest.total_bytes,
+                "digest": manifest.digest,
+                "was_indexed": was_there,
+                "verify": None if report is None else verify_document(report, None),
+            }
+        )
+        return MadeSet(url=shards.url, split=split, manifest=manifest)
+
+
+def _unknown_endpoint(endpoint: str | None) -> str | None:
+    """The endpoint, unless the environment names it."""
+    return None if endpoint == os.environ.get("AIS_ENDPOINT") else endpoint
+
+
+def _embedded(directory: Path | None) -> Path:
+    from dali_pipes.store.cluster.endpoint import default_embedded_dir
+
+    return directory or default_embedded_dir()

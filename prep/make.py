@@ -1,0 +1,240 @@
+"""The parts of ``prep make`` that no other command has: names, an index that is there already, and lines of Python."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import manifest_name, version_start
+from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.photo_names import ComponentCounts, find_mask, find_photo, has_mask
+from dali_pipes.store.base import Store
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import is_local
+from prep.index import index_shards
+from prep.pack.pack import DEFAULT_PREFIX
+from prep.shuffle.key_map import Grouping
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
+
+SHUFFLED_PREFIX = "shuffled-"
+BATCH_SIZE = 64
+# Splits that are not trained on.
+_EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "testing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """The names of what is made in a store.
+
+    >>> names = Names(base="birds-", splits=("train", "val"))
+    >>> names.packed, names.sets
+    ('birds-samples-', ('birds-train-', 'birds-val-'))
+    """
+
+    base: str
+    """The beginning of all names: empty, or it ends in ``-``, ``_`` or ``/``."""
+    splits: tuple[str, ...] = ()
+
+    @property
+    def packed(self) -> str:
+        """The prefix of the packed shards."""
+        return f"{self.base}{DEFAULT_PREFIX}"
+
+    @property
+    def shuffled(self) -> str:
+        """What the names of all shuffled shards begin with."""
+        return self.base if self.splits else f"{self.base}{SHUFFLED_PREFIX}"
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The prefix of each data set."""
+        return tuple(f"{self.base}{split}-" for split in self.splits) or (self.shuffled,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeSet:
+    """A data set that can be loaded."""
+
+    url: str
+    """``ais://pets/train-``"""
+    split: str
+    """Empty if there is only one set."""
+    manifest: Manifest
+
+
+def check_apart(source: str, dest: str) -> None:
+    """Raise `ValueError` if shards would be written among the files of the source: the next run would find them."""
+    if not is_local(dest) or not Path(source).is_dir():
+        return
+    folder, inside = Path(dest).resolve(), Path(source).resolve()
+    if dest.endswith(("-", "_")) and not folder.is_dir():
+        folder = folder.parent
+    if folder.is_relative_to(inside):
+        raise ValueError(
+            f"DEST '{dest}' lies in SOURCE '{source}', and the next run would take its shards for a part of the "
+            "source; name a folder beside it"
+        )
+
+
+def check_unchanged(store: Store, names: Names) -> None:
+    """Raise `ValueError` if a data set that would be made is there, and has versions: what was added would be lost."""
+    for prefix in names.sets if store.exists() else ():
+        if store.list(version_start(prefix)):
+            where = store.locate(prefix)
+            raise ValueError(
+                f"'{where}' is a data set with versions: it was changed since it was made (see dali-pipes prep log "
+                f"'{where}'); make into another DEST, or delete the data set first"
+            )
+
+
+def check_shares(shares: Mapping[str, float], *, seed: int) -> None:
+    """Raise `ValueError` if these are no shares of splits, or a split would have the names of the packed shards."""
+    if not shares:
+        return
+    Grouping(by="split", shares=shares, seed=seed)
+    if (taken := DEFAULT_PREFIX.rstrip("-")) in shares:
+        raise ValueError(f"a split cannot be called '{taken}': the packed shards are called so; choose another name")
+
+
+def shuffle_request(
+    store: Store, shards: Sequence[str], names: Names, *, seed: int, shares: Mapping[str, float], **options: Any
+) -> Request:
+    """The request that shuffles the packed shards, and separates the splits: by their shares, or else by folder.
+
+    ``options`` are other fields of the request.
+    """
+    mapped = None
+    if shares:
+        mapped = Grouping(by="split", shares=shares, seed=seed)
+    elif names.splits:
+        mapped = Grouping(by="folder")
+    return Request(
+        ShardSet(store=store, names=tuple(shards)),
+        output_prefix=names.shuffled,
+        algorithm=Algorithm(seed=seed),
+        mapped=mapped,
+        way_out="name another DEST",
+        **options,
+    )
+
+
+def shards_of(store: Store, names: Sequence[str], prefix: str) -> ShardSet:
+    """The shards among ``names`` that belong to the data set of a prefix."""
+    found = [name for name in names if re.fullmatch(rf"{re.escape(prefix)}[0-9]+\.tar", name)]
+    return ShardSet(store=store, names=tuple(found), manifest_prefix=prefix)
+
+
+def sets_beside(store: Store, names: Names) -> list[str]:
+    """URLs of the indexed data sets under the same base that are not among those of ``names``."""
+    ending = manifest_name("")
+    found = [entry.name.removesuffix(ending) for entry in store.list(names.base) if entry.name.endswith(ending)]
+    own = {names.packed, *names.sets}
+    return [store.locate(prefix) for prefix in found if prefix not in own and "/" not in prefix[len(names.base) :]]
+
+
+def index_once(shards: ShardSet, *, overwrite: bool, show_progress: bool) -> tuple[Manifest, bool]:
+    """The manifest of the shards, and whether it was there: with just these shards, in their sizes.
+
+    Whoever replaces a shard deletes the manifest first.
+    """
+    try:
+        manifest = find_manifest(shards)
+    except DataError:
+        manifest = None  # a broken one is replaced
+    if manifest is not None and manifest.names == shards.names:
+        sizes = [entry.size for entry in shards.entries()]
+        if manifest.shard_bytes.tolist() == sizes:
+            return manifest, True
+    return index_shards(shards, overwrite=overwrite, show_progress=show_progress), False
+
+
+def python_program(
+    sets: Sequence[MadeSet],
+    *,
+    seed: int,
+    masks: Sequence[str] | None = None,
+    formats: Sequence[str] = (),
+    max_pixels: int | None = None,
+    endpoint: str | None = None,
+    embedded_dir: Path | None = None,
+) -> str:
+    """Lines of Python that load the data sets and show the first batch of each.
+
+    Args:
+        sets: The data sets.
+        seed: Of the order.
+        masks: The components that are masks; ``None``: found by their names.
+        formats: The formats that were allowed beside the usual ones.
+        max_pixels: The most pixels that a photo was allowed to have; ``None``: as by default.
+        endpoint: A cluster's endpoint that the environment does not name.
+        embedded_dir: The folder of the embedded node that has the buckets.
+    """
+    lines = ["import dali_pipes as dp"]
+    place = ""
+    if embedded_dir is not None:
+        lines = ["from pathlib import Path", "", *lines, "from dali_pipes.store.cluster.endpoint import cluster"]
+        place = ", endpoint=endpoint"
+    elif endpoint is not None:
+        place = f", endpoint={_quoted(endpoint)}"
+    decode = f", decode=dp.Decode(formats=[{', '.join(map(_quoted, formats))}])" if formats else ""
+    pixels = f", bad_samples=dp.BadSamples(max_pixels={max_pixels})" if max_pixels is not None else ""
+    body: list[str] = []
+    for made in sets:
+        size = min(BATCH_SIZE, made.manifest.num_samples)
+        last = ', last_batch_policy="PARTIAL"' if _is_evaluated(made.split) else ""
+        graph = _graph(made, masks)
+        arguments = f"{_quoted(made.url)}, {graph}, batch_size={size}, seed={seed}{last}{decode}{pixels}{place}"
+        body += [
+            f"with dp.loader({arguments}) as loader:",
+            '    print(f"{loader.num_samples} samples, {len(loader)} batches")',
+            "    for batch in loader.as_dicts():",
+            "        print({name: tuple(values.shape) for name, values in batch.items()})",
+            "        break",
+        ]
+    if embedded_dir is not None:
+        lines += ["", f"with cluster(None, embedded_dir=Path({_quoted(str(embedded_dir))})) as endpoint:"]
+        body = [f"    {line}" for line in body]
+    else:
+        lines.append("")
+    return "\n".join([*lines, *body]) + "\n"
+
+
+def _graph(made: MadeSet, masks: Sequence[str] | None) -> str:
+    """The call of the built-in graph that fits a data set's components."""
+    counts = {"": ComponentCounts(made.manifest.components, made.manifest.num_samples)}
+    try:
+        photo, arguments = find_photo(counts), []
+    except PipesError:
+        photos = [name for name in made.manifest.components if is_photo(name) and name not in (masks or ())]
+        photo = max(photos, key=lambda name: made.manifest.components[name], default="jpg")
+        arguments = [f"photo={_quoted(photo)}"]
+    if masks:
+        arguments.append(f"mask={_quoted(';'.join(masks))}")
+    if masks or (masks is None and _most_have_masks(counts[""], photo)):
+        return f"dp.segmentation({', '.join(arguments)})"
+    name = "classification_eval" if _is_evaluated(made.split) else "classification_train"
+    return f"dp.{name}({', '.join(arguments)})"
+
+
+def _most_have_masks(counts: ComponentCounts, photo: str) -> bool:
+    """Whether more than half of the samples have a mask; the PNG of a few is a second photo that was kept."""
+    try:
+        masks = find_mask({"": counts}, photo=photo).split(";") if has_mask({"": counts}, photo=photo) else []
+    except PipesError:
+        return True  # several: which one, the graph's error asks
+    return 2 * sum(counts.components[name] for name in masks) > counts.num_samples
+
+
+def _is_evaluated(split: str) -> bool:
+    """Whether a split is not trained on, by its name: ``val``, ``Test``, ``val2017``."""
+    return split.lower().rstrip("0123456789") in _EVALUATED
+
+
+def _quoted(text: str) -> str:
+    """A text in the program, in the quotes that formatters prefer."""
+    return f'"{text}"' if text.isprintable() and not re.search(r'["\\]', text) else repr(text)

@@ -1,0 +1,276 @@
+"""Find the records of Parquet files whose cells hold photos, as Hugging Face's ``datasets`` writes them.
+
+Each file is read once, to judge its photos; their bytes are read again, row group by row group, when they are packed.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dali_pipes.errors import DataError, printable, shown
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_whole_photo_header
+from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.progress import bar
+from prep.sources.record import HEAD_BYTES, Source, file_stem, find_known
+from prep.sources.table_files import Table, parquet_file
+from prep.sources.tables import PATH_COLUMNS, Asked, option_for, source_of
+from prep.tar.parquet import ParquetCells, read_cells
+from prep.tar.writer import Range
+from prep.workers import Report, Workers
+
+SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
+"""Usual names of splits, of folders and of files."""
+# As COCO's train2017.
+_SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLITS)})[0-9]*", re.IGNORECASE)
+_SPLIT = re.compile(rf"({'|'.join(SPLITS)})(?![a-z])", re.IGNORECASE)
+
+
+class Schema(NamedTuple):
+    """The columns of a Parquet file."""
+
+    names: list[str]
+    photos: list[str]
+    """Columns of bytes, or of structs of bytes and path."""
+    classes: dict[str, list[str]]
+    """Columns of class ids -> the names of the classes, by id."""
+
+
+def hf(
+    files: Sequence[Path],
+    *,
+    components: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
+    label: str | None = None,
+    has_labels: bool | None = None,
+    key: str | None = None,
+    masks: Collection[str] | None = None,
+    with_splits: bool = False,
+    jobs: int | None = None,
+    show_progress: bool = False,
+) -> Source:
+    """The records of Parquet files with photos in them, in the files' order.
+
+    Args:
+        files: Files with the same columns.
+        components: Component -> column, as for `prep.sources.tables.table`; a column of photos holds their bytes, or
+            paths that start in the file's directory. ``mask`` gets the extension of its bytes: ``mask.png``. By default
+            the photo is the column ``image``, or the only one with photos; its component is ``jpg``, ``png``, ...
+        values: Component -> column of contents.
+        label: The column with class ids, or names of classes; by default one named ``label``, ``class``, ... The names
+            are those of the ``ClassLabel`` in the files' metadata, where they have one.
+        has_labels: ``False`` packs no ``cls``, ``True`` needs it; ``None``: if there is a column of labels.
+        key: The column of keys; by default the file's name and the row: ``train-00000-of-00008/000017``.
+        masks: See `prep.sources.tables.table`.
+        with_splits: Let keys begin with the name of the file's split: see `split_of_file`.
+        jobs: The number of processes, each of which reads a file.
+        show_progress: Draw a bar.
+
+    Returns:
+        A source whose ``broken`` names rows without a photo.
+
+    Raises:
+        DataError: If a file cannot be read, the files have different columns, no column holds photos or several might,
+            a column is missing, or a cell has a wrong value; names file and row.
+        PipesError: If pyarrow is not installed.
+    """
+    schema = read_schema(files[0])
+    for path in files[1:]:
+        if (other := read_schema(path)) != schema:
+            raise DataError(
+                f"'{path}' has the columns {', '.join(other.names)}, expected those of '{files[0]}', "
+                f"{', '.join(schema.names)}, with the same types and classes; pack them apart"
+            )
+    asked = Asked.of(
+        schema.names, components=components, values=values, label=label, has_labels=has_labels, key=key,
+        photo=_photo_column(files[0], schema, components), path=files[0],
+    )  # fmt: skip
+    tasks = [(path, asked, schema.photos, _prefix(path, files, with_splits=with_splits)) for path in files]
+    with (
+        Workers(jobs, at_most=len(files)) as workers,
+        bar(what="read", total=len(files), unit="files", shown=show_progress) as drawn,
+    ):
+        parts = list(workers.map(_read_file, tasks, inline=lambda _: len(files) == 1, on_progress=drawn.update))
+    places = [(path, row) for path, part in zip(files, parts, strict=True) for row in part.rows]
+    broken = [line for part in parts for line in part.broken]
+    name = f"Parquet '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    if not places:
+        raise DataError(f"{name}: no row can be packed: {shown(broken, are_names=False) or 'the files are empty'}")
+    names = schema.classes.get(asked.label or "")
+    return source_of(
+        Table(
+            columns={column: [cell for part in parts for cell in part.columns[column]] for column in asked.columns},
+            where=lambda row: f"'{places[row][0]}', row {places[row][1]}",
+        ),
+        asked,
+        name=name,
+        root=files[0].parent,
+        masks=masks,
+        unused=_unused(files[0], schema, asked),
+        classes=None if names is None else dict(enumerate(names)),
+        keys=None if asked.key else [key for part in parts for key in part.keys],
+        broken=broken,
+    )
+
+
+def find_parquet(paths: Sequence[Path]) -> list[Path]:
+    """The named files, and of a directory its ``.parquet`` files, also those in folders below it, sorted."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(entry for entry in path.rglob("*.parquet") if entry.is_file())
+            if not inside:
+                raise DataError(f"directory '{path}' holds no .parquet; name the files")
+            files += inside
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise DataError(f"no such file or directory: '{path}'")
+    return files
+
+
+def split_of_file(path: Path) -> str:
+    """The split that a file belongs to, by its name or its folder's; empty if neither says one.
+
+    >>> split_of_file(Path("data/train-00000-of-00002.parquet")), split_of_file(Path("plain_text/test/0000.parquet"))
+    ('train', 'test')
+    >>> split_of_file(Path("trainers.parquet"))
+    ''
+    """
+    match = _SPLIT.match(path.name) or _SPLIT.fullmatch(path.parent.name)
+    return match[1].lower() if match else ""
+
+
+def split_of_folder(name: str) -> str:
+    """The split that a folder of photos is, by its name; empty if it is none.
+
+    >>> split_of_folder("val2017"), split_of_folder("Train"), split_of_folder("trains")
+    ('val', 'train', '')
+    """
+    match = _SPLIT_FOLDER.fullmatch(name)
+    return match[1].lower() if match else ""
+
+
+def read_schema(path: Path) -> Schema:
+    """The columns of a Parquet file."""
+    with parquet_file(path) as file:
+        import pyarrow  # type: ignore[import-untyped,unused-ignore]  # an extra, without types
+
+        found = file.schema_arrow
+
+        def is_bytes(kind: Any) -> bool:
+            return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+        def holds_photos(kind: Any) -> bool:
+            if not pyarrow.types.is_struct(kind):
+                return is_bytes(kind)
+            return any(field.name == "bytes" and is_bytes(field.type) for field in kind)
+
+        photos = [field.name for field in found if holds_photos(field.type)]
+        return Schema(list(found.names), photos, _classes(found.metadata or {}, path))
+
+
+def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]]:
+    """The ``ClassLabel`` columns by Hugging Face's part of a file's metadata."""
+    text = metadata.get(b"huggingface")
+    if text is None:
+        return {}
+    try:
+        # A list's feature is a list with one feature, a struct's a dict of features.
+        features = [(name, it) for name, it in json.loads(text)["info"]["features"].items() if isinstance(it, dict)]
+        labels = {name: it["names"] for name, it in features if it.get("_type") == "ClassLabel" and it["names"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise DataError(
+            f"'{path}': its metadata 'huggingface' are not as datasets writes them ({type(exc).__name__}: {exc}); "
+            "write the file anew, or without them"
+        ) from exc
+    for column, names in labels.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise DataError(f"'{path}': the classes of '{printable(column)}' must be a list of names")
+    return labels
+
+
+def _photo_column(path: Path, schema: Schema, components: Mapping[str, str] | None) -> str | None:
+    photos = [name for name in schema.photos if not is_mask_name(f"{name}.png", {f"{name}.png", "photo.png"})]
+    found = find_known(photos, PATH_COLUMNS) or (photos[0] if len(photos) == 1 else None)
+    if found is None and not components:
+        what = f"{len(photos)} columns of photos: {', '.join(photos)}" if photos else "no column of photos"
+        raise DataError(
+            f"'{path}' has {what} (columns: {', '.join(schema.names)}); name the photo: --component image=COLUMN; if "
+            "the files are a list of paths: dali-pipes prep pack table"
+        )
+    return found
+
+
+def _unused(path: Path, schema: Schema, asked: Asked) -> dict[str, str]:
+    from prep.sources.table_files import first_row
+
+    rest = [name for name in schema.names if name not in asked.columns]
+    cells = first_row(path, [name for name in rest if name not in schema.photos])
+    return {name: option_for(name, Path() if name in schema.photos else cells.get(name)) for name in rest}
+
+
+def _prefix(path: Path, files: Sequence[Path], *, with_splits: bool) -> str:
+    stem = file_stem(path, files, endings=(".parquet",))
+    return f"{split_of_file(path)}/{stem}" if with_splits else stem
+
+
+# Files
+
+
+class _Part(NamedTuple):
+    """What is taken of one file."""
+
+    columns: dict[str, list[Any]]
+    keys: list[str]
+    rows: list[int]
+    broken: list[str]
+
+
+def _read_file(task: tuple[Path, Asked, list[str], str], report: Report) -> _Part:
+    path, asked, photos, prefix = task
+    files = [column for column in asked.components.values() if column in photos]
+    others = [column for column in asked.columns if column not in files]
+    part = _Part({column: [] for column in asked.columns}, [], [], [])
+    first = 0
+    with parquet_file(path) as file:
+        for group in range(file.num_row_groups):
+            cells = _parts(file, path, group, tuple(dict.fromkeys(files)))
+            if others:
+                read = file.read_row_group(group, columns=others)
+                cells |= {column: read.column(column).to_pylist() for column in others}
+            num_rows = file.metadata.row_group(group).num_rows
+            if odd := next((column for column, found in cells.items() if len(found) != num_rows), None):
+                raise DataError(
+                    f"'{path}' is damaged: its row group {group} has {num_rows} rows, and column '{odd}' has "
+                    f"{len(cells[odd])}; get it anew"
+                )
+            for row in range(num_rows):
+                lacking = [column for column in files if cells[column][row] is None]
+                if lacking:
+                    part.broken.append(f"'{path}', row {first + row}: no photo in column '{lacking[0]}'")
+                    continue
+                for column, taken in part.columns.items():
+                    taken.append(cells[column][row])
+                part.keys.append(f"{prefix}/{first + row:06d}")
+                part.rows.append(first + row)
+            first += num_rows
+    report(1)
+    return part
+
+
+def _parts(file: Any, path: Path, group: int, columns: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Column -> the place of each photo of a row group: in the file, or in a file of its own; ``None`` without one."""
+    found: dict[str, list[Any]] = {column: [] for column in columns}
+    if not columns:
+        return found
+    place, offset = ParquetCells(path, group, columns), 0
+    for column, data, name in read_cells(file, group, columns):
+        if data is not None:
+            header = read_whole_photo_header(data) if len(data) <= MAX_PHOTO_BYTES else None
+            found[column].append(Range(place, offset, len(data), bytes(data[:HEAD_BYTES]), header))
+            offset += len(data)
+        else:
+            found[column].append(path.parent / name if name else None)
+    return found

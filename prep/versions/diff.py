@@ -1,0 +1,110 @@
+"""Compare two versions of a data set, or two data sets: samples by key, shards, classes.
+
+Shards that both have, by name and checksum, hold equal samples; of them only the removed samples are compared. The
+column files are read, and no shard.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.store.shard_set import ShardSet
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetDiff:
+    """What the second of two data sets has, and the first has not, and the other way round."""
+
+    urls: tuple[str, str]
+    versions: tuple[int, int]
+    added_keys: list[str] = field(default_factory=list)
+    """Keys of samples that only the second has, in its order; a key as often as it comes more often there."""
+    removed_keys: list[str] = field(default_factory=list)
+    """Keys of samples that only the first has, in its order."""
+    num_moved: int = 0
+    """Samples that both have, by key, in different shards."""
+    added_shards: list[str] = field(default_factory=list)
+    removed_shards: list[str] = field(default_factory=list)
+    added_classes: dict[int, str] = field(default_factory=dict)
+    removed_classes: dict[int, str] = field(default_factory=dict)
+    renamed_classes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Class id -> its name in the first and in the second."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both have the same samples in the same shards, and the same classes."""
+        lists = (self.added_keys, self.removed_keys, self.added_shards, self.removed_shards)
+        return not any([*lists, self.added_classes, self.removed_classes, self.renamed_classes, self.num_moved])
+
+
+def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
+    """Compare two data sets.
+
+    Raises:
+        DataError: If a data set has no column file, or a file is broken.
+    """
+    sets = DataSet(first), DataSet(second)
+    manifests = sets[0].manifest, sets[1].manifest
+    shards = [dict(zip(manifest.names, manifest.checksums.tolist(), strict=True)) for manifest in manifests]
+    shared = {name for name, checksum in shards[0].items() if shards[1].get(name) == checksum}
+    alone = [_ordinals_alone(one, other, shared) for one, other in (manifests, manifests[::-1])]
+    keys = [
+        [] if not len(ordinals) else list(set_.columns().samples.keys.take(ordinals))
+        for set_, ordinals in zip(sets, alone, strict=True)
+    ]
+    counts = Counter(keys[0]), Counter(keys[1])
+    classes = manifests[0].classes, manifests[1].classes
+    return SetDiff(
+        urls=(first.url, second.url),
+        versions=(manifests[0].version, manifests[1].version),
+        added_keys=_more(keys[1], counts[0]),
+        removed_keys=_more(keys[0], counts[1]),
+        num_moved=sum((counts[0] & counts[1]).values()),
+        added_shards=[name for name in shards[1] if name not in shared],
+        removed_shards=[name for name in shards[0] if name not in shared],
+        added_classes=_only(classes[1], classes[0]),
+        removed_classes=_only(classes[0], classes[1]),
+        renamed_classes={
+            label: (name, classes[1][label])
+            for label, name in classes[0].items()
+            if label in classes[1] and classes[1][label] != name
+        },
+    )
+
+
+def _ordinals_alone(one: Manifest, other: Manifest, shared: set[str]) -> Int64s:
+    """The ordinals of samples of one data set that the other may lack: int64, sorted."""
+    rows = {name: row for row, name in enumerate(other.names) if name in shared}
+    stops = np.cumsum(one.samples, dtype=np.int64)
+    found = [np.empty(0, np.int64)]
+    for row, name in enumerate(one.names):
+        numbers = np.arange(one.samples[row], dtype=np.int64)
+        own = one.removed_in(row)
+        if name in shared:
+            if not len(own) and not len(other.removed):
+                continue
+            numbers = other.removed_in(rows[name])
+        found.append(stops[row] - one.samples[row] + np.setdiff1d(numbers, own))
+    return np.concatenate(found)
+
+
+def _more(keys: list[str], others: Counter[str]) -> list[str]:
+    """The keys without as many of each as the others have."""
+    left, more = Counter(others), []
+    for key in keys:
+        if left[key]:
+            left[key] -= 1
+        else:
+            more.append(key)
+    return more
+
+
+def _only(classes: Mapping[int, str], others: Mapping[int, str]) -> dict[int, str]:
+    return {label: classes[label] for label in sorted(classes.keys() - others.keys())}

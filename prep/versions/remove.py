@@ -1,0 +1,137 @@
+"""Remove samples or shards from a data set: the next version's manifest says that they are not in it.
+
+No shard is read or written. Samples are removed by their ordinals, shards by leaving out their rows;
+`prep.versions.compact` writes the shards that hold removed samples anew.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.exclusions import excluded_ordinals
+from dali_pipes.data_set.indexing import stored_versions
+from dali_pipes.errors import DataError, shown
+from dali_pipes.formats.history import Part
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import columns_name
+from dali_pipes.formats.quarantine import Exclusion
+from prep.versions.add import TOKEN_DIGITS
+from prep.versions.publish import NewChange, Newest, find_version, write_version
+from prep.versions.shards import read_indexes, without_shards
+
+WHAT = "remove"
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveReport:
+    """The result of a removal, or with ``dry_run`` the result that it would have."""
+
+    url: str
+    version: int
+    """The version without the samples; with ``dry_run``, the version that there is."""
+    num_removed: int
+    """Samples that were in the data set, and are not any more; those of removed shards are among them."""
+    num_removed_shards: int
+    num_gone: int
+    """Shards that were asked for, and had been removed before."""
+    num_shards: int
+    """Of the whole data set."""
+    num_samples: int
+    dry_run: bool
+
+
+def remove(
+    old: Newest,
+    *,
+    lists: Sequence[str | Path] = (),
+    keys: Sequence[str] = (),
+    shards: Sequence[str] = (),
+    command: str = "",
+    dry_run: bool = False,
+) -> RemoveReport:
+    """Remove samples and shards from a data set, as its next version.
+
+    Args:
+        old: The data set: see `prep.versions.publish.open_newest`.
+        lists: Files that list samples by key, or by shard and key: see `dali_pipes.formats.quarantine.read_exclusions`.
+        keys: Keys. Every sample that has one of them is removed.
+        shards: Names of shards, as the manifest has them.
+        command: The command line, for the history.
+        dry_run: Check only.
+
+    Raises:
+        DataError: If a key, or a key of a listed shard, is not there; if a shard is not in the data set; or if there is
+            no column file. Nothing is written then.
+        StoreError: If another command wrote the next version meanwhile.
+        ValueError: If nothing is named, or no sample is left.
+    """
+    if not (lists or keys or shards):
+        raise ValueError("nothing to remove: name keys, lists of keys, or shards")
+    manifest = old.manifest
+    dropped, num_gone = _rows_of_shards(old, shards)
+    data_set = DataSet(old.shards)
+    removed = manifest.removed
+    if lists or keys:
+        entries = [Exclusion(shard=None, key=key, file="--key", line=0) for key in keys]
+        removed = excluded_ordinals(data_set, exclude=lists, entries=entries).excluded
+    without = replace(manifest, removed=removed)
+    kept = np.setdiff1d(np.arange(manifest.num_shards), dropped)
+    made = without.take(kept)
+    if not made.num_kept:
+        raise ValueError(f"no sample of '{old.url}' is left without these; delete its objects instead")
+    num_removed = manifest.num_kept - made.num_kept
+    report = RemoveReport(
+        url=old.url,
+        version=manifest.version,
+        num_removed=num_removed,
+        num_removed_shards=len(dropped),
+        num_gone=num_gone,
+        num_shards=made.num_shards,
+        num_samples=made.num_kept,
+        dry_run=dry_run,
+    )
+    if dry_run or (not num_removed and not len(dropped)):
+        return report
+    token = _token_of(manifest, removed, dropped)
+    parts = old.parts
+    if len(dropped):
+        columns = data_set.columns().samples.of_shards(manifest.samples, kept)
+        indexes = [index for _, index in read_indexes(old.store, manifest, dropped.tolist())]
+        made = without_shards(without, dropped, indexes, columns)
+        part = f"{WHAT}-{token}-"
+        old.store.write(columns_name(f"{old.prefix}{part}"), columns.to_bytes(manifest=made.shards_digest))
+        parts = (Part(part, made.num_shards),)
+    written = write_version(old, made, parts, NewChange(what=WHAT, token=token, command=command))
+    return replace(report, version=written.version)
+
+
+def _rows_of_shards(old: Newest, shards: Sequence[str]) -> tuple[Int64s, int]:
+    """The rows of the named shards, and how many of the names only older versions have."""
+    names = list(dict.fromkeys(shards))
+    there = set(old.manifest.names)
+    missing = [name for name in names if name not in there]
+    if missing:
+        earlier: set[str] = set()
+        for version in stored_versions(old.store, old.prefix):
+            found = find_version(old.store, old.prefix, version)
+            earlier |= set() if found is None else set(found.names)
+        if unknown := [name for name in missing if name not in earlier]:
+            raise DataError(
+                f"no shard {shown(unknown)} in '{old.url}', version {old.manifest.version}; expected names such as "
+                f"'{old.manifest.names[0]}'"
+            )
+    rows = old.manifest.rows_of([name for name in names if name in there], where=old.url)
+    return np.sort(rows), len(missing)
+
+
+def _token_of(manifest: Manifest, removed: Int64s, dropped: Int64s) -> str:
+    state = hashlib.sha256(manifest.digest.encode())
+    for ordinals in (removed, dropped):
+        state.update(f"{len(ordinals)} ".encode() + ordinals.astype("<i8").tobytes())
+    return state.hexdigest()[:TOKEN_DIGITS]

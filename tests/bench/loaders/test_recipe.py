@@ -1,0 +1,193 @@
+"""The classification recipe: its crops, and that all loaders make of a photo what torchvision makes of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
+
+from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.recipe import Chosen, choose_recipe, crop_of, crop_table, crops_of
+from bench.loaders.registry import LOADERS
+from bench.loaders.selection import LoaderSpec, available_loaders, open_loader
+from dali_pipes.errors import DataError
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from tests.bench.conftest import NUM_SAMPLES
+from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
+
+
+@pytest.fixture(scope="module")
+def classification(options: LoaderOptions) -> LoaderOptions:
+    return replace(options, recipe="classification", mask=None)
+
+
+@pytest.fixture(scope="module")
+def reference(shards: ShardSet, classification: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(shards, options=classification) as opened:
+        yield opened
+
+
+def test_crops_are_those_of_a_random_resized_crop() -> None:
+    """64 different ones of a square; areas uniform in 0.08 to 1, ratios in 3/4 to 4/3, half of them flipped."""
+    table = crop_table()
+    assert table.shape == (64, 5)
+    assert len(np.unique(table, axis=0)) == 64
+    areas = table[:, 2] * table[:, 3] / 256**2
+    assert areas.min() > 0.07
+    assert areas.mean() == pytest.approx(0.54, abs=0.06)  # the mean of 0.08 and 1; ratios that do not fit lower it
+    ratios = table[:, 3] / table[:, 2]
+    assert ratios.min() > 0.74
+    assert ratios.max() < 1.35
+    assert 24 <= table[:, 4].sum() <= 40
+    # Records of another version are comparable only if the crops stay the same.
+    assert table[:2].tolist() == GOLDEN
+
+
+GOLDEN = [[43, 36, 196, 162, 0], [144, 100, 94, 116, 0]]
+
+
+@given(st.integers(0, 2**40), st.integers(1, 10_000), st.integers(1, 10_000))
+def test_crop_lies_in_its_photo(num_bytes: int, height: int, width: int) -> None:
+    """Of every size; one photo's crop is that of the photo among others."""
+    crop = crop_of(num_bytes, height=height, width=width)
+    assert 0 <= crop.top < crop.top + crop.height <= height
+    assert 0 <= crop.left < crop.left + crop.width <= width
+    among = crops_of(*(np.array([5, value, 9], np.int64) for value in (num_bytes, height, width)))
+    assert among[1].tolist() == [*crop[:4], int(crop.is_flipped)]
+
+
+def _cases() -> Iterator[Any]:
+    for name, entry in LOADERS.items():
+        if {"local", "converted"} & set(entry.source):
+            reason = available_loaders()[name]
+            marks = [] if reason is None else [pytest.mark.skip(reason=str(reason))]
+            for decode in entry.decodes or (None,):
+                yield pytest.param(LoaderSpec(name=name, decode=decode), id=str((name, decode)), marks=marks)
+
+
+@pytest.mark.parametrize("spec", list(_cases()))
+def test_loader_makes_what_torchvision_makes(
+    spec: LoaderSpec, shards: ShardSet, classification: LoaderOptions, reference: Reference
+) -> None:
+    """The same crop of each photo, in every epoch; no mask."""
+    with open_loader(spec.name, shards, options=spec.apply(classification)) as loader:
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
+        for _ in range(2):
+            found = compare_epoch(
+                loader.epoch(), reference, loader=spec.name, tolerance=tolerance, gives=LOADERS[spec.name].gives
+            )
+            assert found.num_samples == NUM_SAMPLES
+            has_photos = bool(LOADERS[spec.name].gives)
+            assert found.not_compared == (() if has_photos else ("image", "key", "label", "normalised"))
+        assert "mask" not in next(iter(loader.epoch()))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 4], ids=["row", "column", "height", "flip"])
+def test_crop_that_is_one_pixel_off_is_found(
+    place: int, shards: ShardSet, classification: LoaderOptions, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tolerance for another filter does not hide another crop."""
+
+    def off(*sizes: Any) -> Any:
+        crops = crops_of(*sizes)
+        crops[:, place] = 1 - crops[:, 4] if place == 4 else np.maximum(crops[:, place] - 1, 0)
+        return crops
+
+    monkeypatch.setattr("bench.loaders.given_crops.crops_of", off)
+    with open_loader("dali", shards, options=classification) as loader:
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
+        with pytest.raises(OutputError, match="photo differs from Pillow and torchvision"):
+            compare_epoch(loader.epoch(), reference, loader="dali", tolerance=tolerance)
+
+
+def shards_of(directory: Path, *components: tuple[str, ...], index: bool = True) -> ShardSet:
+    data = {"cls": b"1", "txt": b"x", "png": mask_bytes(0, 40, 30)}
+    samples = [
+        Sample(f"s{i}", {name: data.get(name, photo_bytes(0, 40, 30)) for name in names})
+        for i, names in enumerate(components)
+    ]
+    return resolve_shards(write_shards(directory, samples, per_shard=2, index=index), endpoint=None)
+
+
+@pytest.mark.parametrize("is_indexed", [True, False], ids=["manifest", "no manifest"])
+@pytest.mark.parametrize(
+    ("components", "given", "chosen"),
+    [
+        ((("cls", "jpg"),), {}, Chosen("classification", "jpg", None)),
+        ((("cls", "jpg", "png"),), {}, Chosen("segmentation", "jpg", "png")),
+        ((("cls", "jpg", "png"),), {"recipe": "classification"}, Chosen("classification", "jpg", None)),
+        ((("cls", "jpg"), ("cls", "jpeg")), {}, Chosen("classification", "jpeg;jpg", None)),
+        ((("cls", "a.jpg", "b.jpg"),), {"photo": "a.jpg"}, Chosen("classification", "a.jpg", None)),
+        ((("cls", "a.jpg", "b.jpg"),), {"mask": "b.jpg"}, Chosen("segmentation", "a.jpg", "b.jpg")),
+    ],
+)
+def test_recipe_is_chosen_by_what_the_data_set_has(
+    tmp_path: Path, components: tuple[tuple[str, ...], ...], given: dict[str, Any], chosen: Chosen, is_indexed: bool
+) -> None:
+    """Unless it is named."""
+    assert choose_recipe(shards_of(tmp_path, *components, index=is_indexed), **given) == chosen
+
+
+@pytest.mark.parametrize(
+    ("components", "given", "error", "text"),
+    [
+        (("jpg",), {}, DataError, "no sample has a label, and loaders are compared by photos and labels; pack the"),
+        (("cls", "jpg"), {"recipe": "segmentation"}, DataError, "expected a component that is a mask by its name"),
+        (("cls", "a.jpg", "b.jpg"), {}, DataError, "expected one component that holds the photo, found 'a.jpg'"),
+        (
+            ("cls", "jpg", "png"),
+            {"recipe": "classification", "mask": "png"},
+            ValueError,
+            "--recipe classification takes no mask, got --mask 'png'",
+        ),
+    ],
+)
+def test_recipe_that_the_data_set_does_not_allow_is_refused(
+    tmp_path: Path, components: tuple[str, ...], given: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """Before any loader is opened."""
+    shards = shards_of(tmp_path, components)
+    with pytest.raises(error, match=text):
+        choose_recipe(shards, **given)
+
+
+def test_photos_of_two_names_are_read_by_all_that_read_tars(tmp_path: Path, options: LoaderOptions) -> None:
+    """``jpg`` here and ``jpeg`` there; a format whose samples all have the same fields says so."""
+    shards = shards_of(tmp_path, ("cls", "jpg"), ("cls", "jpeg"), ("cls", "jpg"))
+    chosen = choose_recipe(shards)
+    own = replace(options, batch_size=2, **chosen._asdict())
+    for name in ("dali", "memory", "webloader", "webloader-tutorial", "dali-external"):
+        with Reference.open(shards, options=own) as expected, open_loader(name, shards, options=own) as loader:
+            tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
+            assert compare_epoch(loader.epoch(), expected, loader=name, tolerance=tolerance).num_samples == 3
+    with (
+        pytest.raises(DataError, match="ImageFolder reads one tree, and the samples have their photos in 'jpg;jpeg'"),
+        open_loader("imagefolder", shards, options=own),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("recipe", ["segmentation", "classification"])
+def test_photos_that_lie_on_their_side_are_compared_as_stored(
+    recipe: Any, tmp_path: Path, options: LoaderOptions
+) -> None:
+    """No peer turns them upright, and so ours does not, either: the same pixels are decoded by all."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    samples = [
+        Sample(f"s{i}", {"cls": b"1", "jpg": photo_bytes(i, 90, 50, exif=exif), "seg.png": mask_bytes(i, 90, 50)})
+        for i in range(4)
+    ]
+    shards = resolve_shards(write_shards(tmp_path, samples, per_shard=2), endpoint=None)
+    own = replace(options, batch_size=2, **choose_recipe(shards, recipe=recipe)._asdict())
+    for name in ("dali", "webloader", "dali-external"):
+        with Reference.open(shards, options=own) as expected, open_loader(name, shards, options=own) as loader:
+            tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe=recipe)
+            assert compare_epoch(loader.epoch(), expected, loader=name, tolerance=tolerance).num_samples == 4

@@ -1,0 +1,95 @@
+"""--quiet and --verbose: every command has them, with one meaning, and the processes that it starts follow."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from dali_pipes.cli import cli, main
+from dali_pipes.commands import verbosity
+from dali_pipes.formats.names import manifest_name
+from prep.workers import Report, Workers
+from tests.dali_pipes.commands.test_cli import run
+
+
+def commands(context: click.Context) -> Iterator[click.Context]:
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            found = context.command.get_command(context, name)
+            assert found is not None
+            yield from commands(click.Context(found, info_name=name, parent=context))
+
+
+def test_every_command_has_both_options_in_its_help() -> None:
+    for context in commands(click.Context(cli, info_name="dali-pipes")):
+        text = context.get_help()
+        for line in ("-q, --quiet", "-v, --verbose"):
+            assert text.count(line) == 1, context.command_path
+
+
+@pytest.fixture
+def warned(tmp_path: Path, small_shards: Path) -> Path:
+    """Shards with a broken manifest: indexing them gives a warning and a result."""
+    shards = Path(shutil.copytree(small_shards, tmp_path / "shards"))
+    (shards / manifest_name("s-")).write_bytes(b"broken")
+    return shards
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_quiet_leaves_the_result_and_verbose_adds_the_steps(warned: Path, place: int) -> None:
+    """Before and after each name of the command."""
+
+    def index(option: str) -> tuple[str, str]:
+        (warned / manifest_name("s-")).write_bytes(b"broken")
+        words = ["prep", "index", str(warned / "s-")]
+        words.insert(place, option)
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("indexed 4 shards, 23 samples")
+        return done.stdout, done.stderr
+
+    assert index("-q")[1] == ""
+    steps = index("-v")[1]
+    assert "WARNING prep.index: " in steps
+    assert "INFO dali_pipes.progress: index" in steps
+
+
+def test_without_either_warnings_are_shown_and_steps_are_not(warned: Path) -> None:
+    said = run("prep", "index", str(warned / "s-")).stderr
+    assert "WARNING prep.index: " in said
+    assert "INFO" not in said
+
+
+def test_quiet_shows_errors(tmp_path: Path) -> None:
+    done = run("prep", "index", "-q", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["-q", "-v", "cache", "ls"], ["-q", "cache", "-v", "ls"], ["cache", "ls", "-qv"]])
+def test_both_at_once_are_misuse(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """And a program that calls `main` is as it was before."""
+    assert main(words) == 2
+    assert "--quiet and --verbose exclude each other" in capfd.readouterr().err
+    assert verbosity.current() == "normal"
+
+
+def log_both(task: str, report: Report) -> None:
+    logging.getLogger("worker").info("a step of %s", task)
+    logging.getLogger("worker").warning("a warning of %s", task)
+
+
+@pytest.mark.parametrize(("said", "lines"), [("quiet", 0), ("normal", 1), ("verbose", 2)])
+def test_worker_processes_follow(said: verbosity.Verbosity, lines: int, capfd: pytest.CaptureFixture[str]) -> None:
+    verbosity.use(said)
+    try:
+        with Workers(1, isolated=True) as workers:
+            list(workers.map(log_both, ["one"]))
+    finally:
+        verbosity.use("normal")
+    assert len(capfd.readouterr().err.splitlines()) == lines

@@ -1,0 +1,208 @@
+"""The orientation of photos, usual and odd, and what Pillow and DALI make of it."""
+
+import io
+import struct
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from nvidia.dali import fn, types
+from nvidia.dali.pipeline import Pipeline
+from PIL import Image
+
+from dali_pipes.formats.orientation import Orientation, plain_copy, read_orientation, upright_size, values_of
+from dali_pipes.formats.photo_header import read_whole_photo_header
+from tests.turned_photos import (
+    ORIENTATIONS,
+    exif_block,
+    slope,
+    stored_photo,
+    turned,
+    turned_photo,
+    upright,
+    with_exif,
+    xmp,
+)
+
+PIXELS = slope()
+JPEG, PNG, WEBP = (stored_photo(PIXELS, format) for format in ("JPEG", "PNG", "WEBP"))
+FRAME, SCAN = JPEG.index(b"\xff\xc0"), JPEG.index(b"\xff\xda")
+SIX, EIGHT = exif_block(6), exif_block(8)
+MAKE_OUTSIDE = (0x010F, 2, 100, 5000)  # a text of 100 bytes that is not there
+FORMATS = ("JPEG", "PNG", "WEBP")
+
+
+class Decoder:
+    """DALI's decoder on the CPU, with ``adjust_orientation=True``."""
+
+    def __init__(self) -> None:
+        self._pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+        with self._pipeline:
+            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+            self._pipeline.set_outputs(
+                fn.decoders.image(encoded, device="cpu", output_type=types.RGB, adjust_orientation=True)
+            )
+
+    def __call__(self, photo: bytes) -> npt.NDArray[np.uint8]:
+        self._pipeline.feed_input("encoded", [np.frombuffer(photo, np.uint8)])
+        (decoded,) = self._pipeline.run()
+        return np.array(decoded.at(0))
+
+
+@pytest.fixture(scope="module")
+def decode() -> Decoder:
+    return Decoder()
+
+
+def stored(photo: bytes) -> npt.NDArray[np.uint8]:
+    """The stored pixels of a photo, whatever its EXIF data say."""
+    return np.asarray(Image.open(io.BytesIO(photo)).convert("RGB"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("value", range(11))
+def test_usual_photos_have_the_orientation_that_pillow_and_dali_see(
+    decode: Decoder, format: str, order: str, value: int
+) -> None:
+    """0, 9 and 10 are no orientations: the photo is as stored. DALI gets such photos as they are."""
+    photo = with_exif(stored_photo(PIXELS, format, **({"lossless": False} if format == "WEBP" else {})),
+                      exif_block(value, order=order))  # fmt: skip
+    found = read_orientation(photo, format)
+    assert found == Orientation(value if value in ORIENTATIONS else 1, is_plain=True)
+    assert found == read_orientation(memoryview(photo), format)
+    expected = np.asarray(upright(photo))
+    assert np.array_equal(decode(photo), expected)
+    assert upright_size(40, 64, found.value) == expected.shape[:2]
+
+
+ODD = [
+    # photo, format, orientation by the rule, what Pillow sees if it is another
+    (with_exif(JPEG, SIX, EIGHT), "JPEG", 6, None),
+    (with_exif(JPEG, exif_block(1), EIGHT), "JPEG", 1, None),  # DALI gives a photo of neither
+    (with_exif(JPEG, b"XX", EIGHT), "JPEG", 1, None),
+    (with_exif(JPEG, exif_block(6, type=4)), "JPEG", 6, None),
+    (with_exif(JPEG, exif_block(6, type=4, order=">")), "JPEG", 6, None),
+    (with_exif(JPEG, exif_block(6, type=9)), "JPEG", 6, None),
+    (with_exif(JPEG, exif_block(6, type=7)), "JPEG", 1, None),
+    (with_exif(JPEG, exif_block(6, count=0)), "JPEG", 1, None),
+    (with_exif(JPEG, exif_block(6, count=2)), "JPEG", 1, 6),
+    (with_exif(JPEG, exif_block(6, before=[MAKE_OUTSIDE])), "JPEG", 6, None),
+    (with_exif(JPEG, SIX[:8] + b"\x05\0" + SIX[10:]), "JPEG", 6, None),  # five entries, one is there
+    (with_exif(JPEG, SIX[:-6]), "JPEG", 1, None),  # cut in the entry
+    (with_exif(JPEG, SIX[:4] + b"\xd0\x07\0\0" + SIX[8:]), "JPEG", 1, None),  # the directory is outside
+    (with_exif(JPEG, b"II+\0" + SIX[4:]), "JPEG", 1, None),
+    (with_exif(JPEG, b""), "JPEG", 1, None),
+    (with_exif(JPEG, b"Exif\0\0" + SIX), "JPEG", 6, None),
+    (with_exif(PNG, b"Exif\0\0" + SIX), "PNG", 6, None),
+    (with_exif(PNG, SIX, EIGHT), "PNG", 6, 8),
+    (with_exif(WEBP, SIX), "WEBP", 6, None),  # after an odd number of bytes, where DALI loses its way
+    (with_exif(WEBP), "WEBP", 1, None),  # announced, and not there
+]
+PLAIN = [
+    (JPEG, "JPEG", 1),
+    (JPEG + b"trailing bytes", "JPEG", 1),
+    (with_exif(JPEG, SIX, at=len(JPEG)), "JPEG", 1),  # after the end
+    (with_exif(JPEG, SIX, at=FRAME), "JPEG", 6),
+    (JPEG[:2] + b"\xff\xff" + with_exif(JPEG, SIX)[2:], "JPEG", 6),  # fill bytes
+    (JPEG[:2] + xmp(6) + JPEG[2:], "JPEG", 1),  # Pillow turns it, DALI does not
+    (JPEG[:2] + xmp(8) + with_exif(JPEG, SIX)[2:], "JPEG", 6),
+    (with_exif(JPEG, SIX[:-4]), "JPEG", 6),  # without the place of a next directory
+    (PNG, "PNG", 1),
+    (WEBP, "WEBP", 1),
+    (with_exif(WEBP, SIX)[:20] + b"\0" + with_exif(WEBP, SIX)[21:], "WEBP", 1),  # not announced
+    (b"GIF89a" + SIX, "GIF", 1),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, about odd metadata
+@pytest.mark.parametrize(("photo", "format", "value", "of_pillow"), ODD)
+def test_odd_photos_are_turned_by_one_rule_and_decoded_from_a_plain_copy(
+    decode: Decoder, photo: bytes, format: str, value: int, of_pillow: int | None
+) -> None:
+    """DALI gets a copy; Pillow agrees unless the row says otherwise."""
+    assert read_orientation(photo, format) == Orientation(value, is_plain=False)
+    copy = plain_copy(photo, format, value)
+    assert read_orientation(copy, format) == Orientation(value, is_plain=True)
+    assert read_whole_photo_header(copy) == read_whole_photo_header(photo)
+    assert np.array_equal(decode(copy), turned(stored(photo), value))
+    assert np.array_equal(np.asarray(upright(photo)), turned(stored(photo), of_pillow or value))
+
+
+@pytest.mark.parametrize(("photo", "format"), [(with_exif(JPEG, SIX, at=SCAN), "JPEG"),
+                                               (with_exif(PNG, SIX, at=len(PNG) - 12), "PNG")])  # fmt: skip
+def test_late_exif_data_count_and_the_index_says_that_they_are_late(decode: Decoder, photo: bytes, format: str) -> None:
+    """After a JPEG's frame header, after a PNG's pixels: codes 9 to 16."""
+    found = read_orientation(photo, format)
+    assert found == Orientation(6, is_plain=True, is_late=True)
+    assert found.code == 14
+    assert upright_size(40, 64, found.code) == (64, 40)
+    assert values_of(np.arange(1, 17)).tolist() == [*ORIENTATIONS, *ORIENTATIONS]
+    assert np.array_equal(decode(photo), turned(stored(photo), 6))
+
+
+@pytest.mark.parametrize(("photo", "format", "value"), PLAIN)
+def test_plain_photos_are_decoded_as_they_are(decode: Decoder, photo: bytes, format: str, value: int) -> None:
+    assert read_orientation(photo, format) == Orientation(value, is_plain=True)
+    if format != "GIF":
+        assert np.array_equal(decode(photo), turned(stored(photo), value))
+
+
+def broken_block(draw: Random) -> bytes:
+    """An EXIF block with texts and fractions, of which some bytes are changed, lost or added."""
+    before = [
+        (draw.choice((0x010E, 0x010F, 0x0131, 0x8298, 0x011A, 0x013F, 0x0128, 0x8769)), draw.randint(2, 5),
+         draw.choice((1, 4, 5, 30)), draw.choice((8, 20, 60, 200)))
+        for _ in range(draw.randint(0, 4))
+    ]  # fmt: skip
+    block = bytearray(exif_block(draw.randint(0, 9), order=draw.choice("<>"), before=before) + bytes(60))
+    for _ in range(draw.choice((0, 0, 1, 1, 3))):
+        at = draw.randrange(len(block))
+        block[at : at + draw.randint(0, 3)] = bytes(draw.randrange(256) for _ in range(draw.randint(0, 3)))
+    return bytes(block)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(3))
+def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder, seed: int) -> None:
+    """A plain photo as it is, any other from its copy; 200 photos a seed."""
+    draw = Random(seed)
+    photos = {"JPEG": JPEG, "PNG": PNG, "WEBP": stored_photo(PIXELS, "WEBP", lossless=False)}
+    num_plain = 0
+    for _ in range(200):
+        format = draw.choice(FORMATS)
+        blocks = [broken_block(draw) for _ in range(draw.choice((1, 1, 1, 2)))]
+        photo = with_exif(photos[format], *blocks)
+        found = read_orientation(photo, format)
+        num_plain += found.is_plain
+        given = photo if found.is_plain else plain_copy(photo, format, found.value)
+        assert np.array_equal(decode(given), turned(stored(photo), found.value)), (format, blocks)
+    assert 30 < num_plain < 170
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_bytes_make_the_reader_raise(format: str) -> None:
+    draw = Random(format)
+    photo = turned_photo(PIXELS, 6, format)
+    for stop in range(200):
+        read_orientation(photo[:stop], format)
+    for _ in range(2000):
+        mutant = bytearray(photo)
+        for _ in range(draw.randint(1, 4)):
+            mutant[draw.randrange(min(len(mutant), 150))] = draw.randrange(256)
+        assert read_orientation(bytes(mutant), format).value in ORIENTATIONS
+
+
+def test_a_png_of_endless_chunks_is_given_up() -> None:
+    """The search ends after 65,536 chunks; such a photo is not plain."""
+    chunks = PNG[:33] + (struct.pack(">I", 0) + b"teXt" + bytes(4)) * 70_000 + with_exif(PNG, SIX)[33:]
+    assert read_orientation(chunks, "PNG") == Orientation(1, is_plain=False)
+
+
+def test_upright_sizes_of_many_photos() -> None:
+    height, width = np.arange(1, 9, dtype=np.int32), np.arange(11, 19, dtype=np.int32)
+    heights, widths = upright_size(height, width, np.arange(1, 9, dtype=np.uint8))
+    assert heights.tolist() == [1, 2, 3, 4, 15, 16, 17, 18]
+    assert widths.tolist() == [11, 12, 13, 14, 5, 6, 7, 8]
+    assert heights.dtype == widths.dtype == np.int32

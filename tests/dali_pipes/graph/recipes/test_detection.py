@@ -1,0 +1,275 @@
+"""Boxes that are cropped, resized and flipped with their photo, against torchvision's ``v2`` transforms."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as reference
+from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
+
+import dali_pipes as dp
+from tests.conftest import Sample, photo_bytes, write_shards
+
+CROP = 96
+SIZES = [(60 + 31 * (number % 5), 200 - 23 * (number % 7)) for number in range(30)]
+PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+
+
+def boxes_of(number: int) -> npt.NDArray[np.float64]:
+    """None to nine boxes and their class ids, float64 [N, 5]: some thin, some at the photo's edges, one past them."""
+    width, height = SIZES[number]
+    draw = np.random.default_rng(number)
+    corners = np.sort(draw.uniform(0, 1, (number % 10, 2, 2)), axis=1) * (width, height)  # [N, corner, (x, y)]
+    boxes = corners.reshape(-1, 4)
+    boxes[::4, 2] = boxes[::4, 0] + 0.8
+    boxes[1::4, 2:] = (width, height)
+    boxes[2::4, :2] = -0.4
+    return np.concatenate([boxes, draw.integers(0, 90, (len(boxes), 1))], axis=1)
+
+
+def as_lists(boxes: npt.NDArray[np.float64]) -> dict[str, Any]:
+    return {"boxes": boxes[:, :4].tolist(), "labels": boxes[:, 4].astype(int).tolist()}
+
+
+def as_annotations(boxes: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+    """As COCO has them, and a crowd."""
+    rows = [
+        {"bbox": [left, top, right - left, bottom - top], "category_id": int(label), "iscrowd": 0}
+        for left, top, right, bottom, label in boxes.tolist()
+    ]
+    return [*rows, {"bbox": [0, 0, 9, 9], "category_id": 1, "iscrowd": 1}]
+
+
+def as_npy(array: npt.NDArray[Any]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos with the same boxes in each form."""
+    samples = [
+        Sample(
+            f"d{number:03d}",
+            {
+                "jpg": photo_bytes(number, *size),
+                "boxes.json": json.dumps(as_lists(boxes_of(number))).encode(),
+                "coco.json": json.dumps(as_annotations(boxes_of(number))).encode(),
+                "boxes.npy": as_npy(boxes_of(number)),
+            },
+        )
+        for number, size in enumerate(SIZES)
+    ]
+    return write_shards(tmp_path_factory.mktemp("boxes"), samples, per_shard=8)
+
+
+def batches_of(shards: Path, graph: Any, **options: Any) -> list[dict[str, Any]]:
+    arguments = {"batch_size": 7, "device": "cpu", "seed": 5, "outputs": dp.Outputs(keys=True)} | options
+    with dp.loader(shards, graph, **arguments) as loader:
+        return [batch for (batch,) in loader]
+
+
+def with_window(graph: Any, *, scale: tuple[float, float] | None) -> Callable[..., dict[str, Any]]:
+    """The graph, and the crop and the flip that it drew: a stream has the same numbers when it is opened again."""
+
+    def wrapped(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        outputs = dict(graph(components, random))
+        if scale is not None:
+            outputs["start"], outputs["shape"] = random.resized_crop("jpg", scale=scale, stream="crop")
+        return outputs | {"mirror": random.coin_flip(0.5, stream="flip")}
+
+    return wrapped
+
+
+def moved_by_torchvision(number: int, batch: dict[str, Any], row: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes, float32 [N, 4], and class ids for the crop and the flip of the batch's row."""
+    width, height = SIZES[number]
+    rows = boxes_of(number)
+    boxes: Any = BoundingBoxes(
+        torch.from_numpy(rows[:, :4]).float().reshape(-1, 4),
+        format=BoundingBoxFormat.XYXY,
+        canvas_size=(height, width),
+    )
+    if "start" in batch:
+        (top, left), (crop_height, crop_width) = batch["start"][row].tolist(), batch["shape"][row].tolist()
+        boxes = reference.resized_crop(boxes, top, left, crop_height, crop_width, [CROP, CROP])
+    else:
+        boxes = reference.resize(boxes, [CROP, CROP])
+    if batch["mirror"][row]:
+        boxes = reference.horizontal_flip(boxes)
+    # Rounding puts some 1e-5 pixels outside, and a box that is outside at all is left out.
+    boxes = reference.clamp_bounding_boxes(boxes)
+    target = v2.SanitizeBoundingBoxes(min_size=1)({"boxes": boxes, "labels": torch.from_numpy(rows[:, 4]).long()})
+    return target["boxes"].as_subclass(torch.Tensor), target["labels"]
+
+
+@pytest.mark.parametrize("component", ["boxes.json", "coco.json", "boxes.npy"])
+@pytest.mark.parametrize("scale", [(0.1, 0.6), None])
+def test_boxes_are_those_of_torchvision(shards: Path, component: str, scale: tuple[float, float] | None) -> None:
+    """Within 1e-4 pixels, and the same boxes are left out, whatever form they are stored in."""
+    graph = with_window(dp.detection(crop=CROP, boxes=component, scale=scale), scale=scale)
+    num_left = num_flipped = 0
+    for batch in batches_of(shards, graph):
+        assert batch["image"].shape[1:] == (3, CROP, CROP)
+        for row, (key, target) in enumerate(zip(batch["key"], batch["target"], strict=True)):
+            boxes, labels = moved_by_torchvision(int(key[1:]), batch, row)
+            assert torch.equal(target["labels"], labels), key
+            torch.testing.assert_close(target["boxes"], boxes, atol=1e-4, rtol=0, msg=key)
+            assert (target["boxes"].dtype, target["labels"].dtype) == (torch.float32, torch.int64)
+            num_left += len(boxes)
+            num_flipped += int(batch["mirror"][row])
+    assert 0 < num_flipped < len(SIZES)
+    assert 30 < num_left < sum(len(boxes_of(number)) for number in range(len(SIZES)))
+
+
+def test_padded_boxes_are_the_same_boxes(shards: Path) -> None:
+    """In tensors of one shape, with their number."""
+    lists = batches_of(shards, dp.detection(crop=CROP))
+    padded = batches_of(shards, dp.detection(crop=CROP, max_boxes=12))
+    for one, other in zip(lists, padded, strict=True):
+        assert torch.equal(one["image"], other["image"])
+        assert (other["boxes"].dtype, other["box_label"].dtype) == (torch.float32, torch.int64)
+        assert other["boxes"].shape[1:] == (12, 4)
+        for row, target in enumerate(one["target"]):
+            num = int(other["num_boxes"][row])
+            assert torch.equal(other["boxes"][row, :num], target["boxes"])
+            assert torch.equal(other["box_label"][row, :num], target["labels"])
+            assert not other["boxes"][row, num:].any()
+            assert (other["box_label"][row, num:] == -1).all()
+
+
+def test_boxes_lie_where_the_pixels_are(tmp_path: Path) -> None:
+    """A white rectangle on black: its box in the output is white, and all else is black."""
+
+    def sample(number: int) -> Sample:
+        left, top = 10 + 3 * number, 90 - 5 * number
+        pixels = np.zeros((160, 120, 3), np.uint8)
+        pixels[top : top + 40, left : left + 30] = 255
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "PNG")
+        document = {"boxes": [[left, top, 30, 40]], "labels": [1]}
+        return Sample(f"r{number}", {"png": stream.getvalue(), "boxes.json": json.dumps(document).encode()})
+
+    shards = write_shards(tmp_path, [sample(number) for number in range(12)], per_shard=6)
+    graph = dp.detection(crop=CROP, scale=(0.4, 1.0), box_format="xywh", **PLAIN)
+    for batch in batches_of(shards, graph):
+        for image, target in zip(batch["image"], batch["target"], strict=True):
+            white = torch.nonzero(image[0] > 0.5)
+            (left, top, right, bottom), *others = target["boxes"].tolist()
+            assert not others
+            low, high = white.amin(dim=0).tolist(), (white.amax(dim=0) + 1).tolist()
+            assert np.abs(np.array([low[1], low[0], high[1], high[0]]) - [left, top, right, bottom]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"boxes": [[1, 1, 9, float("nan")]], "labels": [1]}, "expected finite numbers, found the box"),
+        ({"boxes": [[1, 1, 9, 1e999]], "labels": [1]}, "expected finite numbers, found the box"),
+        ({"boxes": [[1, 1, 9, 10**400]], "labels": [1]}, "found an integer beyond the range of a float"),
+        ({"boxes": [[9, 1, 1, 9]], "labels": [1]}, r"expected left <= right .*box_format= says how"),
+        ({"boxes": [[1, 1, 42.1, 9]], "labels": [1]}, r"expected boxes on the photo of 30 x 40 pixels \(height x wid"),
+        ({"boxes": [[-2, 1, 4, 9]], "labels": [1]}, "expected boxes on the photo of 30 x 40"),
+        ({"boxes": [[1, 1, 4]], "labels": [1]}, "expected a box of four numbers and a class id, found"),
+        ({"boxes": [[1, 1, 4, True]], "labels": [1]}, "expected a box of four numbers and a class id, found"),
+        ({"boxes": [7], "labels": [1]}, "expected a box of four numbers and a class id, found"),
+        ({"boxes": [[1, 1, 4, 4]], "labels": ["cat"]}, "expected a box of four numbers and a class id, found"),
+        ({"boxes": [[1, 1, 4, 4]], "labels": [-1]}, r"expected class ids in \[0, \d+\], found -1"),
+        ({"boxes": [[1, 1, 4, 4]], "labels": [0.5]}, r"expected class ids in \[0, \d+\], found 0.5"),
+        ({"boxes": [[1, 1, 4, 4]], "labels": []}, "expected lists of one length, 'boxes' and 'labels'"),
+        ({"boxes": 3, "labels": []}, "expected lists of one length, 'boxes' and 'labels'"),
+        ({"labels": []}, "expected a JSON object with 'boxes' and 'labels'"),
+        ([{"bbox": [1, 2, 3, 4]}], "expected objects with 'bbox' and 'category_id'"),
+        ([[1, 2, 3, 4]], "expected objects with 'bbox' and 'category_id'"),
+        ("boxes", "expected a JSON object with 'boxes' and 'labels'"),
+    ],
+)
+def test_sample_of_bad_boxes_is_bad(tmp_path: Path, document: Any, text: str) -> None:
+    """The error names shard, key and component; another one takes its place where that is asked for."""
+    good = json.dumps({"boxes": [[0, 0, 40, 30]], "labels": [3]}).encode()
+    samples = [
+        Sample(
+            f"b{number}",
+            {"jpg": photo_bytes(number, 40, 30), "boxes.json": json.dumps(document).encode() if number == 2 else good},
+        )
+        for number in range(6)
+    ]
+    shards = write_shards(tmp_path, samples, per_shard=6)
+    with pytest.raises(dp.DecodeError, match=f"(?s)b2.*boxes.json.*{text}"):
+        batches_of(shards, dp.detection(crop=16), batch_size=6)
+    others = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "bad.tsv")
+    (batch,) = batches_of(shards, dp.detection(crop=16), batch_size=6, bad_samples=others)
+    assert "b2" not in batch["key"]
+    assert [len(target["boxes"]) for target in batch["target"]] == [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.zeros((3, 4), np.float32), r"expected numbers \[N, 5\] .* found float32 \[3, 4\]"),
+        (np.zeros(5, np.float32), r"expected numbers \[N, 5\] .* found float32 \[5\]"),
+        (np.full((1, 5), np.nan, np.float32), "expected finite numbers, found the box"),
+        (np.array([["a"] * 5]), r"expected numbers \[N, 5\] .* found <U1 \[1, 5\]"),
+    ],
+)
+def test_array_of_another_shape_is_bad(tmp_path: Path, array: npt.NDArray[Any], text: str) -> None:
+    samples = [Sample("a", {"jpg": photo_bytes(1, 40, 30), "boxes.npy": as_npy(array)})]
+    shards = write_shards(tmp_path, samples, per_shard=1)
+    with pytest.raises(dp.DecodeError, match=text):
+        batches_of(shards, dp.detection(crop=16, boxes="boxes.npy"), batch_size=1)
+
+
+def test_more_boxes_than_there_is_room_for_make_a_sample_bad(shards: Path) -> None:
+    """No box is dropped without a word, even if few of them would be left on the crop."""
+    with pytest.raises(dp.DecodeError, match=r"expected at most max_boxes=3 boxes, found [4-9]"):
+        batches_of(shards, dp.detection(crop=CROP, max_boxes=3))
+
+
+@pytest.mark.parametrize("max_boxes", [None, 4])
+def test_sample_without_the_component_has_no_boxes(tmp_path: Path, max_boxes: int | None) -> None:
+    """Where it may be missing; elsewhere the graph is refused."""
+    document = json.dumps({"boxes": [[0, 0, 40, 30]], "labels": [3]}).encode()
+    samples = [Sample("a", {"jpg": photo_bytes(1, 40, 30), "boxes.json": document})]
+    samples.append(Sample("b", {"jpg": photo_bytes(2, 40, 30)}))
+    shards = write_shards(tmp_path, samples, per_shard=2)
+    graph = dp.detection(crop=16, scale=None, flip=0, max_boxes=max_boxes)
+    (batch,) = batches_of(shards, graph, batch_size=2, select=dp.Select(missing="empty"))
+    if max_boxes is None:
+        found = {key: target["boxes"].tolist() for key, target in zip(batch["key"], batch["target"], strict=True)}
+        assert found == {"a": [[0, 0, 16, 16]], "b": []}
+    else:
+        assert dict(zip(batch["key"], batch["num_boxes"].tolist(), strict=True)) == {"a": 1, "b": 0}
+    with pytest.raises(dp.DataError, match=r"boxes\.json"):
+        batches_of(shards, graph, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"box_format": "cxcywh"}, "box_format must be xyxy or xywh, got 'cxcywh'"),
+        ({"max_boxes": 0}, "max_boxes must be positive, got 0"),
+        ({"min_size": -1}, "min_size must not be negative, got -1"),
+        ({"crop": 0}, "crop must be positive"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        dp.detection(**options)
+
+
+@pytest.mark.gpu
+def test_padded_boxes_on_a_gpu_are_those_of_the_cpu(gpu: None, shards: Path) -> None:
+    graph = dp.detection(crop=CROP, max_boxes=12)
+    for one, other in zip(batches_of(shards, graph), batches_of(shards, graph, device="auto"), strict=True):
+        for name in ("boxes", "box_label", "num_boxes"):
+            assert other[name].is_cuda
+            assert torch.equal(one[name], other[name].cpu())

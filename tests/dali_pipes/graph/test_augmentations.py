@@ -1,0 +1,399 @@
+"""The random numbers of a graph against torchvision's: drawn alike, and equal pixels for equal numbers."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from nvidia.dali import fn, types
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as reference
+
+import dali_pipes as dp
+from dali_pipes.graph import color
+from tests.conftest import Sample, photo_bytes, write_shards
+from tests.dali_pipes.graph.test_random import NUM, Drawn
+
+SIDE = 48
+NUM_PHOTOS = 48
+NUM_OF_TORCHVISION = 4000
+
+ADJUST = (
+    reference.adjust_brightness,
+    reference.adjust_contrast,
+    reference.adjust_saturation,
+    reference.adjust_hue,
+)
+
+
+def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
+    """Kolmogorov and Smirnov's: the largest difference of two distribution functions, in units of its spread.
+
+    Samples of one distribution are beyond 2.2 once in 8,000 times.
+    """
+    first, second = np.sort(np.ravel(one)), np.sort(np.ravel(other))
+    both = np.concatenate([first, second])
+    shares = [np.searchsorted(values, both, side="right") / len(values) for values in (first, second)]
+    return float(np.abs(shares[0] - shares[1]).max() * np.sqrt(len(first) * len(second) / len(both)))
+
+
+def of_torchvision(transform: v2.Transform, *names: str, size: int = SIDE) -> npt.NDArray[np.float64]:
+    """Parameters that torchvision drew, float64 [N, name]; a fixed seed."""
+    torch.manual_seed(11)
+    image = [torch.zeros(3, size, size)]
+    drawn = [transform.make_params(image) for _ in range(NUM_OF_TORCHVISION)]
+    return np.array([[float(one[name]) for name in names] for one in drawn])
+
+
+def test_the_test_of_distributions_can_fail() -> None:
+    draw = np.random.default_rng(0)
+    assert distance(draw.normal(size=NUM), draw.normal(size=NUM)) < 2.2
+    assert distance(draw.normal(size=NUM), draw.normal(0.1, size=NUM)) > 3
+    assert distance(draw.normal(size=NUM), draw.normal(0, 1.1, size=NUM)) > 2.2
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (-3.0, 0.25), (5.0, 0.0)])
+def test_normal_numbers(mean: float, std: float) -> None:
+    torch.manual_seed(3)
+    drawn = dp.Random(Drawn()).normal(mean, std)
+    assert drawn.dtype == np.float32
+    assert distance(drawn, mean + std * torch.randn(NUM)) < 2.2
+    assert np.isfinite(drawn).all()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.2, 0.2), (0.05, 0.05), (8.0, 8.0), (0.5, 3.0), (2.0, 1.0)])
+def test_beta_numbers(alpha: float, beta: float) -> None:
+    torch.manual_seed(4)
+    drawn = dp.Random(Drawn()).beta(alpha, beta)
+    parameters = torch.tensor([alpha, beta], dtype=torch.float64)
+    expected = torch.distributions.Beta(*parameters).sample((NUM,))
+    assert distance(drawn, expected.float()) < 2.2
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+
+
+def test_beta_of_the_smallest_shapes_stays_a_number() -> None:
+    """Most of its Gamma numbers are below the smallest float: their logarithms are not."""
+    drawn = dp.Random(Drawn()).beta(1e-4, 1e-4)
+    assert np.isfinite(drawn).all()
+    assert abs((drawn > 0.5).mean() - 0.5) < 4 / np.sqrt(4 * NUM)
+
+
+def test_choice_follows_its_probabilities() -> None:
+    random = dp.Random(Drawn())
+    drawn = random.choice([90, 0, 180, 270], probabilities=[5, 1, 0, 4])
+    assert drawn.dtype == np.int32
+    counts = [int((drawn == value).sum()) for value in (90, 0, 180, 270)]
+    assert counts[2] == 0
+    expected = np.array([0.5, 0.1, 0.4]) * NUM
+    assert ((np.array([counts[0], counts[1], counts[3]]) - expected) ** 2 / expected).sum() < 18.4  # 99.99 %, 2 degrees
+    evenly = random.choice(7)
+    assert ((np.bincount(evenly, minlength=7) - NUM / 7) ** 2 / (NUM / 7)).sum() < 28  # 6 degrees
+    assert set(random.choice([0.5, 1]).tolist()) == {0.5, 1.0}
+    assert random.choice([0.5, 1]).dtype == np.float32
+    assert set(random.choice([np.float32(0.5), np.float16(1.5)]).tolist()) == {0.5, 1.5}
+    assert random.choice([np.int64(3), 4]).dtype == np.int32
+    assert random.choice([3], probabilities=[0.1]).tolist() == [3] * NUM
+
+
+def test_rotation_is_drawn_as_torchvision_draws_it() -> None:
+    drawn = dp.Random(Drawn()).rotation(30)
+    assert distance(drawn, of_torchvision(v2.RandomRotation(30), "angle")) < 2.2
+    assert distance(dp.Random(Drawn()).rotation((-5, 90)), of_torchvision(v2.RandomRotation((-5, 90)), "angle")) < 2.2
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio"),
+    [
+        ((0.02, 0.33), (0.3, 3.3)),
+        ((0.7, 1.0), (0.2, 5.0)),  # most tries do not fit, and some images are not erased at all
+    ],
+)
+def test_erasing_is_drawn_as_torchvision_draws_it(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
+    start, shape = dp.Random(Drawn()).erasing(SIDE, SIDE, probability=1.0, scale=scale, ratio=ratio)
+    expected = of_torchvision(v2.RandomErasing(p=1.0, scale=scale, ratio=ratio), "i", "j", "h", "w")
+    # torchvision's sign that nothing is erased is a rectangle of the whole image and no value.
+    is_erased = expected[:, 2] < SIDE
+    assert distance(shape[:, 0] > 0, is_erased) < 2.2
+    drawn = np.concatenate([start, shape], axis=1)[shape[:, 0] > 0]
+    for column in range(4):
+        assert distance(drawn[:, column], expected[is_erased, column]) < 2.2, "ijhw"[column]
+    assert distance(drawn[:, 2] * drawn[:, 3], expected[is_erased, 2] * expected[is_erased, 3]) < 2.2
+    assert (drawn[:, :2] + drawn[:, 2:] <= SIDE).all()
+
+
+def test_erasing_has_its_probability() -> None:
+    _, shape = dp.Random(Drawn()).erasing(SIDE, SIDE, probability=0.25)
+    assert abs((shape[:, 0] > 0).mean() - 0.25) < 4 * np.sqrt(0.1875 / NUM)
+
+
+JITTER = {"brightness": 0.4, "contrast": (0.5, 1.2), "saturation": 1.5, "hue": 0.2}
+
+
+def drawn_jitter(**options: Any) -> color.Draws:
+    class Kept(Drawn):
+        def array(self, function: Callable[[Any], Any]) -> Any:
+            return super().array(function)
+
+    components = Kept()
+    jitter = dp.Random(components).color_jitter(**options)
+    draws: color.Draws = components.array(jitter.draw)
+    return draws
+
+
+def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
+    """Factors, and the order of the four; each number independent of the others."""
+    draws = drawn_jitter(**JITTER)
+    names = [f"{operation}_factor" for operation in color.OPERATIONS]
+    expected = of_torchvision(v2.ColorJitter(**JITTER), *names)
+    for number, name in enumerate(names):
+        assert distance(draws.factors[:, number], expected[:, number]) < 2.2, name
+    counts = np.bincount(draws.order, minlength=24)
+    assert ((counts - NUM / 24) ** 2 / (NUM / 24)).sum() < 59  # 23 degrees of freedom, 99.99 %
+    table = np.corrcoef(np.concatenate([draws.factors, color._ORDERS[draws.order]], axis=1).T)
+    assert np.abs(table[:4, 4:]).max() < 4 / np.sqrt(NUM), "the order does not depend on the factors"
+    assert np.abs(table[:4, :4] - np.eye(4)).max() < 4 / np.sqrt(NUM)
+
+
+def test_color_jitter_has_its_probability() -> None:
+    draws = drawn_jitter(**JITTER, probability=0.8)
+    changed = (draws.factors != [1, 1, 1, 0]).any(axis=1)
+    assert abs(changed.mean() - 0.8) < 4 * np.sqrt(0.16 / NUM)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda random: random.resized_crop("jpg", ratio=(0, 1)), "ratio must be a range of positive numbers"),
+        (lambda random: random.resized_crop("jpg", scale=(-1, 1)), "scale must be a range of shares from 0 on"),
+        (lambda random: random.normal(0, -1), "std must not be negative, got -1"),
+        (lambda random: random.normal(float("nan")), "mean must be a finite number in float32, got nan"),
+        (lambda random: random.uniform(1, 0), "low must not be larger than high, got 1.0 and 0.0"),
+        (lambda random: random.uniform(0, float("inf")), "high must be a finite number in float32, got inf"),
+        (lambda random: random.choice([0, 2**31]), r"values must be in \[-2147483648, 2147483647\], got 2147483648"),
+        (lambda random: random.rotation(float("inf")), "degrees must be a finite number in float32, got inf"),
+        (lambda random: random.beta(0, 1), "alpha must be positive, got 0"),
+        (lambda random: random.beta(1, float("nan")), "beta must be positive, got nan"),
+        (lambda random: random.choice([]), "values must have at least one entry"),
+        (lambda random: random.choice(3, probabilities=[1, 2]), "a number for each of 3 values"),
+        (lambda random: random.choice(2, probabilities=[1, -1]), "none negative"),
+        (lambda random: random.rotation(-3), "degrees must be a positive number"),
+        (lambda random: random.rotation((9, 3)), "degrees must be a positive number"),
+        (lambda random: random.erasing(0, 3), "height and width must be positive"),
+        (lambda random: random.erasing(3, 3, scale=(0.5, 2)), r"scale must be a range in \[0, 1\]"),
+        (lambda random: random.erasing(3, 3, ratio=(0, 2)), "ratio must be a range of positive numbers"),
+        (lambda random: random.erasing(3, 3, probability=2), r"probability must be in \[0, 1\]"),
+        (lambda random: random.color_jitter(brightness=-1), "brightness must not be negative"),
+        (lambda random: random.color_jitter(contrast=(2, 1)), "contrast must be a range with 0 <= low <= high"),
+        (lambda random: random.color_jitter(hue=0.6), "hue must be a range with -0.5 <= low <= high <= 0.5"),
+        (lambda random: random.color_jitter(hue=0.1, probability=-1), r"probability must be in \[0, 1\]"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call: Callable[[dp.Random], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call(dp.Random(Drawn()))
+
+
+@pytest.mark.parametrize("value", ["much", (1, 2, 3), True])
+def test_ranges_that_are_none_are_refused(value: Any) -> None:
+    for call in (dp.Random(Drawn()).rotation, lambda value: dp.Random(Drawn()).color_jitter(saturation=value)):
+        with pytest.raises(TypeError, match="must be a number"):
+            call(value)
+
+
+# --- pixels -----------------------------------------------------------------------------------------------------------
+
+
+def png_bytes(number: int) -> bytes:
+    """Photos that both decoders decode to the same pixels: of a JPEG, of noise, and of one grey level."""
+    draw = np.random.default_rng(number)
+    if number % 8 == 7:
+        pixels = np.full((SIDE, SIDE, 3), 9 * number % 256, np.uint8)
+    elif number % 8 == 6:
+        pixels = draw.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    else:
+        pixels = np.asarray(Image.open(io.BytesIO(photo_bytes(number, SIDE, SIDE))))
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def png_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    samples = [Sample(f"p{number:03d}", {"png": png_bytes(number)}) for number in range(NUM_PHOTOS)]
+    return write_shards(tmp_path_factory.mktemp("png"), samples, per_shard=12)
+
+
+def photo_of(key: str) -> torch.Tensor:
+    """uint8 [3, H, W]."""
+    pixels = np.array(Image.open(io.BytesIO(png_bytes(int(key[1:])))).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def batches_of(shards: Path, graph: Any, **options: Any) -> list[dict[str, Any]]:
+    arguments = {"batch_size": 16, "device": "cpu", "seed": 5, "outputs": dp.Outputs(keys=True)} | options
+    with dp.loader(shards, graph, **arguments) as loader:
+        return [batch for (batch,) in loader]
+
+
+def decoded(components: dp.Components) -> Any:
+    return fn.decoders.image(components["png"], device="cpu", output_type=types.RGB)
+
+
+# The first rows have one operation each, at its limits, too.
+RANGES: list[dict[str, Any]] = [
+    {"brightness": (0, 2)},
+    {"contrast": (0, 2)},
+    {"saturation": (0, 2)},
+    {"hue": 0.5},
+    {"brightness": 0.5, "contrast": 0.5},
+    {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4},
+    {"contrast": 0.5, "hue": 0.3},
+    {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
+]
+
+
+def jittered(ranges: dict[str, Any], *, device: str = "cpu") -> Callable[..., dict[str, Any]]:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        jitter = random.color_jitter(**ranges)
+        pixels = decoded(components)
+        if device == "gpu":
+            pixels = pixels.gpu()
+        return {
+            "image": jitter(pixels),
+            "factors": components.array(lambda batch: jitter.draw(batch).factors.astype(np.float32)),
+            "order": components.array(lambda batch: jitter.draw(batch).order),
+        }
+
+    return graph
+
+
+def assert_jittered_as_torchvision_does(batches: list[dict[str, Any]], ranges: dict[str, Any]) -> None:
+    num_photos = 0
+    for batch in batches:
+        for row, key in enumerate(batch["key"]):
+            expected = photo_of(key).float() / 255
+            for operation in color._ORDERS[int(batch["order"][row])]:
+                if color.OPERATIONS[operation] in ranges:
+                    expected = ADJUST[operation](expected, float(batch["factors"][row, operation]))
+            found = batch["image"][row].cpu().permute(2, 0, 1).float()
+            difference = (found - 255 * expected).abs()
+            # Each operation rounds to half a grey level, a contrast's grey too, and those after it may double that.
+            assert difference.mean() < 0.51 * len(ranges), (key, difference.mean())
+            assert difference.max() < (0.6 if len(ranges) == 1 else 7), (key, difference.max())
+            num_photos += 1
+    assert num_photos == NUM_PHOTOS
+
+
+@pytest.mark.parametrize("ranges", RANGES, ids=lambda ranges: "+".join(ranges))
+def test_jittered_pixels_are_torchvisions(png_shards: Path, ranges: dict[str, Any]) -> None:
+    """For the sample's own factors and order; torchvision computes in float32, so that it rounds nothing."""
+    assert_jittered_as_torchvision_does(batches_of(png_shards, jittered(ranges)), ranges)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranges", RANGES, ids=lambda ranges: "+".join(ranges))
+def test_jittered_pixels_on_a_gpu_are_torchvisions(gpu: None, png_shards: Path, ranges: dict[str, Any]) -> None:
+    """The operators of a contrast are others there."""
+    graph = jittered(ranges, device="gpu")
+    assert_jittered_as_torchvision_does(batches_of(png_shards, graph, device="auto"), ranges)
+
+
+def test_grey_photos_have_their_probability_and_torchvisions_grey(png_shards: Path) -> None:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        return {"image": random.color_jitter(saturation=(0, 0), probability=0.5)(decoded(components))}
+
+    num_grey = 0
+    for batch in batches_of(png_shards, graph):
+        for pixels, key in zip(batch["image"].permute(0, 3, 1, 2), batch["key"], strict=True):
+            photo = photo_of(key)
+            grey = reference.rgb_to_grayscale(photo.float(), 3)
+            is_grey = bool((pixels.float() - grey).abs().max() < 0.51)
+            assert is_grey or torch.equal(pixels, photo)
+            num_grey += is_grey
+    assert 12 < num_grey < 36
+
+
+def test_rotated_and_erased_pixels_are_torchvisions(png_shards: Path) -> None:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        angle = random.rotation(45)
+        start, shape = random.erasing(SIDE, SIDE, probability=0.7)
+        pixels = decoded(components)
+        turned = fn.rotate(pixels, angle=angle, keep_size=True, fill_value=0, interp_type=types.INTERP_LINEAR)
+        nearest = fn.rotate(pixels, angle=angle, keep_size=True, fill_value=0, interp_type=types.INTERP_NN)
+        erased = fn.erase(pixels, anchor=start, shape=shape, axis_names="HW", fill_value=0)
+        outputs = {"turned": turned, "nearest": nearest, "erased": erased}
+        return outputs | {"angle": angle, "start": start, "shape": shape}
+
+    num_erased = 0
+    for batch in batches_of(png_shards, graph):
+        for row, key in enumerate(batch["key"]):
+            photo, angle = photo_of(key), float(batch["angle"][row])
+            row_start, column = batch["start"][row].int().tolist()
+            height, width = batch["shape"][row].int().tolist()
+            erased = (
+                photo.clone()
+                if not height
+                else reference.erase(photo, row_start, column, height, width, torch.tensor(0))
+            )
+            assert torch.equal(batch["erased"][row].permute(2, 0, 1), erased)
+            num_erased += height > 0
+            nearest = reference.rotate(photo, angle)
+            differ = (batch["nearest"][row].permute(2, 0, 1) != nearest).any(dim=0)
+            assert differ.float().mean() < 0.01, "pixels between two others may go either way"
+            # Inside the photo; at its edge torchvision mixes with black, and DALI does so, too, but half a pixel on.
+            inside = reference.rotate(torch.ones(1, SIDE, SIDE), angle, reference.InterpolationMode.BILINEAR)[0] == 1
+            linear = reference.rotate(photo.float(), angle, reference.InterpolationMode.BILINEAR)
+            assert ((batch["turned"][row].permute(2, 0, 1) - linear).abs().amax(dim=0)[inside] < 1.01).all()
+    assert 24 < num_erased < 45
+
+
+def everything(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """Each kind of number, unnamed."""
+    jitter = random.color_jitter(**JITTER)
+    start, shape = random.erasing(SIDE, SIDE)
+    image = fn.erase(jitter(decoded(components)), anchor=start, shape=shape, axis_names="HW", fill_value=0)
+    return {
+        "image": fn.rotate(image, angle=random.rotation(20), keep_size=True, fill_value=0),
+        "normal": random.normal(),
+        "beta": random.beta(0.3, 0.3),
+        "choice": random.choice(1000),
+    }
+
+
+def test_numbers_belong_to_the_sample(png_shards: Path) -> None:
+    """Another batch size, and another number of ranks: the same numbers and pixels; another epoch: others."""
+
+    def by_key(batches: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        names = ("normal", "beta", "choice", "image")
+        return {
+            key: [batch[name][row].tolist() for name in names]
+            for batch in batches
+            for row, key in enumerate(batch["key"])
+        }
+
+    alone = by_key(batches_of(png_shards, everything, batch_size=16))
+    assert by_key(batches_of(png_shards, everything, batch_size=7)) == alone
+    ranks = [batches_of(png_shards, everything, batch_size=4, rank=rank, world_size=2) for rank in range(2)]
+    assert by_key(ranks[0]) | by_key(ranks[1]) == alone
+    other = by_key(batches_of(png_shards, everything, seed=6))
+    assert not any(other[key][0] == alone[key][0] for key in alone)
+
+
+def test_numbers_go_on_where_a_job_was_stopped(png_shards: Path) -> None:
+    with dp.loader(png_shards, everything, batch_size=6, device="cpu", seed=5) as loader:
+        for _ in range(3):
+            next(loader)
+        state = loader.state_dict()
+        expected = [next(loader)[0] for _ in range(3)]
+    with dp.loader(png_shards, everything, batch_size=6, device="cpu", seed=5) as loader:
+        loader.load_state_dict(state)
+        found = [next(loader)[0] for _ in range(3)]
+    for one, other in zip(expected, found, strict=True):
+        for name in one:
+            assert torch.equal(one[name], other[name]), name

@@ -1,0 +1,190 @@
+"""Built-in graphs find photo, mask and label of a data set themselves, or say what they found."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import dali_pipes as dp
+from dali_pipes.cli import main
+from dali_pipes.errors import DataError
+from dali_pipes.graph.definition import Graph
+from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
+
+GRAPHS: dict[str, Callable[..., Graph]] = {
+    "segmentation": dp.segmentation,
+    "classification_train": dp.classification_train,
+    "classification_eval": dp.classification_eval,
+}
+
+
+def png_bytes(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.open(io.BytesIO(photo_bytes(number, 40, 30))).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def samples_of(*components: Sequence[str]) -> list[Sample]:
+    """A sample for each sequence of component names, with photos, masks and labels of its number."""
+
+    def data(name: str, number: int) -> bytes:
+        if name == "cls":
+            return str(number).encode()
+        return mask_bytes(number, 40, 30) if name.endswith("png") else photo_bytes(number, 40, 30)
+
+    return [Sample(f"s{i}", {name: data(name, i) for name in names}) for i, names in enumerate(components)]
+
+
+def first_batch(shards: Any, graph: Graph, *, batch_size: int = 4, **options: Any) -> dict[str, Any]:
+    outputs = options.pop("outputs", dp.Outputs(keys=True))
+    with dp.loader(
+        shards, graph, batch_size=batch_size, shuffle=False, device="cpu", outputs=outputs, **options
+    ) as loader:
+        return dict(next(loader)[0])
+
+
+@pytest.mark.parametrize("other", ["JPEG", "png"])
+def test_folder_of_two_endings_becomes_a_batch(tmp_path: Path, other: str) -> None:
+    """``.jpg`` beside ``.JPEG`` or ``.png``, from `prep pack imagefolder` to a batch: every photo, with its class."""
+    pixels = {}
+    for number in range(6):
+        ending = other if number % 2 else "jpg"
+        path = tmp_path / "photos" / f"class-{number // 3}" / f"{number}.{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png_bytes(number) if ending == "png" else photo_bytes(number, 40, 30))
+        pixels[f"class-{number // 3}/{number}"] = np.asarray(Image.open(path))
+    for command in (
+        ["prep", "pack", "imagefolder", str(tmp_path / "photos"), str(tmp_path / "shards")],
+        ["prep", "index", str(tmp_path / "shards")],
+    ):
+        assert main(command) == 0
+    graph = dp.classification_eval(resize=30, crop=30, mean=(0, 0, 0), std=(1, 1, 1), dtype="uint8", layout="HWC")
+    batch = first_batch(tmp_path / "shards", graph, batch_size=6)
+    assert sorted(batch["key"]) == sorted(pixels)
+    for key, image, label in zip(batch["key"], batch["image"], batch["label"], strict=True):
+        assert label == int(key.split("/")[0].removeprefix("class-"))
+        assert np.array_equal(image.numpy(), pixels[key][:, 5:35]), key
+
+
+@pytest.mark.parametrize("is_indexed", [True, False], ids=["manifest", "no manifest"])
+def test_names_of_components_need_not_be_given(tmp_path: Path, is_indexed: bool) -> None:
+    """The found names give what the given names give, with a manifest beside the shards or without."""
+    shards = write_shards(tmp_path, samples_of(*[("cls", "jpg", "seg.png")] * 4), per_shard=2, index=is_indexed)
+    for graph in GRAPHS.values():
+        named = {"photo": "jpg"} | ({"mask": "seg.png"} if graph is dp.segmentation else {})
+        found, expected = (first_batch(shards, graph(crop=24, **names)) for names in ({}, named))
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[name], expected[name]) for name in found if name != "key")
+
+
+def test_mask_is_called_as_the_user_says(tmp_path: Path) -> None:
+    """``mask`` by default."""
+    shards = write_shards(tmp_path, samples_of(*[("jpg", "trimap.png")] * 4), per_shard=2)
+    assert list(first_batch(shards, dp.segmentation(crop=24))) == ["image", "mask", "key"]
+    assert list(first_batch(shards, dp.segmentation(crop=24, mask_output="trimap"))) == ["image", "trimap", "key"]
+    for name in ("", "image", "label"):
+        with pytest.raises(ValueError, match=f"mask_output must be a name other than .* got '{name}'"):
+            dp.segmentation(mask_output=name)
+
+
+@pytest.mark.parametrize("missing", ["error", "skip", "empty"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_data_set_without_labels_gives_none(tmp_path: Path, name: str, missing: Any) -> None:
+    """All graphs, whatever is done with incomplete samples."""
+    shards = write_shards(tmp_path, samples_of(*[("jpg", "png")] * 4), per_shard=2)
+    batch = first_batch(shards, GRAPHS[name](crop=24), select=dp.Select(missing=missing))
+    assert list(batch) == (["image", "mask", "key"] if name == "segmentation" else ["image", "key"])
+    assert len(batch["key"]) == 4
+
+
+def test_some_labels_are_treated_as_before(tmp_path: Path) -> None:
+    """An error that says what to do; or left out; or -1."""
+    shards = write_shards(tmp_path, samples_of(("cls", "jpg"), ("jpg",), ("cls", "jpg")), per_shard=2)
+    graph = dp.classification_eval(resize=24, crop=24)
+    with pytest.raises(
+        DataError, match=r"key 's1': no component 'cls' \(found: jpg\); pass select=Select\(missing='empty'\) for the"
+    ):
+        first_batch(shards, graph)
+    assert first_batch(shards, graph, select=dp.Select(missing="empty"))["label"].tolist() == [0, -1, 2]
+    assert first_batch(shards, graph, select=dp.Select(missing="skip"), batch_size=2)["label"].tolist() == [0, 2]
+
+
+def test_contiguous_labels_of_a_data_set_without_labels_are_refused(tmp_path: Path) -> None:
+    """Who asks for labels of a kind expects labels."""
+    shards = write_shards(tmp_path, samples_of(*[("jpg",)] * 4), per_shard=2)
+    with pytest.raises(DataError, match="no component 'cls'"):
+        first_batch(shards, dp.classification_train(crop=24), outputs=dp.Outputs(labels="contiguous"))
+
+
+def test_faces_say_that_there_is_no_label(tmp_path: Path) -> None:
+    """Those that need one, with the reason."""
+    shards = write_shards(tmp_path, samples_of(*[("jpg",)] * 4), per_shard=2)
+    with dp.loader(shards, dp.classification_train(crop=24), batch_size=2, device="cpu") as loader:
+        advice = "there is no 'label': the built-in graphs give it if samples have a component 'cls'"
+        for arguments in ({"output_map": ["data", "label"]}, {"column_labels": True}):
+            with pytest.raises(ValueError, match=advice):
+                loader.as_dali(**arguments)
+        for outputs in (("image", "label"), {"pixel_values": "image", "labels": "label"}):
+            with pytest.raises(ValueError, match=advice):
+                next(iter(loader.as_dataloader(outputs=outputs)))
+
+
+@pytest.mark.parametrize(
+    ("components", "missing", "text"),
+    [
+        (
+            [("left.jpg", "right.jpg")] * 2,
+            "error",
+            r"expected one component that holds the photo, found 'left.jpg' \(2 of 2 samples\), 'right.jpg'",
+        ),
+        ([("txt",)] * 2, "error", "expected a component that is a photo by its name, found 'txt'"),
+        # The counts add up, and yet a sample has both.
+        (
+            [("jpg", "jpeg"), ("txt",)],
+            "skip",
+            "key 's0': expected one of the components 'jpeg', 'jpg', found 'jpeg', 'jpg'; name the component",
+        ),
+        ([("jpg", "jpeg"), ("txt",)], "error", "key 's0': expected one of the components 'jpeg', 'jpg', found"),
+        ([("txt",), ("jpg", "jpeg")], "error", "key 's0': expected one of the components 'jpeg', 'jpg', found 'txt'"),
+    ],
+)
+def test_unclear_photo_is_refused_before_the_first_batch(
+    tmp_path: Path, components: list[tuple[str, ...]], missing: Any, text: str
+) -> None:
+    """The candidates are named."""
+    shards = write_shards(tmp_path, samples_of(*components), per_shard=1)
+    with pytest.raises(DataError, match=text):
+        first_batch(shards, dp.classification_train(crop=24), batch_size=1, select=dp.Select(missing=missing))
+
+
+def test_data_sets_of_a_mixture_have_names_of_their_own(tmp_path: Path) -> None:
+    """``image.jpg`` here and ``jpg`` there; masks likewise."""
+    first = write_shards(tmp_path / "a", samples_of(*[("cls", "image.jpg", "trimap.png")] * 2), per_shard=2)
+    second = write_shards(tmp_path / "b", samples_of(*[("cls", "jpg", "png")] * 2), per_shard=2)
+    batch = first_batch(dp.Mixture({"a": first, "b": second}), dp.segmentation(crop=24))
+    assert sorted(batch["key"]) == ["a/s0", "a/s1", "b/s0", "b/s1"]
+    images = dict(zip(batch["key"], batch["image"], strict=True))
+    masks = dict(zip(batch["key"], batch["mask"], strict=True))
+    for key in ("s0", "s1"):  # both sets hold the same photos and masks
+        assert torch.equal(images[f"a/{key}"], images[f"b/{key}"])
+        assert torch.equal(masks[f"a/{key}"], masks[f"b/{key}"])
+
+
+def test_own_graph_finds_components(tmp_path: Path) -> None:
+    """As the built-in ones do."""
+    shards = write_shards(tmp_path, samples_of(*[("cls", "jpg", "png")] * 4), per_shard=2)
+    seen = []
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        photo = components.photo()
+        seen.append((photo, components.photo("x"), components.mask(photo=photo), components.has_labels))
+        seen.append((components.has_mask(photo=photo), components.has_mask(photo="png")))
+        return {"bytes": components[photo].shape()}
+
+    first_batch(shards, graph)
+    assert seen[:2] == [("jpg", "x", "png", True), (True, False)]

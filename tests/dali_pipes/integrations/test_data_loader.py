@@ -1,0 +1,443 @@
+"""`Loader.as_dataloader` beyond the contract of `test_faces`: which epoch comes, what trainers ask, what is refused."""
+
+import gc
+import itertools
+import logging
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dali_pipes as dp
+from tests.conftest import make_samples, write_shards
+from tests.dali_pipes.integrations.test_faces import BATCHES, NUM_SAMPLES, Epochs, open_loader, torchs_loader, whole
+
+__all__ = ["whole"]  # a fixture
+
+
+def keys(face: Any) -> list[list[str]]:
+    """The keys of one iteration of a face with ``outputs=("key",)``."""
+    return [key for (key,) in face]
+
+
+def bring(loader: Any, face: Any, state: str) -> None:
+    """Bring a loader into a line of the table in `dali_pipes.integrations.data_loader`; it is then in epoch 1."""
+    face.set_epoch(1)
+    if state == "new":
+        loader.set_epoch(1)
+        return
+    taken = {"loaded": 2, "loaded end": BATCHES, "mid": 2, "last": BATCHES, "end": BATCHES + 1}[state]
+    for _ in itertools.islice(face, taken):
+        pass
+    if state.startswith("loaded"):
+        face.load_state_dict(face.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("state", "named", "following", "rest", "same"),
+    [
+        # Epoch and batch with which the next iteration begins, for each of each_iter.
+        ("new", None, (1, 0), (1, 0), (1, 0)),
+        ("new", 1, (1, 0), (1, 0), (1, 0)),
+        ("new", 3, (3, 0), (3, 0), (3, 0)),
+        ("loaded", None, (1, 2), (1, 2), (1, 2)),
+        ("loaded", 1, (1, 2), (1, 2), (1, 2)),
+        ("loaded", 2, (2, 0), (2, 0), (2, 0)),
+        ("loaded end", None, (1, 5), (1, 5), (1, 5)),
+        ("loaded end", 1, (1, 5), (1, 5), (1, 5)),
+        ("loaded end", 2, (2, 0), (2, 0), (2, 0)),
+        ("mid", None, (2, 0), (1, 2), (1, 0)),
+        ("mid", 1, (1, 0), (1, 0), (1, 0)),
+        ("mid", 3, (3, 0), (3, 0), (3, 0)),
+        ("last", None, (2, 0), (2, 0), (1, 0)),
+        ("last", 1, (1, 0), (1, 0), (1, 0)),
+        ("end", None, (2, 0), (2, 0), (1, 0)),
+        ("end", 1, (1, 0), (1, 0), (1, 0)),
+        ("end", 0, (0, 0), (0, 0), (0, 0)),
+    ],
+)
+def test_next_iteration_is_that_of_the_table(
+    small_shards: Path,
+    whole: Epochs,
+    state: str,
+    named: int | None,
+    following: tuple[int, int],
+    rest: tuple[int, int],
+    same: tuple[int, int],
+) -> None:
+    """Also if the epoch is named after the iterator is made; and a state taken then is one of what comes."""
+    with open_loader(small_shards) as loader:
+        for each_iter, (epoch, batch) in {"next": following, "rest": rest, "same": same}.items():
+            for is_named_late in (False, True):
+                face = loader.as_dataloader(("key",), each_iter=each_iter)
+                bring(loader, face, state)
+                iterator = iter(face) if is_named_late else None
+                if named is not None:
+                    face.set_epoch(named)
+                iterator = iterator or iter(face)
+                saved = face.state_dict()
+                assert (saved["epoch"], saved["delivered"]) == (epoch, min(5 * batch, NUM_SAMPLES)), each_iter
+                assert keys(iterator) == whole[epoch][batch:], (each_iter, is_named_late)
+
+
+def test_state_after_a_loop_is_one_of_the_next_epoch(small_shards: Path, whole: Epochs) -> None:
+    """In the loop's body after the last batch it is not: then the resumed job ends that epoch first."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader(("key",))
+        for _ in face:
+            in_body = face.state_dict()
+        after = face.state_dict()
+    assert (in_body["epoch"], in_body["delivered"]) == (0, NUM_SAMPLES)
+    assert (after["epoch"], after["delivered"]) == (1, 0)
+    for state, expected in ((in_body, [[], whole[1]]), (after, [whole[1], whole[2]])):
+        with open_loader(small_shards, state=state) as loader:
+            face = loader.as_dataloader(("key",))
+            assert [keys(face), keys(face)] == expected
+
+
+def test_state_loaded_after_the_iterator_was_made_counts(small_shards: Path, whole: Epochs) -> None:
+    """Some trainers make the iterator first. One that has given a batch is refused instead."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader(("key",))
+        begun = iter(face)
+        assert [next(begun)[0], next(begun)[0]] == whole[0][:2]
+        state = face.state_dict()
+        assert keys(begun) == whole[0][2:]
+        new = iter(face)
+        face.load_state_dict(state)
+        assert keys(new) == whole[0][2:]
+        begun = iter(face)
+        next(begun)
+        face.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="put to another position"):
+            next(begun)
+        assert [keys(face), keys(face)] == [whole[0][2:], whole[1]]
+
+
+def test_resume_with_other_batches_gives_the_rest(small_shards: Path, whole: Epochs) -> None:
+    """The state counts samples: batches of 5 go on as batches of 4, and the length is that of a whole epoch of them."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader()
+        for _ in itertools.islice(face, 2):
+            pass
+        state = face.state_dict()
+    with open_loader(small_shards, batch_size=4, state=state) as loader:
+        face = loader.as_dataloader(("key",))
+        assert list(itertools.chain(*keys(face))) == list(itertools.chain(*whole[0][2:]))
+        assert len(face) == 6
+
+
+def test_state_counts_the_samples_that_a_trainer_has_used(small_shards: Path) -> None:
+    """A trainer that takes a batch ahead says how many; a number below zero is refused."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader()
+        for _ in itertools.islice(face, 2):
+            pass
+        assert face.state_dict(5, True)["delivered"] == face.dataset.state_dict(5, True)["delivered"] == 5
+        assert face.state_dict(0)["delivered"] == 0
+        with pytest.raises(ValueError, match="num_samples must not be negative, got -5"):
+            face.state_dict(-5)
+        face.load_state_dict(face.state_dict())
+        next(iter(face))
+        assert face.state_dict(5, False)["delivered"] == 15
+
+
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_rest_that_is_given_up_is_said(small_shards: Path, caplog: pytest.LogCaptureFixture, num_taken: int) -> None:
+    """A trainer names another epoch than the state's, or ends that one early, because it counts larger batches."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader(("key",))
+        bring(loader, face, "loaded")
+        for _ in itertools.islice(face, num_taken):
+            pass
+        left = loader.num_batches_left
+        face.set_epoch(2)
+        with caplog.at_level(logging.WARNING, logger="dali_pipes"):
+            next(iter(face))
+    expected = f"begins before its end: the rest of epoch 1, {left} batches, is given up"
+    assert f"epoch 1 was resumed in the middle, and epoch 2 {expected}" in caplog.text
+
+
+def test_iterator_that_is_not_the_newest_is_refused(small_shards: Path, whole: Epochs) -> None:
+    """Of one face, of two faces of a loader, and beside the loader's own loop: never other batches."""
+    with open_loader(small_shards) as loader:
+        face, other = loader.as_dataloader(("key",)), loader.as_dataloader(("key",), each_iter="rest")
+        old, new = iter(face), iter(face)
+        with pytest.raises(RuntimeError, match="this iterator ended when another one was made"):
+            next(old)
+        assert next(new) == (whole[0][0],)
+        rest = iter(other)
+        assert next(rest) == (whole[0][1],)
+        with pytest.raises(RuntimeError, match="the loader was iterated elsewhere"):
+            next(new)
+        assert next(loader)[0]["key"] == whole[0][2]
+        with pytest.raises(RuntimeError, match="the loader was iterated elsewhere"):
+            next(rest)
+        assert keys(other) == whole[0][3:]
+        ended = iter(face)
+        loader.set_epoch(0)
+        assert next(ended) == (whole[0][0],)  # it has not begun before
+        loader.set_epoch(0)
+        with pytest.raises(RuntimeError, match="or put to another position"):
+            next(ended)
+
+
+def test_outputs_are_tuples_or_dicts(small_shards: Path) -> None:
+    """By the loader's names, in the order asked for, or under new names."""
+    with open_loader(small_shards) as loader:
+        assert set(next(iter(loader.as_dataloader()))) == {"image", "label", "key"}
+        image, label = next(iter(loader.as_dataloader(("image", "label"))))
+        assert (image.shape, label.shape) == ((5, 4, 4, 3), (5,))
+        batch = next(iter(loader.as_dataloader({"pixel_values": "image", "labels": "label"})))
+        assert list(batch) == ["pixel_values", "labels"]
+        assert batch["pixel_values"].shape == (5, 4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"outputs": ("image", "mask")}, ValueError, r"gives \(image, label, key\), got 'mask'"),
+        ({"outputs": {"x": "mask", "y": "cls"}}, ValueError, "got 'mask', 'cls'"),
+        ({"outputs": ()}, ValueError, "got no name"),
+        ({"outputs": "image"}, TypeError, r"a tuple of names, \('image', 'label'\), or a dict of new names, got 'im"),
+        ({"each_iter": "again"}, ValueError, "each_iter must be one of next, rest, same, got 'again'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(small_shards: Path, options: Any, error: Any, text: str) -> None:
+    """At once; by a late loader when it is opened."""
+    with open_loader(small_shards) as loader, pytest.raises(error, match=text):
+        loader.as_dataloader(**options)
+    with open_loader(small_shards, rank="late") as loader, pytest.raises(error, match=text):
+        next(iter(loader.as_dataloader(**options)))
+
+
+@pytest.mark.parametrize("epoch", [-1, 0.5])
+def test_epoch_that_is_none_is_refused(small_shards: Path, epoch: Any) -> None:
+    with open_loader(small_shards) as loader, pytest.raises((ValueError, TypeError), match="epoch must"):
+        loader.as_dataloader().sampler.set_epoch(epoch)
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_batches", "rank_samples"),
+    # As torch's DistributedSampler counts: 23 samples are 12 on each of two ranks.
+    [("PARTIAL", 3, 12), ("FILL", 3, 12), ("DROP", 2, 10)],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_trainers_find_the_lengths_that_they_ask_for(
+    small_shards: Path, rank: int, policy: str, num_batches: int, rank_samples: int
+) -> None:
+    """The same on both ranks; any object of the face takes the epoch."""
+    with open_loader(small_shards, rank=rank, world_size=2, last_batch_policy=policy) as loader:
+        face = loader.as_dataloader()
+        assert not isinstance(face, torch.utils.data.DataLoader)
+        assert (len(face), len(face.batch_sampler)) == (num_batches, num_batches)
+        assert (len(face.sampler), len(face.dataset)) == (rank_samples, NUM_SAMPLES)
+        assert (face.batch_size, face.batch_sampler.batch_size) == (5, 5)
+        assert face.drop_last is face.batch_sampler.drop_last is (policy == "DROP")
+        assert (face.num_workers, face.pin_memory) == (0, False)
+        for epoch, part in enumerate([face, face.sampler, face.batch_sampler, face.dataset], 3):
+            part.set_epoch(epoch)
+            next(iter(face))
+            assert loader.epoch == epoch
+
+
+class Skipping:
+    """Leaves out the first batches of a batch sampler, as Accelerate's ``skip_first_batches`` does."""
+
+    def __init__(self, batch_sampler: Any, num_skipped: int) -> None:
+        self.batch_sampler, self.num_skipped = batch_sampler, num_skipped
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.batch_sampler, self.num_skipped, None)
+
+
+def skip(face: Any, num_skipped: int) -> Any:
+    batches = Skipping(face.batch_sampler, num_skipped)
+    return torch.utils.data.DataLoader(face.dataset, batch_sampler=batches, collate_fn=face.collate_fn)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_skipped", [0, 2, 4, 5])
+def test_skipped_batches_are_not_read(
+    small_shards: Path, whole: Epochs, num_skipped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of the epoch comes, and the next iteration is the next epoch."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader(("key",))
+        face.set_epoch(1)
+        assert keys(skip(face, num_skipped)) == whole[1][num_skipped:]
+        assert loader._epoch.start == min(5 * num_skipped, NUM_SAMPLES)
+        assert keys(face) == whole[2]
+    assert ("all 5 batches of an epoch were skipped" in caplog.text) == (num_skipped == 5)
+
+
+def test_token_batches_are_as_many_as_their_epoch_has(tmp_path: Path) -> None:
+    """With slices, one epoch has more samples than the one before it."""
+    shards = write_shards(tmp_path, make_samples([(24, 20)] * NUM_SAMPLES), per_shard=9)
+    slices = dp.Shuffle(window_bytes=40_000, slices=2)
+    with open_loader(shards, batch_size=2, shuffle=slices) as loader:
+        lengths = [loader.parts.inputs.plan(epoch).num_samples // 2 for epoch in range(4)]
+        assert len(set(lengths)) > 1
+        face = loader.as_dataloader()
+        assert [len(list(skip(face, 0))) for _ in lengths] == lengths
+
+
+@pytest.mark.parametrize("num_samples", [1, 10])
+def test_skipping_twice_is_refused(small_shards: Path, whole: Epochs, num_samples: int) -> None:
+    """A loaded state stands in mid-epoch already, also if as many batches are left as a whole epoch has."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader(("key",))
+        face.load_state_dict(face.state_dict() | {"delivered": num_samples})
+        assert len(face) == BATCHES
+        with pytest.raises(ValueError, match="load the state or skip the batches, not both"):
+            keys(skip(face, 2))
+        assert list(itertools.chain(*keys(face))) == list(itertools.chain(*whole[0]))[num_samples:]
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda face: face.dataset[3],
+        lambda face: list(face.dataset),
+        lambda face: list(face.sampler),
+        lambda face: list(torch.utils.data.DataLoader(face.dataset, batch_size=4)),
+        lambda face: list(torch.utils.data.DataLoader(face.dataset, sampler=face.sampler)),
+        lambda face: [index for batch in face.batch_sampler for index in batch],  # as Accelerate splits batches
+        lambda face: [len(batch) for batch in face.batch_sampler],
+        lambda face: list(torch.utils.data.DataLoader(face.dataset, batch_sampler=list(face.batch_sampler)[::-1])),
+        lambda face: list(torch.utils.data.DataLoader(face.dataset, batch_sampler=list(face.batch_sampler)[::2])),
+    ],
+)
+def test_samples_cannot_be_had_by_number(small_shards: Path, misuse: Any) -> None:
+    """Nor can batches be dealt out or shuffled; the error says what to iterate."""
+    with open_loader(small_shards) as loader:
+        with pytest.raises((TypeError, RuntimeError), match="iterate what as_dataloader\\(\\) gave, and do not let"):
+            misuse(loader.as_dataloader())
+        assert len(list(loader.as_dataloader(each_iter="same"))) == BATCHES
+
+
+def test_batches_in_worker_processes_are_refused(small_shards: Path) -> None:
+    """A ``DataLoader`` that someone makes of the parts: an error from the worker, no hang."""
+    with open_loader(small_shards) as loader:
+        face = loader.as_dataloader()
+        batches = torch.utils.data.DataLoader(
+            face.dataset, batch_sampler=face.batch_sampler, num_workers=1, multiprocessing_context="fork", timeout=60
+        )
+        with pytest.raises(
+            TypeError, match="no samples 'a batch of the process that has the loader'; iterate what as_d"
+        ):
+            list(batches)
+
+
+def test_late_loader_stays_closed_until_it_is_needed(small_shards: Path, whole: Epochs) -> None:
+    """Naming an epoch and making an iterator do not need it; the first batch does."""
+    with open_loader(small_shards, rank="late") as loader:
+        face = loader.as_dataloader(("key",))
+        face.sampler.set_epoch(2)
+        iterator = iter(face)
+        assert not loader.is_open
+        assert keys(iterator) == whole[2]
+
+
+def test_dropped_loader_with_a_face_is_collected(small_shards: Path) -> None:
+    """Without the garbage collector: nothing of the face keeps the loader open."""
+    loader = open_loader(small_shards)
+    face = loader.as_dataloader()
+    iterator = iter(face)
+    next(iterator)
+    held = (face.sampler, face.dataset)
+    dropped = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader, face, iterator, held
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
+def test_dataset_in_a_loader_that_stacks_batches_is_refused(small_shards: Path) -> None:
+    """``DataLoader(dataset, batch_size=4)`` would make batches of four batches."""
+    with open_loader(small_shards) as loader:
+        for options in ({"batch_size": 4}, {}):
+            batches = torch.utils.data.DataLoader(loader.as_dataset(), **options)
+            with pytest.raises(
+                TypeError, match=r"would stack whole batches; pass DataLoader\(loader.as_dataset\(\), b"
+            ):
+                list(batches)
+        assert len(list(torchs_loader(loader))) == BATCHES
+
+
+def test_dataset_does_not_keep_the_variables_of_a_program(small_shards: Path) -> None:
+    """The loader looks for its callers; what these delete while they run is freed."""
+    loader = open_loader(small_shards)
+    dropped = weakref.ref(loader)
+    for batch in torchs_loader(loader):
+        assert batch
+        break
+    del loader
+    assert dropped() is None
+
+
+class DataLoaderDispatcher:
+    """Iterates as Accelerate's class of this name does: rank 0's batches are for all ranks."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.dataset
+
+
+class IterableDatasetShard(DataLoaderDispatcher):
+    """Iterates as Accelerate's, or Transformers', class of this name does: each rank takes its part of a batch."""
+
+
+@pytest.mark.parametrize("dealer", [DataLoaderDispatcher, IterableDatasetShard])
+def test_dataset_whose_batches_would_be_dealt_to_the_ranks_is_refused(small_shards: Path, dealer: Any) -> None:
+    """Where each rank has a loader of its own; one process may have them. `tests.trainers` has the real ones."""
+    with open_loader(small_shards, rank=0, world_size=2) as loader:
+        with pytest.raises(
+            RuntimeError, match=r"each of the 2 ranks has a loader of its own: samples would be lost; give"
+        ):
+            list(dealer(torchs_loader(loader)))
+        assert len(list(torchs_loader(loader))) == 3
+    with open_loader(small_shards) as loader:
+        assert len(list(dealer(torchs_loader(loader)))) == BATCHES
+
+
+def test_dataset_takes_the_epoch_that_a_trainer_names(small_shards: Path, whole: Epochs) -> None:
+    """As timm and Accelerate do: a resumed run does not repeat epoch 0."""
+    with open_loader(small_shards) as loader:
+        batches = torchs_loader(loader)
+        for epoch in (3, 0):
+            batches.dataset.set_epoch(epoch)
+            assert [batch["key"] for batch in batches] == whole[epoch]
+        assert [batch["key"] for batch in batches] == whole[1]
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(24, 1), (8, 3)])
+def test_policy_that_leaves_no_batch_is_refused(small_shards: Path, batch_size: int, world_size: int) -> None:
+    """At construction, as DALI does. A resume at an epoch's end is none."""
+    options = {"batch_size": batch_size, "world_size": world_size, "rank": 0}
+    with pytest.raises(
+        ValueError,
+        match=f"leaves an epoch of 23 samples without a batch: one of batch_size={batch_size} on {world_size} r",
+    ):
+        open_loader(small_shards, last_batch_policy="DROP", **options)
+    with open_loader(small_shards, **options) as loader:
+        assert len(loader) == 1
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "DROP"])
+def test_resume_at_an_epochs_end_is_no_epoch_without_a_batch(
+    small_shards: Path, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left is no batch, the epoch has some: no error, no warning."""
+    with open_loader(small_shards, last_batch_policy=policy) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with caplog.at_level(logging.WARNING), open_loader(small_shards, last_batch_policy=policy, state=state) as loader:
+        assert len(list(loader)) == len(loader)
+    assert not caplog.text

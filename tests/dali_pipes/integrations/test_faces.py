@@ -1,0 +1,207 @@
+"""One contract for every face of a loader: epochs, ranks, last batches, leaving early, resuming, closing, lengths."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvidia.dali import fn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import dali_pipes as dp
+
+NUM_SAMPLES = 23
+BATCHES = 5  # of 5 samples, the last of 3
+
+Epochs = list[list[list[str]]]
+"""Keys, by epoch and batch."""
+
+
+def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+    """Enough to tell one sample from another."""
+    pixels = fn.decoders.image(components["image.jpg"], device=components.device)
+    return {"image": fn.slice(pixels, [0, 0], [4, 4], axes=(0, 1)), "label": components.label}
+
+
+def open_loader(shards: Path, **options: Any) -> Any:
+    defaults = {"device": "cpu", "outputs": dp.Outputs(keys=True), "decode": dp.Decode(threads=1), "seed": 7}
+    return dp.loader(shards, graph, **({"batch_size": 5} | defaults | options))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Face:
+    """A way to iterate a loader, and what it promises beyond the contract."""
+
+    wrap: Callable[[Any], Any]
+    keys: Callable[[Any], list[str]] = lambda batch: batch["key"]
+    stateful: Callable[[Any], Any] = lambda face: face
+    """What has ``state_dict`` and ``load_state_dict``."""
+    after_break: str = "rest"
+    """What comes after ``break``: the rest of the epoch, the next one, or the same one again."""
+    ends_resumed_epoch: bool = True
+    """After a resume at an epoch's end, the first iteration is empty, as in the job that was not interrupted."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def following(self, epoch: int) -> int:
+        """The epoch after a whole one."""
+        return epoch if self.after_break == "same" else epoch + 1
+
+    def read(self, face: Any, num_epochs: int = 1) -> Epochs:
+        return [[self.keys(batch) for batch in face] for _ in range(num_epochs)]
+
+
+def torchs_loader(loader: Any) -> Any:
+    return torch.utils.data.DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
+
+
+FACES = {
+    "loader": Face(wrap=lambda loader: loader, keys=lambda batch: batch[0]["key"], ends_resumed_epoch=False),
+    "as_dali": Face(
+        wrap=lambda loader: loader.as_dali(output_map=["data", "label"], column_labels=True),
+        keys=lambda batch: batch[0]["key"],
+        ends_resumed_epoch=False,
+    ),
+    "as_dicts": Face(
+        wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._loader, ends_resumed_epoch=False
+    ),
+    "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset),
+    "as_dataset, torchdata": Face(
+        wrap=lambda loader: StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
+    ),
+    "as_dataloader": Face(
+        wrap=lambda loader: loader.as_dataloader(("label", "key")), keys=lambda batch: batch[1], after_break="next"
+    ),
+    "as_dataloader, rest": Face(wrap=lambda loader: loader.as_dataloader(each_iter="rest")),
+    "as_dataloader, same": Face(
+        wrap=lambda loader: loader.as_dataloader({"name": "key"}, each_iter="same"),
+        keys=lambda batch: batch["name"],
+        after_break="same",
+    ),
+    "as_jax": Face(wrap=lambda loader: loader.as_jax(), after_break="next"),
+    "as_dataloader, late": Face(
+        wrap=lambda loader: loader.as_dataloader(), after_break="next", options={"rank": "late"}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(small_shards: Path) -> Epochs:
+    """Five epochs of one rank, each started by its number."""
+    epochs = []
+    with open_loader(small_shards) as loader:
+        for epoch in range(5):
+            loader.set_epoch(epoch)
+            epochs.append([next(loader)[0]["key"] for _ in range(BATCHES)])
+    assert len({str(epoch) for epoch in epochs}) == 5
+    return epochs
+
+
+@pytest.fixture(params=FACES, name="face")
+def _face(request: pytest.FixtureRequest) -> Face:
+    if request.param == "as_jax":
+        pytest.importorskip("jax")
+    return FACES[request.param]
+
+
+def test_each_epoch_gives_each_key_once(small_shards: Path, whole: Epochs, face: Face) -> None:
+    """In the order of the loader, and the next iteration gives the next epoch."""
+    with open_loader(small_shards, **face.options) as loader:
+        found = face.read(face.wrap(loader), 3)
+    assert all(len(set(itertools.chain(*epoch))) == NUM_SAMPLES for epoch in found)
+    assert found == ([whole[0]] * 3 if face.after_break == "same" else whole[:3])
+
+
+def test_length_is_right_at_any_time(small_shards: Path, face: Face) -> None:
+    """Before, during and after an epoch, and after a resume in mid-epoch."""
+    with open_loader(small_shards, **face.options) as loader:
+        wrapped = face.wrap(loader)
+        lengths = [len(wrapped)]
+        for number, _ in enumerate(wrapped):
+            lengths.append(len(wrapped))
+            if number == 1:
+                state = face.stateful(wrapped).state_dict()
+        lengths.append(len(wrapped))
+        face.stateful(wrapped).load_state_dict(state)
+        assert [*lengths, len(wrapped)] == [BATCHES] * 8
+
+
+@pytest.mark.parametrize(
+    ("policy", "given"),
+    [
+        ("PARTIAL", [12, 11]),  # the last three samples: two and one
+        ("FILL", [15, 15]),  # seven are repeated
+        ("DROP", [10, 10]),  # the last three are left out
+    ],
+)
+def test_ranks_are_disjoint_and_complete(small_shards: Path, face: Face, policy: str, given: list[int]) -> None:
+    """Under each policy; the ranks have as many batches as each other. test_late.py has the ranks of late loaders."""
+    if "rank" in face.options:
+        pytest.skip("this face finds its rank by itself")
+    for epoch in range(2):
+        ranks = []
+        for rank in range(2):
+            with open_loader(small_shards, rank=rank, world_size=2, last_batch_policy=policy) as loader:
+                loader.set_epoch(epoch)
+                wrapped = face.wrap(loader)
+                batches = face.read(wrapped)[0]
+                assert len(batches) == len(wrapped) == (2 if policy == "DROP" else 3)
+                ranks.append(list(itertools.chain(*batches)))
+        assert [len(keys) for keys in ranks] == given
+        if policy != "FILL":
+            assert len(set(ranks[0] + ranks[1])) == sum(given)
+        else:
+            assert len(set(ranks[0] + ranks[1])) == NUM_SAMPLES
+
+
+def test_leaving_early_and_starting_again(small_shards: Path, whole: Epochs, face: Face) -> None:
+    """What comes after ``break`` is what the face says, and after it the next epoch as ever."""
+    after = {"rest": whole[0][2:], "next": whole[1], "same": whole[0]}[face.after_break]
+    then = {"rest": whole[1], "next": whole[2], "same": whole[0]}[face.after_break]
+    with open_loader(small_shards, **face.options) as loader:
+        wrapped = face.wrap(loader)
+        first = [face.keys(batch) for batch in itertools.islice(wrapped, 2)]
+        assert [first, *face.read(wrapped, 2)] == [whole[0][:2], after, then]
+
+
+def test_resume_at_every_batch_and_between_epochs(small_shards: Path, whole: Epochs, face: Face) -> None:
+    """Two epochs with a state before, after each batch and after the end: another loader gives the rest, then the next
+    epoch.
+    """
+    taken = []
+    with open_loader(small_shards, **face.options) as loader:
+        wrapped, epoch = face.wrap(loader), 0
+        stateful = face.stateful(wrapped)
+        taken.append((stateful.state_dict(), epoch, 0))
+        for _ in range(2):
+            for number, _batch in enumerate(wrapped):
+                taken.append((stateful.state_dict(), epoch, number + 1))
+            taken.append((stateful.state_dict(), epoch, BATCHES + 1))  # after the end
+            epoch = face.following(epoch)
+    assert len(taken) == 13
+    with open_loader(small_shards, **face.options) as loader:
+        wrapped = face.wrap(loader)
+        for state, epoch, number in taken:
+            face.stateful(wrapped).load_state_dict(state)
+            is_over = number > BATCHES or (number == BATCHES and not face.ends_resumed_epoch)
+            rests = [] if is_over else [whole[epoch][number:]]
+            after = face.following(epoch)
+            expected = [*rests, whole[after], whole[face.following(after)]]
+            assert face.read(wrapped, len(expected)) == expected, (epoch, number)
+
+
+def test_closed_loader_is_refused_and_its_state_is_known(small_shards: Path, face: Face) -> None:
+    """Also by an iterator that is under way; the state is that of the last batch."""
+    with open_loader(small_shards, **face.options) as loader:
+        wrapped = face.wrap(loader)
+        iterator = iter(wrapped)
+        next(iterator)
+        state = face.stateful(wrapped).state_dict()
+    assert face.stateful(wrapped).state_dict() == state
+    assert len(wrapped) == BATCHES
+    with pytest.raises(ValueError, match="this loader is closed; make another"):
+        next(iterator)
+    with pytest.raises(ValueError, match="this loader is closed; make another"):
+        next(iter(wrapped))

@@ -1,0 +1,492 @@
+"""A loader with aspect-ratio buckets: shapes, pixels, every sample once, resuming, and what is refused."""
+
+import io
+import json
+import logging
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+import dali_pipes as dp
+from dali_pipes.data_set.indexing import find_columns, find_manifest
+from dali_pipes.formats.names import columns_name
+from dali_pipes.graph.inputs import Components
+from dali_pipes.graph.random import Random
+from dali_pipes.store.urls import resolve_shards
+from tests.conftest import Sample, make_samples, write_shards
+
+# Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
+BUCKETS = dp.buckets(area=64 * 64, step=16, max_aspect=2)
+SHAPES = [(48, 80), (64, 64), (80, 48)]
+SIZES = [(60 + 37 * row % 90, 60 + 53 * row % 90) for row in range(58)]
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return make_samples(SIZES)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
+    return write_shards(tmp_path_factory.mktemp("buckets"), samples, per_shard=9)
+
+
+def open_loader(shards: Path, graph: Any = None, *, batch_size: int = 4, **options: Any) -> dp.Loader:
+    settings: dict[str, Any] = {
+        "seed": 5,
+        "device": "cpu",
+        "decode": dp.Decode(threads=1),
+        "select": dp.Select(buckets=BUCKETS),
+        "outputs": dp.Outputs(keys=True, valid=True),
+    } | options
+    return dp.loader(str(shards), graph or dp.bucketed(), batch_size=batch_size, **settings)
+
+
+def shape_of(width: int, height: int) -> tuple[int, int]:
+    """The nearest bucket, in the logarithm of the aspect ratio."""
+    return min(SHAPES, key=lambda shape: abs(math.log(height / width) - math.log(shape[0] / shape[1])))
+
+
+def taken(batch: dict[str, Any]) -> tuple[tuple[int, int], list[str]]:
+    """Shape of a batch, and the keys that count."""
+    height, width = batch["image"].shape[-2:]
+    valid = batch["valid"].tolist()
+    return (height, width), [key for key, counts in zip(batch["key"], valid, strict=True) if counts]
+
+
+def test_shapes_are_those_of_the_test() -> None:
+    assert [tuple(shape) for shape in BUCKETS.shapes.tolist()] == SHAPES
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("window", ["all", 200_000])
+def test_every_sample_comes_once_in_a_batch_of_its_shape(
+    shards: Path, samples: list[Sample], policy: str, world_size: int, window: Any
+) -> None:
+    """All ranks have as many batches, of one shape a step; labels and keys belong to their photos."""
+    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
+    ranks = [
+        open_loader(shards, batch_size=2, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+    lengths = {len(loader) for loader in ranks}
+    steps = [[batch for (batch,) in step] for step in zip(*ranks, strict=True)]
+    assert lengths == {len(steps)}
+    keys: Counter[str] = Counter()
+    num_full = 0
+    for step in steps:
+        shapes, counted = zip(*map(taken, step), strict=True)
+        assert len(set(shapes)) == 1
+        for shape, of_rank, batch in zip(shapes, counted, step, strict=True):
+            assert batch["image"].shape[1:] == (3, *shape)
+            for key, label in zip(batch["key"], batch["label"].tolist(), strict=True):
+                row = int(key[1:])
+                assert shape == shape_of(*SIZES[row])
+                assert label == int(samples[row].components["cls"])
+            assert policy == "PARTIAL" or len(batch["key"]) == 2
+            keys.update(of_rank)
+        num_full += sum(map(len, counted)) == 2 * world_size
+    assert set(keys.values()) == {1}
+    assert len(keys) == (2 * world_size * num_full if policy == "DROP" else len(SIZES))
+    assert num_full == len(steps) or policy != "DROP"
+    for loader in ranks:
+        loader.close()
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+@pytest.mark.parametrize("window", ["all", 100_000])
+def test_resume_at_every_step_gives_the_rest(shards: Path, policy: str, window: Any) -> None:
+    """The state, as JSON, after each batch; on one rank, and on two with half the batch size; then the next epoch."""
+    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
+    with open_loader(shards, **options) as whole, open_loader(shards, **options) as other:
+        halves = [open_loader(shards, batch_size=2, rank=rank, world_size=2, **options) for rank in range(2)]
+        epochs = [[taken(batch) for (batch,) in whole] for _ in range(2)]
+        whole.set_epoch(0)
+        for num in range(len(epochs[0]) + 1):
+            if num:
+                next(whole)
+            state = json.loads(json.dumps(whole.state_dict()))
+            other.load_state_dict(state)
+            assert (len(other), other.num_batches_left) == (len(epochs[0]), len(epochs[0]) - num)
+            rest = [taken(batch) for (batch,) in other] if num < len(epochs[0]) else []
+            assert rest == epochs[0][num:]
+            if num == len(epochs[0]):
+                assert [taken(batch) for (batch,) in other] == epochs[1]
+            if num % 5 == 3 and rest:
+                for half in halves:
+                    half.load_state_dict(state)
+                steps = [[taken(batch) for (batch,) in step] for step in zip(*halves, strict=True)]
+                joined = [(step[0][0], sorted(step[0][1] + step[1][1])) for step in steps]
+                assert joined == [(shape, sorted(keys)) for shape, keys in rest]
+        for half in halves:
+            half.close()
+
+
+def test_state_of_other_steps_is_refused(shards: Path) -> None:
+    """Another global batch size in mid-epoch, other buckets, none at all, and a position at which no step ends."""
+    with open_loader(shards) as loader:
+        next(loader)
+        state = loader.state_dict()
+        assert (state["version"], state["group_size"]) == (4, 4)
+        start = loader.state_at(3)
+        with pytest.raises(dp.StateError, match="2 samples delivered, and no step of epoch 0 ends there"):
+            loader.load_state_dict(state | {"delivered": 2})
+        with pytest.raises(dp.StateError, match="impossible values: area must be at least"):
+            loader.load_state_dict(state | {"shapes": state["shapes"] | {"area": 1}})
+        with pytest.raises(dp.StateError, match="impossible values: expected the kind 'buckets' or 'tokens', got 'x'"):
+            loader.load_state_dict(state | {"shapes": state["shapes"] | {"kind": "x"}})
+    for options in ({"state": state}, {}):
+        with (
+            pytest.raises(
+                dp.StateError, match=r"with batch_size \* world_size 4, this loader has 6, .* pass a batch_size that"
+            ),
+            open_loader(shards, batch_size=6, **options) as loader,
+        ):
+            loader.load_state_dict(state)
+    with open_loader(shards, batch_size=6, state=start) as loader:
+        assert loader.epoch == 3, "at an epoch's start any batch size may follow"
+    with pytest.raises(dp.StateError, match=r"the state has shapes=Buckets.*, this loader shapes=None; .*buckets="):
+        open_loader(shards, dp.classification_eval(resize=32, crop=32), select=dp.Select(), state=state)
+    other = dp.Select(buckets=dp.buckets(area=64 * 64, step=32))
+    with pytest.raises(dp.StateError, match=r"the state has shapes=.*step=16.*, this loader shapes=.*step=32"):
+        open_loader(shards, select=other, state=state)
+    with open_loader(shards, dp.classification_eval(resize=32, crop=32), select=dp.Select()) as loader:
+        next(loader)
+        plain = loader.state_dict()
+    assert "shapes" not in plain
+    with pytest.raises(dp.StateError, match=r"the state has shapes=None, this loader shapes=Buckets"):
+        open_loader(shards, state=plain)
+
+
+def test_pixels_are_those_of_the_largest_cut(shards: Path, samples: list[Sample]) -> None:
+    """About the centre, without a flip: as Pillow cuts and resizes, to a few grey levels."""
+    graph = dp.bucketed(place="centre", flip=0, dtype="uint8", layout="HWC")
+    with open_loader(shards, graph) as loader:
+        for (batch,) in loader:
+            for key, image in zip(batch["key"], batch["image"].numpy(), strict=True):
+                photo = Image.open(io.BytesIO(samples[int(key[1:])].components["image.jpg"]))
+                height, width = image.shape[:2]
+                scale = min(photo.width / width, photo.height / height)
+                columns, rows = width * scale, height * scale
+                left, top = (photo.width - columns) / 2, (photo.height - rows) / 2
+                cut = (left, top, left + columns, top + rows)
+                expected = np.asarray(photo.resize((width, height), Image.Resampling.BILINEAR, box=cut), np.int32)
+                # The cut is rounded to whole pixels, in photos of no more than 150.
+                assert np.abs(expected - image).mean() < 6
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path, orientation: int) -> None:
+    """All eight orientations, of a wide and of a tall photo: shape and pixels are those of `exif_transpose`."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    samples = []
+    for row, sample in enumerate(make_samples([(150, 80), (70, 140)])):
+        stream = io.BytesIO()
+        Image.open(io.BytesIO(sample.components["image.jpg"])).save(stream, "JPEG", exif=exif, quality=95)
+        samples.append(Sample(f"k{row}", {"image.jpg": stream.getvalue()}))
+    shards = write_shards(tmp_path, samples, per_shard=2)
+    budget = dp.Select(tokens=dp.token_budget(max_tokens=900, patch=2))
+    exact: dict[str, Any] = {"flip": 0, "dtype": "uint8", "layout": "HWC"}
+    with (
+        open_loader(shards, dp.bucketed(place="centre", **exact), batch_size=1) as loader,
+        open_loader(shards, dp.patches(**exact), batch_size=1, select=budget) as packed,
+    ):
+        batches = {batch["key"][0]: batch for (batch,) in loader}
+        grids = {batch["key"][0]: batch["grid"][0].tolist() for (batch,) in packed}
+    for sample in samples:
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(sample.components["image.jpg"])))
+        (image,) = batches[sample.key]["image"].numpy()
+        height, width = image.shape[:2]
+        assert (height, width) == shape_of(*upright.size)
+        scale = min(upright.width / width, upright.height / height)
+        left, top = (upright.width - width * scale) / 2, (upright.height - height * scale) / 2
+        cut = (left, top, left + width * scale, top + height * scale)
+        expected = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR, box=cut), np.int32)
+        assert np.abs(expected - image).mean() < 6
+        rows, columns = grids[sample.key]
+        assert (rows > columns) == (upright.height > upright.width)
+
+
+def test_place_and_flip_belong_to_the_sample(shards: Path) -> None:
+    """The same pixels with another number of ranks; other ones in the next epoch."""
+
+    def images(loader: dp.Loader) -> dict[str, np.ndarray]:
+        return {
+            key: image for (batch,) in loader for key, image in zip(batch["key"], batch["image"].numpy(), strict=True)
+        }
+
+    graph = dp.bucketed(dtype="uint8")
+    with open_loader(shards, graph) as whole:
+        first, second = images(whole), images(whole)
+    halves: dict[str, np.ndarray] = {}
+    for rank in range(2):
+        with open_loader(shards, graph, batch_size=3, rank=rank, world_size=2) as half:
+            halves |= images(half)
+    assert halves.keys() == first.keys()
+    assert all(np.array_equal(halves[key], image) for key, image in first.items())
+    assert sum(not np.array_equal(second[key], image) for key, image in first.items()) > 40
+
+
+def test_text_and_a_graph_of_the_users_own(tmp_path: Path) -> None:
+    """A caption comes beside the photo, and a graph can ask for the shape itself."""
+    samples = [
+        Sample(sample.key, {"image.jpg": sample.components["image.jpg"], "txt": f"photo {row}".encode()})
+        for row, sample in enumerate(make_samples(SIZES[:12]))
+    ]
+    shards = write_shards(tmp_path, samples, per_shard=5)
+    with open_loader(shards, dp.bucketed(text="txt")) as loader:
+        for (batch,) in loader:
+            assert batch["text"] == [f"photo {int(key[1:])}" for key in batch["key"]]
+            assert "label" not in batch
+
+    def graph(components: Components, random: Random) -> dict[str, Any]:
+        return {"shape": components.bucket_shape(), "bytes": components["image.jpg"].shape()}
+
+    with open_loader(shards, graph) as loader:
+        for (batch,) in loader:
+            assert {tuple(row) for row in batch["shape"].tolist()} == {shape_of(*SIZES[int(batch["key"][0][1:])])}
+
+
+@pytest.mark.parametrize("face", ["as_dataloader", "as_dicts", "as_dataset", "as_dali"])
+def test_faces_pass_shapes_through(shards: Path, face: str) -> None:
+    with open_loader(shards) as loader:
+        batches = getattr(loader, face)()
+        length = len(batches)
+        found = [batch[0] if isinstance(batch, list) else batch for batch in batches]
+        assert length == len(found)
+        assert {tuple(batch["image"].shape[2:]) for batch in found} == set(SHAPES)
+        assert sum(len(batch["image"]) for batch in found) == len(SIZES)
+
+
+def test_bad_sample_is_replaced_at_the_shape_of_its_batch(tmp_path: Path, samples: list[Sample]) -> None:
+    """A photo that is cut off, and one without any header, which counts as square."""
+    broken = [replace(sample, components=dict(sample.components)) for sample in samples[:20]]
+    broken[7].components["image.jpg"] = broken[7].components["image.jpg"][:400]
+    broken[11].components["image.jpg"] = b"no photo"
+    shards = write_shards(tmp_path / "shards", broken, per_shard=6)
+    bad = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "bad.tsv")
+    with open_loader(shards, bad_samples=bad) as loader:
+        keys = [key for (batch,) in loader for key in taken(batch)[1]]
+        assert loader.num_substituted == 2
+    assert sorted(keys) == sorted({sample.key for sample in broken} - {"s00007", "s00011"})
+    assert {line.split("\t")[1] for line in (tmp_path / "bad.tsv").read_text().splitlines() if "\ts0" in line} == {
+        "s00007", "s00011"
+    }  # fmt: skip
+
+
+def test_samples_that_are_selected_are_grouped(shards: Path) -> None:
+    """Exclusion, a predicate, factors and a length of the epoch: all of them work with buckets."""
+    with open_loader(
+        shards,
+        select=dp.Select(buckets=BUCKETS, where=lambda columns: columns.labels != 2, oversample={1: 2, 3: 0.5}),
+    ) as loader:
+        keys = Counter(key for (batch,) in loader for key in taken(batch)[1])
+    labels = Counter(int(key[1:]) % 5 + 1 for key in keys.elements())
+    assert labels == {1: 24, 3: 6, 4: 11, 5: 11}
+    with open_loader(shards, select=dp.Select(buckets=BUCKETS, epoch_samples=29)) as loader:
+        counts = [Counter(key for (batch,) in loader for key in taken(batch)[1]) for _ in range(2)]
+    assert [len(count) for count in counts] == [29, 29]
+    assert not counts[0].keys() & counts[1].keys(), "the second epoch has the others"
+
+
+def test_mixture_and_alternatives(tmp_path: Path) -> None:
+    """Buckets over two data sets; a photo is a JPEG or a PNG, whichever a sample has."""
+    jpegs = make_samples(SIZES[:9])
+    others = [
+        Sample(f"t{row}", {"cls": b"1", "image.jpeg": sample.components["image.jpg"]})
+        for row, sample in enumerate(make_samples(SIZES[9:16]))
+    ]
+    jpegs = [Sample(s.key, {"cls": b"1", "image.jpg": s.components["image.jpg"]}) for s in jpegs]
+    sets = {
+        "a": str(write_shards(tmp_path / "a", jpegs, per_shard=4)),
+        "b": str(write_shards(tmp_path / "b", others, per_shard=4)),
+    }
+    options = {"seed": 1, "device": "cpu", "outputs": dp.Outputs(keys=True, valid=True), "batch_size": 4}
+    with dp.loader(dp.Mixture(sets), dp.bucketed(), select=dp.Select(buckets=BUCKETS), **options) as loader:
+        found = [taken(batch) for (batch,) in loader]
+    keys = [key for _, keys in found for key in keys]
+    assert sorted(keys) == sorted([f"a/{s.key}" for s in jpegs] + [f"b/{s.key}" for s in others])
+    for shape, named in found:
+        for key in named:
+            assert shape == shape_of(*SIZES[int(key[-1]) + (9 if key[0] == "b" else 0)])
+
+
+def test_drop_says_what_it_leaves_out(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with open_loader(shards, batch_size=7, last_batch_policy="DROP") as loader:
+        delivered = sum(len(batch["key"]) for (batch,) in loader)
+    assert f"leaves {58 - delivered} of 58 samples out of epoch 0" in caplog.text
+    caplog.clear()
+    counts = Counter(shape_of(*size) for size in SIZES)
+    (rare, num), most = counts.most_common()[-1], counts.most_common()[0][1]
+    assert num < most
+    with open_loader(shards, batch_size=most, last_batch_policy="DROP"):
+        pass
+    assert f"no window has the {most} samples of a step in bucket" in caplog.text
+    assert f"{rare[0]} x {rare[1]}" in caplog.text
+    with pytest.raises(ValueError, match="an epoch of 58 samples, grouped by window, without a"):
+        open_loader(shards, batch_size=most + 1, last_batch_policy="DROP")
+
+
+def test_what_cannot_be_is_refused(shards: Path, tmp_path: Path) -> None:
+    """No buckets for a graph that needs them; slices; a component without sizes; an older column file."""
+    with pytest.raises(ValueError, match=r"the loader has no buckets; pass select=dali_pipes.Select\(buckets="):
+        open_loader(shards, select=dp.Select())
+    with pytest.raises(ValueError, match="buckets and tokens need slices=1, got 2"):
+        open_loader(shards, shuffle=dp.Shuffle(slices=2))
+    with pytest.raises(dp.DataError, match=r"expected heights and widths of 'cls' .* name a photo.*found: image.jpg"):
+        open_loader(shards, select=dp.Select(buckets=dp.buckets(area=64 * 64, photo="cls")))
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    named = resolve_shards(tmp_path, endpoint=None)
+    manifest = find_manifest(named)
+    assert manifest is not None
+    columns = find_columns(named, manifest)
+    assert columns is not None
+    old = replace(columns, sizes={}).to_bytes(manifest=manifest.digest)
+    (tmp_path / columns_name("s-")).write_bytes(old)
+    with pytest.raises(dp.DataError, match=r"found none; index the shards anew, which reads them once: .* prep index"):
+        open_loader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "text"),
+    [
+        ({"area": 64 * 64, "step": 0}, ValueError, "step must be positive, got 0"),
+        ({"area": 1023}, ValueError, r"area must be at least step \* step, 1024 pixels, got 1023"),
+        ({"area": 64.0}, TypeError, "area must be an integer, got 64.0"),
+        ({"area": 4096, "max_aspect": 0.5}, ValueError, "max_aspect must be a finite number from 1 on.* got 0.5"),
+        ({"area": 4096, "max_aspect": math.inf}, ValueError, "max_aspect must be a finite number from 1 on.* got inf"),
+        ({"area": 1 << 40, "step": 1}, ValueError, "gives sides of up to .* steps, expected at most 4096"),
+        ({"area": 4096, "photo": 3}, TypeError, "photo must be the name of a component, or None, got 3"),
+    ],
+)
+def test_description_of_buckets_is_checked(values: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        dp.buckets(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"place": "left"}, "place must be one of random, centre, got 'left'"),
+        ({"flip": 2}, r"flip must be in \[0, 1\], got 2"),
+        ({"dtype": "int8"}, "dtype must be one of float32, float16, uint8, got 'int8'"),
+    ],
+)
+def test_graph_checks_its_arguments(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        dp.bucketed(**values)
+
+
+@pytest.mark.gpu
+def test_images_of_a_gpu_are_those_of_the_cpu(gpu: None, shards: Path) -> None:
+    """The same shapes and samples; other decoders, so to a few grey levels."""
+    graph = dp.bucketed(dtype="uint8")
+    with open_loader(shards, graph) as cpu, open_loader(shards, graph, device="gpu") as other:
+        for (expected,), (found,) in zip(cpu, other, strict=True):
+            assert found["key"] == expected["key"]
+            assert found["image"].device.type == "cuda"
+            assert (found["image"].cpu().float() - expected["image"].float()).abs().mean() < 4
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+@pytest.mark.parametrize("kind", ["buckets", "tokens"])
+def test_two_windows_are_enough_room(shards: Path, tmp_path: Path, policy: str, kind: str) -> None:
+    """A cache that holds two of seven windows: every sample comes, also after a resume in the middle of a window."""
+    grouped = {
+        "buckets": (dp.bucketed(), dp.Select(buckets=BUCKETS)),
+        "tokens": (dp.patches(), dp.Select(tokens=dp.token_budget(max_tokens=300, patch=8))),
+    }
+    graph, select = grouped[kind]
+    options: dict[str, Any] = {
+        "select": select,
+        "last_batch_policy": policy,
+        "shuffle": dp.Shuffle(window_bytes=1),
+        "batch_size": 2,
+    }
+    directory = tmp_path / "cache"
+    (tmp_path / "small").mkdir()
+    directory.mkdir()
+    with open_loader(shards, graph, **options, cache=dp.Cache(directory=directory)) as loader:
+        needed, whole = loader.parts.share.reserved, int(loader.parts.share.extent_bytes.sum())
+        expected = [batch["key"] for (batch,) in loader]
+    assert needed < whole / 2
+    small = dp.Cache(directory=tmp_path / "small", max_bytes=needed + 8192)
+    with open_loader(shards, graph, **options, cache=small) as loader:
+        assert [batch["key"] for (batch,) in loader] == expected
+        loader.set_epoch(0, batch=3)
+        state = loader.state_dict()
+        rest = [batch["key"] for (batch,) in loader]
+        assert rest == expected[3:]
+    with open_loader(shards, graph, **options, cache=small, state=state) as loader:
+        assert [batch["key"] for (batch,) in loader] == rest
+
+
+def test_attributes_of_dalis_iterators(shards: Path) -> None:
+    """What loops of DALI's read: samples so far, and of each rank."""
+    ranks = [open_loader(shards, rank=rank, world_size=3) for rank in range(3)]
+    faces = [loader.as_dali() for loader in ranks]
+    counted = [0, 0, 0]
+    for number in range(len(faces[0])):
+        for rank, face in enumerate(faces):
+            next(face)
+            counted[rank] += ranks[rank].num_valid
+            assert face._counter == 4 * (number + 1)
+    assert faces[0]._shard_sizes_per_gpu.tolist() == counted
+    for loader in ranks:
+        loader.close()
+
+
+def test_number_of_samples_that_a_trainer_used_is_cut_to_a_step(shards: Path) -> None:
+    """Composer counts samples itself: a state inside a step would not exist, so it is that of the step before."""
+    with open_loader(shards) as loader:
+        for _ in range(3):
+            next(loader)
+        assert loader.state_dict(num_samples=7)["delivered"] == 4
+        loader.load_state_dict(loader.state_dict(num_samples=8))
+        assert loader.position == 8
+
+
+def test_number_of_samples_is_no_position_where_samples_are_repeated(shards: Path) -> None:
+    """A trainer that is a batch behind, and counts rows, would lose that batch."""
+    with open_loader(shards, last_batch_policy="FILL") as loader:
+        next(loader)
+        assert loader.state_dict()["delivered"] > 0
+        with pytest.raises(ValueError, match="'FILL' repeats samples in mid-epoch; pass 'PARTIAL' or 'DROP'"):
+            loader.state_dict(num_samples=4)
+
+
+@pytest.mark.parametrize("shapes", [{"buckets": BUCKETS}, {"tokens": dp.token_budget(max_tokens=100, patch=8)}])
+def test_samples_that_a_trainer_used_are_counted_without_what_drop_leaves_out(
+    shards: Path, shapes: dict[str, Any]
+) -> None:
+    """``DROP`` leaves samples out at the end of every window; a trainer knows only of those that it had."""
+    ranks = [
+        open_loader(
+            shards,
+            dp.bucketed() if "buckets" in shapes else dp.patches(),
+            select=dp.Select(**shapes),
+            shuffle=dp.Shuffle(window_bytes=200_000),
+            last_batch_policy="DROP",
+            rank=rank,
+            world_size=2,
+        )
+        for rank in range(2)
+    ]
+    used, found, expected = 0, [], []
+    for step in zip(*ranks, strict=True):
+        used += sum(int(batch["valid"].sum()) for (batch,) in step)
+        expected.append(ranks[0].state_dict()["delivered"])
+        found.append(ranks[0].state_dict(num_samples=used)["delivered"])
+    assert found == expected
+    assert used < expected[-1], "samples were left out before the last step"
+    for loader in ranks:
+        loader.close()

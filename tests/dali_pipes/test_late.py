@@ -1,0 +1,183 @@
+"""A loader with ``rank="late"`` is opened when it is first needed, by the rank that the process has then."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvidia.dali import fn
+
+import dali_pipes as dp
+from dali_pipes.opening.late import OPENED, LateLoader
+
+
+def open_late(shards: Path, **options: Any) -> LateLoader:
+    loader = dp.loader(shards, dp.segmentation(crop=16), batch_size=4, device="cpu", rank="late", **options)
+    assert isinstance(loader, LateLoader)
+    return loader
+
+
+def is_open(loader: LateLoader) -> bool:
+    return "parts" in vars(loader)
+
+
+RANKS = """
+import json, sys, torch.distributed as d, dali_pipes as dp
+rank, shards, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+graph, keys = dp.segmentation(crop=16), dp.Outputs(keys=True)
+options = {'batch_size': 4, 'device': 'cpu', 'rank': 'late', 'outputs': keys}
+loader, other = dp.loader(shards, graph, **options), dp.loader(shards, graph, seed=1, **options)
+hasattr(loader, 'sampler'), repr(loader)
+d.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
+length = len(loader if rank else other)  # ranks may open them in another order
+keys = [key for (batch,) in loader for key in batch['key'][:loader.num_valid]]
+d.barrier()
+next(other)
+print(json.dumps([length, keys]))
+d.barrier()
+d.destroy_process_group()
+"""
+
+
+def test_late_loader_takes_the_rank_of_a_group_that_came_after_it(small_shards: Path) -> None:
+    """Two real processes: 23 samples once, three batches each."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS, str(rank), str(small_shards), str(port)], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    printed = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes]
+    assert [length for length, _ in printed] == [3, 3]
+    keys = [key for _, read in printed for key in read]
+    assert len(keys) == len(set(keys)) == 23
+
+
+def test_late_loader_becomes_a_loader_when_it_is_needed(small_shards: Path) -> None:
+    """What frameworks look for does not open it; afterwards it has all attributes of any loader, and no others."""
+    with open_late(small_shards) as loader:
+        for name in ("sampler", "dataset", "batch_sampler", "_is_accelerate_prepared", "__len__", "state_dict"):
+            getattr(loader, name, None)
+        assert not is_open(loader)
+        with (
+            open_late(small_shards) as other,
+            dp.loader(small_shards, dp.segmentation(crop=16), batch_size=4, device="cpu") as usual,
+        ):
+            assert len(other) == len(usual) == 6
+            assert vars(other).keys() - vars(usual).keys() == {"_arguments", "_lock", "_is_opening", "_name_to_compare"}
+            assert vars(usual).keys() == OPENED
+        assert sum(len(batch[0]["label"]) for batch in loader) == 23
+
+
+def test_faces_of_a_late_loader_do_not_open_it(small_shards: Path) -> None:
+    """Their arguments that name outputs are checked when the graph is known: before the first batch."""
+    faces: dict[str, Callable[[dp.Loader], Any]] = {
+        "dicts": lambda loader: loader.as_dicts(),
+        "dataset": lambda loader: loader.as_dataset(),
+        "dataloader": lambda loader: loader.as_dataloader(("image", "label")),
+        "dali": lambda loader: loader.as_dali(output_map=["a", "b", "label"], column_labels=True),
+    }
+    for open_face in faces.values():
+        with open_late(small_shards) as loader:
+            face = open_face(loader)
+            assert not is_open(loader)
+            assert len(face) == len(list(face)) == 6
+    with open_late(small_shards) as loader:
+        face = loader.as_dali(output_map=["a"])
+        with pytest.raises(ValueError, match="output_map must name the graph's 3 outputs"):
+            next(face)
+        assert loader.state_dict()["delivered"] == 0
+
+
+def test_late_loader_that_was_closed_unopened_stays_so(small_shards: Path) -> None:
+    loader = open_late(small_shards)
+    loader.close()
+    loader.close()
+    for use in (len, next, iter, lambda it: it.set_epoch(1)):
+        assert loader.stats() == {}
+        with pytest.raises(ValueError, match="this loader is closed; make another"):
+            use(loader)
+    assert not is_open(loader)
+
+
+def test_arguments_of_a_late_loader_are_checked_at_once(small_shards: Path, tmp_path: Path) -> None:
+    for options, text in (
+        ({"seed": 0.5}, "seed must be an integer"),
+        ({"last_batch_policy": "pad"}, "last_batch_policy must be one of"),
+        ({"state": {}}, "state"),
+        ({"world_size": 2}, "rank='late' finds the world size, too"),
+    ):
+        with pytest.raises((TypeError, ValueError, dp.StateError), match=text):
+            open_late(small_shards, **options)
+    with pytest.raises(ValueError, match="rank must be an integer, 'late' or None, got 'auto'"):
+        dp.loader(small_shards, dp.segmentation(crop=16), batch_size=4, rank="auto")  # type: ignore[arg-type]
+    with pytest.raises(dp.StoreError, match="missing"):
+        open_late(tmp_path / "missing")
+
+
+def test_late_loader_that_cannot_be_opened_says_why_each_time(small_shards: Path) -> None:
+    """An error of the user's graph is no missing attribute of the loader; and the same loader can be tried again."""
+    is_wrong = True
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        label = components.labels if is_wrong else components.label  # type: ignore[attr-defined]
+        return {"image": fn.decoders.image(components["image.jpg"]), "label": label}
+
+    with dp.loader(small_shards, graph, batch_size=4, device="cpu", rank="late") as loader:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"the loader could not be opened: .*'labels'"):
+                len(loader)
+        is_wrong = False
+        assert len(loader) == 6
+
+
+def test_late_loader_is_opened_once_a_call_and_ctrl_c_ends_that(
+    small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The opening may wait for a store that does not answer: it is not begun again when it was interrupted."""
+    num_opened = 0
+
+    def interrupted(*_: object) -> None:
+        nonlocal num_opened
+        num_opened += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dali_pipes.opening.late.open_parts", interrupted)
+    uses: list[Callable[[dp.Loader], object]] = [next, iter, lambda loader: loader.set_epoch(1)]
+    for number, use in enumerate(uses, 1):
+        with open_late(small_shards) as loader, pytest.raises(KeyboardInterrupt):
+            use(loader)
+        assert num_opened == number
+
+
+def test_late_loader_can_be_opened_in_a_forked_child(small_shards: Path) -> None:
+    """Notebooks start their ranks by a fork; each process has its own loader."""
+    with open_late(small_shards) as loader:
+        child = os.fork()
+        if not child:
+            num_samples = sum(len(batch[0]["label"]) for batch in loader)
+            loader.close()
+            os._exit(num_samples)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 23
+        assert not is_open(loader)
+        assert len(loader) == 6
+
+
+def test_late_loader_that_threads_need_at_once_is_opened_once(small_shards: Path) -> None:
+    lengths: list[int] = []
+    with open_late(small_shards) as loader:
+        threads = [threading.Thread(target=lambda: lengths.append(len(loader))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert lengths == [6] * 4
+        assert sum(len(batch[0]["label"]) for batch in loader) == 23

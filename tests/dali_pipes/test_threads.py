@@ -1,0 +1,243 @@
+"""One thread at a time may use a loader. Beside it another one gets an error, and never a batch of other samples."""
+
+import dis
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.fetch.local import LocalFetcher
+from tests.conftest import make_samples, write_shards
+from tests.dali_pipes.test_contract import graph
+from tests.dali_pipes.test_delivery import INTERRUPTIBLE
+
+KEYS = [f"s{i:05d}" for i in range(61)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("threads"), make_samples([(24, 20)] * len(KEYS)), per_shard=9)
+
+
+@pytest.fixture
+def loader(shards: Path) -> Iterator[dp.Loader]:
+    with dp.loader(shards, graph, batch_size=2, seed=1, device="cpu", outputs=dp.Outputs(keys=True)) as opened:
+        yield opened
+
+
+def in_threads(*targets: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "it hangs"
+
+
+def test_threads_at_once_get_each_sample_once_or_an_error(loader: dp.Loader) -> None:
+    """Three threads, three epochs: whoever is refused tries again; together they have each sample of an epoch once."""
+    refused: set[str] = set()
+    for _ in range(3):
+        keys: list[str] = []
+
+        def read(keys: list[str] = keys) -> None:
+            while True:
+                try:
+                    keys.extend(next(loader)[0]["key"])
+                except StopIteration:
+                    return
+                except RuntimeError as exc:
+                    refused.add(str(exc).partition("; ")[2])
+
+        in_threads(*[read] * 3)
+        assert sorted(keys) == KEYS
+        iter(loader)
+    assert refused == {
+        "use a loader in one thread and hand the batches over by a queue.Queue, or take a threading.Lock around each "
+        "call"
+    }
+
+
+def test_threads_one_after_another_share_an_epoch(loader: dp.Loader) -> None:
+    keys: list[str] = []
+    for _ in range(8):
+        in_threads(lambda: keys.extend(next(loader)[0]["key"]))
+    keys += [key for (batch,) in loader for key in batch["key"]]
+    assert sorted(keys) == KEYS
+
+
+@pytest.fixture
+def waiting(loader: dp.Loader) -> Iterator[Callable[[], list[Any]]]:
+    """A thread is in `next_batch` until the returned function ends it; that returns its batch or error."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def form(batch: dict[str, Any]) -> dict[str, Any]:
+        has_begun.set()
+        assert may_end.wait(60)
+        return batch
+
+    def read() -> None:
+        try:
+            found.append(loader.next_batch(form))
+        except BaseException as exc:  # noqa: BLE001 (the test looks at it)
+            found.append(exc)
+
+    thread = threading.Thread(target=read, name="reading")
+    thread.start()
+    assert has_begun.wait(60)
+
+    def end() -> list[Any]:
+        may_end.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        return found
+
+    yield end
+    end()
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("next_batch", lambda loader, state: next(loader)),
+        ("__iter__", lambda loader, state: iter(loader)),
+        ("reset", lambda loader, state: loader.reset()),
+        ("set_epoch", lambda loader, state: loader.set_epoch(3)),
+        ("load_state_dict", lambda loader, state: loader.load_state_dict(state)),
+    ],
+)
+def test_use_beside_a_running_one_is_refused_and_changes_nothing(
+    loader: dp.Loader, waiting: Callable[[], list[Any]], name: str, use: Callable[[dp.Loader, dict[str, Any]], object]
+) -> None:
+    """The other thread gets its batch, and the epoch goes on with the next one."""
+    state = loader.state_dict()
+    assert state["delivered"] == 0  # may be asked at any time: the batch is not delivered yet
+    with pytest.raises(RuntimeError, match=rf"'MainThread' called {name}\(\) while thread 'reading' was in next_batch"):
+        use(loader, state)
+    (batch,) = waiting()
+    assert sorted(batch["key"] + [key for (rest,) in loader for key in rest["key"]]) == KEYS
+
+
+def test_second_thread_does_not_begin_an_iteration_again(loader: dp.Loader) -> None:
+    """While one thread puts the loader to an iterator's first batch, another one is refused, and none is skipped."""
+    batches = iter(loader.as_dataloader(("key",)))
+    is_beginning, may_begin = threading.Event(), threading.Event()
+    keys: list[str] = []
+    original = loader.set_epoch
+
+    def set_epoch(epoch: int) -> None:
+        is_beginning.set()
+        assert may_begin.wait(60)
+        original(epoch)
+
+    list(batches)  # the iterator after it starts epoch 1
+    batches = iter(batches._face)
+    loader.set_epoch = set_epoch  # type: ignore[method-assign, assignment]
+    thread = threading.Thread(target=lambda: keys.extend(next(batches)[0]))
+    thread.start()
+    assert is_beginning.wait(60)
+    with pytest.raises(RuntimeError, match=r"called begin\(\) while thread"):
+        next(batches)
+    may_begin.set()
+    thread.join(60)
+    assert sorted(keys + [key for (batch,) in batches for key in batch]) == KEYS
+    assert loader.epoch == 1
+
+
+def test_close_beside_a_running_use_waits_for_it(loader: dp.Loader, waiting: Callable[[], list[Any]]) -> None:
+    """The batch is whole; afterwards the loader is closed for both threads."""
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    (batch,) = waiting()
+    assert len(batch["key"]) == 2
+    closing.join(60)
+    assert not closing.is_alive()
+    with pytest.raises(ValueError, match="this loader is closed"):
+        next(loader)
+
+
+def test_close_that_ctrl_c_ended_can_be_called_again(
+    loader: dp.Loader, waiting: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for another thread nothing is freed; then all is."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loader.parts.stager, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+    waiting()
+    loader.close()
+    assert loader._pipes == []
+    with pytest.raises(ValueError, match="this loader is closed"):
+        next(loader)
+
+
+def test_close_ends_a_wait_for_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for a store that does not answer has an error; neither it nor close() waits on."""
+    release, original = threading.Event(), LocalFetcher.fetch
+
+    def fetch(self: LocalFetcher, wanted: Any, *, stopped: Callable[[], bool], num_connections: int) -> None:
+        while not stopped() and not release.is_set():
+            time.sleep(0.01)
+        original(self, wanted, stopped=stopped, num_connections=num_connections)
+
+    monkeypatch.setattr(LocalFetcher, "fetch", fetch)
+    loader = dp.loader(shards, graph, batch_size=2, device="cpu")
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            next(loader)
+        except Exception as exc:  # noqa: BLE001 (the test looks at it)
+            errors.append(exc)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.2)
+    loader.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("use", [lambda loader: next(loader), lambda loader: loader.set_epoch(loader.epoch + 1)])
+def test_ctrl_c_at_any_instruction_ends_the_use(loader: dp.Loader, use: Callable[[dp.Loader], object]) -> None:
+    """Raised after each instruction at which Python looks for a signal: no use is left behind, to lock the loader."""
+    num_interrupted, is_interrupted = 0, True
+    while is_interrupted:
+        points, is_interrupted, before = 0, False, ""
+
+        def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal points, is_interrupted, before
+            if not frame.f_code.co_filename.endswith(("dali_pipes/iterator.py", "processes/one_thread.py")):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                points += before.startswith(INTERRUPTIBLE)
+                before = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+                if points > num_interrupted:  # noqa: B023
+                    sys.settrace(None)
+                    is_interrupted = True
+                    raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            use(loader)
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        finally:
+            sys.settrace(None)
+        assert loader._uses == {}
+    assert num_interrupted > 8

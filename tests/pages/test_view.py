@@ -1,0 +1,122 @@
+"""The page of a data set, opened and clicked through."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from prep.commands.group import prep
+from tests.conftest import Sample, write_shards
+from tests.pages import hostile
+from tests.pages.conftest import WIDTHS, Browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    shards = hostile.write_hostile(folder / "shards")
+    bad = folder / "bad.tsv"
+    bad.write_text(f"s-000001.tar\t{hostile.KEY}12\tjpg\tDALI says {hostile.SCRIPT}\n")
+    result = CliRunner().invoke(prep, ["view", str(shards), "-o", str(folder / "page.html"), "--quarantine", str(bad)])
+    assert result.exit_code == 0, result.output
+    return folder / "page.html"
+
+
+def shown_keys(browser: Browser) -> list[str]:
+    return [text[-2:] for text in browser.texts(".card .key")]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_page_opens_without_errors_and_nothing_of_the_data_runs(browser: Browser, page: Path, width: int) -> None:
+    """Class names, keys, captions and causes are texts: each is seen as it is."""
+    browser.open(page, width=width)
+    browser.check()
+    assert browser.run("return document.title").endswith("s-")
+    assert browser.find_all("img[src='x']") == []
+    assert f"cat {hostile.SCRIPT}"[:40] in browser.find("#classes").text
+    assert hostile.SCRIPT in browser.find(".card .caption").text
+    assert f"{hostile.KEY}00" in browser.texts(".card .key")
+    assert f"DALI says {hostile.SCRIPT}" in browser.find("#findings").text
+
+
+def test_filters_by_class_key_and_bad(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert len(shown_keys(browser)) == hostile.NUM
+    assert browser.find("#count").text == "24 of 24 shown"
+    # The class with a script in its name, by a click on it.
+    browser.find('button.class[data-class="1"]').click()
+    assert shown_keys(browser) == [f"{number:02d}" for number in range(hostile.NUM) if number % 3 == 1]
+    browser.find("#key").send_keys("-1")
+    assert shown_keys(browser) == ["10", "13", "16", "19"]
+    assert browser.find("#count").text == "4 of 24 shown"
+    assert [text[-2:] for text in browser.texts("#findings td:first-child")] == ["12"], "findings follow the key"
+    browser.find('#class option[value=""]').click()
+    browser.find("#key").clear()
+    browser.run("document.getElementById('key').dispatchEvent(new Event('input', {bubbles: true}))")
+    browser.find("#only-bad").click()
+    assert shown_keys(browser) == ["05", "06"]
+    browser.check()
+
+
+def test_masks_and_boxes_lie_over_the_photos(browser: Browser, page: Path) -> None:
+    """A mask has its photo's place; a box is where the data says, as far as the photo goes; both can be hidden."""
+    browser.open(page)
+    cards = browser.find_all(".card")
+    photo, mask = (cards[1].find_element("css selector", name).rect for name in ("img", "img.mask"))
+    assert {key: pytest.approx(value, abs=1) for key, value in photo.items()} == mask
+    box, cut = (rect.rect for rect in cards[1].find_elements("css selector", "rect"))
+    # 20, 30, 120, 105 in a photo of 201 x 150.
+    assert (box["x"] - photo["x"]) / photo["width"] == pytest.approx(20 / 201, abs=0.02)
+    assert (box["y"] - photo["y"]) / photo["height"] == pytest.approx(30 / 150, abs=0.02)
+    assert box["width"] / photo["width"] == pytest.approx(100 / 201, abs=0.03)
+    assert cut["x"] + cut["width"] <= photo["x"] + photo["width"] + 3
+    for number in (hostile.OTHER_MASK, hostile.NO_MASK):
+        assert cards[number].find_elements("css selector", "img.mask") == []
+    browser.find("#with-mask").click()
+    browser.find("#with-boxes").click()
+    assert browser.texts(".card .mask") == []
+    assert not cards[1].find_element("css selector", "svg").is_displayed()
+    browser.check()
+
+
+def test_photo_of_a_phone_is_upright(browser: Browser, page: Path) -> None:
+    """200 x 150 as stored, turned by 90 degrees; its mask was drawn on the upright photo."""
+    browser.open(page)
+    card = browser.find_all(".card")[hostile.TURNED]
+    assert "150 x 200" in card.text
+    photo, mask = (card.find_element("css selector", name).rect for name in ("img", "img.mask"))
+    assert photo["height"] > photo["width"]
+    assert mask["height"] == pytest.approx(photo["height"], abs=1)
+
+
+def test_what_is_bad_is_listed_with_its_reason_and_sorted_by_a_click(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    rows = {row.text for row in browser.find_all("#findings tbody tr")}
+    for number, reason in (
+        (hostile.CUT_OFF, "is cut off: it has no end-of-image marker"),
+        (hostile.NO_PHOTO, "holds no photo of a known format"),
+        (hostile.OTHER_MASK, "has 90 x 10 pixels, 'jpg' 150 x 204"),
+        (hostile.NO_MASK, "is missing (found: boxes.json, cls, jpg, txt)"),
+    ):
+        assert any(f"{hostile.KEY}{number:02d}" in row and reason in row for row in rows), rows
+    for _ in range(2):
+        browser.find("#findings th:first-child button").click()
+    assert [text[-2:] for text in browser.texts("#findings td:first-child")] == sorted(
+        text[-2:] for text in browser.texts("#findings td:first-child")
+    )
+    browser.check()
+
+
+def test_a_class_of_many_digits_is_found(browser: Browser, tmp_path: Path) -> None:
+    """Two ids that are one number in 53 bits; a click on a class that no shown sample has shows none."""
+    ids = (10**17, 10**17 + 1, 5)
+    samples = [Sample(f"k{row}", {"txt": b"x", "cls": b"%d" % label}) for row, label in enumerate(ids)]
+    shards = write_shards(tmp_path / "shards", samples, per_shard=3)
+    out = tmp_path / "page.html"
+    assert CliRunner().invoke(prep, ["view", str(shards), "-o", str(out), "--keys", "k0,k1"]).exit_code == 0
+    browser.open(out)
+    for label, keys in zip(ids, (["k0"], ["k1"], []), strict=True):
+        browser.find(f'button.class[data-class="{label}"]').click()
+        assert browser.texts(".card .key") == keys
+    assert browser.find("#count").text == "0 of 2 shown"
+    browser.check()

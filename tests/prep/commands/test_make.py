@@ -1,0 +1,409 @@
+"""``prep make``: from every kind of source to data sets that load, in one go, in parts, and again."""
+
+import contextlib
+import io
+import json
+import tarfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.export.export import export_tfrecords
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.sources.demo_photos import demo_photos
+from tests.conftest import photo_bytes
+from tests.docs.pages import run_python
+from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.sources import write_pets
+
+_make = partial(run_prep, "make")
+_json = partial(json_of_prep, "make")
+SHARES = "train=0.7,val=0.3"
+QUICK = ("--no-verify",)
+"""Verifying starts DALI in a process of its own, for each data set."""
+
+
+def run_program(program: str) -> list[str]:
+    """The lines that a program prints. One test runs it in a process of its own, as users do; here imports are done."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program, "program", "exec"), {})
+    return printed.getvalue().splitlines()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Forty photos in two classes, and a file that is none."""
+    for number in range(40):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.{('jpg', 'JPEG')[number % 3 == 0]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(photo_bytes(number, 64, 48))
+    (tmp_path / "photos" / "cat" / "Thumbs.db").touch()
+    return tmp_path / "photos"
+
+
+def _bytes_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.iterdir())}
+
+
+def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_path: Path) -> None:
+    """What it prints to stdout is a program that runs; the rest is said on stderr."""
+    done = _make(photos, tmp_path / "out", "--split", SHARES)
+    for said in (
+        "is class folders: 2 classes ('cat', 'dog')",
+        "1  no pictures: .db: not a photo by its extension",
+        "pack: wrote 1 shard, 40 samples",
+        "shuffle: shuffled 1 shard into ",
+        "nothing is wrong with 1 shard",
+    ):
+        assert said in done.stderr
+    printed = run_python("-c", done.stdout, folder=tmp_path).splitlines()
+    numbers = [int(line.split()[0]) for line in printed if "samples" in line]
+    assert sum(numbers) == 40
+    assert printed[1] == repr({"image": (numbers[0], 3, 224, 224), "label": (numbers[0],)})
+    assert printed[3] == repr({"image": (numbers[1], 3, 224, 224), "label": (numbers[1],)})
+
+
+def test_again_writes_nothing_and_says_so(photos: Path, tmp_path: Path) -> None:
+    first = _json(*QUICK, photos, tmp_path / "out", "--split", SHARES)
+    made = _bytes_of(tmp_path / "out")
+    again = _make(*QUICK, photos, tmp_path / "out", "--split", SHARES)
+    assert _bytes_of(tmp_path / "out") == made
+    assert again.stderr.count("there already") == 4  # pack, shuffle, and the indexes of both splits
+    assert again.stdout == first["python"]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ["train-manifest.safetensors"],
+        ["val-000000.tar"],
+        ["samples-000000.tar", "train-000000.tar", "train-000000.index.safetensors"],
+        ["samples-classes.json", "val-columns.safetensors", "val-manifest.safetensors"],
+    ],
+)
+def test_interrupted_run_goes_on(photos: Path, tmp_path: Path, lost: list[str]) -> None:
+    """Whatever is lacking is made, with the same bytes; nothing else is touched that is right."""
+    _make(*QUICK, photos, tmp_path / "out", "--split", SHARES)
+    made = _bytes_of(tmp_path / "out")
+    for name in lost:
+        (tmp_path / "out" / name).unlink()
+    _make(*QUICK, photos, tmp_path / "out", "--split", SHARES)
+    after = _bytes_of(tmp_path / "out")
+    assert {name: data for name, (data, _) in after.items()} == {name: data for name, (data, _) in made.items()}
+
+
+def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, tmp_path: Path) -> None:
+    _make(*QUICK, photos, tmp_path / "out")
+    (photos / "cat" / "40.jpg").write_bytes(photo_bytes(40, 64, 48))
+    _make(*QUICK, photos, tmp_path / "out", expect=StoreError, match="is there with other content; --overwrite")
+    found = _json(*QUICK, photos, tmp_path / "out", "--overwrite")
+    assert [made["num_samples"] for made in found["sets"]] == [41]
+    assert found["sets"][0]["was_indexed"] is False
+
+
+def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> None:
+    """Whatever its folder is called: COCO's have a year."""
+    for name in ("Train2017/1.jpg", "Val2017/1.jpg"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        (tmp_path / "in" / name).write_bytes(photo_bytes(1, 64, 48))
+    program = _make(*QUICK, tmp_path / "in", tmp_path / "out").stdout
+    assert '/Train2017-", dp.classification_train(), batch_size=1, seed=0)' in program
+    assert '/Val2017-", dp.classification_eval(), batch_size=1, seed=0, last_batch_policy="PARTIAL")' in program
+    assert run_program(program)[0] == "1 samples, 1 batches"
+
+
+def test_overwriting_names_the_data_sets_of_an_earlier_split(photos: Path, tmp_path: Path) -> None:
+    """Its samples would be trained on and tested with."""
+    _make(*QUICK, photos, tmp_path / "out", "--split", "train=0.6,val=0.2,test=0.2")
+    said = _make(*QUICK, photos, tmp_path / "out", "--split", SHARES, "--overwrite").stderr
+    assert f"beside them: '{tmp_path}/out/test-'; a data set that an earlier split made" in said
+    assert "beside them" not in _make(*QUICK, photos, tmp_path / "o2", "--split", SHARES, "--overwrite").stderr
+
+
+def test_taken_names_are_told_in_the_words_of_this_command(photos: Path, tmp_path: Path) -> None:
+    _make(*QUICK, photos, tmp_path / "out")
+    _make(
+        *QUICK, photos, tmp_path / "out", "--seed", "1",
+        expect=StoreError, match="--overwrite replaces them, or name another DEST$",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [(), ("--overwrite",), ("--dry-run",)])
+def test_data_set_with_versions_is_refused_before_anything_is_written(
+    photos: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out"
+    _make(*QUICK, photos, out, "--split", SHARES)
+    with tarfile.open(out / "val-000000.tar") as tar:
+        key = tar.getnames()[0].rpartition(".")[0]
+    run_prep("remove", f"{out}/val-", "--key", key)
+    (photos / "dog" / "new.jpg").write_bytes(photo_bytes(99, 64, 48))
+    before = _bytes_of(out)
+    _make(
+        *QUICK, photos, out, "--split", SHARES, *options,
+        expect=ValueError,
+        match="out/val-' is a data set with versions: .*make into another DEST, or delete the data set first$",
+    )  # fmt: skip
+    assert _bytes_of(out) == before
+
+
+def test_split_keeps_samples_where_they_are_when_others_come(photos: Path, tmp_path: Path) -> None:
+    def keys(folder: str, split: str) -> set[str]:
+        found: set[str] = set()
+        for path in (tmp_path / folder).glob(f"{split}-*.tar"):
+            with tarfile.open(path) as archive:
+                found |= {name.partition(".")[0] for name in archive.getnames()}
+        return found
+
+    _make(*QUICK, photos, tmp_path / "few", "--split", SHARES)
+    for number in range(40, 60):
+        (photos / "cat" / f"{number}.jpg").write_bytes(photo_bytes(number, 64, 48))
+    _make(*QUICK, photos, tmp_path / "many", "--split", SHARES)
+    assert keys("few", "val") < keys("many", "val")
+    assert keys("few", "train") < keys("many", "train")
+
+
+def test_dry_run_tells_the_plan_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    planned = _make(photos, tmp_path / "out", "--split", SHARES, "--dry-run")
+    assert not (tmp_path / "out").exists()
+    assert planned.stdout == ""
+    assert "pack: would write 1 shard, 40 samples" in planned.stderr
+    for made in _json(photos, tmp_path / "out", "--split", SHARES)["sets"]:
+        assert f"would write {made['url']}..., {made['num_samples']} samples\n" in planned.stderr
+
+
+def test_to_a_bucket_and_its_program_finds_the_cluster(photos: Path, node: str) -> None:
+    """By the environment if that names it, else as it was named."""
+    program = _make(*QUICK, photos, "ais://made/birds-", "--endpoint", node).stdout
+    assert '"ais://made/birds-shuffled-"' in program
+    assert run_program(program)[0] == "40 samples, 1 batches"
+
+
+def test_splits_in_a_bucket_are_made_by_the_cluster(photos: Path, node: str) -> None:
+    """dSort gets the map of the splits; run again, nothing is written."""
+    arguments = (*QUICK, photos, "ais://made-splits", "--split", SHARES, "--endpoint", node)
+    found = _json(*arguments)
+    assert found["shuffle"]["engine"] == "dsort"
+    assert [made["url"] for made in found["sets"]] == ["ais://made-splits/train-", "ais://made-splits/val-"]
+    assert sum(made["num_samples"] for made in found["sets"]) == 40
+    again = _json(*arguments)
+    assert (again["pack"]["num_written"], again["shuffle"]["num_written"]) == (0, 0)
+    assert all(made["was_indexed"] for made in again["sets"])
+
+
+def test_splits_of_parquet_files_are_kept(tmp_path: Path) -> None:
+    """Nobody trains on the test photos by accident."""
+    file = _write_hf(tmp_path / "hf") / "train-00000-of-00001.parquet"
+    (tmp_path / "hf" / "test-00000-of-00001.parquet").write_bytes(file.read_bytes())
+    found = _json(*QUICK, tmp_path / "hf", tmp_path / "out")
+    assert [(made["split"], made["num_samples"]) for made in found["sets"]] == [("test", 9), ("train", 9)]
+
+
+def test_to_the_embedded_node_and_its_program_starts_it_again(photos: Path, tmp_path: Path) -> None:
+    program = _make(*QUICK, photos, "ais://made", "--embedded-dir", tmp_path / "node").stdout
+    assert run_program(program)[0] == "40 samples, 1 batches"
+
+
+def test_splits_of_the_source_are_kept(photos: Path, tmp_path: Path) -> None:
+    """A class has one id in both, also if one of them lacks a class: that is no bad record."""
+    for split in ("train", "test"):
+        for path in sorted(photos.rglob("*.jpg")):
+            if split == "train" or path.parent.name == "dog":
+                copy = tmp_path / "in" / split / path.parent.name / path.name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+    found = _json(*QUICK, tmp_path / "in", tmp_path / "out", "--max-bad", "0")
+    assert found["source"]["text"] == "class folders: 2 classes ('cat', 'dog'), splits 'test', 'train'"
+    assert [made["split"] for made in found["sets"]] == ["test", "train"]
+    with tarfile.open(tmp_path / "out" / "test-000000.tar") as archive:
+        labels = {
+            stream.read()
+            for member in archive
+            if member.name.endswith(".cls") and (stream := archive.extractfile(member)) is not None
+        }
+    assert labels == {b"1"}
+    assert 'dp.loader("%s/test-", dp.classification_eval()' % (tmp_path / "out") in found["python"]
+    _make(
+        *QUICK,
+        tmp_path / "in",
+        tmp_path / "o2",
+        "--split",
+        SHARES,
+        expect=ValueError,
+        match="has the splits test, train",
+    )
+
+
+def _write_hf(folder: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"image": {"bytes": photo_bytes(number, 64, 48), "path": None}, "label": number % 2, "text": f"photo {number}"}
+        for number in range(9)
+    ]
+    names = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
+    folder.mkdir()
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": json.dumps(names)})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet")
+    return folder
+
+
+def _write_source(kind: str, root: Path, photos: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:
+    """A source of a kind, and the shapes of its first batch."""
+    image, label = (3, 224, 224), ()
+    if kind == "pets":
+        return write_pets(root / "pets", {f"beagle_{number}": 1 for number in range(9)}), {
+            "image": (3, 350, 350),
+            "mask": (1, 350, 350),
+            "label": label,
+        }
+    if kind == "photos":
+        flat = root / "flat"
+        flat.mkdir()
+        for number in range(9):
+            (flat / f"Screenshot 10.11.{number}.jpg").write_bytes(photo_bytes(number, 64, 48))
+        return flat, {"image": image}
+    if kind == "table":
+        paths = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))[:9]
+        (photos / "list.csv").write_text("path,class\n" + "".join(f"{path},{path.parent}\n" for path in paths))
+        return photos / "list.csv", {"image": image, "label": label}
+    if kind == "hf":
+        return _write_hf(root / "hf"), {"image": image, "label": label}
+    pack(demo_photos(count=9), store=LocalStore(root / "shards"), max_count=4)
+    shapes = {"image": (3, 350, 350), "mask": (1, 350, 350), "label": label}
+    if kind == "tars":
+        return root / "shards", shapes
+    shards = resolve_shards(root / "shards", endpoint=None)
+    index_shards(shards)
+    export_tfrecords(shards, store=LocalStore(root / "records"), prefix="r-")
+    return root / "records", {"image": image, "label": label}
+
+
+@pytest.mark.parametrize("kind", ["pets", "photos", "table", "hf", "tars", "tfrecords"])
+def test_every_kind_of_source_loads(kind: str, photos: Path, tmp_path: Path) -> None:
+    source, shapes = _write_source(kind, tmp_path, photos)
+    found = _json(source, tmp_path / "out")
+    assert found["source"]["kind"] == kind
+    assert found["sets"][0]["verify"]["ok"] is True
+    printed = run_program(found["python"])
+    assert printed[0] == "9 samples, 1 batches"
+    assert printed[1] == repr({name: (9, *shape) for name, shape in shapes.items()})
+
+
+def test_options_of_tables_pass_through(tmp_path: Path) -> None:
+    source = _write_hf(tmp_path / "hf")
+    said = _make(*QUICK, source, tmp_path / "out").stderr
+    assert "not packed: text; to take it: --component text.txt=text" in said
+    found = _json(*QUICK, source, tmp_path / "with", "--component", "text.txt=text", "--unlabelled")
+    assert found["pack"]["unused"] == {"label": "--component label.json=label"}
+    assert run_program(found["python"])[1] == repr({"image": (9, 3, 224, 224)})
+    with tarfile.open(tmp_path / "with" / "shuffled-000000.tar") as archive:
+        assert {name.partition(".")[2] for name in archive.getnames()} == {"jpg", "text.txt"}
+
+
+def test_options_of_pack_pass_through(photos: Path, tmp_path: Path) -> None:
+    """Photos get smaller, of a folder and of Parquet cells; run again, nothing is written."""
+    for number, source in enumerate((photos, _write_hf(tmp_path / "hf"))):
+        arguments = (source, tmp_path / f"out{number}", *QUICK, "--short-side", "24", "--max-count", "8")
+        found = _json(*arguments)
+        assert len(found["pack"]["shards"]) > 1
+        with tarfile.open(tmp_path / f"out{number}" / "shuffled-000000.tar") as archive:
+            member = next(member for member in archive if member.name.endswith(".jpg"))
+            stream = archive.extractfile(member)
+            assert stream is not None
+            assert min(Image.open(stream).size) == 24
+        again = _json(*arguments)
+        assert (again["pack"]["num_written"], again["shuffle"]["num_written"]) == (0, 0)
+        assert again["sets"][0]["was_indexed"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        (["--no-masks"], "dp.classification_train(), "),
+        ([], "dp.segmentation(), "),
+        (["--mask", "depth.png"], 'dp.segmentation(mask="depth.png"), '),
+    ],
+)
+def test_program_has_the_masks_that_were_named(tmp_path: Path, options: list[str], call: str) -> None:
+    """A PNG beside a JPEG is a mask only if the user does not say otherwise."""
+    Image.new("L", (64, 48), 3).save(tmp_path / "a.png")
+    (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 64, 48))
+    (tmp_path / "list.csv").write_text("path,label,depth\na.jpg,cat,a.png\n")
+    columns = ("--component", "image=path", "--component", "depth=depth")
+    program = _make(*QUICK, tmp_path / "list.csv", tmp_path / "out", *columns, *options).stdout
+    assert call in program
+    assert run_program(program)[0] == "1 samples, 1 batches"
+
+
+def test_second_photo_of_one_sample_is_no_mask(photos: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 48)).save(photos / "cat" / "2.png")
+    program = _make(*QUICK, photos, tmp_path / "out", "--on-bad", "keep").stdout
+    assert run_program(program)[0] == "40 samples, 1 batches"
+
+
+def test_program_allows_the_pixels_that_pack_allowed(photos: Path, tmp_path: Path) -> None:
+    program = _make(*QUICK, photos, tmp_path / "out", "--max-pixels", "100000000").stdout
+    assert ", bad_samples=dp.BadSamples(max_pixels=100000000))" in program
+    assert run_program(program)[0] == "40 samples, 1 batches"
+
+
+def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
+    cut = photos / "cat" / "2.jpg"
+    cut.write_bytes(cut.read_bytes()[:-30])
+    _make(photos, tmp_path / "out", expect=DataError, match=r"1 of 40 records .* cat/2: jpg is cut off")
+    assert _json(photos, tmp_path / "skip", "--on-bad", "skip")["sets"][0]["num_samples"] == 39
+    few = _make(photos, tmp_path / "keep", "--on-bad", "keep")
+    assert "1 problem, 1 bad sample" in few.stderr
+    assert f"prep verify {tmp_path}/keep/shuffled- --quarantine bad.tsv" in few.stderr
+    done = _make(photos, tmp_path / "keep", "--on-bad", "keep", "--max-bad", "0", expect=SystemExit, match="1")
+    assert done.exit_code == 1
+    assert "1 problem, 1 bad sample" in done.stderr
+    assert (
+        "bad sample" not in _make(photos, tmp_path / "keep", "--on-bad", "keep", "--max-bad", "0", "--no-verify").stderr
+    )
+
+
+def test_two_components_that_may_be_the_photo_are_named_in_the_program(tmp_path: Path) -> None:
+    with tarfile.open((tmp_path / "a-0.tar"), "w") as archive:
+        for name in ("1.big.jpg", "1.small.jpg"):
+            member, data = tarfile.TarInfo(name), photo_bytes(1, 64, 48)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    program = _make(*QUICK, tmp_path / "a-0.tar", tmp_path / "out").stdout
+    assert 'dp.classification_train(photo="big.jpg")' in program
+    assert run_program(program)[0] == "1 samples, 1 batches"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["photos", "photos/out"], ValueError, r"DEST 'photos/out' lies in SOURCE 'photos'"),
+        (["photos", "photos"], ValueError, r"lies in SOURCE"),
+        (["photos", "photos/x-"], ValueError, r"lies in SOURCE"),
+        (["photos", "out", "--label", "a"], ValueError, r"'photos' is class folders: .*; --label does not go with"),
+        (["photos", "out", "--split", "train=0.9"], ValueError, r"shares must be positive and sum up to 1"),
+        (["nothing", "out"], DataError, r"no such file or directory: 'nothing'"),
+        (["photos", "out", "--split", "samples=0.5,b=0.5"], ValueError, r"a split cannot be called 'samples'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(
+    photos: Path, arguments: list[str], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    files = sorted(photos.parent.rglob("*"))
+    _make(*arguments, expect=error, match=message)
+    assert sorted(photos.parent.rglob("*")) == files
+
+
+def test_program_is_quoted(tmp_path: Path, photos: Path) -> None:
+    """Whatever characters a folder's name has."""
+    odd = tmp_path / 'o "u\\t'
+    assert run_program(_make(*QUICK, photos, odd).stdout)[0] == "40 samples, 1 batches"

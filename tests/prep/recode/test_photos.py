@@ -1,0 +1,180 @@
+"""Photos that are resized or converted."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
+from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.processes.pillow import Undecodable
+from prep.photos.details import photo_details
+from prep.recode.photos import converted, resized
+from prep.recode.settings import Recoding
+from tests.conftest import photo_bytes
+from tests.hostile_photos import encoded, pixels_of, tiff
+from tests.prep.recode.photos import dali_pixels, exif, orientation, pixels, with_odd_notes
+from tests.prep.recode.test_jpegs import LAB, SRGB
+
+RULES = PhotoRules()
+
+
+def small(data: bytes, *, rules: PhotoRules = RULES, **settings: Any) -> bytes:
+    copy = resized(data, read_whole_photo_header(data), Recoding(**settings), rules=rules)
+    assert RULES.problem(read_whole_photo_header(copy)) is None
+    return copy
+
+
+def averaged(data: bytes, height: int, width: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """The means of a photo's pixels over the areas of new ones, computed at once and without rounding."""
+    found = np.asarray(Image.fromarray(dali_pixels(data))).astype(np.float64)
+
+    def weights(old: int, new: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+        edges = np.arange(new + 1) * old / new
+        at = np.arange(old)
+        covered = np.minimum(at + 1, edges[1:, None]) - np.maximum(at, edges[:-1, None])
+        return np.clip(covered, 0, None) * new / old
+
+    rows = np.einsum("ij,jkc->ikc", weights(found.shape[0], height), found, optimize=True)
+    return np.einsum("lk,ikc->ilc", weights(found.shape[1], width), rows, optimize=True)
+
+
+@pytest.mark.parametrize("size", [(640, 480), (500, 375), (1999, 1501), (300, 280)])
+def test_a_resized_photo_is_the_average_of_its_areas(size: tuple[int, int]) -> None:
+    """Also where libjpeg decodes 1/2, 1/4 or 1/8: 1999 x 1501 is decoded at 1/4."""
+    photo = Image.open(io.BytesIO(photo_bytes(1, 320, 240))).resize(size, Image.Resampling.BICUBIC)
+    data = encoded(photo, "JPEG", quality=95)
+    copy = small(data, short_side=256, quality=95)
+    header = read_whole_photo_header(copy)
+    assert min(header.height, header.width) == 256
+    assert header.height == round(size[1] * 256 / min(size))
+    found = dali_pixels(copy).astype(np.float64)
+    expected = averaged(data, header.height, header.width)
+    assert np.abs(found - expected).mean() < 2.5
+    assert np.abs(found.mean(axis=(0, 1)) - expected.mean(axis=(0, 1))).max() < 0.7
+
+
+def test_the_same_photo_gives_the_same_bytes_of_a_baseline_jpeg() -> None:
+    data = photo_bytes(2, 400, 300, progressive=True)
+    copy = small(data, max_side=100)
+    assert copy == small(data, max_side=100)
+    assert copy != small(data, max_side=100, quality=80)
+    details = photo_details(copy)
+    assert details is not None
+    assert details.is_for_hardware
+    assert details.subsampling == "4:2:0"
+
+
+@pytest.mark.parametrize("value", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_the_orientation_stays_and_nothing_else_of_the_exif_data(format: str, value: int) -> None:
+    data = encoded(pixels_of(size=(90, 60)), format, exif=exif(value))
+    copy = small(data, short_side=30)
+    assert orientation(copy) == value
+    assert b"a camera" not in copy
+    with Image.open(io.BytesIO(copy)) as photo:
+        upright = ImageOps.exif_transpose(photo)
+        assert upright.size == ((30, 45) if value >= 5 else (45, 30))
+
+
+@pytest.mark.parametrize(
+    ("photo", "mode"),
+    [
+        (pixels_of(mode="L"), "L"),
+        (pixels_of(mode="RGBA"), "RGB"),  # alpha goes, as in loaders
+        (pixels_of(mode="LA"), "RGB"),
+        (pixels_of(mode="P"), "RGB"),
+        (pixels_of(mode="1"), "RGB"),
+        (Image.fromarray(np.arange(2000, dtype=np.uint16).reshape(40, 50) * 32), "RGB"),  # the high byte
+    ],
+)
+def test_pngs_become_jpegs_with_the_pixels_that_loaders_deliver(photo: Image.Image, mode: str) -> None:
+    data = encoded(photo, "PNG")
+    copy = small(data, short_side=39, quality=100)
+    with Image.open(io.BytesIO(copy)) as found:
+        assert (found.format, found.mode) == ("JPEG", mode)
+    expected = averaged(data, 39, 49)
+    assert np.abs(dali_pixels(copy).mean(axis=(0, 1)) - expected.mean(axis=(0, 1))).max() < 2
+
+
+def test_cmyk_becomes_rgb_as_dali_decodes_it() -> None:
+    data = photo_bytes(3, 200, 160, mode="CMYK", icc_profile=LAB)
+    copy = small(data, short_side=80, quality=95)
+    assert np.abs(dali_pixels(copy).astype(float) - averaged(data, 80, 100)).mean() < 3
+    assert b"ICC_PROFILE" not in copy  # it describes four channels
+
+
+def test_a_colour_profile_stays_unless_it_says_srgb() -> None:
+    assert LAB in small(photo_bytes(4, 64, 48, icc_profile=LAB), short_side=20)
+    assert b"ICC_PROFILE" not in small(photo_bytes(4, 64, 48, icc_profile=SRGB), short_side=20)
+
+
+def test_a_comment_is_not_copied() -> None:
+    assert b"hello" not in small(photo_bytes(4, 64, 48, comment=b"hello"), short_side=20)
+
+
+def test_a_format_that_was_allowed_is_decoded_in_a_process_of_its_own() -> None:
+    data = tiff(size=(50, 40))
+    copy = small(data, short_side=20, rules=PhotoRules(formats=("tiff",)))
+    assert pixels(copy).shape == (20, 25, 3)
+
+
+def test_a_damaged_photo_cannot_be_resized() -> None:
+    data = photo_bytes(5, 64, 48)
+    with pytest.raises(Undecodable, match="cannot be decoded"):
+        small(data[: len(data) // 2] + b"\xff\xd9", short_side=20)
+
+
+def test_a_png_is_resized_whatever_its_texts_are_as_loaders_take_it() -> None:
+    plain = encoded(pixels_of(), "PNG", exif=exif(6))
+    data = with_odd_notes(plain)
+    assert dali_pixels(data).tobytes() == dali_pixels(plain).tobytes()
+    assert small(data, short_side=20) == small(plain, short_side=20)
+
+
+def test_max_pixels_are_the_only_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert pixels(small(encoded(pixels_of(), "PNG"), short_side=8)).shape[0] == 8
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def heic(photo: Image.Image, **options: Any) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    return encoded(photo, "HEIF", **options)
+
+
+def smooth(width: int = 96, height: int = 64) -> Image.Image:
+    return Image.open(io.BytesIO(photo_bytes(6, width, height))).convert("RGB")
+
+
+@pytest.mark.parametrize("value", [1, 3, 6, 8])
+@pytest.mark.parametrize("format", ["HEIC", "AVIF"])
+def test_heic_and_avif_become_upright_jpegs(format: str, value: int) -> None:
+    photo = smooth()
+    data = (
+        heic(photo, exif=exif(value), quality=95)
+        if format == "HEIC"
+        else encoded(photo, "AVIF", exif=exif(value), quality=95)
+    )
+    header = read_whole_photo_header(data)
+    assert header == PhotoHeader(format, 0, 0)
+    copy, before = converted(data, header, Recoding(convert=True, quality=95), rules=RULES)
+    turned = Image.open(io.BytesIO(photo_bytes(6, 96, 64, exif=exif(value))))
+    expected = np.asarray(ImageOps.exif_transpose(turned).convert("RGB")).astype(float)
+    assert orientation(copy) == 1
+    assert before == expected.shape[:2]
+    assert np.abs(pixels(copy) - expected).mean() < 8
+    resized_copy, _ = converted(data, header, Recoding(convert=True, short_side=32), rules=RULES)
+    assert pixels(resized_copy).shape[:2] == ((48, 32) if value >= 5 else (32, 48))
+
+
+@pytest.mark.parametrize("format", ["HEIC", "AVIF"])
+def test_converted_photos_of_too_many_pixels_are_refused(format: str) -> None:
+    data = heic(smooth()) if format == "HEIC" else encoded(smooth(), "AVIF")
+    with pytest.raises(Undecodable, match="holds a photo of 64 x 96 pixels, expected at most 6000"):
+        converted(data, PhotoHeader(format, 0, 0), Recoding(convert=True), rules=PhotoRules(max_pixels=6000))
+    with pytest.raises(Undecodable, match="cannot be decoded"):
+        converted(data[:200], PhotoHeader(format, 0, 0), Recoding(convert=True), rules=RULES)

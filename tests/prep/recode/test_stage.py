@@ -1,0 +1,281 @@
+"""`prep pack` with photos that are resized, optimized or converted on their way into the shards."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import dali_pipes as dp
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.store.local import LocalStore
+from prep.pack.pack import PackReport, pack
+from prep.recode.settings import Recoding
+from prep.recode.stage import recode_source
+from prep.sources.imagefolder import photo_folder
+from prep.sources.record import Record, Source
+from prep.workers import Workers
+from tests.conftest import mask_bytes, photo_bytes
+from tests.hostile_photos import encoded, pixels_of, undecodable
+from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.prep.recode.photos import needs_jpegtran
+from tests.sources import write_pets
+
+SMALL = Recoding(short_side=32, masks="nearest")
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+
+
+def size(data: bytes) -> tuple[int, int]:
+    return Image.open(io.BytesIO(data)).size
+
+
+def source_of(*records: dict[str, object], **fields: Any) -> Source:
+    made = [Record(key=f"r{number}", components=parts, label=None) for number, parts in enumerate(records)]
+    return Source(name="a test", records=made, classes={}, **fields)
+
+
+def packed(source: Source, folder: Path, recode: Recoding, **options: Any) -> tuple[PackReport, dict[str, bytes]]:
+    report = pack(source, store=LocalStore(folder), prefix="a-", recode=recode, **options)
+    assert not list(folder.glob(".*"))  # the folder of new photos is gone
+    return report, members(folder / "a-000000.tar")
+
+
+def test_photos_and_masks_are_resized_together_and_small_ones_keep_their_bytes(tmp_path: Path) -> None:
+    large = {"jpg": photo_bytes(1, 90, 60), "seg.png": mask_bytes(1, 90, 60), "txt": "a"}
+    little = {"jpg": photo_bytes(2, 40, 30), "seg.png": mask_bytes(2, 40, 30), "txt": "b"}
+    source = source_of(large, little, masks=frozenset({"seg.png"}))
+    report, found = packed(source, tmp_path, SMALL)
+    assert size(found["r0.jpg"]) == size(found["r0.seg.png"]) == (48, 32)
+    assert (found["r1.jpg"], found["r1.seg.png"]) == (little["jpg"], little["seg.png"])
+    (step,) = report.recoded
+    assert step.settings == {"short_side": 32, "quality": 90, "masks": "nearest"}
+    assert step.counts == {"resized": 1, "masks resized": 1, "kept": 2}
+    assert step.bytes_before == sum(len(one[name]) for one in (large, little) for name in ("jpg", "seg.png"))  # type: ignore[arg-type]
+    assert step.bytes_after == sum(len(data) for name, data in found.items() if not name.endswith("txt"))
+
+
+def test_a_mask_without_a_rule_is_an_error_before_any_work(tmp_path: Path) -> None:
+    record = {"jpg": photo_bytes(1, 40, 30), "seg.png": mask_bytes(1, 40, 30)}
+    for source in (source_of(record, masks=frozenset({"seg.png"})), source_of(record)):
+        with pytest.raises(
+            DataError, match=r"'seg.png' is a mask, and the photos are to be resized: .*--masks nearest"
+        ):
+            packed(source, tmp_path, Recoding(short_side=100))
+    no_masks = source_of(record | {"depth.png": record["seg.png"]}, finds_masks=False)
+    _, found = packed(no_masks, tmp_path, Recoding(short_side=20))
+    assert set(found) == {"r0.jpg", "r0.seg.jpg", "r0.depth.jpg"}
+
+
+def test_a_mask_of_another_size_than_its_photo_is_bad(tmp_path: Path) -> None:
+    """After both were resized, nobody would see that they do not belong together."""
+    record = {"jpg": photo_bytes(1, 90, 60), "seg.png": mask_bytes(1, 60, 90)}
+    source = source_of(record, masks=frozenset({"seg.png"}))
+    with pytest.raises(DataError, match=r"r0: seg.png has 90 x 60 pixels, 'jpg' 60 x 90"):
+        packed(source, tmp_path, SMALL)
+
+
+def test_photos_that_lose_their_lossless_format_are_counted_apart(tmp_path: Path) -> None:
+    source = source_of({"image.png": encoded(pixels_of(size=(90, 60)), "PNG")}, {"jpg": photo_bytes(1, 90, 60)})
+    report, found = packed(source, tmp_path, SMALL)
+    assert list(found) == ["r0.image.jpg", "r1.jpg"]
+    assert report.recoded[0].counts == {"resized and made JPEGs": 1, "resized": 1}
+
+
+def test_a_damaged_photo_follows_on_bad(tmp_path: Path) -> None:
+    good, bad = photo_bytes(1, 90, 60), undecodable(photo_bytes(2, 90, 60))
+    source = source_of({"jpg": good}, {"jpg": bad})
+    with pytest.raises(
+        DataError, match=r"1 of 2 records of a test are bad: r1: jpg cannot be decoded: .*--on-bad skip"
+    ):
+        packed(source, tmp_path / "fail", SMALL)
+    report, found = packed(source, tmp_path / "skip", SMALL, on_bad="skip")
+    assert list(found) == ["r0.jpg"]
+    assert report.recoded[0].counts == {"resized": 1}
+    report, found = packed(source, tmp_path / "keep", SMALL, on_bad="keep")
+    assert found["r1.jpg"] == bad
+    assert report.recoded[0].counts == {"resized": 1, "kept": 1}
+    assert "r1: jpg cannot be decoded" in report.kept[0]
+
+
+def test_a_resized_png_is_called_jpg_unless_there_is_one(tmp_path: Path) -> None:
+    png = encoded(pixels_of(), "PNG")
+    _, found = packed(source_of({"left.png": png, "cls": "3"}), tmp_path / "a", SMALL)
+    assert list(found) == ["r0.cls", "r0.left.jpg"]
+    two = source_of({"png": png, "jpg": photo_bytes(1, 90, 60)}, finds_masks=False)
+    with pytest.raises(DataError, match="r0: two photos would be component 'jpg' as JPEGs; name them apart"):
+        packed(two, tmp_path / "b", SMALL)
+
+
+def test_shards_are_the_same_whoever_recodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process or three, a photo in memory, in a file or in a tar."""
+    source = source_of(*({"jpg": photo_bytes(number, 90, 60)} for number in range(70)))
+    packed(source, tmp_path / "one", SMALL, jobs=1)
+    monkeypatch.setattr("prep.recode.stage.MIN_SHARED_RECORDS", 0)
+    packed(source, tmp_path / "three", SMALL, jobs=3)
+    pack(source, store=LocalStore(tmp_path / "whole"), prefix="a-")
+    run_prep("recode", tmp_path / "whole" / "a-", tmp_path / "recoded" / "a-", "--short-side", "32")
+    tars = [tmp_path / folder / "a-000000.tar" for folder in ("one", "three", "recoded")]
+    assert len({tar.read_bytes() for tar in tars}) == 1
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for record in source.records:
+        (folder / f"{record.key}.jpg").write_bytes(record.components["jpg"])  # type: ignore[arg-type]
+    _, found = packed(photo_folder(folder), tmp_path / "files", SMALL, jobs=3)
+    assert found == members(tars[0])
+
+
+def test_an_interrupted_pack_is_finished_with_the_same_bytes(tmp_path: Path) -> None:
+    source = source_of(*({"jpg": photo_bytes(number, 90, 60)} for number in range(6)))
+    first, _ = packed(source, tmp_path, SMALL, max_count=2)
+    shards = {path.name: path.read_bytes() for path in tmp_path.glob("*.tar")}
+    (tmp_path / "a-000001.tar").unlink()
+    again, _ = packed(source, tmp_path, SMALL, max_count=2)
+    assert (first.num_written, again.num_written) == (3, 1)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.tar")} == shards
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
+    source = source_of({"jpg": photo_bytes(1, 90, 60)})
+    planned = pack(source, store=LocalStore(tmp_path / "a"), prefix="a-", recode=SMALL, dry_run=True)
+    assert not (tmp_path / "a").exists()
+    report, _ = packed(source, tmp_path / "a", SMALL)
+    assert (planned.num_bytes, planned.recoded) == (report.num_bytes, report.recoded)
+
+
+def test_what_may_hold_places_in_photos_is_noted(tmp_path: Path) -> None:
+    source = source_of({"jpg": photo_bytes(1, 90, 60), "boxes.json": {"boxes": [[1, 2, 80, 50]]}})
+    report, _ = packed(source, tmp_path, SMALL)
+    assert report.noted == ("'boxes.json': not changed; places in pixels are those of the photos before",)
+    report, _ = packed(source, tmp_path / "b", Recoding(optimize=False, convert=True))
+    assert not report.noted
+
+
+def test_a_folder_for_new_photos_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*; name another with --spool-dir"):
+        packed(source_of({"jpg": photo_bytes(1, 90, 60)}), tmp_path / "a", SMALL, spool_dir=tmp_path / "file")
+
+
+@needs_jpegtran
+def test_the_manifest_tells_what_was_done_also_after_a_shuffle(tmp_path: Path) -> None:
+    """And after a second pack: one step each."""
+    pets = write_pets(tmp_path / "pets", {"Abyssinian_1": 1, "boxer_1": 2, "boxer_2": 2})
+    small = tmp_path / "small" / "a-"
+    run_prep("pack", "pets", pets, small, "--short-side", "20", "--masks", "nearest", "--quality", "80")
+    twice = tmp_path / "twice" / "a-"
+    document = json_of_prep("recode", small, twice, "--optimize")
+    settings = [step["settings"] for step in document["recoded"]]
+    assert settings == [{"short_side": 20, "quality": 80, "masks": "nearest"}, {"optimize": True}]
+    run_prep("shuffle", twice, "--output", "shuffled-")
+    run_prep("index", tmp_path / "twice" / "shuffled-")
+    manifest = Manifest.from_bytes((tmp_path / "twice" / "shuffled-manifest.safetensors").read_bytes(), where="it")
+    assert [step.as_json() for step in manifest.recoded] == document["recoded"]
+    assert Manifest.from_bytes(manifest.to_bytes(), where="it").recoded == manifest.recoded
+    assert json_of_prep("info", tmp_path / "twice" / "shuffled-")["recoded"] == document["recoded"]
+    text = run_prep("info", tmp_path / "twice" / "shuffled-").output
+    assert "masks=nearest, quality=80, short_side=20: 3 masks resized, 3 resized" in text
+    with dp.loader(tmp_path / "twice" / "shuffled-", dp.segmentation(crop=16), batch_size=3) as loader:
+        (batch,) = loader.as_dicts()
+        assert batch["image"].shape == (3, 3, 16, 16)
+
+
+def test_photos_that_are_packed_anew_as_they_are_have_no_history(tmp_path: Path) -> None:
+    source = source_of({"jpg": photo_bytes(1, 90, 60)})
+    packed(source, tmp_path, SMALL)
+    assert (tmp_path / "a-recoded.json").exists()
+    pack(source, store=LocalStore(tmp_path), prefix="a-", overwrite=True)
+    assert not (tmp_path / "a-recoded.json").exists()
+
+
+def test_a_damaged_history_is_named(tmp_path: Path) -> None:
+    packed(source_of({"jpg": photo_bytes(1, 90, 60)}), tmp_path, SMALL)
+    (tmp_path / "a-recoded.json").write_text(json.dumps([{"settings": {}}]))
+    run_prep("index", tmp_path / "a-", expect=DataError, match="'.*a-recoded.json' is damaged: expected a list of .*")
+
+
+def test_photos_of_phones_are_named_and_converted(tmp_path: Path) -> None:
+    """Under their own names, in upper case, and as HEIC that is called JPEG."""
+    heif = pytest.importorskip("pillow_heif")
+    heif.register_heif_opener()
+    photo = Image.open(io.BytesIO(photo_bytes(1, 90, 60)))
+    folder = tmp_path / "phone"
+    folder.mkdir()
+    (folder / "IMG_1.HEIC").write_bytes(encoded(photo, "HEIF"))
+    (folder / "IMG_2.jpg").write_bytes(encoded(photo, "HEIF"))
+    (folder / "IMG_3.avif").write_bytes(encoded(photo, "AVIF"))
+    (folder / "IMG_4.JPG").write_bytes(photo_bytes(4, 90, 60))
+    text = r"IMG_1: heic holds a HEIC, expected JPEG.*\(to make it a JPEG: prep make or pack --convert\)"
+    run_prep("pack", "photos", folder, tmp_path / "a", expect=DataError, match=text)
+    document = json_of_prep("pack", "photos", folder, tmp_path / "a", "--convert", "--short-side", "30")
+    assert document["recoded"][0]["counts"] == {"converted": 3, "resized": 1}
+    found = members(tmp_path / "a" / "samples-000000.tar")
+    assert {name: size(data) for name, data in found.items()} == dict.fromkeys(
+        (f"IMG_{number}.jpg" for number in range(1, 5)), (45, 30)
+    )
+
+
+@pytest.mark.parametrize(("name", "brand"), [("heic", b"heic"), ("avif", b"avif")])
+def test_a_photo_that_cannot_be_converted_says_why(tmp_path: Path, name: str, brand: bytes) -> None:
+    """Neither advice that was taken already, nor an object of Python."""
+    pytest.importorskip("pillow_heif")
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / f"IMG_1.{name}").write_bytes(b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1" + brand + bytes(200))
+    (tmp_path / "phone" / "IMG_2.jpg").write_bytes(photo_bytes(2, 90, 60))
+    options = ("pack", "photos", tmp_path / "phone", tmp_path / "a", "--convert", "--on-bad", "skip", "--max-bad", "1")
+    (text,) = json_of_prep(*options)["skipped"]
+    assert text.startswith(f"IMG_1: {name} cannot be decoded: ")
+    assert f"holds a{'n' * (name == 'avif')} {name.upper()}, expected" in text
+    assert "--convert" not in text
+    assert "BytesIO" not in text
+
+
+def test_a_compressed_tar_is_read_once_by_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prep.recode.stage.NUM_RECORDS", 2)
+    monkeypatch.setattr("prep.recode.stage.MIN_SHARED_RECORDS", 0)
+    source = source_of(*({"jpg": photo_bytes(number, 90, 60)} for number in range(7)))
+    _, expected = packed(source, tmp_path / "plain", SMALL)
+    pack(source, store=LocalStore(tmp_path / "whole"), prefix="a-", max_count=4)
+    for tar in (tmp_path / "whole").glob("*.tar"):
+        tar.with_suffix(".tgz").write_bytes(gzip.compress(tar.read_bytes()))
+        tar.unlink()
+    run_prep("recode", tmp_path / "whole" / "a-", tmp_path / "out" / "a-", "--short-side", "32", "--jobs", "2")
+    assert members(tmp_path / "out" / "a-000000.tar") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--quality", "80"], "--quality is for photos of --short-side, --max-side and --convert"),
+        (["--masks", "nearest"], "--masks says how masks are resized"),
+    ],
+)
+def test_options_that_say_nothing_are_misuse(tmp_path: Path, options: list[str], text: str) -> None:
+    (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 40, 30))
+    result = run_prep("pack", "photos", tmp_path, tmp_path / "out", *options, expect=SystemExit)
+    assert (result.exit_code, text in result.output) == (2, True)
+
+
+def test_recode_without_an_option_is_misuse(tmp_path: Path) -> None:
+    result = run_prep("recode", tmp_path, tmp_path / "out", expect=SystemExit)
+    assert "nothing to do; give --short-side" in result.output
+
+
+def test_the_source_is_not_changed(tmp_path: Path) -> None:
+    """Records of the source are read again by others: the new ones are objects of their own."""
+    photo = photo_bytes(1, 90, 60)
+    source = source_of({"jpg": photo})
+    with Workers(1) as workers:
+        new = recode_source(source, SMALL, rules=PhotoRules(), spool=tmp_path, workers=workers, show_progress=False)
+    assert source.records[0].components == {"jpg": photo}
+    assert new.records[0].components["jpg"] != photo
+    assert [record.key for record in new.records[0:1]] == ["r0"]

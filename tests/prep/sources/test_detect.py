@@ -1,0 +1,116 @@
+"""What a source is: each kind by its files alone; what may be two kinds, or none, is an error that says why."""
+
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.errors import DataError
+from prep.sources.detect import Detected, detect
+from tests.sources import encode_photo, write_pets
+
+
+def write(root: Path, *names: str) -> Path:
+    """Files by their names: photos, a table of two of them, others empty."""
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.lower().endswith((".jpg", ".jpeg", ".png")):
+            path.write_bytes(encode_photo(seed=number))
+        else:
+            path.write_text("path,label\n1.jpg,cat\n2.jpg,dog\n" if name.endswith(".csv") else "")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "text", "splits"),
+    [
+        (["cat/1.jpg", "dog/2.JPEG"], "imagefolder", "class folders: 2 classes ('cat', 'dog')", ()),
+        (["cat/deep/1.jpg", "dog/2.jpg", "notes/x.txt"], "imagefolder", "class folders: 2 classes ('cat', 'dog')", ()),
+        (
+            ["train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg"],
+            "imagefolder",
+            "class folders: 2 classes ('cat', 'dog'), splits 'train', 'val'",
+            ("train", "val"),
+        ),
+        (
+            ["train2017/1.jpg", "val2017/2.jpg", "annotations/a.json"],
+            "photos",
+            "photos without classes, splits 'train2017', 'val2017'",
+            ("train2017", "val2017"),
+        ),
+        (["with_mask/1.jpg", "masks/1.jpg"], "imagefolder", "class folders: 2 classes ('masks', 'with_mask')", ()),
+        (["train/1.jpg", "test/2.jpg"], "photos", "photos without classes, splits 'test', 'train'", ("test", "train")),
+        (["1.jpg", "2.png", "Thumbs.db"], "photos", "2 photos without classes", ()),
+        (["2019/1.jpg"], "photos", "photos without classes, in the folder '2019'", ()),
+        (["list.csv"], "table", "the table 'list.csv' with the columns path, label", ()),
+        (["a-0.tar", "a-1.tar", "a-manifest.safetensors"], "tars", "2 tars", ()),
+        (["a-0.tgz"], "tars", "1 tar", ()),
+        (["x.tfrecord-00000-of-00001", "x.tfrecord.idx"], "tfrecords", "1 TFRecord file", ()),
+    ],
+)
+def test_directory_is_known_by_its_files(
+    tmp_path: Path, names: list[str], kind: str, text: str, splits: tuple[str, ...]
+) -> None:
+    found = detect(str(write(tmp_path, *names)))
+    assert (found.kind, found.text, found.splits) == (kind, text, splits)
+
+
+def test_pets_layout_is_not_taken_for_class_folders(tmp_path: Path) -> None:
+    assert detect(str(write_pets(tmp_path / "a", {"beagle_1": 1}))).kind == "pets"
+    write_pets(tmp_path / "b" / "oxford-iiit-pet", {"beagle_1": 1})
+    assert detect(str(tmp_path / "b")).kind == "pets"
+
+
+def test_files_prefixes_and_urls_are_known_by_their_names(tmp_path: Path) -> None:
+    write(tmp_path, "list.csv", "a-0.tar", "x.tfrecord")
+    kinds = [detect(str(tmp_path / name)).kind for name in ("list.csv", "a-0.tar", "a-", "a-*.tar", "x.tfrecord")]
+    assert kinds == ["table", "tars", "tars", "tars", "tfrecords"]
+    assert detect("ais://pets/samples-").kind == "tars"
+    with pytest.raises(DataError, match=r"no such file or directory: '.*/nothing'"):
+        detect(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["cat/1.jpg", "dog/2.jpg", "3.jpg"],
+            r"may be several things: class folders: 2 classes \('cat', 'dog'\) \(--kind imagefolder\); photos without "
+            r"classes \(--kind photos\); say which with --kind; .* pack imagefolder .* dali-pipes prep pack photos",
+        ),
+        (["images/1.jpg", "images/2.jpg", "train.csv"], r"the table 'train\.csv' .* \(--kind table\); photos without"),
+        (["images/1.jpg", "masks/1.png"], r"2 classes \('images', 'masks'\) .*; photos without"),
+        (["photos/cat/1.jpg"], r"photos without classes, in the folder 'photos' .*; one class 'photos'"),
+        (["a-0.tar", "cat/1.jpg", "dog/1.jpg"], r"1 tar \(--kind tars\); class folders"),
+        (
+            ["a.txt", "b.txt", "c/d.mov"],
+            r"is no source that is known: looked for class folders .*; found 2 \.txt, 1 fold",
+        ),
+        (["train/cat/1.jpg", "test/2.jpg"], r"'train' has folders of classes, and 'test' has photos without them"),
+    ],
+)
+def test_what_may_be_several_things_or_none_is_an_error(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        detect(str(write(tmp_path, *names)))
+
+
+def test_kind_decides_and_must_fit(tmp_path: Path) -> None:
+    write(tmp_path, "cat/1.jpg", "dog/2.jpg", "3.jpg")
+    assert detect(str(tmp_path), kind="imagefolder").open().classes == {0: "cat", 1: "dog"}
+    photos = detect(str(tmp_path), kind="photos").open()
+    assert [record.key for record in photos.records] == ["3", "cat/1", "dog/2"]
+    with pytest.raises(DataError, match=r"is no table: found class folders"):
+        detect(str(tmp_path), kind="table")
+    write(tmp_path / "years", "2019/1.jpg", "2020/2.jpg")
+    assert detect(str(tmp_path / "years"), kind="photos").open().classes == {}
+
+
+def test_options_that_a_kind_does_not_take_are_refused(tmp_path: Path) -> None:
+    """In silence, --label would change nothing."""
+    found = detect(str(write(tmp_path, "cat/1.jpg", "dog/2.jpg")))
+    fields = {"label": "class", "components": {}, "key": None, "masks": ["m.png"]}
+    with pytest.raises(ValueError, match=r"is class folders: .*; --label, --mask do not go with imagefolder"):
+        found.open(fields=fields)
+    table = detect(str(write(tmp_path / "t", "list.csv", "1.jpg", "2.jpg")), kind="table")
+    assert isinstance(table, Detected)
+    assert table.open(fields={"has_labels": False, "components": None}).classes == {}

@@ -1,0 +1,212 @@
+"""Parquet files as Hugging Face's datasets writes them: photos in cells, labels with names, other columns."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+
+from dali_pipes.errors import DataError
+from dali_pipes.store.local import LocalStore
+from prep.pack.pack import pack
+from prep.sources.hf import find_parquet, hf, read_schema
+from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.sources import encode_mask, encode_photo
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+IMAGE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+NAMES = ["cat", "dog", "owl"]
+
+
+def write_hf(
+    path: Path, rows: list[dict[str, Any]], *, names: list[str] | None = NAMES, images: tuple[str, ...] = ("image",)
+) -> Path:
+    """A file with row groups of two, and with the metadata that `datasets` leaves."""
+    types = {name: IMAGE if name in images else pyarrow.array([row[name] for row in rows]).type for name in rows[0]}
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(types.items())))
+    features: dict[str, Any] = {name: {"_type": "Image"} for name in images}
+    if names:
+        features["label"] = {"names": names, "_type": "ClassLabel"}
+    info = {"info": {"features": features}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), path, row_group_size=2)
+    return path
+
+
+def _rows(count: int, *, first: int = 0) -> list[dict[str, Any]]:
+    return [
+        {
+            "image": {
+                "bytes": encode_photo("png" if number % 3 == 2 else "jpg", seed=first + number),
+                "path": f"{number}.x",
+            },
+            "label": (first + number) % 3,
+            "caption": f"photo {number}",
+            "objects": {"bbox": [[1.5, 2.0, 3.0, 4.0]], "category": [7]},
+            "vector": [0.5, float(number)],
+        }
+        for number in range(count)
+    ]
+
+
+def test_photos_keep_their_bytes_and_labels_get_the_names_of_the_metadata(tmp_path: Path) -> None:
+    rows = _rows(7)
+    source = hf([write_hf(tmp_path / "train-00000-of-00001.parquet", rows)])
+    assert source.classes == dict(enumerate(NAMES))
+    assert dict(source.unused) == {
+        "caption": "--component caption.txt=caption",
+        "objects": "--component objects.json=objects",
+        "vector": "--component vector.json=vector",
+    }
+    report = pack(source, store=LocalStore(tmp_path / "out"), max_count=3)
+    samples = list(webdataset.WebDataset([str(tmp_path / "out" / one) for one in report.shards], shardshuffle=False))
+    assert [sample["__key__"] for sample in samples] == [f"train-00000-of-00001/{row:06d}" for row in range(7)]
+    for row, sample in zip(rows, samples, strict=True):
+        assert [sample[name] for name in ("jpg", "png") if name in sample] == [row["image"]["bytes"]]
+        assert sample["cls"] == b"%d" % row["label"]
+    again = pack(source, store=LocalStore(tmp_path / "out"), max_count=3)
+    assert again.num_written == 0
+
+
+def test_other_columns_become_the_components_that_are_asked_for(tmp_path: Path) -> None:
+    """The photo need not be named again; a mask is checked as a mask."""
+    rows = [{**row, "annotation": {"bytes": encode_mask(), "path": None}} for row in _rows(3)]
+    path = write_hf(tmp_path / "a.parquet", rows, images=("image", "annotation"))
+    source = hf(
+        [path],
+        components={
+            "mask": "annotation",
+            "caption.txt": "caption",
+            "objects.json": "objects",
+            "vector.npy": "vector",
+        },
+        has_labels=False,
+    )
+    assert source.masks == {"mask.png"}
+    assert dict(source.unused) == {"label": "--component label.json=label"}
+    pack(source, store=LocalStore(tmp_path / "out"))
+    sample = next(iter(webdataset.WebDataset(str(tmp_path / "out" / "samples-000000.tar"), shardshuffle=False)))
+    assert sample["jpg"] == rows[0]["image"]["bytes"]
+    assert sample["mask.png"] == encode_mask()
+    assert sample["caption.txt"] == b"photo 0"
+    assert json.loads(sample["objects.json"]) == rows[0]["objects"]
+    array = np.load(io.BytesIO(sample["vector.npy"]))
+    assert (array.dtype, array.tolist()) == (np.float32, [0.5, 0.0])
+    assert "cls" not in sample
+
+
+def test_photo_that_is_only_a_path_is_a_file_beside_the_parquet_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.JPG").write_bytes(encode_photo())
+    rows = [{"image": {"bytes": None, "path": name}, "label": 0} for name in ("x.JPG", "gone.jpg")]
+    source = hf([write_hf(tmp_path / "in" / "a.parquet", rows)])
+    with pytest.raises(DataError, match=rf"1 of 2 records .* a/000001: jpg: cannot read '{tmp_path}/in/gone\.jpg'"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip").num_samples == 1
+
+
+def test_row_without_a_photo_is_named_and_left_out_when_asked(tmp_path: Path) -> None:
+    rows = [*_rows(3), {**_rows(1)[0], "image": {"bytes": None, "path": None}}, {**_rows(1)[0], "image": None}]
+    source = hf([write_hf(tmp_path / "a.parquet", rows)])
+    with pytest.raises(DataError, match=r"2 records of Parquet .*a\.parquet', row 3: no photo in column 'image'"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip")
+    assert (report.num_samples, len(report.skipped)) == (3, 2)
+
+
+def test_photo_that_is_cut_off_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    """The one judge sees all bytes, also of a cell."""
+    rows = _rows(2)
+    rows[1]["image"]["bytes"] = rows[1]["image"]["bytes"][:-40]
+    rows.append({**rows[0], "image": {"bytes": b"", "path": None}})
+    source = hf([write_hf(tmp_path / "a.parquet", rows)])
+    with pytest.raises(DataError, match=r"2 of 3 records .* a/000001: jpg is cut off.* a/000002: jpg is empty"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+
+
+def test_files_of_splits_have_them_in_their_keys(tmp_path: Path) -> None:
+    """So that nobody trains on test photos by accident, and --by folder separates them."""
+    for number, split in enumerate(("train", "test")):
+        write_hf(tmp_path / "in" / "data" / f"{split}-00000-of-00001.parquet", _rows(3, first=3 * number))
+    assert json_of_prep("pack", "hf", tmp_path / "in", tmp_path / "out")["num_samples"] == 6
+    found = json_of_prep("shuffle", tmp_path / "out" / "samples-", "--by", "folder")
+    assert found["shards"] == ["shuffled-test-000000.tar", "shuffled-train-000000.tar"]
+
+
+def test_files_of_one_name_in_two_folders_have_keys_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write_hf(tmp_path / folder / "0000.parquet", _rows(1))
+    assert [record.key for record in hf(find_parquet([tmp_path])).records] == ["a-0000/000000", "b-0000/000000"]
+
+
+def test_command_names_what_it_does_not_pack(tmp_path: Path) -> None:
+    result = run_prep("pack", "hf", write_hf(tmp_path / "a.parquet", _rows(2)), tmp_path / "out")
+    assert "not packed: caption; to take it: --component caption.txt=caption\n" in result.stderr
+    assert result.stdout.startswith("wrote 1 shard, 2 samples")
+
+
+def test_without_labels_there_is_no_cls(tmp_path: Path) -> None:
+    rows = [{"image": row["image"]} for row in _rows(2)]
+    source = hf([write_hf(tmp_path / "a.parquet", rows, names=None)])
+    assert ([record.label for record in source.records], source.classes) == ([None, None], {})
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    rows = _rows(2)
+    listed = write_hf(tmp_path / "list.parquet", [{"path": "a.jpg", "label": 1}], images=())
+    with pytest.raises(DataError, match=r"no column of photos \(columns: path, label\); .* prep pack table"):
+        hf([listed])
+    two = write_hf(
+        tmp_path / "two.parquet", [{**row, "other": row["image"]} for row in rows], images=("image", "other")
+    )
+    assert hf([two]).unused["other"] == "--component other=other"
+    three = write_hf(
+        tmp_path / "three.parquet", [{"x": row["image"], "y": row["image"]} for row in rows], images=("x", "y")
+    )
+    with pytest.raises(DataError, match=r"has 2 columns of photos: x, y .*name the photo: --component image=COLUMN"):
+        hf([three])
+    with pytest.raises(DataError, match=r"three\.parquet' has the columns x, y, expected those of .*two\.parquet'"):
+        hf([two, three])
+    with pytest.raises(DataError, match=r"has no column 'z' \(found: image, label, "):
+        hf([two], components={"z.txt": "z"})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"holds no \.parquet"):
+        find_parquet([two, tmp_path / "empty"])
+
+
+def test_row_without_a_text_is_bad_as_one_with_an_empty_text(tmp_path: Path) -> None:
+    rows = _rows(4)
+    rows[1]["caption"] = None
+    source = hf([write_hf(tmp_path / "a.parquet", rows)], components={"caption.txt": "caption"})
+    with pytest.raises(DataError, match=r"1 of 4 records .* are bad: a/000001: caption\.txt is empty"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip").num_samples == 3
+
+
+def test_metadata_of_lists_and_structs_are_passed_over(tmp_path: Path) -> None:
+    """`datasets` before version 4 writes the feature of a list as a list."""
+    features = {
+        "objects": [{"bbox": [{"dtype": "float32", "_type": "Value"}]}],
+        "about": {"_type": {"dtype": "string", "_type": "Value"}},
+        "label": {"names": NAMES, "_type": "ClassLabel"},
+    }
+    text = json.dumps({"info": {"features": features}})
+    parquet.write_table(
+        pyarrow.table({"label": [1]}).replace_schema_metadata({"huggingface": text}), tmp_path / "a.parquet"
+    )
+    assert read_schema(tmp_path / "a.parquet").classes == {"label": NAMES}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"info": {"features": {"label": {"_type": "ClassLabel", "names": "ab"}}}}']
+)
+def test_metadata_that_are_not_so_are_an_error(tmp_path: Path, text: str) -> None:
+    table = pyarrow.table({"label": [1]}).replace_schema_metadata({"huggingface": text})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet'"):
+        read_schema(tmp_path / "a.parquet")

@@ -1,0 +1,320 @@
+"""`prep add`: a version beside the old ones, made without reading what is there."""
+
+import io
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import columns_name, manifest_name, version_name
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.left_out import MaxBad
+from prep.pack.pack import open_target, pack
+from prep.recode.settings import Recoding
+from prep.sources.imagefolder import imagefolder
+from prep.sources.record import Record, Source
+from prep.versions.add import add
+from prep.versions.classes import fit_classes
+from tests.conftest import Sample, photo_bytes, write_tar
+from tests.prep.commands.calls import run_prep
+from tests.prep.versions.sets import Place, class_folders, make_set
+
+OLD_KEYS = [f"{name}/{row:03d}" for name in ("cat", "dog", "owl") for row in range(2)]
+NEW_KEYS = ["bee/050", "dog/050"]
+
+
+def test_add_gives_a_version_beside_the_old_one(place: Place, more: Path) -> None:
+    report = place.add(more, command="dali-pipes prep add more")
+    assert (report.version, report.num_shards, report.num_samples) == (2, 4, 8)
+    assert report.new_classes == {3: "bee"}
+    newest, first = place.open(), place.open("@1")
+    assert place.keys() == place.keys("@2") == [*OLD_KEYS, *NEW_KEYS]
+    assert place.keys("@1") == OLD_KEYS
+    labels = newest.columns().samples.labels
+    assert labels is not None
+    assert labels.tolist()[-2:] == [3, 1]
+    assert newest.whole.classes == {0: "cat", 1: "dog", 2: "owl", 3: "bee"}
+    assert first.whole.classes == {0: "cat", 1: "dog", 2: "owl"}
+    assert newest.whole.components == {"cls": 8, "jpg": 8}
+    assert newest.whole.photos == {"jpg": {"JPEG": 8}}
+    assert newest.whole.labels == {"min": 0, "max": 3}
+    assert newest.manifest.digest != first.manifest.digest
+    assert [(change.version, change.what, change.num_samples) for change in newest.whole.history] == [
+        (1, "index", 6),
+        (2, "add", 8),
+    ]
+    assert newest.whole.history[1].command == "dali-pipes prep add more"
+    with pytest.raises(StoreError, match=r"no version 3 of '.*s-' \(found: 1, 2\)"):
+        place.open("@3")
+
+
+def test_added_twice_is_added_once(place: Place, more: Path) -> None:
+    """The command may be run again, whether it was interrupted or not."""
+    place.add(more)
+    before = place.objects()
+    again = place.add(more)
+    assert (again.version, again.packed) == (2, None)
+    assert place.objects() == before
+
+
+def test_added_again_after_its_shards_were_removed(local: Place, more: Path) -> None:
+    """What the history says was added is not there any more."""
+    local.add(more)
+    local.remove(shards=[name for name in local.newest().manifest.names if "-add-" in name])
+    assert local.keys() == OLD_KEYS
+    assert local.add(more).version == 4
+    assert local.keys() == [*OLD_KEYS, *NEW_KEYS]
+
+
+def test_samples_that_were_removed_can_be_added_again(local: Place, tmp_path: Path) -> None:
+    """By key, with some of the shards, and with all samples of a shard, which the data set still lists."""
+    bees = class_folders(tmp_path / "bees", {"bee": 3}, first=50)
+    keys = [*OLD_KEYS, "bee/050", "bee/051", "bee/052"]
+    local.add(bees, max_count=1)
+    local.remove("bee/050")
+    with pytest.raises(DataError, match=r"has 2 of the 3 keys .*'bee/051', 'bee/052'.*--known skip"):
+        local.add(bees, max_count=1)
+    with pytest.raises(DataError, match="1 of the samples were removed or written anew; leave out --no-compare-keys"):
+        local.add(bees, max_count=1, compare_keys=False)
+    assert local.add(bees, max_count=1, skip_known=True).num_samples == 9
+    local.remove(shards=[local.newest().manifest.names[-2]])
+    assert local.add(bees, max_count=1, skip_known=True).num_samples == 9
+    assert sorted(local.keys()) == sorted(keys)
+    local.remove(*keys[6:])
+    for _ in range(2):  # the second one finds what the first one did
+        assert local.add(bees, max_count=1).num_samples == 9
+    assert local.keys() == keys
+    assert len(set(local.newest().manifest.names)) == local.newest().manifest.num_shards
+
+
+def test_a_bad_record_in_a_folder_that_grows(local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its share is one of all records: the others are known from the second time on."""
+    folder = class_folders(tmp_path / "grows", {"bee": 19}, first=50)
+    (folder / "bee" / "bad.jpg").write_bytes(b"none")
+    options: dict[str, Any] = {"on_bad": "skip", "skip_known": True, "max_bad": MaxBad.parse("10%")}
+    assert local.add(folder, **options).num_samples == 25
+    assert local.add(folder, **options).packed is None
+    (folder / "bee" / "bad.jpg").rename(folder / "bee" / "worse.jpg")  # others than the first time
+    again = local.add(folder, **options)
+    assert (again.packed, again.num_known) == (None, 19)
+    assert "no record is left to pack; bee/worse: jpg holds no photo" in caplog.text
+    class_folders(tmp_path / "owls", {"owl": 1}, first=90)
+    (tmp_path / "owls" / "owl").rename(folder / "owl")
+    assert local.add(folder, **options).num_samples == 26
+    for number in range(2):
+        (folder / "owl" / f"bad{number}.jpg").write_bytes(b"none")
+    with pytest.raises(DataError, match="no record is left to pack"):
+        local.add(folder, **options)
+
+
+class Reads:
+    """Counts the bytes that a directory's store reads, by object."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.bytes: Counter[str] = Counter()
+        opened = LocalStore.open
+
+        def counted(store: LocalStore, name: str) -> Any:
+            self.bytes[name] += (store.directory / name).stat().st_size
+            return opened(store, name)
+
+        patch.setattr(LocalStore, "open", counted)
+        patch.setattr(LocalStore, "file", lambda *_, **__: pytest.fail("a shard is read again"))
+
+
+@pytest.mark.parametrize("compare_keys", [True, False])
+def test_adding_one_percent_reads_one_percent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compare_keys: bool
+) -> None:
+    """Of a thousand shards none is read, nor their indexes: only the ten new ones, the manifest, and maybe the keys.
+
+    Of the data set beside it, manifest and column file are read to compare keys, and no shard.
+    """
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for row in range(1000):
+        write_tar(folder / f"s-{row:06d}.tar", [Sample(f"k{row}", {"txt": b"one"})])
+    index_shards(resolve_shards(folder, endpoint=None))
+    write_tar(folder / "val-000000.tar", [Sample("held out", {"txt": b"one"})])
+    index_shards(resolve_shards(f"{folder}/val-", endpoint=None))
+    place = Place(f"{folder}/s-", None)
+    records = [Record(key=f"new{row}", components={"txt": b"two"}, label=None) for row in range(10)]
+    old = place.newest()
+    reads = Reads(monkeypatch)
+    report = add(Source(name="ten", records=records, classes={}), old, compare_keys=compare_keys, max_count=1, jobs=1)
+    assert report.packed is not None
+    assert (report.num_shards, report.num_samples, report.version) == (1010, 1010, 2)
+    small = {manifest_name("s-"), version_name("s-", 2)}
+    if compare_keys:
+        small |= {columns_name("s-"), manifest_name("val-"), columns_name("val-")}
+    assert set(reads.bytes) == {*report.packed.shards, *small}
+    read = sum(number for name, number in reads.bytes.items() if name.endswith(".tar"))
+    assert read == report.packed.num_bytes
+    assert read <= 0.0101 * sum(place.newest().manifest.shard_bytes.tolist())
+
+
+def test_known_keys_are_refused_or_left_out(place: Place, tmp_path: Path, more: Path) -> None:
+    place.add(more)
+    grown = class_folders(tmp_path / "grown", {"dog": 3, "owl": 1})
+    before = place.objects()
+    with pytest.raises(DataError, match=r"has 3 of the 4 keys .*'dog/000', 'dog/001'.*--known skip"):
+        place.add(grown)
+    assert place.objects() == before
+    report = place.add(grown, skip_known=True)
+    assert (report.version, report.num_known, report.num_samples) == (3, 3, 9)
+    assert place.keys()[-1] == "dog/002"
+    again = place.add(grown, skip_known=True)
+    assert (again.version, again.num_known, again.packed) == (3, 4, None)
+
+
+def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(place: Place, tmp_path: Path, more: Path) -> None:
+    """Photos that a split holds out, for example; samples removed there, and packs without index, are free."""
+
+    def other(prefix: str) -> Place:
+        return Place(f"{place.url.removesuffix('s-')}{prefix}", place.endpoint)
+
+    val = make_set(class_folders(tmp_path / "val", {"eel": 3, "cat": 1}), other("val-"))
+    val.remove("eel/002")
+    store, prefix = open_target(other("raw-").url, endpoint=place.endpoint)
+    pack(imagefolder(more), store=store, prefix=prefix)
+    grown = class_folders(tmp_path / "grown", {"eel": 3})
+    class_folders(tmp_path / "grown", {"bee": 1}, first=50)
+    before = place.objects()
+    with pytest.raises(
+        DataError, match=r"are in other data sets .*val-' has 2 \('eel/000'\).*--known skip.*--shared-keys"
+    ):
+        place.add(grown)
+    assert place.objects() == before
+    report = place.add(grown, skip_known=True)
+    assert (report.num_known, report.num_samples, list(report.elsewhere.values())) == (0, 8, [2])
+    assert next(iter(report.elsewhere)).endswith("/val-")
+    assert place.keys() == [*OLD_KEYS, "bee/050", "eel/002"]
+    again = place.add(grown, skip_known=True)
+    assert (again.packed, again.num_known, list(again.elsewhere.values())) == (None, 2, [2])
+    if place.endpoint is None:
+        said = run_prep("add", grown, place.url, "--known", "skip").stdout
+        assert re.search(
+            r"^nothing to add: all keys are known, 2 of them in '.*val-'; '.*s-@2' has 4 shards, 8 samples", said
+        )
+    place.add(class_folders(tmp_path / "e0", {"eel": 1}), shares_keys=True)
+    place.add(class_folders(tmp_path / "e1", {"eel": 1}, first=1), compare_keys=False)
+    assert place.keys()[-2:] == ["eel/000", "eel/001"]
+
+
+def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
+    records = [Record(key="plain", components={"jpg": next((tmp_path / "old").rglob("*.jpg"))}, label=None)]
+    source = Source(name="photos", records=records, classes={})
+    with pytest.raises(DataError, match=r"photos: records lack components .*'cls' \(1 records\); found: 'jpg'"):
+        add(source, local.newest())
+    assert not list((tmp_path / "set").glob("*add*"))
+    assert add(source, local.newest(), any_components=True).num_samples == 7
+
+
+def test_components_are_compared_after_bad_records_are_left_out(local: Place, tmp_path: Path) -> None:
+    """A phone's folder with a .heic file that is none: the other photos are added, without it."""
+    folder = class_folders(tmp_path / "phone", {"cat": 2}, first=50)
+    (folder / "cat" / "IMG_9.heic").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"1 of 3 records .* are bad: .*IMG_9.*--on-bad skip"):
+        local.add(folder)
+    with pytest.raises(DataError, match=r"lack components .*'jpg' \(1 records\); found: 'cls', 'heic', 'jpg'"):
+        local.add(folder, on_bad="keep")
+    assert local.newest().manifest.version == 1
+    assert local.add(folder, on_bad="skip").num_samples == 8
+    assert local.newest().manifest.components == {"cls": 8, "jpg": 8}
+
+
+def test_components_are_compared_after_photos_are_converted(local: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "phone" / "cat"
+    folder.mkdir(parents=True)
+    with Image.open(io.BytesIO(photo_bytes(7, 40, 30))) as photo:
+        photo.save(folder / "IMG_1.avif")
+    assert local.add(folder.parent, recode=Recoding(convert=True)).num_samples == 7
+    assert local.newest().manifest.components == {"cls": 7, "jpg": 7}
+
+
+def source_of(classes: dict[int, str], *, numbers_classes: bool = False) -> Source:
+    records = [Record(key=name, components={}, label=label) for label, name in classes.items()]
+    return Source(name="'new'", records=records, classes=classes, numbers_classes=numbers_classes)
+
+
+def test_classes_keep_their_ids(local: Place) -> None:
+    manifest = replace(local.newest().manifest, classes={4: "cat", 7: "dog"})
+    fitted = fit_classes(source_of({0: "ant", 1: "dog", 2: "eel"}, numbers_classes=True), manifest, url="x")
+    assert fitted.classes == {4: "cat", 7: "dog", 8: "ant", 9: "eel"}
+    assert [record.label for record in fitted.records] == [8, 7, 9]
+    fixed = fit_classes(source_of({4: "cat", 1: "ant"}), manifest, url="x")
+    assert fixed.classes == {1: "ant", 4: "cat", 7: "dog"}
+    assert [record.label for record in fixed.records] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("classes", "known", "expected"),
+    [
+        ({4: "dog"}, {4: "cat"}, "class id 4 is 'dog' in 'new', and 'cat' in 'x'"),
+        ({5: "cat"}, {4: "cat"}, "class 'cat' has id 5 in 'new', and 4 in 'x'"),
+        ({1: "cat"}, {}, "'x' has class ids from 0 to 2 and no class table, and 'new' has names of classes"),
+    ],
+)
+def test_classes_that_contradict_are_refused(
+    local: Place, classes: dict[int, str], known: dict[int, str], expected: str
+) -> None:
+    manifest = replace(local.newest().manifest, classes=known)
+    with pytest.raises(DataError, match=expected):
+        fit_classes(source_of(classes), manifest, url="x")
+
+
+def test_class_ids_that_no_table_has_are_refused(local: Place, tmp_path: Path) -> None:
+    """Of a source that has ids and no names."""
+    photo = next((tmp_path / "old").rglob("*.jpg"))
+    source = Source(name="ids", records=[Record(key="x", components={"jpg": photo}, label=9)], classes={})
+    with pytest.raises(DataError, match="class id 9 is not in the class table"):
+        add(source, local.newest())
+    assert local.newest().manifest.version == 1
+
+
+def test_a_dry_run_writes_nothing(place: Place, more: Path) -> None:
+    before = place.objects()
+    report = place.add(more, dry_run=True)
+    assert report.packed is not None
+    assert (report.version, report.packed.num_samples) == (1, 2)
+    assert place.objects() == before
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("{}@1", "names a version, and only the newest can be changed"),
+        ("{}000001", "names 1 of 3 shards; name the whole data set"),
+    ],
+)
+def test_only_a_whole_newest_data_set_is_changed(local: Place, more: Path, url: str, expected: str) -> None:
+    local.add(more) if "@" in url else None
+    with pytest.raises(ValueError, match=expected):
+        Place(url.format(local.url), None).newest()
+
+
+def test_a_data_set_without_manifest_is_not_changed(tmp_path: Path) -> None:
+    write_tar(tmp_path / "s-000000.tar", [Sample("a", {"txt": b"one"})])
+    with pytest.raises(
+        DataError, match="has no manifest, so it has no versions; index it first: dali-pipes prep index"
+    ):
+        Place(f"{tmp_path}/s-", None).newest()
+
+
+def test_packed_records_are_named_in_the_report(local: Place, more: Path) -> None:
+    """The other steps are those of `prep pack`."""
+    (more / "dog" / "broken.jpg").write_bytes(b"\xff\xd8 no photo")
+    with pytest.raises(DataError, match="dog/broken"):
+        local.add(more)
+    report = local.add(more, on_bad="skip")
+    assert report.packed is not None
+    assert len(report.packed.skipped) == 1
+    assert imagefolder(more).classes == {0: "bee", 1: "dog"}  # what the source numbers is its own
+    assert local.keys() == [*OLD_KEYS, *NEW_KEYS]

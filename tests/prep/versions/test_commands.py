@@ -1,0 +1,117 @@
+"""The commands that change a data set and tell of its versions, as a user types them."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.recoded import read_steps
+from prep.commands.group import prep
+from tests.prep.versions.sets import Place, class_folders
+from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    done = CliRunner().invoke(prep, list(map(str, arguments)), prog_name="dali-pipes prep")
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def run_json(*arguments: object) -> Any:
+    return json.loads(run(*arguments, "--json"))
+
+
+def test_a_data_set_lives(place: Place, more: Path) -> None:
+    """Each command with a line and with a document; the log has the commands."""
+    cluster = ["--endpoint", place.endpoint] if place.endpoint else []
+    added = run("add", more, place.url, "--known", "skip", *cluster)
+    assert "added 1 shard, 2 samples" in added
+    assert "1 new class: 'bee' (3)" in added
+    assert f"'{place.newest().url}@2' has 4 shards, 8 samples" in added
+    assert "nothing to add" in run("add", more, place.url, "--known", "skip", *cluster)
+    assert "would remove 1 sample" in run("remove", place.url, "--key", "cat/000", "--dry-run", *cluster)
+    assert "removed 1 sample" in run("remove", place.url, "--key", "cat/000", *cluster)
+    assert "nothing to remove" in run("remove", place.url, "--key", "cat/000", *cluster)
+    assert "would write 1 shard anew without 1 sample" in run("compact", place.url, "--dry-run", *cluster)
+    assert run_json("compact", place.url, *cluster)["num_rewritten"] == 1
+    found = run_json("diff", f"{place.url}@1", place.url, *cluster)
+    assert found["added_keys"] == NEW_KEYS
+    assert found["removed_keys"] == ["cat/000"]
+    assert (found["num_moved"], found["added_classes"], found["is_equal"]) == (1, {"3": "bee"}, False)
+    shown = run("diff", f"{place.url}@1", place.url, *cluster)
+    assert "+ class 3 bee\n" in shown
+    assert "- key cat/000\n" in shown
+    assert "are equal" in run("diff", f"{place.url}@4", place.url, *cluster)
+    assert "deleted older versions: 1, 2, 3, " in run("compact", place.url, "--drop-old", *cluster)
+    log = run("log", place.url, *cluster).splitlines()
+    assert [line.split()[0] for line in log[1:]] == ["@4", "@3", "@2", "@1"]
+    assert ["(deleted)" in line for line in log[1:]] == [False, True, True, True]
+    versions = run_json("log", place.url, *cluster)["versions"]
+    assert [version["num_samples"] for version in versions] == [6, 8, 7, 7]
+    assert versions[1]["command"].startswith("dali-pipes prep add ")
+    assert versions[1]["command"].endswith(" --known skip")
+
+
+def test_the_log_of_a_data_set_that_never_changed(local: Place) -> None:
+    assert run_json("log", local.url)["versions"][0]["num_samples"] == 6
+    assert "1 version" in run("log", local.url)
+    assert local.keys() == OLD_KEYS
+
+
+def test_a_home_directory_is_not_in_the_history(local: Place, more: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(more.parent))
+    run("add", more, local.url)
+    assert local.newest().manifest.history[1].command == "dali-pipes prep add ~/more ~/set/s-"
+
+
+def test_the_history_has_the_options_as_they_were_typed(
+    local: Place, more: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``/`` is the home directory in some containers, and a name that begins alike is another directory."""
+    monkeypatch.setenv("HOME", "/")
+    run("add", more, local.url, "--on-bad", "skip", "--max-bad", "10%")
+    assert local.newest().manifest.history[1].command == (
+        f"dali-pipes prep add {more} {local.url} --on-bad skip --max-bad 10%"
+    )
+    monkeypatch.setenv("HOME", str(more)[:-1])
+    run("remove", local.url, "--key", "cat/000")
+    assert local.newest().manifest.history[2].command.endswith(f"{local.url} --key cat/000")
+    run("add", class_folders(Path(f"{more}2"), {"cat": 1, "dog": 1}, first=90), local.url)
+    assert f" {more}2 " in local.newest().manifest.history[3].command
+
+
+def test_photos_of_a_recoded_set_are_recoded_alike_or_said(
+    tmp_path: Path, more: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(f"{tmp_path}/set/s-", None)
+    run("pack", "imagefolder", class_folders(tmp_path / "old", {"dog": 2}), place.url, "--short-side", 24)
+    run("index", place.url)
+    with caplog.at_level(logging.WARNING):
+        run("add", more, place.url, "--dry-run")
+    assert "were recoded (quality=90, short_side=24), and those that are added keep their bytes" in caplog.text
+    caplog.clear()
+    run("add", more, place.url, "--short-side", 24)
+    assert "recoded" not in caplog.text
+    steps = place.newest().manifest.recoded
+    assert [step.counts for step in steps] == [{"resized": 2}, {"resized": 2}]
+    assert read_steps(place.store.read("s-recoded.json")) == steps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["remove", "{url}"], 2, "name samples with --key or --list, or shards with --shard"),
+        (["add", "{url}nothing", "{url}"], 1, "no such file or directory"),
+        (["diff", "{url}@1", "{url}@7"], 1, "no version 7"),
+    ],
+)
+def test_what_cannot_be_is_said(local: Place, arguments: list[str], code: int, expected: str) -> None:
+    done = CliRunner().invoke(prep, [argument.format(url=local.url) for argument in arguments])
+    assert done.exit_code == code
+    if code == 1:
+        assert isinstance(done.exception, PipesError)
+    assert expected in (done.output if code == 2 else str(done.exception))

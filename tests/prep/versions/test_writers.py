@@ -1,0 +1,167 @@
+"""Writers that are stopped, and several writers at a time: nothing is lost, and whoever loses is told."""
+
+import contextlib
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import manifest_name, version_name
+from dali_pipes.store.cluster import claims
+from prep.sources.imagefolder import imagefolder
+from prep.versions.add import add
+from tests.prep.versions.sets import Place, StoppedError, class_folders, copy_set, stopped_at
+from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
+
+_DATES = re.compile(rb"20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
+
+
+def add_more(place: Place, more: Path) -> Any:
+    return place.add(more, jobs=1)
+
+
+def remove_some(place: Place, _: Path) -> Any:
+    return place.remove("cat/000", shards=["s-000002.tar"])
+
+
+def compact_all(place: Place, _: Path) -> Any:
+    return place.compact(jobs=1)
+
+
+def drop_old(place: Place, _: Path) -> Any:
+    return place.compact(drop_old=True, jobs=1)
+
+
+def undated(objects: dict[str, bytes]) -> dict[str, bytes]:
+    """All but dates, and claims that a writer left behind after it had created its object: nobody minds them."""
+    names = [name for name in objects if name.partition(".claim-")[0] not in objects or ".claim-" not in name]
+    return {name: _DATES.sub(b"", objects[name]) for name in names}
+
+
+@pytest.mark.parametrize("change", [add_more, remove_some, compact_all])
+def test_a_writer_that_is_stopped_loses_nothing(
+    place: Place, more: Path, tmp_path: Path, change: Callable[[Place, Path], Any]
+) -> None:
+    """Before each change of the store: the version before is whole, and the same command finishes what it began."""
+    if change is compact_all:
+        remove_some(place, more)
+    version, keys = place.newest().manifest.version, place.keys()
+    expected = copy_set(place, elsewhere(place, tmp_path, "expected"))
+    change(expected, more)
+    for number in range(100):
+        tried = copy_set(place, elsewhere(place, tmp_path, f"tried{number}"))
+        with stopped_at(number):
+            try:
+                change(tried, more)
+            except StoppedError:
+                is_stopped = True
+            else:
+                is_stopped = False
+        assert tried.keys(f"@{version}") == keys
+        assert tried.keys() in (keys, expected.keys())
+        change(tried, more)
+        assert tried.keys() == expected.keys()
+        assert undated(tried.objects()) == undated(expected.objects())
+        if not is_stopped:
+            break
+    assert not is_stopped
+    assert number > 3
+
+
+def elsewhere(place: Place, tmp_path: Path, name: str) -> Place:
+    if place.endpoint is None:
+        return Place(f"{tmp_path}/{name}/s-", None)
+    bucket = place.url.removeprefix("ais://").partition("/")[0]
+    return Place(f"ais://{bucket[:40]}{name}/s-", place.endpoint)
+
+
+def test_deleting_old_versions_can_be_finished(place: Place, more: Path, tmp_path: Path) -> None:
+    """The newest version is whole at every moment; the manifests of older ones are deleted last."""
+    place.add(more)
+    place.remove("cat/000")
+    keys = place.keys()
+    expected = copy_set(place, elsewhere(place, tmp_path, "expected"))
+    drop_old(expected, more)
+    for number in range(100):
+        tried = copy_set(place, elsewhere(place, tmp_path, f"tried{number}"))
+        with stopped_at(number):
+            try:
+                drop_old(tried, more)
+            except StoppedError:
+                is_stopped = True
+            else:
+                is_stopped = False
+        assert tried.keys() == keys
+        drop_old(tried, more)
+        assert undated(tried.objects()) == undated(expected.objects())
+        if not is_stopped:
+            break
+    assert not is_stopped
+    with pytest.raises(StoreError, match=r"no version 1 of .* \(found: 4\)"):
+        expected.open("@1")
+
+
+def test_of_two_writers_one_is_told(place: Place, more: Path, tmp_path: Path) -> None:
+    """Both began with version 1. The second says so, keeps its shards, and needs only be run again."""
+    other = class_folders(tmp_path / "other", {"owl": 1}, first=70)
+    old = place.newest()
+    add(imagefolder(more), old, command="dali-pipes prep add more")
+    with pytest.raises(
+        StoreError,
+        match=r"another command wrote version 2 of '.*' meanwhile: dali-pipes prep add more, 20.*run it again",
+    ):
+        add(imagefolder(other), old)
+    assert place.keys() == [*OLD_KEYS, *NEW_KEYS]
+    report = place.add(other)
+    assert report.packed is not None
+    assert (report.version, report.packed.num_written) == (3, 0)
+    assert place.keys() == [*OLD_KEYS, *NEW_KEYS, "owl/070"]
+
+
+def test_many_writers_at_a_time_lose_nothing(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told or succeeds, and after as many attempts as it takes all samples are there, each once."""
+    monkeypatch.setattr(claims, "LONGEST_PAUSE_S", 0.05)
+    folders = [class_folders(tmp_path / f"new{number}", {"cat": 1}, first=100 + number) for number in range(4)]
+    begin = Barrier(len(folders))
+
+    def add_until_done(folder: Path) -> int:
+        begin.wait(timeout=30)
+        for _ in range(50):
+            with contextlib.suppress(StoreError):
+                return place.add(folder, jobs=1).version
+        raise AssertionError("50 attempts")
+
+    with ThreadPoolExecutor(len(folders)) as threads:
+        versions = list(threads.map(add_until_done, folders))
+    assert sorted(versions) == [2, 3, 4, 5]
+    assert sorted(place.keys()) == sorted([*OLD_KEYS, *(f"cat/{100 + number}" for number in range(4))])
+    assert [len(place.keys(f"@{version}")) for version in range(1, 6)] == [6, 7, 8, 9, 10]
+
+
+def test_a_copy_that_stayed_behind_is_written_by_the_next_command(place: Place, more: Path) -> None:
+    """A writer was stopped before it copied the newest manifest."""
+    first = place.store.read(manifest_name("s-"))
+    place.add(more)
+    place.store.write(manifest_name("s-"), first)
+    assert place.keys() == OLD_KEYS
+    place.remove("cat/000")
+    assert place.keys() == [*OLD_KEYS[1:], *NEW_KEYS]
+    assert place.newest().manifest.version == 3
+
+
+def test_a_version_of_other_shards_is_refused(local: Place, more: Path) -> None:
+    """Somebody deleted the manifest and made the data set anew."""
+    local.add(more)
+    first = local.open("@1").whole
+    changed = first.to_bytes().replace(b"s-000000.tar", b"s-000009.tar")
+    local.store.write(manifest_name("s-"), changed)
+    with pytest.raises(DataError, match=r"manifest@2.safetensors' does not follow version 1"):
+        local.newest()
+    local.store.delete(version_name("s-", 2))
+    with pytest.raises(StoreError, match=r"manifest@1.safetensors' lists other shards"):
+        local.add(more, compare_keys=False)

@@ -1,0 +1,21 @@
+"""The photos that all trainers of these tests train on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Sample, photo_bytes, write_shards
+from tests.trainers.tiny import NUM_CLASSES, NUM_SAMPLES, key_of
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory ``shards``: 31 small photos of six classes, ``jpg`` and ``cls``, in five shards, indexed."""
+    samples = [
+        Sample(
+            key_of(number),
+            {"jpg": photo_bytes(number, 24 + number % 5, 22 + number % 3), "cls": b"%d" % (number % NUM_CLASSES)},
+        )
+        for number in range(NUM_SAMPLES)
+    ]
+    return write_shards(tmp_path_factory.mktemp("trainers") / "shards", samples, per_shard=7)

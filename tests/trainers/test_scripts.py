@@ -1,0 +1,120 @@
+"""What timm's train.py, torchvision's references and pytorch/examples' imagenet ask of a loader, with timm's own parts.
+
+The scripts themselves are not here. Each trains an epoch, validates, once more with averaged weights, writes a
+checkpoint, and resumes with the next epoch.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+
+from tests.trainers.packages import need
+from tests.trainers.ranks import run_ranks
+from tests.trainers.tiny import BATCH_SIZE, NUM_CLASSES, NUM_SAMPLES, Training, open_loader
+
+need("timm")
+
+NUM_EPOCHS = 3
+Run = tuple[list[Any], list[Any]]
+"""The steps of a rank, and what its validations found."""
+
+
+def train_epochs(job: Training, shards: Path, epochs: range, *, world_size: int) -> list[tuple[int, float]]:
+    """Train these epochs with mixup and validate twice after each; returns samples and accuracy of each validation."""
+    from timm.data import Mixup
+
+    found = []
+    with (
+        open_loader(shards, last_batch_policy="DROP") as training,
+        open_loader(shards, train=False, shuffle=False) as validation,
+    ):
+        loader = training.as_dataloader(("image", "label", "key"))
+        val_loader = validation.as_dataloader(("image", "label"), each_iter="same")
+        mixup = Mixup(mixup_alpha=0.4, cutmix_alpha=0.4, num_classes=NUM_CLASSES)
+        # timm names the epoch to the batch sampler, the others to the sampler.
+        samplers = [loader.batch_sampler, loader.sampler]
+        assert len(loader.sampler) == len(loader) * BATCH_SIZE
+        for epoch in epochs:
+            samplers[epoch % 2].set_epoch(epoch)
+            np.random.seed(epoch)  # Mixup draws from it
+            last_index = len(loader) - 1
+            for index, (images, target, keys) in enumerate(loader):
+                assert len(loader) - 1 == last_index >= index
+                mixed, soft_target = mixup(images, target)  # it writes into the batch
+                assert soft_target.shape == (BATCH_SIZE, NUM_CLASSES)
+                job.step({"image": mixed, "label": soft_target, "key": keys})
+            assert index == last_index
+            found += [validate(job, val_loader, world_size=world_size) for _ in range(2)]
+    return found
+
+
+def validate(job: Training, loader: Any, *, world_size: int) -> tuple[int, float]:
+    """Samples over all ranks, and the accuracy."""
+    from timm import utils
+
+    # imagenet/main.py reads a remainder by number if this does not hold.
+    assert len(loader.sampler) * world_size >= len(loader.dataset)
+    top1, counts = utils.AverageMeter(), torch.zeros(1)
+    with torch.no_grad():
+        for images, target in loader:
+            _, output = job.model(images, target)
+            accuracy, _ = utils.accuracy(output, target, topk=(1, 5))
+            top1.update(accuracy.item(), len(target))
+            counts += len(target)
+    accuracy = torch.tensor(top1.avg)
+    if world_size > 1:
+        distributed.all_reduce(counts)
+        accuracy = utils.reduce_tensor(accuracy, world_size)
+    assert counts.item() == len(loader.dataset)  # else torchvision's references warn
+    return int(counts.item()), accuracy.item()
+
+
+def train_and_resume(shards: Path) -> dict[str, Run]:
+    """An unbroken job, and one that resumed after each epoch with new loaders."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        distributed.init_process_group("gloo")
+    job = Training()
+    runs: dict[str, Run] = {
+        "unbroken": (job.steps, train_epochs(job, shards, range(NUM_EPOCHS), world_size=world_size))
+    }
+    steps: list[Any] = []
+    found: list[Any] = []
+    checkpoint = None
+    for epoch in range(NUM_EPOCHS):
+        job = Training()
+        if checkpoint is not None:
+            job.load_state_dict(checkpoint)
+        found += train_epochs(job, shards, range(epoch, epoch + 1), world_size=world_size)
+        steps += job.steps
+        checkpoint = job.state_dict()
+    return runs | {"resumed": (steps, found)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_script_trains_validates_and_resumes(shards: Path, world_size: int) -> None:
+    """Each epoch's samples are distinct; all are validated; resumed, the losses are those of the unbroken run."""
+    ranks = run_ranks(world_size, train_and_resume, shards)
+    num_steps = NUM_SAMPLES // (BATCH_SIZE * world_size)
+    for runs in ranks:
+        assert runs["resumed"] == runs["unbroken"]
+        assert len(runs["unbroken"][0]) == NUM_EPOCHS * num_steps
+        found = runs["unbroken"][1]
+        assert [samples for samples, _ in found] == [NUM_SAMPLES] * 2 * NUM_EPOCHS
+        assert found[::2] == found[1::2]
+    orders = set()
+    for epoch in range(NUM_EPOCHS):
+        keys = [
+            key
+            for runs in ranks
+            for step in runs["unbroken"][0][epoch * num_steps : (epoch + 1) * num_steps]
+            for key in step.keys
+        ]
+        assert len(set(keys)) == len(keys) == num_steps * BATCH_SIZE * world_size
+        orders.add(tuple(keys))
+    assert len(orders) == NUM_EPOCHS

@@ -1,0 +1,61 @@
+"""The errors that a type checker finds in a user's program. `mypy` checks this file; no test runs it.
+
+A line that must be refused carries an ignore with the error's code: mypy reports an ignore that is not needed.
+"""
+
+from typing import assert_type
+
+import torch
+from nvidia.dali import fn
+
+import dali_pipes as dp
+
+
+def train(device: torch.device) -> None:
+    """Batches by name; arguments as other libraries write them."""
+    graph = dp.segmentation(crop=(224, 224), dtype="float16", layout="HWC")
+    with dp.loader("shards", graph, batch_size=8, last_batch_policy="drop", device=device) as loader:
+        assert_type(loader, dp.Loader)
+        for (batch,) in loader:
+            assert_type(batch, dp.BatchDict)
+            assert_type(batch["image"], torch.Tensor)
+            assert_type(batch["mask"], torch.Tensor)
+            assert_type(batch["key"], list[str])
+        for one in loader.as_dicts():
+            assert_type(one["label"], torch.Tensor)
+            plain: dict[str, object] = {**one}
+            plain.clear()
+
+
+def shapes() -> None:
+    """Photos in their own shapes."""
+    select = dp.Select(buckets=dp.buckets(area=256 * 256, step=32, max_aspect=2))
+    dp.loader("shards", dp.bucketed(place="centre", text="txt"), batch_size=8, select=select)
+    budget = dp.token_budget(max_tokens=4096)
+    for (batch,) in dp.loader("shards", dp.patches(), batch_size=64, select=dp.Select(tokens=budget)):
+        assert_type(batch["patches"], torch.Tensor)
+        assert_type(batch["cu_seqlens"], torch.Tensor)
+
+
+def own(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    """A graph of one's own."""
+    return {"heights": components["image.jpg"], "noise": fn.random.uniform()}
+
+
+def own_names() -> None:
+    """Names that no graph of ours has."""
+    for (batch,) in dp.loader("shards", own, batch_size=8):
+        print(batch["heights"].shape, batch.keys())
+
+
+def refused() -> None:
+    """Values and names that do not exist."""
+    graph = dp.classification_train(dtype="float64")  # type: ignore[arg-type]
+    dp.loader("shards", graph)  # type: ignore[call-arg]
+    dp.loader("shards", dp.segmentation, batch_size=8)  # type: ignore[arg-type]
+    dp.Cache(verify="sometimes")  # type: ignore[arg-type]
+    dp.loader("shards", graph, batch_size=8, num_workers=4)  # type: ignore[call-arg]
+    dp.loader("shards", graph, batch_size=8, shuffle="yes")  # type: ignore[arg-type]
+    dp.Decode(reader="mmap")  # type: ignore[arg-type]
+    dp.Outputs(labels="names")  # type: ignore[arg-type]
+    dp.BadSamples(on_error="skip")  # type: ignore[arg-type]
