@@ -48,13 +48,11 @@ class LocalStore(Store):
         if not folder.is_dir():
             return []
         # Unlike a bucket's, without the folders below: a directory may be the root of the file system.
-        files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-        named = ((str(path.relative_to(self.directory)), path) for path in files)
-        return [
-            ObjectEntry(name=name, size=path.stat().st_size, checksum=None)
-            for name, path in sorted(named)
-            if name.startswith(prefix)
-        ]
+        visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+        named = sorted((str(path.relative_to(self.directory)), path) for path in visible)
+        # Another writer may delete a file while this runs: such a file has no size, and is not listed.
+        sizes = ((name, _size(path)) for name, path in named if name.startswith(prefix))
+        return [ObjectEntry(name=name, size=size, checksum=None) for name, size in sizes if size is not None]
 
     def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
         found = super().find_all(names)
@@ -69,7 +67,13 @@ class LocalStore(Store):
             return stream.read()
 
     def find(self, name: str) -> bytes | None:
-        return self.read(name) if (self.directory / name).is_file() else None
+        path = self.directory / name
+        try:
+            return path.read_bytes()
+        except OSError as exc:
+            if not path.is_file():
+                return None
+            raise StoreError(f"cannot read '{self.locate(name)}': {exc.strerror or exc}") from exc
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self.open(name) as stream:
@@ -163,8 +167,14 @@ class LocalStore(Store):
             raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
 
     def size(self, name: str) -> int | None:
-        path = self.directory / name
-        return path.stat().st_size if path.is_file() else None
+        return _size(self.directory / name)
 
     def delete(self, name: str) -> None:
         (self.directory / name).unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; ``None`` if there is none, or another writer deletes it just now."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size if path.is_file() else None
+    return None

@@ -136,6 +136,23 @@ def test_store_list_gives_names_below_prefix_in_order(store: Store, prefix: str,
         assert entry.checksum in (None, xxhash.xxh64_hexdigest(entry.name.encode()))
 
 
+def test_file_that_goes_while_a_directory_is_listed_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer's cleaning; the file is there when the names are read, and gone when its size is asked for."""
+    store = LocalStore(tmp_path)
+    store.write("stays", b"1")
+    store.write("goes", b"12")
+    names = list(tmp_path.iterdir())
+
+    def names_before_it_went(directory: Path) -> Iterator[Path]:
+        yield from names
+        (tmp_path / "goes").unlink(missing_ok=True)
+
+    monkeypatch.setattr(Path, "iterdir", names_before_it_went)
+    assert [entry.name for entry in store.list("")] == ["stays"]
+
+
 def test_store_of_a_missing_object_says_which(store: Store) -> None:
     assert store.size("nope") is None
     assert store.find("nope") is None
