@@ -1,9 +1,9 @@
 """``bench run``: compare loaders on the same shards, then time them. ``bench sweep`` shares the options."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,18 @@ from bench.engine.options import at_least, words
 from dali_pipes.commands.options import cluster_options, join_options
 from dali_pipes.commands.output import print_note
 
+if TYPE_CHECKING:
+    from bench.loaders.registry import Recipe
+
 _TIMEOUT_S = 1800.0
 """`bench.compare.turn.TIMEOUT_S`, which ``--help`` shows without loading it."""
+_AU_REPEATS = 3
+_AU_RECIPES: "Mapping[str, Sequence[Recipe]]" = {
+    "both": ("classification", "encoded"),
+    "decoded": ("classification",),
+    "files": ("encoded",),
+}
+"""What ``--au-photos`` stands for, as recipes."""
 _MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)
 
 timing_options = join_options(
@@ -50,9 +60,10 @@ timing_options = join_options(
     click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"])),
     click.option(
         "--recipe",
-        type=click.Choice(["segmentation", "classification"]),
-        help="What loaders make of a sample: a centre crop of photo and mask, or a given crop of the photo of any size "
-        "and place, resized and flipped.  [default: segmentation if the data set has masks]",
+        type=click.Choice(["segmentation", "classification", "encoded"]),
+        help="What loaders make of a sample: a centre crop of photo and mask; a given crop of the photo of any "
+        "size and place, resized and flipped; or nothing: the bytes of the photo's file.  "
+        "[default: segmentation if the data set has masks]",
     ),
     click.option(
         "--crop", type=at_least(1), help="Side of the image.  [default: 350 for segmentation, 224 for classification]"
@@ -106,8 +117,55 @@ timing_options = join_options(
 """Options that `bench run` and `bench sweep` share."""
 
 
+_au_options = join_options(
+    click.option(
+        "--au",
+        metavar="ACCELERATOR",
+        help="Find how many of these accelerators each loader feeds, by emulation as in MLPerf Storage: resnet50_h100, "
+        "resnet50_a100, retinanet_b200, retinanet_mi355, or NAME:BATCH:SECONDS. Other options that begin with --au "
+        "need it. --repeats is then the number of searches, by default 3.",
+    ),
+    click.option(
+        "--au-photos",
+        default="both",
+        type=click.Choice(list(_AU_RECIPES)),
+        help="Whether loaders decode a crop of each photo, or hand over the bytes of its file.",
+    ),
+    click.option(
+        "--au-target",
+        default=0.9,
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        help="An accelerator is fed if its utilisation is at least this.",
+    ),
+    click.option(
+        "--au-most",
+        default=64,
+        type=at_least(1),
+        help="Try no more accelerators than this; each needs a shard and 2 batches.",
+    ),
+    click.option(
+        "--au-steps",
+        default=20,
+        type=at_least(1),
+        help="Steps of each accelerator in a trial, at least; MLPerf has 500.",
+    ),
+)
+_NOT_WITH_AU = {
+    "batch_size": "the accelerator has a batch size",
+    "compute_ms": "the accelerator has a step's length",
+    "ranks": "each accelerator is a rank, and their number is searched",
+    "epochs": "--au-steps says how long a trial is",
+    "cache": "its trials are warm",
+    "baseline": "its table has no ratios",
+    "recipe": "--au-photos says what loaders make of a sample",
+    "mask": "it reads photos alone",
+    "html_path": "write the record with --json, and the page from it: dali-pipes bench report RECORD -o PAGE",
+}
+
+
 @click.command()
 @timing_options
+@_au_options
 @needs_extras
 def run(**given: Any) -> None:
     """Compare each loader's outputs with Pillow's and torchvision's, then time the loaders, and print a table.
@@ -116,8 +174,74 @@ def run(**given: Any) -> None:
     under --work. A loader of another project that fails is left out, the others are timed, and the command ends with 1.
     If Ctrl-C, or a failure of one of our own loaders, ends the run early, the complete rounds before that are printed
     and written, too.
+
+    With --au the loaders feed emulated accelerators instead: their number grows until they wait too much for batches.
     """
-    time_loaders(given, over=())
+    of_au = {name: given.pop(name) for name in ("au", "au_photos", "au_target", "au_most", "au_steps")}
+    asked = [name for name in (*of_au, *_NOT_WITH_AU) if _is_on_command_line(name)]
+    if of_au["au"] is None:
+        if needing := [name for name in asked if name in of_au]:
+            raise ValueError(f"--{needing[0].replace('_', '-')} needs --au ACCELERATOR")
+        time_loaders(given, over=())
+        return
+    if wrong := [name for name in asked if name in _NOT_WITH_AU]:
+        flag = next(one for one in click.get_current_context().command.params if one.name == wrong[0]).opts[-1]
+        raise ValueError(f"--au excludes {flag}: {_NOT_WITH_AU[wrong[0]]}")
+    if not _is_on_command_line("repeats"):
+        given["repeats"] = _AU_REPEATS
+    feed_accelerators(given, of_au)
+
+
+def _is_on_command_line(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def feed_accelerators(given: dict[str, Any], of_au: dict[str, Any]) -> None:
+    """Check everything that was asked for, then search, and report.
+
+    Args:
+        given: The values of `timing_options`.
+        of_au: The values of the options that begin with ``--au``.
+    """
+    from bench.accelerators.known import Accelerator
+    from bench.accelerators.scenario import AuScenario
+    from bench.compare.run import check_specs
+    from bench.compare.settings import TurnSetting
+    from bench.loaders.protocol import LoaderOptions
+    from bench.loaders.recipe import choose_recipe
+    from bench.loaders.registry import CROPS
+    from bench.loaders.selection import select_loaders
+    from bench.tools.folders import check_writable
+
+    def some(*names: str) -> dict[str, Any]:
+        return {name: given[name] for name in names}
+
+    accelerator = Accelerator.parse(of_au["au"])
+    crop = given["crop"] or CROPS["classification"]
+    setting = TurnSetting(crop=crop, **some("threads", "latency_ms", "shards", "photo_side"))
+    if given["work"] is not None:
+        check_writable(given["work"])
+    with opened_shards(given["data"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, node):
+        chosen = choose_recipe(found, recipe="classification", photo=given["photo"])
+        is_served = setting.latency_ms is not None
+        selection = select_loaders(words(given["loaders"]), shards=None if is_served else found)
+        for line in selection.skipped:
+            print_note(line)
+        check_specs(selection.specs, None, is_served=is_served)
+        scenario = AuScenario(
+            shards=found,
+            loaders=selection.specs,
+            accelerator=accelerator,
+            recipes=_AU_RECIPES[of_au["au_photos"]],
+            options=LoaderOptions(crop=crop, **chosen._asdict(), **some("seed", "device")),
+            setting=setting,
+            target=of_au["au_target"],
+            most=of_au["au_most"],
+            steps=of_au["au_steps"],
+            bystanders=node,
+            **some("repeats", "num_samples", "direct", "work", "seed", "timeout_s"),
+        )
+        run_and_tell(scenario, json_path=given["json_path"])
 
 
 def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:

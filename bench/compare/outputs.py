@@ -9,6 +9,7 @@ for as long as the comparison takes.
 
 import contextlib
 import functools
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -238,6 +239,7 @@ def compare_epoch(
             # A batch on the GPU is copied to the CPU once. Parts that are not given are None in every row.
             absent = [None] * len(batch["key"])
             columns: list[Iterable[Any]] = [batch[name].cpu() if name in gives else absent for name in _TENSORS]
+            columns.append(_files_of(batch) if "encoded" in gives else absent)
             for sample_largest, sample_mean in pool.map(check, batch["key"], *columns):
                 largest, total = max(largest, sample_largest), total + sample_mean
                 drawn.update(1)
@@ -263,13 +265,17 @@ def compare_epoch(
 
 def _check_batch(batch: BenchBatch, *, loader: str, gives: frozenset[str], parts: frozenset[str]) -> None:
     wanted = (gives or parts) - {"normalised"}
+    if "encoded" in wanted:
+        wanted |= {"cu_seqlens"}
     if wanted - batch.keys():
         found = ", ".join(sorted(batch)) or "nothing"
         raise OutputError(f"loader '{loader}': a batch must have {', '.join(sorted(wanted))}, found {found}")
     if not gives:
         return
     size = len(batch["key"])
-    lengths = {name: len(batch[name]) for name in _TENSORS if name in gives}
+    lengths: dict[str, int] = {name: len(batch[name]) for name in _TENSORS if name in gives}
+    if "encoded" in gives:
+        lengths["cu_seqlens"] = len(batch["cu_seqlens"]) - 1
     if wrong := {name: length for name, length in lengths.items() if length != size}:
         raise OutputError(f"loader '{loader}': a batch of {size} keys has {wrong} rows")
     if "label" in gives and (batch["label"].dtype != torch.int64 or batch["label"].ndim != 1):
@@ -282,6 +288,7 @@ def _check_sample(
     image: "Tensor | None",
     mask: "Tensor | None",
     label: "Tensor | None",
+    encoded: "Tensor | None",
     *,
     reference: Reference,
     loader: str,
@@ -293,6 +300,11 @@ def _check_sample(
     expected = reference.sample(key)
     if label is not None and int(label) != expected["label"]:
         raise OutputError(f"{where}: label differs: expected {expected['label']}, found {int(label)}")
+    if encoded is not None:
+        wanted = expected["encoded"]
+        if not torch.equal(encoded, wanted):
+            raise OutputError(f"{where}: the photo's file differs: expected {len(wanted)} bytes, found {len(encoded)}")
+        return 0.0, 0.0
     if mask is not None:
         expected_mask = expected["mask"]
         _assert_alike(mask, expected_mask, what="mask", where=where)
@@ -311,6 +323,12 @@ def _check_sample(
         mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
         image = (image.float() / 255 - mean) / std
     return assert_images_close(image, expected["image"], tolerance=tolerance, where=where)
+
+
+def _files_of(batch: BenchBatch) -> "Iterator[Tensor]":
+    """Each photo's file: uint8 [bytes]."""
+    encoded, ends = batch["encoded"].cpu(), batch["cu_seqlens"].tolist()
+    return (encoded[start:end] for start, end in itertools.pairwise(ends))
 
 
 def _assert_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str) -> None:

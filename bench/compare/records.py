@@ -47,6 +47,7 @@ def record_of(job: TurnJob, turns: Sequence[Turn], *, facts: DataFacts) -> dict[
 def _drawn(drawn: Drawn) -> dict[str, Any]:
     row = asdict(drawn)
     # One line of text, because JSON would take a line for each of thousands.
+    del row["epochs"]  # their sums are in the other fields
     row["waits_us"] = " ".join(str(round(1e6 * wait)) for wait in row.pop("waits_s"))
     if drawn.cpu_s is None:
         del row["cpu_s"], row["traffic"]

@@ -18,9 +18,11 @@ from typing import cast
 
 import torch
 
+from bench.accelerators.utilisation import EpochTimes
+from bench.compare.pace import Pace
 from bench.compare.settings import TurnSetting
 from bench.engine.live import say
-from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, meet, move_on
+from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, fork_server, meet, move_on
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import LOADERS, PARTS
 from bench.loaders.selection import LoaderSpec, open_loader
@@ -68,6 +70,8 @@ class TurnJob:
     endpoint: str | None = None
     counters: Path | None = None
     """The gateway's file of counts, if there is a gateway."""
+    in_step: bool = False
+    """Ranks wait for each other after each step: see `Pace`."""
 
     def __str__(self) -> str:
         return f"loader '{self.spec}' ({self.setting})"
@@ -92,6 +96,8 @@ class Drawn:
     """CPU time of all processes of the turn; only the first rank measures it."""
     traffic: Traffic | None = None
     """All traffic through the gateway, if there is one; only the first rank measures it."""
+    epochs: tuple[EpochTimes, ...] = ()
+    """The times of each epoch, for the utilisation of emulated accelerators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +145,10 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
     limit = TimeLimit(timeout_s)
     tree = ProcessTree(bystanders={*bystanders, os.getpid()})
     with contextlib.ExitStack() as stack:
+        pace = Pace.of(job.setting.ranks, fork_server()) if job.in_step else None
         ranks = [
             stack.enter_context(
-                TurnProcess(_run_rank, job, rank, os.getpid(), tuple(bystanders), name=f"rank {rank} of {job}")
+                TurnProcess(_run_rank, job, rank, os.getpid(), tuple(bystanders), pace, name=f"rank {rank} of {job}")
             )
             for rank in range(job.setting.ranks)
         ]
@@ -182,7 +189,9 @@ def _gather(ranks: Sequence[TurnProcess], place: str, limit: TimeLimit) -> None:
         )
 
 
-def _run_rank(meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tuple[int, ...]) -> RankTurn:
+def _run_rank(
+    meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tuple[int, ...], pace: Pace | None
+) -> RankTurn:
     """The main function of a rank's process."""
     # Import what the loader needs before the clock starts; most of it was imported by the fork server.
     entry = LOADERS[job.spec.name]
@@ -193,10 +202,10 @@ def _run_rank(meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tu
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.cuda.synchronize()
     tree = ProcessTree(root=main_pid, bystanders={*bystanders, main_pid}) if rank == 0 else None
-    return time_rank(job, rank, meet=meet, tree=tree)
+    return time_rank(job, rank, meet=meet, tree=tree, pace=pace)
 
 
-def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) -> RankTurn:
+def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None, pace: Pace | None = None) -> RankTurn:
     """Draw a first epoch, and in a warm turn the timed epochs.
 
     Args:
@@ -205,6 +214,7 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
         meet: Called with each of `PLACES` but the last, it returns when all ranks have come there. A cold turn does not
             come to ``steady`` and ``end``.
         tree: The processes to measure, for the rank that measures; ``None`` for the others.
+        pace: Makes the ranks take their steps together; ``None``: each takes its own.
     """
     shards = resolve_shards(list(job.urls_of(rank)), endpoint=job.endpoint)
     options = job.spec.apply(job.setting.apply(job.options))
@@ -212,13 +222,13 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
     meet("open")
     before, started = _spent(job, tree), time.perf_counter()
     with open_loader(job.spec.name, shards, options=options, prepared=job.prepared[rank]) as loader:
-        first, steady = _draw(loader, step, batch_size=options.batch_size, started=started), None
+        first, steady = _draw(loader, step, batch_size=options.batch_size, started=started, pace=pace), None
         meet("drawn")
         first = _with_spent(first, before, _spent(job, tree))
         if job.setting.cache == "warm":
             meet("steady")
             before = _spent(job, tree)
-            steady = _draw(loader, step, batch_size=options.batch_size, num_epochs=job.epochs)
+            steady = _draw(loader, step, batch_size=options.batch_size, num_epochs=job.epochs, pace=pace)
             meet("end")
             steady = _with_spent(steady, before, _spent(job, tree))
         meet("close")
@@ -233,32 +243,55 @@ def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None) 
 
 
 def _draw(
-    loader: BenchLoader, step: Step, *, batch_size: int, num_epochs: int = 1, started: float | None = None
+    loader: BenchLoader,
+    step: Step,
+    *,
+    batch_size: int,
+    num_epochs: int = 1,
+    started: float | None = None,
+    pace: Pace | None = None,
 ) -> Drawn:
     """Draw epochs, with a step after each batch; the device is idle before and after each epoch.
 
     ``started`` is the time before the loader was made, for a first epoch, which includes that.
     """
     waits: list[float] = []
-    num_samples = 0
+    epochs: list[EpochTimes] = []
     elapsed_s = ends_s = 0.0
     for _ in range(num_epochs):
+        if pace is not None:
+            pace.begin_epoch()
         _synchronise()
+        num_samples, first_samples, first_step_s, computed_s = 0, 0, 0.0, 0.0
         asked = began = time.perf_counter() if started is None else started
         batches = loader.epoch()
         while (batch := next(batches, None)) is not None:
             rows = _deliver(batch, loader.device)
             arrived = time.perf_counter()
             waits.append(arrived - asked)
-            num_samples += rows
             step(rows / batch_size)
-            asked = time.perf_counter()
+            asked = stepped = time.perf_counter()
+            if not num_samples:
+                first_samples, first_step_s = rows, stepped - began
+            num_samples += rows
+            computed_s += stepped - arrived
+            if pace is not None:
+                pace.end_step()
+                asked = time.perf_counter()
         _synchronise()
         ended = time.perf_counter()
+        if pace is not None:
+            pace.end_epoch()
         elapsed_s += ended - began
         ends_s += ended - asked
+        epochs.append(EpochTimes(num_samples, ended - began, first_samples, first_step_s, computed_s))
     return Drawn(
-        num_samples=num_samples, num_epochs=num_epochs, elapsed_s=elapsed_s, waits_s=tuple(waits), ends_s=ends_s
+        num_samples=sum(one.num_samples for one in epochs),
+        num_epochs=num_epochs,
+        elapsed_s=elapsed_s,
+        waits_s=tuple(waits),
+        ends_s=ends_s,
+        epochs=tuple(epochs),
     )
 
 
@@ -278,7 +311,7 @@ def _deliver(batch: BenchBatch, device: str) -> int:
         if isinstance(part, torch.Tensor):
             moved = part.to(device, non_blocking=True)
             # Read one value of each sample: that fails, or waits, if the data is not there.
-            column = moved
+            column = moved if name != "encoded" else moved[batch["cu_seqlens"][:-1].long().to(moved.device)]
             while column.ndim > 1:
                 column = column[:, 0]
             column.sum()

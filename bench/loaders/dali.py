@@ -62,6 +62,11 @@ def graph_of(options: LoaderOptions) -> "Graph":
     import dali_pipes as dp
     from bench.loaders.given_crops import GivenCrops
 
+    if options.recipe == "encoded":
+        return lambda components, random: {
+            "encoded": components.packed(components[options.photo]),
+            "label": components.label,
+        }
     if options.recipe == "segmentation":
         return dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask, orient=False)
     graph = dp.classification_train(crop=options.crop, photo=options.photo, orient=False)

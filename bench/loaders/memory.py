@@ -6,7 +6,7 @@ batches, the arrays of the inputs and the index are the same as in `dali`, sampl
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,7 @@ class _MemoryEpochs:
     def epoch(self) -> Iterator[BenchBatch]:
         from torch.utils.dlpack import from_dlpack
 
+        from dali_pipes.graph.asked import CU_SEQLENS
         from dali_pipes.order.inputs import OrderInputs
         from dali_pipes.order.plan import Plan, num_steps
 
@@ -88,7 +89,12 @@ class _MemoryEpochs:
                     self._decode.schedule()
             fed_batch, tensors = self._decode.take()
             self._decode.schedule()
-            made = {name: from_dlpack(tensor) for name, tensor in tensors.items()}
+            made: dict[str, Any] = {}
+            for name, tensor in tensors.items():
+                if name == self._decode.inputs.packed:
+                    made |= {name: tensor.tensor, CU_SEQLENS: tensor.offsets()}
+                else:
+                    made[name] = from_dlpack(tensor)
             yield cast("BenchBatch", made | {"key": fed_batch.batch.keys})
 
     def _fed(self, plan: "Plan") -> Iterator["BatchInputs"]:

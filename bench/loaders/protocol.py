@@ -28,12 +28,16 @@ class BenchBatch(TypedDict, total=False):
     label: "Tensor"
     """int64 [B], the class id in ``cls``."""
     key: list[str]
+    encoded: "Tensor"
+    """uint8 [sum of bytes], the photos' files one after the other; the encoded recipe only."""
+    cu_seqlens: "Tensor"
+    """int32 [B + 1], where each photo's file begins in ``encoded``, and the sum."""
 
 
 def num_rows(batch: BenchBatch) -> int:
     """The number of samples of a batch; it does not matter which parts the batch has."""
-    rows: Sequence[object] = next(iter(cast("dict[str, Sequence[object]]", batch).values()))
-    return len(rows)
+    parts = cast("dict[str, Sequence[object]]", batch)
+    return len(next(part for name, part in parts.items() if name not in ("encoded", "cu_seqlens")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,7 @@ class LoaderOptions:
     photo: str = "image.jpg"
     """A component, or alternatives as graphs take them: ``jpg;jpeg``."""
     mask: str | None = "trimap.png"
-    """Likewise; ``None`` for the classification recipe."""
+    """Likewise, for the segmentation recipe; ``None`` for the others."""
     seed: int = 7
     device: Device = "auto"
     keeps_shards: bool = True
@@ -65,7 +69,7 @@ class LoaderOptions:
             raise ValueError(f"decode must be one of {', '.join(DECODES)}, got '{self.decode}'")
         if self.recipe not in get_args(Recipe):
             raise ValueError(f"recipe must be one of {', '.join(get_args(Recipe))}, got '{self.recipe}'")
-        if (self.mask is None) != (self.recipe == "classification"):
+        if (self.mask is None) != (self.recipe != "segmentation"):
             raise ValueError(f"mask must name a component for the recipe segmentation only, got {self.mask!r}")
         if self.device not in get_args(Device):
             raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got '{self.device}'")

@@ -1,4 +1,4 @@
-"""What all loaders of a run make of a sample: the segmentation or the classification recipe.
+"""What all loaders of a run make of a sample: the segmentation, the classification or the encoded recipe.
 
 ``segmentation`` is a centre crop of photo and mask, normalised. ``classification`` is a crop of any size at any place,
 resized to one size, flipped or not, and normalised, as `torchvision.transforms.RandomResizedCrop` prepares a photo for
@@ -7,7 +7,8 @@ their outputs would differ. So the crops are given: each photo has one of `NUM_C
 They were drawn as ``RandomResizedCrop`` draws them from a square photo, and are stored as shares of height and width.
 A photo's crop follows from the size of its file in bytes, which every loader knows before it decodes. The number of
 decoded and resized pixels is so that of a training, and drawing random numbers, a few microseconds a sample, is not
-timed.
+timed. ``encoded`` decodes nothing: a batch has the files of its photos, one after the other in one tensor, with the
+place of each.
 """
 
 import functools
@@ -98,8 +99,8 @@ def choose_recipe(
         DataError: If photo or mask are not clear; or if no sample has a label, with which outputs are compared.
         ValueError: If a mask is named for the recipe that takes none.
     """
-    if recipe == "classification" and mask is not None:
-        raise ValueError(f"--recipe classification takes no mask, got --mask '{mask}'; drop one of them")
+    if recipe not in (None, "segmentation") and mask is not None:
+        raise ValueError(f"--recipe {recipe} takes no mask, got --mask '{mask}'; drop one of them")
     counts = _counts(shards)
     photo = photo or find_photo({"": counts}, besides=mask or "")
     if recipe is None:

@@ -22,16 +22,20 @@ from typing import Literal
 DECODES = ("pil", "turbo")
 """The decoders of loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
 
-ALL_PARTS = frozenset({"image", "mask", "label", "key", "normalised"})
+ALL_PARTS = frozenset({"image", "mask", "label", "key", "normalised", "encoded"})
 """The parts of a `BenchBatch`, and ``normalised`` for normalised photos."""
 
-Recipe = Literal["segmentation", "classification"]
+Recipe = Literal["segmentation", "classification", "encoded"]
 """What the loaders of a run make of a sample: see `bench.loaders.recipe`."""
 
-PARTS: Mapping[str, frozenset[str]] = {"segmentation": ALL_PARTS, "classification": ALL_PARTS - {"mask"}}
+PARTS: Mapping[str, frozenset[str]] = {
+    "segmentation": ALL_PARTS - {"encoded"},
+    "classification": ALL_PARTS - {"encoded", "mask"},
+    "encoded": frozenset({"encoded", "label", "key"}),
+}
 """Recipe -> the parts of its batches."""
 
-CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224}
+CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224, "encoded": 224}
 """Recipe -> the default height and width of its image, in pixels."""
 
 Source = Literal["ais", "local", "converted"]

@@ -2,7 +2,7 @@
 
 `SampleDecoder` is the reference and takes one sample at a time. `BatchDecoder` is for the peers that decode in Python;
 it makes whole batches in less time. Both decode the whole photo and cut the window out of it: neither Pillow nor
-torchvision can decode a part. Both know the two recipes (`bench.loaders.recipe`).
+torchvision can decode a part. Both know all recipes (`bench.loaders.recipe`).
 """
 
 import io
@@ -31,10 +31,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class TensorSample(TypedDict):
     """One row of a `BenchBatch`."""
 
-    image: Tensor
-    """float32 [3, crop, crop]."""
+    image: NotRequired[Tensor]
+    """float32 [3, crop, crop]; not of the encoded recipe."""
     mask: NotRequired[Tensor]
     """uint8 [1, crop, crop]; the segmentation recipe only."""
+    encoded: NotRequired[Tensor]
+    """uint8 [bytes], the photo's file; the encoded recipe only."""
     label: int
     key: str
 
@@ -84,6 +86,8 @@ class SampleDecoder:
 
     def __call__(self, sample: Mapping[str, Any]) -> TensorSample:
         photo, mask, label, key = components_of(sample, self._options)
+        if self._options.recipe == "encoded":
+            return {"encoded": _as_tensor(photo), "label": label, "key": key}
         if mask is None:
             return {"image": _transformed(photo, "RGB", self._cropped(photo)), "label": label, "key": key}
         return {
@@ -128,6 +132,8 @@ class BatchDecoder:
         Raises:
             DataError: If a sample lacks a component, or its label is not a number.
         """
+        if self._options.recipe == "encoded":
+            return encoded_batch([components_of(sample, self._options) for sample in samples])
         images = _new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
         masks = None
         if self._options.mask is not None:
@@ -143,6 +149,21 @@ class BatchDecoder:
             keys.append(key)
         batch: BenchBatch = {"image": images, "label": torch.tensor(labels, dtype=torch.int64), "key": keys}
         return batch if masks is None else {**batch, "mask": masks}
+
+
+def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
+    """Join the photos' files of ``samples``, as `components_of` returns them, by one copy of each."""
+    ends = np.cumsum([0, *(len(photo) for photo, *_ in samples)])
+    joined = _new_tensor((int(ends[-1]),), torch.uint8)
+    place = joined.numpy()
+    for (photo, *_), start, end in zip(samples, ends[:-1], ends[1:], strict=True):
+        place[start:end] = np.frombuffer(photo, np.uint8)
+    return {
+        "encoded": joined,
+        "cu_seqlens": torch.from_numpy(ends.astype(np.int32)),
+        "label": torch.tensor([label for _, _, label, _ in samples], dtype=torch.int64),
+        "key": [key for *_, key in samples],
+    }
 
 
 def _transformed(data: bytes, mode: str, transform: Callable[[Image.Image], Tensor]) -> Tensor:

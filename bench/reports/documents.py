@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.catalog import SCENARIOS, scenario_class
+from bench.catalog import OTHERS, SCENARIOS, scenario_class
 from bench.reports.figures import FIGURES
 from bench.reports.notes import notes_of
 from bench.reports.record import FORMAT, as_run, read_record, write_text
@@ -156,7 +156,7 @@ def _read(path: Path, *, baseline: str | None, loaders: Sequence[str] | None) ->
             return restricted(run, baseline=baseline, loaders=loaders)
         except ValueError as exc:
             raise ValueError(f"'{path}': {exc}") from exc
-    if kind not in SCENARIOS:
+    if kind not in {*SCENARIOS, *OTHERS}:
         found = f"format '{name}'" if name else "a JSON file without a format"
         raise DataError(
             f"'{path}': expected the record of one of bench {', '.join(['run', *SCENARIOS])}, found {found}"

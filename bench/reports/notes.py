@@ -28,12 +28,14 @@ PART_TITLES = {
     "label": "labels",
     "key": "keys",
     "normalised": "normalised photos",
+    "encoded": "photos' files",
 }
 
 
 _RECIPES = {
     "segmentation": None,  # which all older records are
     "classification": "classification: each photo's given crop, resized, flipped or not, normalised",
+    "encoded": "encoded: the photos' files, not decoded",
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.loaders.registry import ALL_PARTS
+from bench.loaders.registry import PARTS
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import Interval, median_interval, paired_ratio
 
@@ -128,7 +128,7 @@ def label_of(record: Record) -> str:
 def missing_parts(record: Record) -> list[str]:
     """List the parts of a batch that a loader does not give; none for the oldest records, whose loaders gave all."""
     gives = record.get("gives")
-    return [] if gives is None else sorted(set(record.get("parts", ALL_PARTS)) - set(gives))
+    return [] if gives is None else sorted(set(record.get("parts", PARTS["segmentation"])) - set(gives))
 
 
 def named(records: Sequence[Record], name: str | None) -> list[Record]:

@@ -7,6 +7,7 @@ So a photo's size is read from its header here.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,14 @@ def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any
 
 
 def decoded_outputs(photo: Any, mask: Any | None, options: LoaderOptions, *, device: str) -> list[Any]:
-    """Convert encoded photo and mask to the image and mask of a `BenchBatch`; without a mask, to the image."""
+    """Convert encoded photo and mask to the image and mask of a `BenchBatch`; without a mask, to the image.
+
+    The encoded recipe's photos are padded to one length, for DALI's iterator gives tensors only. Their lengths follow.
+    """
+    if options.recipe == "encoded":
+        from nvidia.dali import fn, types
+
+        return [fn.pad(photo), photo.shape(dtype=types.INT64)]
     if mask is None:
         return [_classification_image(photo, options, device=device)]
     from nvidia.dali import fn, math, types
@@ -126,9 +134,10 @@ class PlainEpochs:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+        decoded = ["encoded", "num_bytes"] if options.recipe == "encoded" else ["image"]
         self._iterator = DALIGenericIterator(
             pipeline,
-            ["image", *(["mask"] if options.mask is not None else []), "label", "key"],
+            [*decoded, *(["mask"] if options.mask is not None else []), "label", "key"],
             auto_reset=True,
             dynamic_shape=True,
             last_batch_policy=LastBatchPolicy.PARTIAL,
@@ -160,12 +169,25 @@ class PlainEpochs:
     def _batches(self) -> Generator[BenchBatch]:
         for (batch,) in self._iterator:
             batch["label"], batch["key"] = self._labels(batch["label"]), self._keys(batch["key"])
-            yield batch
+            yield _joined(batch) if "encoded" in batch else batch
 
     def _leave_epoch(self) -> None:
         if self._epoch is not None:
             self._epoch.close()
         self._epoch = None
+
+
+def _joined(batch: dict[str, Any]) -> BenchBatch:
+    """Join the padded rows of ``encoded``, without their padding."""
+    import torch
+
+    num_bytes = batch["num_bytes"].reshape(-1).tolist()
+    return {
+        "encoded": torch.cat([row[:size] for row, size in zip(batch["encoded"], num_bytes, strict=True)]),
+        "cu_seqlens": torch.tensor([0, *itertools.accumulate(num_bytes)], dtype=torch.int32),
+        "label": batch["label"],
+        "key": batch["key"],
+    }
 
 
 def padded_keys(rows: Any) -> list[str]:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import webdataset
 
-from bench.loaders.encoded import shard_urls
+from bench.loaders.encoded import components_of, shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import crop_of
-from bench.loaders.transforms import cropped_photo, mask_transform, normalised_tensor, photo_transform
+from bench.loaders.transforms import cropped_photo, encoded_batch, mask_transform, normalised_tensor, photo_transform
 from bench.loaders.workers import (
     WorkerEpochs,
     check_shared_memory,
@@ -36,13 +36,12 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
     """Open the tutorial's loader, which always decodes with Pillow (``decode("pil")``)."""
     # Samples in the shuffle buffer are views of the workers' batches, which therefore stay in shared memory.
     check_shared_memory(SHUFFLE_SAMPLES, options=options)
-    dataset = (
-        webdataset.WebDataset(shard_urls(shards), shardshuffle=len(shards.names), seed=options.seed, empty_check=False)
-        .map(_with_crop_number)
-        .decode("pil")
-        .map(_Transform(options))
-        .batched(WORKER_BATCH_SIZE)
-    )
+    dataset = webdataset.WebDataset(
+        shard_urls(shards), shardshuffle=len(shards.names), seed=options.seed, empty_check=False
+    ).map(_with_crop_number)
+    if options.recipe != "encoded":
+        dataset = dataset.decode("pil")
+    dataset = dataset.map(_Transform(options)).batched(WORKER_BATCH_SIZE)
     loader = webdataset.WebLoader(
         dataset,
         batch_size=None,
@@ -68,6 +67,9 @@ class _Transform:
         self._mask = mask_transform(options.crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        if self._options.recipe == "encoded":
+            photo, _, label, key = components_of(sample, self._options)
+            return {"encoded": photo, "label": label, "key": key}
         if self._options.mask is None:
             return {"image": self._cropped(sample), "label": sample["cls"], "key": sample["__key__"]}
         photo, mask = (_first(sample, name)[1] for name in (self._options.photo, self._options.mask))
@@ -91,6 +93,9 @@ def _first(sample: Mapping[str, Any], names: str) -> tuple[str, Any]:
 
 
 def _as_batch(batch: Mapping[str, Any]) -> BenchBatch:
+    if "encoded" in batch:
+        rows = zip(batch["encoded"], batch["label"], batch["key"], strict=True)
+        return encoded_batch([(photo, None, int(label), str(key)) for photo, label, key in rows])
     # The library collates numbers into a numpy array, and strings into a list or an array, depending on their number.
     made: BenchBatch = {
         "image": batch["image"],

@@ -130,7 +130,10 @@ def test_select_loaders_group_leaves_out_what_was_named_without_its_decoder(buck
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gives": frozenset({"key", "boxes"})}, "gives must be of image, key, label, mask, normalised, got boxes"),
+        (
+            {"gives": frozenset({"key", "boxes"})},
+            "gives must be of encoded, image, key, label, mask, normalised, got boxes",
+        ),
         ({"gives": frozenset({"image"})}, "gives must hold 'key', by which outputs are compared, got image"),
         ({"decodes": ("opencv",)}, "decodes must be of pil, turbo, got opencv"),
     ],

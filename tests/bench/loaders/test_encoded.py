@@ -1,0 +1,80 @@
+"""The encoded recipe: loaders hand over the photos' files, byte for byte, and decode nothing."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
+from bench.loaders.protocol import LoaderOptions, num_rows
+from bench.loaders.registry import LOADERS
+from bench.loaders.selection import LoaderSpec, available_loaders, open_loader
+from dali_pipes.store.shard_set import ShardSet
+from tests.bench.conftest import NUM_SAMPLES
+
+
+@pytest.fixture(scope="module")
+def encoded(options: LoaderOptions) -> LoaderOptions:
+    return replace(options, recipe="encoded", mask=None)
+
+
+@pytest.fixture(scope="module")
+def reference(shards: ShardSet, encoded: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(shards, options=encoded) as found:
+        yield found
+
+
+def _cases(source: str) -> Iterator[Any]:
+    for name, entry in LOADERS.items():
+        if {source, "converted"} & set(entry.source):
+            reason = available_loaders()[name]
+            marks = [] if reason is None else [pytest.mark.skip(reason=str(reason))]
+            yield pytest.param(name, id=name, marks=marks)
+
+
+def _check(name: str, shards: ShardSet, options: LoaderOptions, reference: Reference) -> None:
+    spec = LoaderSpec(name=name)
+    with open_loader(name, shards, options=spec.apply(options)) as loader:
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="encoded")
+        for _ in range(2):
+            gives = LOADERS[name].gives
+            found = compare_epoch(loader.epoch(), reference, loader=name, tolerance=tolerance, gives=gives)
+            assert found.num_samples == NUM_SAMPLES
+            assert found.not_compared == (() if gives else ("encoded", "key", "label"))
+        batch = next(iter(loader.epoch()))
+        assert "image" not in batch
+        assert batch["encoded"].dtype == torch.uint8
+        assert len(batch["encoded"]) == int(batch["cu_seqlens"][-1])
+        assert len(batch["cu_seqlens"]) == num_rows(batch) + 1
+
+
+@pytest.mark.parametrize("name", list(_cases("local")))
+def test_loader_hands_over_the_files_of_photos(
+    name: str, shards: ShardSet, encoded: LoaderOptions, reference: Reference
+) -> None:
+    """From a directory: each file once an epoch, unchanged, one after the other in one tensor."""
+    _check(name, shards, encoded, reference)
+
+
+@pytest.mark.parametrize("name", ["dali", "dali-s3", "webloader"])
+def test_loader_hands_over_the_files_of_a_bucket(
+    name: str, bucket: ShardSet, encoded: LoaderOptions, reference: Reference
+) -> None:
+    """The same from a bucket."""
+    _check(name, bucket, encoded, reference)
+
+
+def test_file_of_another_photo_is_found(shards: ShardSet, encoded: LoaderOptions, reference: Reference) -> None:
+    """A loader that gives a file with one other byte is refused."""
+    with open_loader("dali", shards, options=encoded) as loader:
+
+        def changed() -> Iterator[Any]:
+            for batch in loader.epoch():
+                batch["encoded"] = batch["encoded"] ^ 1
+                yield batch
+
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="encoded")
+        with pytest.raises(OutputError, match="the photo's file differs"):
+            compare_epoch(changed(), reference, loader="dali", tolerance=tolerance)
