@@ -67,6 +67,37 @@ def max_bad_option(*, default: str, help: str) -> Callable[[Command], Command]:
     return click.option("--max-bad", metavar="N|P%", default=default, show_default=True, callback=parse, help=help)
 
 
+def part_option(what: str) -> Callable[[Command], Command]:
+    """``--part I/N``: the command gets a `prep.part.JobPart`."""
+
+    def parse(context: click.Context, option: click.Parameter, text: str) -> Any:
+        from prep.part import JobPart
+
+        try:
+            return JobPart.parse(text)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc)) from exc
+
+    return click.option(
+        "--part",
+        metavar="I/N",
+        default="1/1",
+        show_default=True,
+        callback=parse,
+        help=f"Do part I of N, counted from 1, for N processes that share no more than the store: {what}.",
+    )
+
+
+def no_part_option(why: str) -> Callable[[Command], Command]:
+    """``--part`` of a command that has no parts: a usage error that says why."""
+
+    def refuse(context: click.Context, option: click.Parameter, text: str | None) -> None:
+        if text is not None:
+            raise click.UsageError(f"{context.info_name} has no --part: {why}.")
+
+    return click.option("--part", hidden=True, expose_value=False, callback=refuse)
+
+
 mask_options = join_options(
     click.option(
         "--mask",

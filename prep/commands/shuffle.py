@@ -10,7 +10,7 @@ import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
-from prep.commands.options import dry_run_option, overwrite_option, parse_shares, seed_option
+from prep.commands.options import dry_run_option, jobs_option, overwrite_option, parse_shares, part_option, seed_option
 from prep.commands.output import counted, fields_of, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
@@ -92,12 +92,15 @@ _IN_SPEC = (
 )
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "dsort", "client"]),
+    type=click.Choice(["auto", "dsort", "client", "exchange"]),
     default="auto",
     show_default=True,
-    help="dsort: the cluster. client: this machine, through which all bytes pass. auto: the cluster, or this machine "
-    "if the cluster has no dSort that works.",
+    help="dsort: the cluster. client: this machine, through which all bytes pass. exchange: workers, each of which "
+    "puts its output shards together from ranges of the input; no spool. auto: the exchange with --on ray or --part; "
+    "else the cluster, or this machine if the cluster has no dSort that works.",
 )
+@jobs_option("Workers of an exchange")
+@part_option("of the output shards, by an exchange; the input must be indexed")
 @click.option(
     "--spool-dir",
     type=click.Path(file_okay=False, path_type=Path),

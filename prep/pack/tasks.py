@@ -91,18 +91,20 @@ def is_stored(task: StreamTask, report: Report) -> bool:
     chunks = task.stream(lambda: report(1))
     if isinstance(task.stored, tuple):
         kind, checksum = task.stored
-        return _digest_of(chunks, kind) == checksum
-    return _digest_of(chunks, DEFAULT_CHECKSUM_TYPE) == _digest_of(_read(task.stored), DEFAULT_CHECKSUM_TYPE)
+        return digest_of(chunks, kind) == checksum
+    return digest_of(chunks) == digest_of(read_stored(task.stored))
 
 
-def _digest_of(chunks: Iterable[memoryview], kind: str) -> str:
+def digest_of(chunks: Iterable[memoryview], kind: str = DEFAULT_CHECKSUM_TYPE) -> str:
+    """The checksum of a stream's bytes."""
     state = new_checksum(kind)
     for chunk in chunks:
         state.update(chunk)
     return state.hexdigest()
 
 
-def _read(file: Path | RemoteFile) -> Iterator[memoryview]:
+def read_stored(file: Path | RemoteFile) -> Iterator[memoryview]:
+    """The bytes of a stored object, front to back; each piece is valid until the next is asked for."""
     view = memoryview(bytearray(CHUNK_BYTES))
     if isinstance(file, RemoteFile):
         offset = 0

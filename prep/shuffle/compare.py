@@ -10,16 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.data_set.indexing import find_manifest
-from dali_pipes.errors import DataError, shown
+from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.store.base import Store
 from prep.shuffle.contents import Contents, UInt64s, indexed_contents, read_contents, sorted_rows
 from prep.shuffle.order import key_of
 from prep.shuffle.request import Request
+from prep.workers import Workers
+
+# Orders that shard indexes are enough for: they have neither the case of names nor the bytes of components.
+_BY_KEYS = ("shuffle", "none")
 
 
-def read_input(request: Request) -> Contents:
-    """Read the contents of the input, from its indexes if that is enough for a dry run.
+def read_input(request: Request, workers: Workers | None = None) -> Contents:
+    """Read the contents of the input, from its shard indexes if that is enough: for a dry run or an exchange.
+
+    Args:
+        request: The shuffle.
+        workers: Reads the shards; ``None``: threads of this process.
 
     Raises:
         StoreError: If a shard does not exist.
@@ -30,14 +38,26 @@ def read_input(request: Request) -> Contents:
     components = {algorithm.component.lower()} if algorithm.component else set()
     components |= {LABEL_COMPONENT} if request.needs_labels else set()
     manifest = find_manifest(shards) if all(name.endswith(".tar") for name in shards.names) else None
-    if request.dry_run and manifest is not None:
+    if manifest is not None and (request.dry_run or (request.is_exchange and algorithm.kind in _BY_KEYS)):
         sizes = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
         if all(sizes.get(name) == listed[name] for name in shards.names):
             found = indexed_contents(shards, manifest, components=sorted(components))
             if found is not None:
+                _check_unique(shards.store, found)
                 return found
+    if not request.part.is_all:
+        raise StoreError(
+            f"'{shards.url}': parts of a shuffle plan by the shard indexes of the input, and it has no complete ones, "
+            f"or is ordered by '{algorithm.kind}', which they do not know; {shards.index_command}, or shuffle it "
+            "without --part"
+        )
     contents = read_contents(
-        shards.store, shards.names, components=sorted(components), what="read", show_progress=request.show_progress
+        shards.store,
+        shards.names,
+        components=sorted(components),
+        what="read",
+        show_progress=request.show_progress,
+        workers=workers,
     )
     counts = {} if manifest is None else dict(zip(manifest.names, manifest.samples.tolist(), strict=True))
     for name, count in zip(shards.names, np.diff(contents.starts).tolist(), strict=True):

@@ -4,8 +4,8 @@ import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle.order import key_of
 from prep.tar.writer import header_bytes
 from prep.threads import in_threads
+from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
@@ -52,10 +53,14 @@ class Contents:
     """int64 [sample]."""
     tar_bytes: Int64s
     """int64 [sample], bytes with headers and padding in a tar that `prep.shuffle.client` writes."""
+    ends: Int64s
+    """int64 [sample], the byte of its shard's tar at which a sample's last member ends, padding included."""
     checksums: UInt64s
     """uint64 [shards], XXH64 of each tar; of a compressed shard, of the tar inside."""
     values: Mapping[str, Sequence[bytes | None]] = field(default_factory=dict)
     """The bytes of each component that was asked for; ``None`` where a sample lacks it."""
+    has_digests: bool = True
+    """Whether ``rows`` has digests of contents; contents that were read from shard indexes have 0 there."""
 
     @property
     def num_samples(self) -> int:
@@ -89,6 +94,7 @@ class ShardSample:
     num_bytes: int = 0
     num_members: int = 0
     tar_bytes: int = 0
+    end: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
     components: set[str] = field(default_factory=set)
     twice: str = ""
@@ -96,7 +102,13 @@ class ShardSample:
 
 
 def read_contents(
-    store: Store, names: Sequence[str], *, components: Sequence[str] = (), what: str, show_progress: bool
+    store: Store,
+    names: Sequence[str],
+    *,
+    components: Sequence[str] = (),
+    what: str,
+    show_progress: bool,
+    workers: Workers | None = None,
 ) -> Contents:
     """Read shards, several at a time, and digest every sample.
 
@@ -106,23 +118,33 @@ def read_contents(
         components: Lower-case components whose bytes are kept, for an order or a map by content.
         what: The progress bar's label.
         show_progress: Draw a bar.
+        workers: Reads the shards; ``None``: threads of this process.
 
     Raises:
         DataError: If a shard is not a complete tar, or a sample has a link or a component twice.
     """
     with bar(what=what, total=len(names), unit="shards", shown=show_progress) as drawn:
+        read = partial(_read_task, store, tuple(components))
+        if workers is None:
+            found = in_threads(lambda name: read(name, drawn.update), names, NUM_READERS)
+        else:
+            found = workers.map(read, names, name=lambda name: f"shard '{store.locate(name)}'")
         parts = []
-        for part in in_threads(lambda name: read_shard(store, name, components=components), names, NUM_READERS):
+        for part in found:
             parts.append(part)
             drawn.update(1)
     return join_contents(parts)
+
+
+def _read_task(store: Store, components: Sequence[str], name: str, _: Report) -> Contents:
+    return read_shard(store, name, components=components)
 
 
 def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Contents:
     """Read the contents of one shard in this thread; see `read_contents`."""
     names: list[bytes] = []
     rows: list[tuple[int, int]] = []
-    sizes: list[tuple[int, int, int]] = []
+    sizes: list[tuple[int, int, int, int]] = []
     values: dict[str, list[bytes | None]] = {component: [] for component in components}
     where = store.locate(name)
     with open_shard(store, name) as stream:
@@ -134,8 +156,8 @@ def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Co
                     "dSort keeps one of them; pack it anew"
                 )
             names.append(sample.name.encode("utf-8", "surrogateescape"))
-            rows.append((_digest(sample.key), sample.content))
-            sizes.append((sample.num_bytes, sample.num_members, sample.tar_bytes))
+            rows.append((key_digest(sample.key), sample.content))
+            sizes.append((sample.num_bytes, sample.num_members, sample.tar_bytes, sample.end))
             for component, found in values.items():
                 found.append(sample.values.get(component))
     return _of_shard(name, names, sizes, rows=rows, checksum=archive.checksum, values=values)
@@ -152,9 +174,10 @@ def read_samples(archive: ArchiveReader, *, components: Sequence[str] = ()) -> I
         sample.num_bytes += member.size
         sample.num_members += 1
         sample.tar_bytes += header_bytes(member.name, member.size) + member.size + -member.size % BLOCK
+        sample.end = member.offset + member.size + -member.size % BLOCK
         sample.twice = member.component if member.component in sample.components else sample.twice
         sample.components.add(member.component)
-        state = xxhash.xxh64(member.component.encode("utf-8", "surrogateescape") + b"\0")
+        state = component_state(member.component)
         if member.component in components:
             sample.values[member.component] = _value(member)
             state.update(sample.values[member.component])
@@ -163,6 +186,11 @@ def read_samples(archive: ArchiveReader, *, components: Sequence[str] = ()) -> I
         sample.content = (sample.content + state.intdigest()) % 2**64
     if sample is not None:
         yield sample
+
+
+def component_state(component: str) -> "xxhash.xxh64":
+    """The state of a component's digest before its bytes; a sample's digest is the sum of these, modulo 2**64."""
+    return xxhash.xxh64(component.encode("utf-8", "surrogateescape") + b"\0")
 
 
 def _value(member: Member) -> bytes:
@@ -194,7 +222,7 @@ def open_shard(store: Store, name: str) -> Iterator[BinaryIO]:
 
 
 def indexed_contents(shards: ShardSet, manifest: "Manifest", *, components: Sequence[str]) -> Contents | None:
-    """Read the contents from the shard indexes, for a plan: no shard is read, so digests are zero.
+    """Read the contents from the shard indexes: no shard is read, so the digests of contents are zero.
 
     Returns:
         ``None`` if an index is missing, or if bytes of other components than the label are needed.
@@ -215,19 +243,22 @@ def indexed_contents(shards: ShardSet, manifest: "Manifest", *, components: Sequ
         offsets = {component: column.tolist() for component, column in index.offsets.items()}
         sizes = {component: column.tolist() for component, column in index.sizes.items()}
         firsts: list[bytes] = []
-        numbers: list[tuple[int, int, int]] = []
+        numbers: list[tuple[int, int, int, int]] = []
         for row, key in enumerate(index.keys):
             there = sorted((offsets[c][row], c, sizes[c][row]) for c in offsets if offsets[c][row] >= 0)
             firsts.append(f"{key}.{there[0][1]}".encode())
             tar_bytes = sum(header_bytes(f"{key}.{c}", size) + -(-size // BLOCK) * BLOCK for _, c, size in there)
-            numbers.append((sum(size for _, _, size in there), len(there), tar_bytes))
+            last, _, size = there[-1]
+            end = last + -(-size // BLOCK) * BLOCK
+            numbers.append((sum(size for _, _, size in there), len(there), tar_bytes, end))
         labels: list[bytes | None] = [None] * len(firsts)
         if index.labels is not None:
             has_label = zip(index.labels.tolist(), offsets[LABEL_COMPONENT], strict=True)
             labels = [str(label).encode() if offset >= 0 else None for label, offset in has_label]
         values = dict.fromkeys(components, labels)
-        rows = [(0, 0)] * len(firsts)
-        parts.append(_of_shard(name, firsts, numbers, rows=rows, checksum=index.shard_checksum, values=values))
+        rows = [(key_digest(key), 0) for key in index.keys]
+        part = _of_shard(name, firsts, numbers, rows=rows, checksum=index.shard_checksum, values=values)
+        parts.append(replace(part, has_digests=False))
     return join_contents(parts)
 
 
@@ -242,7 +273,9 @@ def join_contents(parts: Sequence[Contents]) -> Contents:
         num_bytes=np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in parts)]),
         num_members=np.concatenate([np.empty(0, np.int64), *(part.num_members for part in parts)]),
         tar_bytes=np.concatenate([np.empty(0, np.int64), *(part.tar_bytes for part in parts)]),
+        ends=np.concatenate([np.empty(0, np.int64), *(part.ends for part in parts)]),
         checksums=np.concatenate([np.empty(0, np.uint64), *(part.checksums for part in parts)]),
+        has_digests=all(part.has_digests for part in parts),
         values={c: [value for part in parts for value in part.values[c]] for c in (parts[0].values if parts else ())},
     )
 
@@ -261,13 +294,13 @@ class _LinkRefuser(ArchiveReader):
 def _of_shard(
     name: str,
     names: Sequence[bytes],
-    sizes: Sequence[tuple[int, int, int]],
+    sizes: Sequence[tuple[int, int, int, int]],
     *,
     rows: Sequence[tuple[int, int]],
     checksum: int,
     values: Mapping[str, Sequence[bytes | None]],
 ) -> Contents:
-    columns = np.array(sizes, np.int64).reshape(-1, 3)
+    columns = np.array(sizes, np.int64).reshape(-1, 4)
     return Contents(
         shards=(name,),
         starts=np.array([0, len(names)], np.int64),
@@ -276,6 +309,7 @@ def _of_shard(
         num_bytes=columns[:, 0],
         num_members=columns[:, 1],
         tar_bytes=columns[:, 2],
+        ends=columns[:, 3],
         checksums=np.array([checksum], np.uint64),
         values=values,
     )
@@ -286,6 +320,7 @@ def sorted_rows(rows: UInt64s) -> UInt64s:
     return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
 
 
-def _digest(key: str) -> int:
+def key_digest(key: str) -> int:
+    """XXH64 of a key, the first number of a row of `Contents.rows`."""
     # An archive may hold names that are not UTF-8.
     return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogateescape")))

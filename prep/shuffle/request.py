@@ -18,11 +18,13 @@ from dali_pipes.store.shard_names import EXTENSIONS, check_object_name, extensio
 from dali_pipes.store.shard_set import ShardSet, missing_shards
 from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import is_remote, open_store
+from prep.part import ALL, JobPart
 from prep.shuffle.dsort_spec import DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
 
-Engine = Literal["auto", "dsort", "client"]
+WorkersKind = Literal["processes", "ray"]
+Engine = Literal["auto", "dsort", "client", "exchange"]
 
 # A key map of a million keys takes about 30 MB.
 MAX_KEY_MAP_BYTES = 1 << 30
@@ -60,8 +62,16 @@ class Request:
     extension: str = ""
     """Extension of the output shards; empty: the input's."""
     engine: Engine = "auto"
-    """``dsort``: the cluster. ``client``: this machine. ``auto``: the cluster; but this machine, with a warning, if the
-    cluster cannot do it; and this machine if it only has to complete the output of an earlier run."""
+    """``dsort``: the cluster. ``client``: this machine, which reads the input front to back. ``exchange``: workers,
+    each of which reads the samples of its output shards (`prep.shuffle.exchange`). ``auto``: the exchange if ``on`` or
+    ``part`` ask for it; else the cluster; but this machine, with a warning, if the cluster cannot do it; and this
+    machine if it only has to complete the output of an earlier run."""
+    on: WorkersKind = "processes"
+    """Who does the tasks of an exchange."""
+    jobs: int | None = None
+    """The number of workers of an exchange; ``None``: see `prep.workers.Workers`."""
+    part: JobPart = ALL
+    """The part of the output shards that an exchange writes. More than one part needs shard indexes of the input."""
     overwrite: bool = False
     """Replace shards that already exist under the output's names."""
     way_out: str = "choose another prefix with --output"
@@ -90,6 +100,7 @@ class Request:
             raise ValueError(f"shard_bytes must be positive, got {self.shard_bytes}")
         if self.drop_unmapped and not isinstance(self.mapped, KeyMap):
             raise ValueError("drop_unmapped leaves out samples that a key map does not name; no key map is given")
+        self._check_exchange(extension)
         if self.engine == "dsort" and self.is_local:
             raise ValueError(
                 f"'{self.shards.store.url}' is a directory; engine 'dsort' needs a bucket, because dSort runs in the "
@@ -100,6 +111,27 @@ class Request:
         for template in templates:
             for end in template.ends():
                 check_object_name(end, url=self.output_store.locate(end))
+
+    def _check_exchange(self, extension: str) -> None:
+        """Refuse options that only an exchange has, and an exchange of compressed shards."""
+        if self.engine in ("dsort", "client"):
+            for option, is_given in (("on ray", self.on != "processes"), (f"part {self.part}", not self.part.is_all)):
+                if is_given:
+                    raise ValueError(f"--{option} goes with --engine exchange, not with --engine {self.engine}")
+        compressed = next((name for name in (extension, self.extension) if name != ".tar"), None)
+        if compressed and (self.engine == "exchange" or not self.part.is_all):
+            raise ValueError(
+                f"an exchange reads ranges of shards and announces the sizes of its outputs, and '{compressed}' has "
+                "neither; use --engine client"
+            )
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether workers exchange the samples."""
+        if self.engine != "auto":
+            return self.engine == "exchange"
+        is_asked = self.on != "processes" or not self.part.is_all
+        return is_asked and self.extension == input_extension(self.shards.names) == ".tar"
 
     @property
     def output_store(self) -> Store:

@@ -5,6 +5,7 @@ first, and the output is planned from it; afterwards the output is read and comp
 the cluster gets a request that leads to it, this machine carries it out (`prep.shuffle.client`).
 """
 
+import contextlib
 import logging
 import time
 import uuid
@@ -17,11 +18,13 @@ from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import extension_of, shared_prefix
 from prep.shuffle.client import find_done, write_outputs
 from prep.shuffle.compare import check_same, read_input
-from prep.shuffle.contents import read_contents
+from prep.shuffle.contents import Contents, read_contents
 from prep.shuffle.dsort_job import NoDsortError, run_job
+from prep.shuffle.exchange import MANY_SAMPLES, SMALL_SAMPLE_BYTES, Exchange
 from prep.shuffle.key_map import KeyMap
 from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan, spec_of
 from prep.shuffle.request import Request, common_prefix
+from prep.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class ShuffleReport:
     url: str
     """The beginning of the output's names: ``ais://pets/shuffled-``."""
     shards: tuple[str, ...]
-    """The output shards, in order; the last one of a set may be small."""
+    """The output shards, in order, of this process's part; the last one of a set may be small."""
     num_input_shards: int
     num_samples: int
     """Samples of the output: all samples of the input, except those that a key map leaves out."""
@@ -44,7 +47,7 @@ class ShuffleReport:
     num_written: int
     """Shards that were written; the client's engine keeps finished shards of an earlier run."""
     engine: str
-    """The engine that was used: ``dsort`` or ``client``."""
+    """The engine that was used: ``dsort``, ``client`` or ``exchange``."""
     planned: tuple[dict[str, Any], ...]
     """Name, samples and bytes of each planned output. A cluster of several targets cuts at other places."""
     spec: dict[str, Any] | None
@@ -71,20 +74,32 @@ def shuffle(request: Request) -> ShuffleReport:
             some that are missing, extra or changed, and the output is left for inspection.
     """
     started = time.perf_counter()
-    contents = read_input(request)
+    with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(Workers(request.jobs)) if request.is_exchange else None
+        return _shuffle(request, workers, started)
+
+
+def _shuffle(request: Request, workers: Workers | None, started: float) -> ShuffleReport:
+    contents = read_input(request, workers)
     plan = make_plan(request, contents)
+    own = request.part.of(plan.outputs)
     spec = None if request.is_local else spec_of(request, plan)
     engine = _choose_engine(request, plan)
     existing = find_existing(request, plan)
     planned: tuple[dict[str, Any], ...] = tuple(
         {"name": output.name, "num_samples": len(output.positions), "num_bytes": output.num_bytes(contents)}
-        for output in plan.outputs
+        for output in own
     )
-    names, num_bytes, num_written = plan.names, sum(shard["num_bytes"] for shard in planned), 0
+    names, num_bytes, num_written = (
+        tuple(output.name for output in own),
+        sum(shard["num_bytes"] for shard in planned),
+        0,
+    )
     found = [name for name in existing if plan.is_output(name)]
     if not request.dry_run:
-        done, engine = _check_existing(request, plan, existing, found, engine=engine)
-        engine = _write(request, plan, spec, existing=existing, done=done, engine=engine)
+        exchange = _open_exchange(request, contents, workers) if engine == "exchange" else None
+        done, engine = _check_existing(request, plan, existing, found, engine=engine, exchange=exchange)
+        engine = _write(request, plan, spec, existing=existing, done=done, engine=engine, exchange=exchange)
         made = _list_made(request, plan, engine=engine)
         names, num_bytes = tuple(entry.name for entry in made), sum(entry.size for entry in made)
         if engine == "dsort":
@@ -102,7 +117,7 @@ def shuffle(request: Request) -> ShuffleReport:
         url=request.output_store.locate(shared_prefix(names) if isinstance(request.mapped, KeyMap) else request.prefix),
         shards=names,
         num_input_shards=len(request.shards.names),
-        num_samples=plan.num_samples,
+        num_samples=plan.num_samples if request.part.is_all else sum(shard["num_samples"] for shard in planned),
         num_dropped=contents.num_samples - plan.num_samples,
         num_bytes=num_bytes,
         num_written=num_written,
@@ -115,6 +130,17 @@ def shuffle(request: Request) -> ShuffleReport:
 
 
 def _choose_engine(request: Request, plan: ShufflePlan) -> str:
+    if request.is_exchange:
+        mean_bytes = int(plan.contents.tar_bytes.mean())
+        if mean_bytes < SMALL_SAMPLE_BYTES and plan.num_samples > MANY_SAMPLES:
+            _log.warning(
+                "samples have %d bytes on average, and an exchange sends about one request for each of %d: "
+                "--engine client, which reads whole shards, may be faster", mean_bytes, plan.num_samples,
+            )  # fmt: skip
+        return "exchange"
+    if request.on != "processes":
+        _log.warning("compressed shards cannot be read in ranges: shuffling from here, not on %s", request.on)
+        return "client"
     if request.is_local or request.engine == "client":
         return "client"
     if not plan.not_by_dsort:
@@ -125,13 +151,34 @@ def _choose_engine(request: Request, plan: ShufflePlan) -> str:
     return "client"
 
 
+def _open_exchange(request: Request, contents: Contents, workers: Workers | None) -> Exchange:
+    assert workers is not None, "an exchange has workers"
+    return Exchange(
+        source=request.shards.store,
+        target=request.output_store,
+        contents=contents,
+        workers=workers,
+        show_progress=request.show_progress,
+    )
+
+
 def _check_existing(
-    request: Request, plan: ShufflePlan, existing: dict[str, ObjectEntry], found: list[str], *, engine: str
+    request: Request,
+    plan: ShufflePlan,
+    existing: dict[str, ObjectEntry],
+    found: list[str],
+    *,
+    engine: str,
+    exchange: Exchange | None,
 ) -> tuple[set[str], str]:
-    """The outputs that exist as planned, and the engine that completes them."""
+    """The outputs of this part that exist as planned, and the engine that completes them."""
     store = request.output_store
     done: set[str] = set()
-    if found and (engine == "client" or (request.engine == "auto" and not request.overwrite)):
+    if found and exchange is not None:
+        done, others = exchange.find_done(request.part.of(plan.outputs), existing=existing)
+        if not others and set(found) <= set(plan.names):
+            return done, engine
+    elif found and (engine == "client" or (request.engine == "auto" and not request.overwrite)):
         done, others = find_done(
             store, plan.contents, plan.outputs, existing=existing, show_progress=request.show_progress
         )
@@ -157,17 +204,19 @@ def _write(
     existing: dict[str, ObjectEntry],
     done: set[str],
     engine: str,
+    exchange: Exchange | None,
 ) -> str:
     """Write the missing outputs; returns the engine that wrote them."""
     source, target = request.shards.store, request.output_store
-    left = [output for output in plan.outputs if output.name not in done]
+    left = [output for output in request.part.of(plan.outputs) if output.name not in done]
     if not left and set(plan.names).issuperset(name for name in existing if plan.is_output(name)):
-        return "client"
+        return engine if exchange is not None else "client"
     if not target.exists():
         target.create()
     # Files that describe the output are deleted first: they must not stand beside other shards.
-    kept = {name for output in done for name in (output, index_name(output))}
-    kept |= set(plan.names) if engine == "client" else set()
+    others = set(plan.names).difference(output.name for output in left)
+    kept = {name for output in others for name in (output, index_name(output))}
+    kept |= set(plan.names) if engine != "dsort" else set()
     for name in existing:
         if name not in kept:
             target.delete(name)
@@ -194,6 +243,9 @@ def _write(
             if request.engine == "dsort":
                 raise
             _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
+    if exchange is not None:
+        exchange.write(left)
+        return engine
     write_outputs(
         source,
         plan.contents,
@@ -216,12 +268,13 @@ def _list_made(request: Request, plan: ShufflePlan, *, engine: str) -> list[Obje
                 f"dSort at '{store.url}' reported success and wrote no shard; {len(request.shards.names)} went in"
             )
         return made
-    if gone := [name for name in plan.names if name not in entries]:
+    names = [output.name for output in request.part.of(plan.outputs)]
+    if gone := [name for name in names if name not in entries]:
         raise StoreError(
             f"'{store.locate(gone[0])}' was written, and is gone; does another process write or delete there? "
             "Run the command again"
         )
-    return [entries[name] for name in plan.names]
+    return [entries[name] for name in names]
 
 
 def _copy_tables(request: Request, plan: ShufflePlan) -> None:

@@ -489,7 +489,7 @@ def test_manifest_that_counts_other_samples_is_refused(directory: ShardSet, buck
         ),
         ({"shard_bytes": 0}, ValueError, "shard_bytes must be positive, got 0"),
         ({"shard_bytes": -5}, ValueError, "shard_bytes must be positive, got -5"),
-        ({"engine": "cluster"}, ValueError, "engine must be one of auto, dsort, client, got 'cluster'"),
+        ({"engine": "cluster"}, ValueError, "engine must be one of auto, dsort, client, exchange, got 'cluster'"),
         ({"extension": ".zip"}, ValueError, r"extension must be one of \.tar, \.tgz, \.tar\.gz, got '\.zip'"),
         ({"output_prefix": "samples-"}, ValueError, "output prefix 'samples-' names the input itself"),
         ({"drop_unmapped": True}, ValueError, "no key map is given"),

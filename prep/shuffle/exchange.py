@@ -1,0 +1,389 @@
+"""Shuffle by an exchange: each output shard is put together, from ranges of the input, by the worker that writes it.
+
+No machine sees all bytes, and nothing is kept on a disk. The plan says which samples an output takes, and the contents
+say which bytes of which input shard each of them is. A worker reads these ranges, several at a time, and streams the
+output to its store; then it reads the output back and compares it. Outputs are independent of each other: they are
+tasks of `prep.workers`, and the bytes do not depend on who does them.
+
+# Note [memory]: a worker holds two *sections* of its output, the one that it writes and the one that it reads, and
+1 MiB of the stream. Sections have at most `SECTION_BYTES`, so the size of a shard does not matter. A sample that is
+larger than a section is read twice: once for its headers and digest, once to be copied in pieces.
+
+# Note [ranges]: samples of a section that lie near each other in an input are read by one request. The gap between them
+is at most as large as the next sample, so at most twice the bytes that are needed are read and held.
+"""
+
+import copy
+import io
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+
+from dali_pipes.errors import DataError
+from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
+from dali_pipes.progress import bar
+from dali_pipes.store.base import Store, StoreAccess
+from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.patience import PatientThreads
+from prep.pack.tasks import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
+from prep.shuffle.client import PlannedShard
+from prep.shuffle.contents import Contents, Int64s, UInt64s, component_state, key_digest
+from prep.tar.writer import CHUNK_BYTES, Entry, Files, Part, Range, stream_tar
+from prep.workers import Report, Workers
+
+SECTION_BYTES = 16 << 20
+"""The most bytes of samples that are read together; a larger sample is a section of its own."""
+# At 20 ms a request, 16 requests of 100 KiB at a time are 80 MB/s; more would wait for Python's lock.
+NUM_IN_FLIGHT = 16
+# Longer requests would leave the others of a section waiting for the longest.
+MAX_REQUEST_BYTES = 4 << 20
+# A request costs a client as much time as the transfer of some 64 KiB.
+MAX_GAP_BYTES = 64 << 10
+SMALL_SAMPLE_BYTES = 8 << 10
+"""Samples that are smaller on average are read faster by whole shards: most requests would wait longer than they
+transfer."""
+MANY_SAMPLES = 100_000
+"""With fewer samples it does not matter."""
+
+_CHANGED = "the shard changed since it was indexed or read; if it is indexed, index it again; then start again"
+_END = bytes(2 * BLOCK)
+
+
+class _Run(NamedTuple):
+    """A request: bytes ``[start, stop)`` of an input, and the samples of a section that lie in it."""
+
+    shard: int
+    start: int
+    stop: int
+    samples: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeTask(StreamTask):
+    """An output shard, and where its samples are; pickles, for a worker."""
+
+    source: StoreAccess
+    url: str
+    """The URL of the input's store, for errors."""
+    shards: tuple[str, ...]
+    """The input shards that the output takes samples of."""
+    rows: Int64s
+    """int64 [sample], the input shard of each sample, as a row of ``shards``."""
+    starts: Int64s
+    """int64 [sample], the first byte of each sample in its input shard; files that belong to no sample may be there."""
+    stops: Int64s
+    """int64 [sample], the byte after its last one."""
+    digests: UInt64s
+    """uint64 [sample, (key, content)], as `Contents.rows` has them."""
+    has_digests: bool
+    """Whether the digests of contents are known."""
+
+    def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
+        return stream_tar(self._entries(), shard=self.name, num_bytes=self.num_bytes, on_sample=on_sample)
+
+    def _entries(self) -> Iterator[Entry]:
+        for samples, found in self._sections():
+            for sample in samples:
+                if found is None:
+                    yield self._large(sample)
+                else:
+                    yield self._entry(sample, io.BytesIO(b"".join((found.pop(sample), _END))), _read)
+
+    def _sections(self) -> Iterator[tuple[range, dict[int, memoryview] | None]]:
+        """The samples of each section, and their bytes; ``None`` for a sample that is a section of its own."""
+        with _Ranges(self.source, self.shards) as ranges:
+            ahead: tuple[range, list[tuple[_Run, Future[memoryview]]] | None] | None = None
+            for samples in [*sections(self.starts, self.stops), None]:
+                coming = None if samples is None else (samples, self._request(ranges, samples))
+                if ahead is not None:
+                    yield ahead[0], None if ahead[1] is None else _cut(ahead[1], self.starts, self.stops)
+                ahead = coming
+
+    def _request(self, ranges: "_Ranges", samples: range) -> list[tuple[_Run, Future[memoryview]]] | None:
+        if self._num_bytes(samples[0]) > SECTION_BYTES:
+            return None
+        return [(run, ranges.submit(run)) for run in runs(samples, self.rows, self.starts, self.stops)]
+
+    def _num_bytes(self, sample: int) -> int:
+        return int(self.stops[sample] - self.starts[sample])
+
+    def _entry(self, sample: int, stream: BinaryIO, take: Callable[["_Found"], Part]) -> Entry:
+        """A sample as it is written; ``take`` gives the part of each member. Checks that it is the planned sample."""
+        where = f"shard '{self.url}/{self.shards[self.rows[sample]]}', bytes {self.starts[sample]} to "
+        where += f"{self.stops[sample]}"
+        key = ""
+        content = 0
+        parts: list[tuple[str, Part]] = []
+        try:
+            for member in ArchiveReader(stream, shard=where):
+                found = _Found(component_state(member.component), member.offset, member.size, member.pieces())
+                if parts and member.key != key:
+                    raise DataError(f"{where}: holds samples '{key}' and '{member.key}'")
+                key = member.key
+                parts.append((member.name.removeprefix(f"{key}."), take(found)))
+                content = (content + found.digest()) % 2**64
+        except DataError as exc:
+            raise DataError(f"{exc}; {_CHANGED}") from exc
+        expected = self.digests[sample]
+        if key_digest(key) != expected[0] or (self.has_digests and content != expected[1]):
+            raise DataError(f"{where}: expected another sample than '{key}', which is there; {_CHANGED}")
+        return key, parts
+
+    def _large(self, sample: int) -> Entry:
+        """A sample larger than a section: it is read once for its headers and digest, and copied when it is written."""
+        name, start, stop = self.shards[self.rows[sample]], int(self.starts[sample]), int(self.stops[sample])
+        file: Any = self.source.file(name, size=stop)
+
+        def ranged(found: "_Found") -> Part:
+            for piece in found.pieces:
+                found.state.update(piece)
+            return Range(file, start + found.offset, found.size)
+
+        with _RangeStream(file, start, stop) as stream:
+            return self._entry(sample, cast("BinaryIO", stream), ranged)
+
+
+@dataclass
+class _Found:
+    """A member, while it is read."""
+
+    state: Any
+    """The state of its digest: see `component_state`."""
+    offset: int
+    size: int
+    pieces: Iterator[bytes]
+
+    def digest(self) -> int:
+        return int(self.state.intdigest())
+
+
+def _read(found: _Found) -> bytes:
+    data = b"".join(found.pieces)
+    found.state.update(data)
+    return data
+
+
+class _RangeStream:
+    """Bytes ``[start, stop)`` of a file and, after them, the end of an archive; to be read front to back."""
+
+    def __init__(self, file: Any, start: int, stop: int) -> None:
+        self._files = Files()
+        self._files.open(Range(file, start, stop - start))
+        self._left, self._rest = stop - start, _END
+
+    def __enter__(self) -> "_RangeStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def read(self, size: int) -> bytes:
+        if not self._left:
+            rest, self._rest = self._rest, b""
+            return rest
+        buffer = memoryview(bytearray(min(size, self._left, CHUNK_BYTES)))
+        num = self._files.read_into(buffer)
+        self._left -= num
+        return bytes(buffer[:num])
+
+
+class _Ranges:
+    """Reads ranges of the inputs in threads, each with connections of its own. A context manager."""
+
+    def __init__(self, source: StoreAccess, shards: Sequence[str]) -> None:
+        self._source, self._shards = source, shards
+        self._threads = PatientThreads(NUM_IN_FLIGHT)
+        self._own = threading.local()
+
+    def __enter__(self) -> "_Ranges":
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._threads.__exit__(*raised)
+
+    def submit(self, run: _Run) -> Future[memoryview]:
+        return self._threads.submit(self._read, run)
+
+    def _read(self, run: _Run) -> memoryview:
+        access = getattr(self._own, "access", None)
+        if access is None:
+            # A copy has a session, and so connections, of its own.
+            access = self._own.access = copy.copy(self._source)
+        files = Files()
+        try:
+            # As a file that ends with the range, it is asked for these bytes alone.
+            file = access.file(self._shards[run.shard], size=run.stop)
+            size = files.open(Range(file, run.start, run.stop - run.start))
+            view = memoryview(bytearray(size))
+            num = 0
+            while num < size:
+                num += files.read_into(view[num:])
+            return view
+        finally:
+            files.close()
+
+
+def sections(starts: Int64s, stops: Int64s) -> Iterator[range]:
+    """Cut the samples of an output into sections of at most `SECTION_BYTES`; a larger sample has one of its own.
+
+    >>> [list(samples) for samples in sections(np.array([0, 0, 0]), np.array([9 << 20, 9 << 20, 20 << 20]))]
+    [[0], [1], [2]]
+    """
+    first = filled = 0
+    for sample, size in enumerate((stops - starts).tolist()):
+        if sample > first and filled + size > SECTION_BYTES:
+            yield range(first, sample)
+            first, filled = sample, 0
+        filled += size
+    if first < len(starts):
+        yield range(first, len(starts))
+
+
+def runs(samples: Sequence[int], rows: Int64s, starts: Int64s, stops: Int64s) -> list[_Run]:
+    """The requests that read these samples: see Note [ranges].
+
+    >>> at = np.array([0, 512, 8192]), np.array([512, 2048, 9216])
+    >>> [(run.start, run.stop, run.samples) for run in runs([0, 1, 2], np.zeros(3, np.int64), *at)]
+    [(0, 2048, [0, 1]), (8192, 9216, [2])]
+    """
+    found: list[_Run] = []
+    for sample in sorted(samples, key=lambda at: (rows[at], starts[at])):
+        row, start, stop = int(rows[sample]), int(starts[sample]), int(stops[sample])
+        if found and found[-1].shard == row:
+            last = found[-1]
+            is_near = start - last.stop <= min(MAX_GAP_BYTES, stop - start)
+            if is_near and stop - last.start <= MAX_REQUEST_BYTES:
+                found[-1] = last._replace(stop=max(last.stop, stop), samples=[*last.samples, sample])
+                continue
+        found.append(_Run(row, start, stop, [sample]))
+    return found
+
+
+def _cut(requests: Sequence[tuple[_Run, Future[memoryview]]], starts: Int64s, stops: Int64s) -> dict[int, memoryview]:
+    """Wait for the requests; the bytes of each sample."""
+    found: dict[int, memoryview] = {}
+    for run, future in requests:
+        view = future.result()
+        for sample in run.samples:
+            found[sample] = view[int(starts[sample]) - run.start : int(stops[sample]) - run.start]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """The exchange of one shuffle: makes its tasks and runs them."""
+
+    source: Store
+    target: Store
+    contents: Contents
+    workers: Workers
+    show_progress: bool = False
+
+    def find_done(
+        self, outputs: Sequence[PlannedShard], *, existing: Mapping[str, ObjectEntry]
+    ) -> tuple[set[str], list[str]]:
+        """The outputs that exist byte for byte as planned, and the outputs whose names other shards have."""
+        there = [output for output in outputs if output.name in existing]
+        alike = [output for output in there if existing[output.name].size == output.num_bytes(self.contents)]
+        access = self.target.access() if alike else None
+
+        def tasks() -> Iterator[ExchangeTask]:
+            for output in alike:
+                entry = existing[output.name]
+                assert access is not None, "there are outputs"
+                stored = access.known_checksum(entry) or access.file(entry.name, size=entry.size)
+                yield self._task(output, stored=stored)
+
+        same = self._run(is_stored, tasks(), alike, what="compare")
+        done = {output.name for output, is_same in zip(alike, same, strict=True) if is_same}
+        return done, [output.name for output in there if output.name not in done]
+
+    def write(self, outputs: Sequence[PlannedShard]) -> None:
+        """Write the outputs, replacing objects of the same names; each is read back and compared.
+
+        Raises:
+            StoreError: If a store fails. Outputs that are written stay, and are complete.
+            DataError: If the input changed, or an output that is read back is not as it was written.
+            PipesError: If a worker process died.
+        """
+        if outputs:
+            access = self.target.access()
+            tasks = (self._task(output, target=access) for output in outputs)
+            self._run(write_and_compare, tasks, outputs, what="shuffle")
+
+    def _run(
+        self,
+        function: Callable[[ExchangeTask, Report], bool],
+        tasks: Iterator[ExchangeTask],
+        outputs: Sequence[PlannedShard],
+        *,
+        what: str,
+    ) -> list[bool]:
+        if not outputs:
+            return []
+        total = sum(len(output.positions) for output in outputs)
+        with bar(what=what, total=total, unit="samples", shown=self.show_progress) as drawn:
+            return list(
+                self.workers.map(
+                    function,
+                    tasks,
+                    on_progress=drawn.update,
+                    name=lambda task: f"shard '{self.target.locate(task.name)}'",
+                )
+            )
+
+    def _task(self, output: PlannedShard, **options: Any) -> ExchangeTask:
+        contents, positions = self.contents, output.positions
+        of_input = np.searchsorted(contents.starts, positions, side="right") - 1
+        used, rows = np.unique(of_input, return_inverse=True)
+        # A sample begins where the one before it ends, or at its shard's first byte.
+        starts = np.where(contents.starts[of_input] == positions, 0, contents.ends[positions - 1])
+        return ExchangeTask(
+            name=output.name,
+            num_bytes=output.num_bytes(contents),
+            source=self.source.access(),
+            url=self.source.url,
+            shards=tuple(contents.shards[row] for row in used.tolist()),
+            rows=rows.ravel(),
+            starts=starts,
+            stops=contents.ends[positions],
+            digests=contents.rows[positions],
+            has_digests=contents.has_digests,
+            **options,
+        )
+
+
+def write_and_compare(task: ExchangeTask, report: Report) -> bool:
+    """Write an output, read it back and compare it; returns ``True``."""
+    access = cast("StoreAccess", task.target)
+    target = _Digesting(access)
+    write_file(replace(task, target=target), report)
+    if digest_of(read_stored(access.file(task.name, size=task.num_bytes))) != target.digest:
+        raise DataError(
+            f"shard '{task.name}' was read back with other bytes than were written; do not use it, and check the "
+            "store; the input is unchanged"
+        )
+    return True
+
+
+class _Digesting:
+    """A target that computes the digest of what is written to it."""
+
+    def __init__(self, target: StreamTarget) -> None:
+        self._target = target
+        self.digest = ""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        def digested() -> Iterator[memoryview]:
+            state = new_checksum(DEFAULT_CHECKSUM_TYPE)
+            for chunk in chunks():
+                state.update(chunk)
+                yield chunk
+            self.digest = state.hexdigest()
+
+        self._target.write_stream(name, digested, num_bytes=num_bytes)

@@ -1,0 +1,417 @@
+"""The exchange: the bytes of the client's engine, whoever writes them; restartable, in parts, in bounded memory."""
+
+import os
+import signal
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.base import Store
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.pack.pack import pack
+from prep.part import JobPart
+from prep.shuffle import exchange
+from prep.shuffle.exchange import MAX_GAP_BYTES, runs, sections
+from prep.shuffle.key_map import Grouping
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
+from prep.shuffle.shuffle import ShuffleReport, shuffle
+from tests.prep.embedded.tars import make_tar
+from tests.prep.shuffle.gated_store import GatedStore
+from tests.sources import make_source, start_python
+
+NUM_SAMPLES = 43
+WAIT_S = 120.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ShardSet:
+    """Five shards of ten samples and less, in a directory; not indexed."""
+    store = LocalStore(tmp_path / "shards")
+    return ShardSet(store=store, names=pack(make_source(NUM_SAMPLES), store=store, max_count=10).shards)
+
+
+def run(shards: ShardSet, name: str, **options: Any) -> ShuffleReport:
+    """A shuffle to ``NAME-``, by an exchange in this process unless the options say otherwise."""
+    given = {"engine": "exchange", "jobs": 1, "algorithm": Algorithm(seed=7), "shard_bytes": 5000} | options
+    return shuffle(Request(shards, output_prefix=f"{name}-", **given))
+
+
+def outputs(store: Store, names: Sequence[str]) -> list[bytes]:
+    return [store.read(name) for name in names]
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Equal bytes
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+@pytest.mark.parametrize("shard_bytes", [1, 5000, 10**6])
+@pytest.mark.parametrize("kind", ["shuffle", "none", "alphanumeric"])
+def test_exchange_gives_the_bytes_of_the_client(
+    directory: ShardSet, kind: str, shard_bytes: int, *, is_indexed: bool
+) -> None:
+    """With and without shard indexes; a shard for each sample, some shards, one shard."""
+    if is_indexed:
+        index_shards(directory)
+    algorithm = Algorithm(kind=kind, seed=7 if kind == "shuffle" else 0)
+    by_client = run(directory, "client", engine="client", jobs=None, algorithm=algorithm, shard_bytes=shard_bytes)
+    by_exchange = run(directory, "exchange", algorithm=algorithm, shard_bytes=shard_bytes)
+    assert (by_client.engine, by_exchange.engine) == ("client", "exchange")
+    assert by_exchange.num_samples == NUM_SAMPLES
+    assert outputs(directory.store, by_client.shards) == outputs(directory.store, by_exchange.shards)
+    assert directory.store.read("exchange-classes.json") == directory.store.read("client-classes.json")
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_number_of_workers_does_not_change_the_bytes(directory: ShardSet, jobs: int) -> None:
+    one, many = run(directory, "one"), run(directory, "many", jobs=jobs)
+    assert outputs(directory.store, one.shards) == outputs(directory.store, many.shards)
+
+
+def test_exchange_between_buckets_gives_the_bytes_of_the_client(bucket: AisStore) -> None:
+    """By workers that have no SDK, from a bucket to the same bucket."""
+    shards = ShardSet(store=bucket, names=pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards)
+    by_client = run(shards, "client", engine="client", jobs=None)
+    by_scan = run(shards, "scan", jobs=2)
+    index_shards(shards)
+    by_index = run(shards, "index", jobs=2)
+    expected = outputs(bucket, by_client.shards)
+    assert expected == outputs(bucket, by_scan.shards) == outputs(bucket, by_index.shards)
+
+
+def test_groups_of_classes_are_exchanged(directory: ShardSet) -> None:
+    """By the labels of the shard indexes."""
+    index_shards(directory)
+    options = {"mapped": Grouping(by="class", seed=7), "shard_bytes": 5000}
+    by_client = run(directory, "client", engine="client", jobs=None, **options)
+    by_exchange = run(directory, "exchange", **options)
+    assert outputs(directory.store, by_client.shards) == outputs(directory.store, by_exchange.shards)
+
+
+def test_order_by_content_reads_the_shards(directory: ShardSet) -> None:
+    """An index has the number of a label, and not its bytes."""
+    index_shards(directory)
+    algorithm = Algorithm(kind="content", component="cls", key_type="string")
+    by_client = run(directory, "client", engine="client", jobs=None, algorithm=algorithm)
+    by_exchange = run(directory, "exchange", algorithm=algorithm)
+    assert outputs(directory.store, by_client.shards) == outputs(directory.store, by_exchange.shards)
+
+
+@pytest.mark.parametrize("section_bytes", [600, 1500, 4096])
+def test_samples_larger_than_a_section_are_copied_in_pieces(
+    directory: ShardSet, monkeypatch: pytest.MonkeyPatch, section_bytes: int
+) -> None:
+    expected = run(directory, "client", engine="client", jobs=None)
+    monkeypatch.setattr(exchange, "SECTION_BYTES", section_bytes)
+    found = run(directory, "exchange")
+    assert outputs(directory.store, expected.shards) == outputs(directory.store, found.shards)
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_odd_members_come_out_as_by_the_client(tmp_path: Path, *, is_indexed: bool) -> None:
+    """Files of no sample between samples, long names, names beyond ASCII, capitals, empty files."""
+    store = LocalStore(tmp_path / "odd")
+    for shard in range(3):
+        members = {"README": b"x" * 700}
+        for row in range(4):
+            key = f"{'long/' * 40 if row == 1 else ''}{'ä' if row == 2 else 'a'}{shard}{row}"
+            members |= {f"{key}.TXT": b"t" * (500 * row), f"{key}.json": b"{}", f"{row}": b"no sample"}
+        store.write(f"odd-{shard}.tar", make_tar(members))
+    shards = ShardSet(store=store, names=tuple(f"odd-{shard}.tar" for shard in range(3)))
+    if is_indexed:
+        index_shards(shards)
+    expected = run(shards, "client", engine="client", jobs=None)
+    assert outputs(store, expected.shards) == outputs(store, run(shards, "exchange").shards)
+
+
+# Parts
+
+
+@pytest.mark.parametrize("total", [2, 3, 20])
+def test_parts_make_the_whole(directory: ShardSet, total: int) -> None:
+    """In any order, and one of them twice; parts beyond the last output have nothing to do."""
+    index_shards(directory)
+    whole = run(directory, "whole")
+    made: list[str] = []
+    for number in [*range(total, 0, -1), 1]:
+        report = run(directory, "parts", engine="auto", part=JobPart(number=number, total=total))
+        assert report.engine == "exchange"
+        assert report.num_written == (0 if set(report.shards) <= set(made) else len(report.shards))
+        made += report.shards
+    names = sorted(set(made))
+    assert [name.replace("parts", "whole") for name in names] == list(whole.shards)
+    assert outputs(directory.store, names) == outputs(directory.store, whole.shards)
+    assert directory.store.find("parts-classes.json") == directory.store.find("whole-classes.json")
+
+
+def test_part_that_is_done_again_keeps_the_index_of_the_others(directory: ShardSet) -> None:
+    index_shards(directory)
+    for number in (1, 2):
+        run(directory, "parts", part=JobPart(number=number, total=2))
+    url = str(directory.store.locate("parts-"))
+    made = resolve_shards(url, endpoint=None)
+    index_shards(made)
+    run(directory, "parts", part=JobPart(number=2, total=2))
+    assert find_manifest(made) is not None
+    directory.store.delete(made.names[1])
+    run(directory, "parts", part=JobPart(number=2, total=2))
+    assert find_manifest(made) is None
+    there = [name for name in made.names if directory.store.find(index_name(name)) is not None]
+    assert there == [name for name in made.names if name != made.names[1]]
+
+
+def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
+    with pytest.raises(StoreError, match=r"parts of a shuffle plan by the shard indexes .* dali-pipes prep index"):
+        run(directory, "parts", part=JobPart(number=1, total=2))
+    assert directory.store.list("parts-") == []
+
+
+# Running again
+
+
+def test_run_again_writes_what_is_missing_or_cut_only(directory: ShardSet) -> None:
+    store = directory.store
+    first = run(directory, "shuffled")
+    expected = outputs(store, first.shards)
+    assert run(directory, "shuffled").num_written == 0
+    store.delete(first.shards[2])
+    assert run(directory, "shuffled").num_written == 1
+    data = bytearray(expected[1])
+    data[600] ^= 1
+    store.write(first.shards[1], bytes(data))
+    with pytest.raises(StoreError, match=r"holds \d+ shards already, .*--overwrite replaces them"):
+        run(directory, "shuffled")
+    assert run(directory, "shuffled", overwrite=True).num_written == 1
+    assert outputs(store, first.shards) == expected
+
+
+def test_run_again_in_a_bucket_compares_by_the_checksums_of_the_store(bucket: AisStore) -> None:
+    shards = ShardSet(store=bucket, names=pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards)
+    first = run(shards, "shuffled")
+    assert run(shards, "shuffled").num_written == 0
+    bucket.delete(first.shards[0])
+    assert run(shards, "shuffled").num_written == 1
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from dali_pipes.store.urls import resolve_shards
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
+from prep.shuffle.shuffle import shuffle
+from tests.prep.shuffle.gated_store import GatedStore
+shards, out, gate = sys.argv[1:]
+store = GatedStore(Path(out), held="shuffled-000003.tar", gate=Path(gate))
+shuffle(Request(resolve_shards(shards, endpoint=None), target=store, output_prefix="shuffled-",
+                algorithm=Algorithm(seed=7), shard_bytes=5000, engine="exchange", jobs=1))
+"""
+
+
+def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet, tmp_path: Path) -> None:
+    """Killed in the middle of its fourth output."""
+    (tmp_path / "gate").mkdir()
+    command = start_python(KILLED, directory.url, tmp_path / "out", tmp_path / "gate")
+    wait_for(lambda: (tmp_path / "gate" / "pid").exists() or command.poll() is not None)
+    command.kill()
+    said = command.communicate()
+    target = LocalStore(tmp_path / "out")
+    assert [entry.name for entry in target.list("shuffled-")] == [f"shuffled-{n:06d}.tar" for n in range(3)], said
+    report = run(directory, "shuffled", target=target)
+    assert report.num_written == len(report.shards) - 3
+    expected = run(directory, "whole")
+    assert outputs(target, report.shards) == outputs(directory.store, expected.shards)
+
+
+def test_worker_that_is_killed_is_told_and_the_rest_is_done_again(directory: ShardSet, tmp_path: Path) -> None:
+    """The error names the shard; complete outputs stay."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    target = GatedStore(tmp_path / "out", held="shuffled-000001.tar", gate=gate)
+
+    def kill() -> None:
+        wait_for((gate / "pid").exists)
+        os.kill(int((gate / "pid").read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(PipesError, match=r"ended while it worked on shard '.*shuffled-000001\.tar'"):
+        run(directory, "shuffled", target=target, jobs=2)
+    thread.join()
+    assert target.find("shuffled-000001.tar") is None
+    (gate / "open").touch()
+    report = run(directory, "shuffled", target=target, jobs=2)
+    assert outputs(target, report.shards) == outputs(directory.store, run(directory, "whole").shards)
+
+
+# What must not pass
+
+
+def change(shards: ShardSet, name: str, at: int) -> None:
+    data = bytearray(shards.store.read(name))
+    data[at] ^= 1
+    shards.store.write(name, bytes(data))
+
+
+@pytest.mark.parametrize("at", [0, 512])
+def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """A header that is none any more, and another label."""
+    write = exchange.Exchange.write
+
+    def change_first(self: exchange.Exchange, planned: Any) -> None:
+        change(directory, directory.names[1], at)
+        write(self, planned)
+
+    monkeypatch.setattr(exchange.Exchange, "write", change_first)
+    with pytest.raises(DataError, match=r"samples-000001\.tar', bytes 0 to \d+.*changed since it was indexed or read"):
+        run(directory, "shuffled", algorithm=Algorithm(kind="none"))
+
+
+def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -> None:
+    """Two samples of equal size that changed places."""
+    store = directory.store
+    sample = [("a.txt", b"1"), ("b.txt", b"2")]
+    store.write("swap-0.tar", make_tar(dict(sample)))
+    shards = ShardSet(store=store, names=("swap-0.tar",))
+    index_shards(shards)
+    store.write("swap-0.tar", make_tar(dict(reversed(sample))))
+    with pytest.raises(DataError, match=r"swap-0\.tar', bytes .*: expected another sample than '[ab]'"):
+        run(shards, "shuffled")
+    assert store.list("shuffled-0") == []
+
+
+def test_key_that_comes_twice_is_refused_by_the_index(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for shard in range(2):
+        store.write(f"twice-{shard}.tar", make_tar({"a.txt": b"%d" % shard}))
+    shards = ShardSet(store=store, names=("twice-0.tar", "twice-1.tar"))
+    index_shards(shards)
+    with pytest.raises(DataError, match="1 keys come more than once"):
+        run(shards, "shuffled")
+
+
+class FlippingStore(LocalStore):
+    """Stores another byte than it was sent."""
+
+    def write_stream(self, name: str, chunks: Any, *, num_bytes: int) -> None:
+        super().write_stream(name, chunks, num_bytes=num_bytes)
+        data = bytearray(self.read(name))
+        data[512] ^= 1
+        self.write(name, bytes(data))
+
+
+def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"shuffled-000000\.tar' was read back with other bytes than were written"):
+        run(directory, "shuffled", target=FlippingStore(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"extension": ".tgz"}, r"announces the sizes of its outputs, and '\.tgz' has neither; use --engine client"),
+        ({"engine": "client", "part": JobPart(number=1, total=2)}, r"--part 1/2 goes with --engine exchange"),
+        ({"engine": "dsort", "on": "ray"}, r"--on ray goes with --engine exchange, not with --engine dsort"),
+        ({"engine": "auto", "part": JobPart(number=1, total=2), "extension": ".tgz"}, r"use --engine client"),
+    ],
+)
+def test_bad_request_is_refused(directory: ShardSet, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(directory, "shuffled", **options)
+
+
+def test_small_samples_of_a_large_set_are_told(
+    directory: ShardSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(directory, "few")
+    assert caplog.text == ""
+    monkeypatch.setattr("prep.shuffle.shuffle.MANY_SAMPLES", 10)
+    run(directory, "many")
+    assert "about one request for each of 43: --engine client, which reads whole shards, may be faster" in caplog.text
+
+
+# Requests and memory
+
+
+def test_neighbours_are_read_by_one_request() -> None:
+    """In any order of the output; a gap larger than the next sample, or than 64 KiB, begins another request."""
+    large = MAX_GAP_BYTES * 2
+    starts = np.array([4096, 0, 512, 9000, large, 3 * large + 2])
+    stops = np.array([8192, 512, 1024, 9100, 2 * large, 4 * large])
+    rows = np.array([0, 0, 0, 0, 1, 1])
+    found = runs(range(6), rows, starts, stops)
+    assert [(each.shard, each.start, each.stop, each.samples) for each in found] == [
+        (0, 0, 8192, [1, 2, 0]),
+        (0, 9000, 9100, [3]),
+        (1, large, 2 * large, [4]),
+        (1, 3 * large + 2, 4 * large, [5]),
+    ]
+    assert sum(each.stop - each.start for each in found) <= 2 * int((stops - starts).sum())
+
+
+def test_sections_are_bounded_and_complete() -> None:
+    sizes = np.random.default_rng(0).integers(1, 9 << 20, 300)
+    found = list(sections(np.zeros(300, np.int64), sizes))
+    assert [sample for samples in found for sample in samples] == list(range(300))
+    assert max(int(sizes[list(samples)].sum()) for samples in found) <= exchange.SECTION_BYTES
+    assert list(sections(np.zeros(0, np.int64), np.zeros(0, np.int64))) == []
+
+
+def test_unordered_input_reads_each_shard_a_few_times(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One output of all samples: every input is one range, and no byte is read twice."""
+    shards = ShardSet(store=bucket, names=pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards)
+    index_shards(shards)
+    asked: list[exchange._Run] = []
+    submit = exchange._Ranges.submit
+
+    def counted(self: exchange._Ranges, each: exchange._Run) -> Any:
+        asked.append(each)
+        return submit(self, each)
+
+    monkeypatch.setattr(exchange._Ranges, "submit", counted)
+    run(shards, "shuffled", shard_bytes=10**9)
+    sizes = find_manifest(shards)
+    assert sizes is not None
+    assert len(asked) == len(shards.names)
+    assert sum(each.stop - each.start for each in asked) <= int(sizes.shard_bytes.sum())
+
+
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_memory_does_not_grow_with_the_shards(
+    where: str, bucket: AisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sections, whatever the sizes of inputs and outputs; one output of 48 MB here."""
+    store = LocalStore(tmp_path / "large") if where == "directory" else bucket
+    shards = ShardSet(store=store, names=pack(make_source(480, num_bytes=100_000), store=store, max_count=80).shards)
+    index_shards(shards)
+    monkeypatch.setattr(exchange, "SECTION_BYTES", 1 << 20)
+    run(replace(shards, names=shards.names[:1]), "warm")  # modules that are loaded on the way are no data
+    tracemalloc.start()
+    try:
+        report = run(shards, "shuffled", shard_bytes=10**9)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(report.shards) == 1
+    assert report.num_bytes > 48_000_000
+    assert peak < 12 << 20
