@@ -105,6 +105,21 @@ LOADERS: dict[str, LoaderEntry] = {
         source=("ais",),
     ),
     "spdl": LoaderEntry(module="bench.loaders.peers.spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
+    "hf": LoaderEntry(
+        module="bench.loaders.peers.hf",
+        extra="hf",
+        requires=("datasets",),
+        decodes=DECODES,
+        source=("local",),
+    ),
+    "grain": LoaderEntry(
+        module="bench.loaders.peers.grain",
+        extra="grain",
+        requires=("grain", "array_record"),
+        decodes=DECODES,
+        source=("converted",),
+        makes="ArrayRecord files, by one process",
+    ),
     "litdata": LoaderEntry(
         module="bench.loaders.peers.litdata",
         extra="litdata",

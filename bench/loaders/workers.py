@@ -66,7 +66,7 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
     Raises:
         PipesError: If the batches in flight do not fit into shared memory.
     """
-    check_shared_memory(_num_batches_shared(num_workers) * options.batch_size, options=options)
+    check_workers_memory(num_workers, options=options)
     return {
         "num_workers": num_workers,
         "multiprocessing_context": worker_context(),
@@ -75,6 +75,15 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
         "prefetch_factor": PREFETCH_FACTOR,
         "pin_memory": options.delivery_device == "cuda",
     }
+
+
+def check_workers_memory(num_workers: int, *, options: LoaderOptions) -> None:
+    """Refuse to start workers if the batches that they share with this process do not fit: see `check_shared_memory`.
+
+    Raises:
+        PipesError: If less shared memory is free.
+    """
+    check_shared_memory(_num_batches_shared(num_workers) * options.batch_size, options=options)
 
 
 def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:

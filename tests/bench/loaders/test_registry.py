@@ -26,6 +26,8 @@ def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> N
     [
         ("aistore", "alive_progress", "aistore-pytorch"),
         ("spdl", "spdl.pipeline", "spdl"),
+        ("hf", "datasets", "hf"),
+        ("grain", "array_record", "grain"),
         ("litdata", "litdata", "litdata"),
         ("mosaic", "streaming", "mosaic"),
     ],
