@@ -28,7 +28,7 @@ from dali_pipes.errors import DataError, PipesError
 from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.store.cluster.client import ais_client
 from dali_pipes.store.cluster.transport.http_rules import object_url
 

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urljoin
 
 from dali_pipes.fetch.parts import FetchedObject
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess, ConnectionPool
+from dali_pipes.fetch.transport.access import ClusterAccess
+from dali_pipes.fetch.transport.connection_pool import ConnectionPool
 from dali_pipes.fetch.transport.event_loop import Task
 from dali_pipes.fetch.transport.http1 import AnswerBody
 from dali_pipes.formats.json_texts import read_json
@@ -23,47 +24,42 @@ SETTLED_S = 10.0
 _MAX_MAP_BYTES = 4 << 20
 
 
-class ClusterLooks:
-    """Looks at a cluster's map and at its rebalance; belongs to one fetcher."""
+def may_come_back(item: FetchedObject, access: ClusterAccess, pool: ConnectionPool) -> Task[bool]:
+    """Whether the cluster has changed since the last look, lacks a target, or rebalances, or does not answer.
 
-    def __init__(self, access: ClusterAccess, pool: ConnectionPool) -> None:
-        self._access, self._pool = access, pool
+    Without an earlier look, which `Bucket.learn_map` takes, only a rebalance can tell.
+    """
+    try:
+        answer = yield from _ask(access, pool, "daemon?what=smap", b"")
+        if answer is None:
+            return False  # the token may not read the map
+        found = ClusterMap.from_json(answer)
+        status = yield from _ask(access, pool, "cluster?what=status", b'{"kind":"rebalance"}')
+    except (OSError, ProtocolError):
+        return True
+    except ValueError:
+        return False
+    before, now = access.proxies.map, time.monotonic()
+    access.proxies.learn(found, has_token=bool(access.token))
+    if item.map_version is None:
+        item.map_version = found.version if before is None else before.version
+    if item.map_version != found.version:
+        item.map_version, item.settles_at = found.version, now + SETTLED_S
+    is_rebalancing = isinstance(status, dict) and status.get("end_time") == 0
+    is_incomplete = access.proxies.lacks_targets(found)
+    return is_rebalancing or is_incomplete or now < item.settles_at
 
-    def may_come_back(self, item: FetchedObject) -> Task[bool]:
-        """Whether the cluster has changed since the last look, lacks a target, or rebalances, or does not answer.
 
-        Without an earlier look, which `Bucket.learn_map` takes, only a rebalance can tell.
-        """
-        try:
-            answer = yield from self._ask("daemon?what=smap", b"")
-            if answer is None:
-                return False  # the token may not read the map
-            found = ClusterMap.from_json(answer)
-            status = yield from self._ask("cluster?what=status", b'{"kind":"rebalance"}')
-        except (OSError, ProtocolError):
-            return True
-        except ValueError:
-            return False
-        before, now = self._access.proxies.map, time.monotonic()
-        self._access.proxies.learn(found, has_token=bool(self._access.token))
-        if item.map_version is None:
-            item.map_version = found.version if before is None else before.version
-        if item.map_version != found.version:
-            item.map_version, item.settles_at = found.version, now + SETTLED_S
-        is_rebalancing = isinstance(status, dict) and status.get("end_time") == 0
-        is_incomplete = self._access.proxies.lacks_targets(found)
-        return is_rebalancing or is_incomplete or now < item.settles_at
-
-    def _ask(self, path: str, body: bytes) -> Task[Any]:
-        """The answer as JSON; ``None`` for a refusal. A proxy that is starting counts as one that does not answer."""
-        url = f"{urljoin(self._access.proxies.current, 'v1')}/{path}"
-        connection, answer = yield from self._pool.get(url, byte_range=None, body=body)
-        try:
-            found = yield from AnswerBody(connection, answer).read_short(_MAX_MAP_BYTES)
-        except BaseException:
-            connection.close()
-            raise
-        self._pool.give_back(connection)
-        if is_away(answer.status, found.decode(errors="replace")):
-            raise ConnectionError(f"it answers {answer.status}")
-        return read_json(found) if answer.status == 200 else None
+def _ask(access: ClusterAccess, pool: ConnectionPool, path: str, body: bytes) -> Task[Any]:
+    """The answer as JSON; ``None`` for a refusal. A proxy that is starting counts as one that does not answer."""
+    url = f"{urljoin(access.proxies.current, 'v1')}/{path}"
+    connection, answer = yield from pool.get(url, byte_range=None, body=body)
+    try:
+        found = yield from AnswerBody(connection, answer).read_short(_MAX_MAP_BYTES)
+    except BaseException:
+        connection.close()
+        raise
+    pool.give_back(connection)
+    if is_away(answer.status, found.decode(errors="replace")):
+        raise ConnectionError(f"it answers {answer.status}")
+    return read_json(found) if answer.status == 200 else None

@@ -1,12 +1,12 @@
 """Fetch objects by GET into extents, and count and check their bytes on the way.
 
-A cluster's proxy redirects to the target that has the object. The redirect is followed once, and used for all ranges of
-the object. When a transfer breaks, the object is asked for again, from the byte where it broke if it is still the same
-object. An error that another attempt cannot mend is raised at once. An object is whole only if its XXH64 is the
-manifest's, whatever AIStore reported on the way.
+What differs between AIStore and clouds is in an `ObjectSource`. A redirect, such as that of AIStore's proxy to the
+target that has the object, is followed once, and used for all ranges of the object. When a transfer breaks, the object
+is asked for again, from the byte where it broke if it is still the same object. An error that another attempt cannot
+mend is raised at once. An object is whole only if its XXH64 is the manifest's, whatever the store reported on the way.
 
-A cluster that is away costs time, not the fetch: `dali_pipes.store.patience.Patience` says how long. A cluster that
-answers wrongly gets the few attempts of `RetryPolicy`.
+A store that is away costs time, not the fetch: `dali_pipes.store.patience.Patience` says how long. A store that answers
+wrongly gets the few attempts of `RetryPolicy`.
 """
 
 import logging
@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
+from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.answers import StoredObjects, broken, cause_of, is_silence, other_checksum, redirected_url
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.missing import ClusterLooks
 from dali_pipes.fetch.parts import (
     BodyWriter,
     FaultError,
@@ -28,7 +27,8 @@ from dali_pipes.fetch.parts import (
     ObjectPart,
     hash_extent,
 )
-from dali_pipes.fetch.transport.connection_pool import ConnectionPool
+from dali_pipes.fetch.source import ObjectSource, cause_of, is_silence
+from dali_pipes.fetch.transport.connection_pool import ConnectionPool, origin_of
 from dali_pipes.fetch.transport.event_loop import NOW, EventLoop, Task, Wait
 from dali_pipes.fetch.transport.http1 import AnswerBody, HttpConnection
 from dali_pipes.fetch.transport.http_head import Answer
@@ -44,7 +44,7 @@ RANGE_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Rules for a cluster that is there, and sends wrong answers."""
+    """Rules for a store that is there, and sends wrong answers."""
 
     attempts: int = 6
     """The fetch fails after this number of consecutive wrong answers without a byte that can be used."""
@@ -64,7 +64,7 @@ class ObjectFetcher:
     """Fetches objects of one source; belongs to one thread. Owns connections, which stay open between objects."""
 
     def __init__(
-        self, source: StoredObjects, *, retry: RetryPolicy | None = None, patience: Patience | None = None
+        self, source: ObjectSource, *, retry: RetryPolicy | None = None, patience: Patience | None = None
     ) -> None:
         self._source, self._access, self._retry = source, source.access, retry or RetryPolicy()
         self._patience = patience or current_patience()
@@ -72,7 +72,6 @@ class ObjectFetcher:
             source.access, connect_timeout_s=self._retry.connect_timeout_s, silence_s=self._retry.silence_s
         )
         self._writer = BodyWriter()
-        self._looks = ClusterLooks(self._access, self._pool)
         self._reads_ranges = source.sends_ranges
 
     def __enter__(self) -> Self:
@@ -159,7 +158,7 @@ class ObjectFetcher:
         self, item: FetchedObject, part: ObjectPart, *, on_head: Callable[[], None] = lambda: None
     ) -> Task[None]:
         """Make attempts until one succeeds, or patience or policy end them."""
-        waiting = Waiting(self._patience, self._access.endpoint)
+        waiting = Waiting(self._patience, self._access.endpoint, service=self._source.service)
         num_attempts = num_broken = num_wrong = 0
         while True:
             num_received = part.num_received
@@ -168,7 +167,7 @@ class ObjectFetcher:
                 waiting.progress()
                 return
             except MissingObjectError as exc:
-                if not (yield from self._looks.may_come_back(item)):
+                if not (yield from self._source.may_come_back(item, self._pool)):
                     raise
                 fault = FaultError(f"{exc.said}, while the cluster lacks a target or moves objects", is_away=True)
             except FaultError as exc:
@@ -196,7 +195,7 @@ class ObjectFetcher:
                     num_attempts=num_attempts,
                     advice=f"; {self._patience.advice}" if pause_s is None else "",
                 ) from fault
-            # The target may be gone, or may have lost the object; the proxy knows.
+            # The server may be gone, or may have lost the object; the first URL knows.
             item.target = None
             _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, num_attempts, fault, pause_s)
             yield Wait(None, 0, time.monotonic() + pause_s)
@@ -222,16 +221,15 @@ class ObjectFetcher:
     def _ask(self, item: FetchedObject, part: ObjectPart) -> Task[tuple[HttpConnection, Answer, AnswerBody]]:
         """Follow redirects to the answer that brings the object; the caller gives its connection back."""
         is_known = item.target is not None
-        asked = self._access.proxies.current
-        url = item.target or self._source.url(item.name)
+        asked = self._source.request(item, part)
+        url, own_host = asked.url, origin_of(urlsplit(asked.url))
         byte_range = (part.position, part.stop) if part.is_range or part.position else None
         for _ in range(MAX_REDIRECTS):
+            headers = asked.headers if origin_of(urlsplit(url)) == own_host else ()
             try:
-                connection, answer = yield from self._pool.get(url, byte_range=byte_range)
+                connection, answer = yield from self._pool.get(url, byte_range=byte_range, headers=headers)
             except (OSError, ProtocolError) as exc:
-                if self._access.proxies.is_proxy(url):
-                    self._access.proxies.turn_from(asked)
-                raise broken(self._access, item, url, exc) from exc
+                raise self._source.unanswered(item, asked, url, exc) from exc
             try:
                 body = AnswerBody(connection, answer)
                 if answer.status in (200, 206):
@@ -247,9 +245,8 @@ class ObjectFetcher:
                 raise
             self._pool.give_back(connection)
             if answer.status not in REDIRECTS:
-                self._access.proxies.turn_if_starting(answer.status, url)
-                raise self._source.refusal(item, answer, said, is_known=is_known)
-            url = redirected_url(item, url, answer)
+                raise self._source.refusal(item, answer, said, asked=asked, url=url, is_known=is_known)
+            url = self._source.redirected_url(item, url, answer)
         raise StoreError(f"{item.address}: redirected {MAX_REDIRECTS} times")
 
     def _receive(self, item: FetchedObject, part: ObjectPart, body: AnswerBody) -> Task[None]:
@@ -270,5 +267,5 @@ class ObjectFetcher:
         yield from hash_extent(item.extent, hashes)
         if hashes[0].hexdigest() != f"{item.checksum:016x}":
             raise NoRangesError(item, "its ranges do not make up the manifest's checksum")
-        if cause := other_checksum(item, hashes):
+        if cause := self._source.other_checksum(item, hashes):
             raise NoRangesError(item, cause)

@@ -1,9 +1,11 @@
 """An object that is being fetched: its parts, and the way of their bytes into its extent."""
 
+import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dali_pipes.cache.extents import BLOCK_BYTES, Extent
 from dali_pipes.errors import CacheError, StoreError, printable
@@ -15,11 +17,30 @@ XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementatio
 CAUSE_CHARS = 1000
 
 
+class ObjectRequest(NamedTuple):
+    """What to ask for to get an object."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+    """Fields of the request's head, for the URL's own host alone."""
+    expires_s: float = math.inf
+    """Seconds for which its signature is good."""
+
+
+class Version(NamedTuple):
+    """What an answer says of an object's version; empty where it says nothing."""
+
+    version: str
+    checksum_type: str = ""
+    """Type of the store's own checksum."""
+    checksum: str = ""
+
+
 class FaultError(Exception):
     """An attempt failed; another one may succeed.
 
-    The server asked for a pause of ``retry_after_s``. ``is_away``: the cluster, or a part of it, does not serve the
-    object now; otherwise the cluster gave a wrong answer. ``is_fruitless``: the bytes that came are of no use, or too
+    The server asked for a pause of ``retry_after_s``. ``is_away``: the store, or a part of it, does not serve the
+    object now; otherwise the store gave a wrong answer. ``is_fruitless``: the bytes that came are of no use, or too
     few to continue.
     """
 
@@ -31,7 +52,7 @@ class FaultError(Exception):
 
 
 class MissingObjectError(StoreError):
-    """The cluster does not find an object that the manifest lists; ``said`` is its answer."""
+    """The store does not find an object that the manifest lists; ``said`` is its answer."""
 
     def __init__(self, text: str, *, said: str = "") -> None:  # the default lets it be pickled
         super().__init__(text)
@@ -51,9 +72,15 @@ class FetchedObject:
     """See `dali_pipes.fetch.fetcher.Wanted`."""
     started: float = field(default_factory=time.monotonic)
     target: str | None = None
-    """The URL to which the proxy redirected; other ranges of the object are read there without asking the proxy."""
-    version: tuple[str, ...] | None = None
-    """Version, type and value of AIStore's own checksum, as the first answer reported them."""
+    """The URL that brought bytes, after redirects; other ranges of the object are read there at once."""
+    version: Version | None = None
+    """As the first answer reported it."""
+    signed: ObjectRequest | None = None
+    """What is asked for, if that has a signature that can expire; all ranges use it."""
+    signed_until: float = math.inf
+    """`time.monotonic()` when the signature expires."""
+    num_refused: int = 0
+    """Signatures that were refused, one after the other."""
     map_version: int | None = None
     """The version of the cluster's map when it was last looked at for this object."""
     settles_at: float = 0.0
@@ -63,16 +90,16 @@ class FetchedObject:
 
     @property
     def address(self) -> str:
-        """Object and cluster, for messages."""
+        """Object and store, for messages."""
         return f"'{self.where}' at {self.endpoint}"
 
     @property
     def checksum_type(self) -> str:
-        """Type of AIStore's own checksum, empty if none was reported."""
-        return self.version[1] if self.version else ""
+        """Type of the store's own checksum, empty if none was reported."""
+        return self.version.checksum_type if self.version else ""
 
     def hashes(self) -> list[Checksum]:
-        """Start new checksums: the manifest's, and AIStore's own if it has another type that we know."""
+        """Start new checksums: the manifest's, and the store's own if it has another type that we know."""
         kind = self.checksum_type
         is_other = kind in CHECKSUM_TYPES and kind not in (*XXH64_TYPES, NO_CHECKSUM_TYPE)
         return [new_checksum(DEFAULT_CHECKSUM_TYPE), *([new_checksum(kind)] if is_other else [])]

@@ -15,8 +15,8 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.answers import StoredObjects, refusal_text
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
-from dali_pipes.fetch.parts import FaultError, FetchedObject, ObjectPart
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.parts import FaultError, FetchedObject, ObjectPart, ObjectRequest
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.fetch.transport.http_head import Answer
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.etl import how_to_start, is_unknown_etl, no_etl
@@ -114,7 +114,10 @@ class TransformedShards(StoredObjects):
         if (digest := part.hashes[0].hexdigest()) != f"{item.checksum:016x}":
             raise self._wrong(item, part, item.differs(digest))
 
-    def refusal(self, item: FetchedObject, answer: Answer, body: bytes, *, is_known: bool) -> Exception:
+    def refusal(
+        self, item: FetchedObject, answer: Answer, body: bytes, *, asked: ObjectRequest, url: str, is_known: bool
+    ) -> Exception:
+        self.access.proxies.turn_if_starting(answer.status, url)
         text = refusal_text(answer, body)
         if (none := no_etl(self.access.endpoint, answer.status, text)) is not None:
             return none
@@ -123,7 +126,7 @@ class TransformedShards(StoredObjects):
             return FaultError(f"no ETL '{self._etl}' runs there ({text})", is_away=True)
         if answer.status == 422:  # `prep.etl` could not transform the shard
             return StoreError(f"{item.address}: the ETL failed: {text}")
-        return super().refusal(item, answer, body, is_known=is_known)
+        return super().refusal(item, answer, body, asked=asked, url=url, is_known=is_known)
 
     def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
         return self._wrong(item, part, f"its body ends after {part.position} of {item.extent.size} bytes")

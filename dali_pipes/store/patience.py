@@ -163,13 +163,13 @@ class Ahead(Generic[_Returned]):
 
 
 class Waiting:
-    """Counts the time for which one request waits for ``whom``, an endpoint.
+    """Counts the time for which one request waits for ``whom``, an endpoint of a ``service``.
 
     The time starts with the first failure after the last progress.
     """
 
-    def __init__(self, patience: Patience, whom: str) -> None:
-        self._patience, self._whom = patience, whom
+    def __init__(self, patience: Patience, whom: str, *, service: str = "AIStore") -> None:
+        self._patience, self._whom = patience, f"{service} at {whom}"
         self._jitter = random.Random()
         self.num_failures = 0
         """Failures since the last progress after which there was a pause."""
@@ -248,7 +248,7 @@ class _Outages:
                 return
             outage.told_at = now
         _log.warning(
-            "waiting for AIStore at %s for %.0f s so far, up to %.0f s without progress: %s",
+            "waiting for %s for %.0f s so far, up to %.0f s without progress: %s",
             whom,
             waited_s,
             limit_s,
@@ -264,7 +264,7 @@ class _Outages:
                 return
             del self._of[whom]
         if is_over and outage.told_at is not None:
-            _log.warning("AIStore at %s answers again: going on after %.0f s", whom, time.monotonic() - outage.since)
+            _log.warning("%s answers again: going on after %.0f s", whom, time.monotonic() - outage.since)
 
     def are_told(self) -> bool:
         with self._lock:

@@ -17,7 +17,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store import patience
 from dali_pipes.store.cluster import embedded_node

@@ -245,7 +245,7 @@ class AisStore(Bucket):
     def open_fetcher(self) -> "ObjectFetcher":
         from dali_pipes.fetch.answers import StoredObjects
         from dali_pipes.fetch.objects import ObjectFetcher
-        from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+        from dali_pipes.fetch.transport.access import ClusterAccess
 
         self.learn_map()
         access = ClusterAccess.from_environment(self.endpoint, proxies=self.proxies)

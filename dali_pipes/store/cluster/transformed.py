@@ -128,7 +128,7 @@ class TransformedStore(Store):
 
     def open_fetcher(self) -> "TransformedFetcher":
         from dali_pipes.fetch.through_etl import TransformedFetcher
-        from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+        from dali_pipes.fetch.transport.access import ClusterAccess
 
         self.stored.learn_map()
         access = ClusterAccess.from_environment(self.endpoint, proxies=self.stored.proxies)

@@ -19,9 +19,9 @@ from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess, is_token_for
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.cluster.token import Token, is_token_for
 from tests.dali_pipes.fetch.served import (
     DATA,
     PROMPT,

@@ -14,7 +14,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.patience import Patience
@@ -381,7 +381,7 @@ from dali_pipes.errors import CacheError
 from dali_pipes.cache.extents import Extent
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.answers import StoredObjects
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.fetch.objects import ObjectFetcher
 with tempfile.TemporaryFile(buffering=0) as file:
     fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint="{{}}"), "{store.bucket}"))

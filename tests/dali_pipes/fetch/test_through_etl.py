@@ -23,7 +23,7 @@ from dali_pipes.data_set.joined import MixtureFetcher, join_manifests
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.through_etl import TransformedFetcher
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.order.state import StateError

@@ -14,7 +14,7 @@ from dali_pipes.errors import PipesError
 from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
-from dali_pipes.fetch.transport.connection_pool import ClusterAccess
+from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.store.cluster import client as client_module
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience

@@ -85,11 +85,16 @@ class Proxies:
             if self._known[self._current] == failed:
                 self._current = (self._current + 1) % len(self._known)
 
+    def turn_if_at(self, url: str) -> None:
+        """`turn_from` the current proxy if a URL lies below it."""
+        asked = self.current
+        if url.startswith(f"{asked.rstrip('/')}/"):
+            self.turn_from(asked)
+
     def turn_if_starting(self, status: int, url: str) -> None:
         """`turn_from` the current proxy if it gave this answer for ``url``, and may be starting or stopping."""
-        asked = self.current
-        if status in (400, 503) and url.startswith(f"{asked.rstrip('/')}/"):
-            self.turn_from(asked)
+        if status in (400, 503):
+            self.turn_if_at(url)
 
     def learn(self, found: ClusterMap, *, has_token: bool) -> None:
         """Take the map's other proxies for times when the named ones are away.

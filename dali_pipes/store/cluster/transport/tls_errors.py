@@ -5,8 +5,10 @@ import ssl
 _WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
 
 
-def tls_text(exc: BaseException) -> str | None:
+def tls_text(exc: BaseException, *, ca_variable: str = "AIS_CLIENT_CA") -> str | None:
     """The end of an error's text, after the server's name; ``None`` if the exception is not about certificates or TLS.
+
+    ``ca_variable`` is the environment variable that names the certificates to trust.
 
     >>> exc = ssl.SSLCertVerificationError(1, "")
     >>> exc.verify_message = "self-signed certificate"
@@ -16,7 +18,7 @@ def tls_text(exc: BaseException) -> str | None:
     if isinstance(exc, ssl.SSLCertVerificationError):
         return (
             f"shows a certificate that cannot be trusted ({exc.verify_message}); "
-            "set AIS_CLIENT_CA to the file of the CA that signed it"
+            f"set {ca_variable} to the file of the CA that signed it"
         )
     if not isinstance(exc, ssl.SSLError) or isinstance(exc, ssl.SSLEOFError):
         return None
@@ -24,7 +26,7 @@ def tls_text(exc: BaseException) -> str | None:
     words = reason.replace("_", " ").lower()
     if reason == "NO_CERTIFICATE_OR_CRL_FOUND" or "PEM" in reason or "KEY_VALUES" in reason:  # a file on this side
         return (
-            f"was not asked: a certificate or key cannot be read ({words}); check AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY"
+            f"was not asked: a certificate or key cannot be read ({words}); check {ca_variable}, AIS_CRT, AIS_CRT_KEY"
         )
     if "ALERT" in reason or "CERTIFICATE" in reason:
         return f"refuses the TLS connection ({words}); {_WANTS_CERTIFICATE}"
