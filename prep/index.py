@@ -5,13 +5,14 @@ For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the tr
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from dali_pipes.data_set.indexing import find_manifest, index_each, stored_versions
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.store.shard_set import ShardSet
+from prep.part import JobPart
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +42,57 @@ def index_shards(
             a shard that is not among ``shards``, and ``overwrite`` is false; if the data set has versions, to which
             shards are added with `prep.versions`. Nothing is written then.
     """
+    return _write(shards, shards.store.write, classes=classes, overwrite=overwrite, show_progress=show_progress)
+
+
+def index_part(shards: ShardSet, part: JobPart, *, show_progress: bool = False) -> ShardSet:
+    """Write the shard indexes of one part of the shards, and nothing else; returns these shards.
+
+    When all parts are done, `merge_indexes` makes the manifest. It raises what `index_shards` does.
+    """
+    _check_has_no_versions(shards)
+    own = part.of_shards(shards)
+    if own.names:
+        index_each(own, own.store.write, classes=None, show_progress=show_progress)
+    return own
+
+
+def merge_indexes(shards: ShardSet, *, overwrite: bool = False, show_progress: bool = False) -> Manifest:
+    """Write the column file and, last, the manifest of shards whose indexes `index_part` has written.
+
+    The shards are not read. The files are those that `index_shards` writes.
+
+    Raises:
+        StoreError: See `index_shards`; also if shards have no index: the text names some.
+        DataError: If a shard index is not one, or not the one of its shard.
+    """
+    store = shards.store
+    listed = store.find_all([index_name(name) for name in shards.names])
+    lacking = [name for name in shards.names if index_name(name) not in listed]
+    if lacking:
+        raise StoreError(
+            f"{len(lacking)} of {len(shards.names)} shards have no shard index: "
+            f"{shown([store.locate(name) for name in lacking])}; a part is not done, or was stopped: run it again, "
+            f"{shards.index_command} --part I/N"
+        )
+    return _write(
+        shards, lambda *_: None, classes=None, overwrite=overwrite, show_progress=show_progress, is_indexed=True
+    )
+
+
+def _write(
+    shards: ShardSet,
+    keep: Callable[[str, bytes], None],
+    *,
+    classes: Mapping[int, str] | None,
+    overwrite: bool,
+    show_progress: bool,
+    is_indexed: bool = False,
+) -> Manifest:
     _check_has_no_versions(shards)
     if not overwrite:
         _check_keeps_all(shards)
-    manifest, columns = index_each(shards, shards.store.write, classes=classes, show_progress=show_progress)
+    manifest, columns = index_each(shards, keep, classes=classes, show_progress=show_progress, is_indexed=is_indexed)
     _check_has_no_versions(shards)  # another command may have begun meanwhile
     shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())

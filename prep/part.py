@@ -6,8 +6,10 @@ common clock, lock or list, and a part may be done again.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
+
+from dali_pipes.store.shard_set import ShardSet
 
 Item = TypeVar("Item")
 
@@ -56,6 +58,12 @@ class JobPart:
         'beh'
         """
         return items[self.number - 1 :: self.total]
+
+    def of_shards(self, shards: ShardSet) -> ShardSet:
+        """The shards of this part, as some of the same data set; none, if there are fewer shards than parts."""
+        if self.is_all:
+            return shards
+        return replace(shards, names=tuple(self.of(shards.names)), manifest_prefix=shards.prefix)
 
 
 ALL = JobPart()

@@ -34,11 +34,14 @@ from dali_pipes.formats.sample_columns import MAX_COMPONENTS, ColumnsBuilder, Sa
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
+from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.patience import Ahead, PatientThreads
 from dali_pipes.store.shard_set import ShardSet, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
+# AIStore's names of the checksum that a shard index has.
+_XXH64 = ("xxhash", "xxhash2")
 _VERSION = re.compile("[1-9][0-9]{0,8}")
 Int64s = npt.NDArray[np.int64]
 
@@ -146,16 +149,27 @@ def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
 
 
 def index_each(
-    shards: ShardSet, keep: Callable[[str, bytes], None], *, classes: Mapping[int, str] | None, show_progress: bool
+    shards: ShardSet,
+    keep: Callable[[str, bytes], None],
+    *,
+    classes: Mapping[int, str] | None,
+    show_progress: bool,
+    is_indexed: bool = False,
 ) -> tuple[Manifest, SampleColumns]:
-    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory."""
+    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory.
+
+    With ``is_indexed`` the shard indexes in the store are read, and not the shards: see `_stored_index`.
+    """
     store, names = shards.store, shards.names
     etl = store.etl
-    stored_sizes = [entry.size for entry in shards.entries()]
+    entries = shards.entries()
+    stored_sizes = [entry.size for entry in entries]
     if classes is None:
         classes = read_class_table(store, shards.prefix)
 
     def index_one(row: int) -> tuple[ShardIndex, bytes]:
+        if is_indexed:
+            return _stored_index(shards, entries[row], names[row])
         try:
             with store.open(names[row]) as stream:
                 # The size of a transformed shard is not known before it is read.
@@ -204,6 +218,30 @@ def index_each(
         **totals.sums(),
     )
     return manifest, columns.finish()
+
+
+def _stored_index(shards: ShardSet, entry: ObjectEntry, name: str) -> tuple[ShardIndex, bytes]:
+    """The shard index that is stored beside a shard, and its bytes.
+
+    Raises:
+        DataError: If there is none, or it is not the one of this shard, by size and, if the store knows it, checksum.
+    """
+    where = shards.store.locate(index_name(name))
+    again = f"index the shard again: {shards.index_command} --part I/N, with the I and N of its part, or without --part"
+    data = shards.store.find(index_name(name))
+    if data is None:
+        raise DataError(f"'{where}' does not exist: not all parts are indexed; {again}")
+    index = ShardIndex.from_bytes(data, where=where)
+    if shards.store.etl:
+        return index, data  # the transformed shard's size and checksum are not known
+    if index.shard_bytes != entry.size:
+        raise DataError(f"'{where}' is of a shard of {index.shard_bytes} bytes, the shard has {entry.size}; {again}")
+    kind, known = shards.store.access().known_checksum(entry) or ("", "")
+    if kind in _XXH64 and known != f"{index.shard_checksum:016x}":
+        raise DataError(
+            f"'{where}' is of a shard with the checksum {index.shard_checksum:016x}, the shard has {known}; {again}"
+        )
+    return index, data
 
 
 def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from prep.commands.options import (
     jobs_option,
     max_bad_option,
     max_pixels_option,
+    no_part_option,
     pairs_option,
     recode_options,
     take_recoding,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 @recode_options
 @dry_run_option
 @jobs_option("Shards in flight, each written by a process of its own")
+@no_part_option("it makes one version of the data set; --jobs shares its work among processes")
 @cluster_options
 @json_option
 def add(

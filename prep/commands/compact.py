@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import dry_run_option, jobs_option
+from prep.commands.options import dry_run_option, jobs_option, no_part_option
 from prep.commands.output import command_line, counted, fields_of, print_result, print_some
 
 
@@ -19,6 +19,7 @@ from prep.commands.output import command_line, counted, fields_of, print_result,
 )
 @dry_run_option
 @jobs_option("Shards in flight, each written by a process of its own")
+@no_part_option("it makes one version of the data set")
 @cluster_options
 @json_option
 def compact(

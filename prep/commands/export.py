@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from prep.commands.options import allow_missing_option, jobs_option, overwrite_option, pairs_option
+from prep.commands.options import allow_missing_option, jobs_option, no_part_option, overwrite_option, pairs_option
 from prep.commands.output import counted, fields_of, print_result, there_already
 
 
@@ -34,6 +34,7 @@ def export() -> None:
 @overwrite_option("other files under the output's names")
 @jobs_option("Files in flight, each written by a process of its own")
 @allow_missing_option
+@no_part_option("it writes the files of one set; name some of the shards to each process, with braces")
 @cluster_options
 @json_option
 def export_tfrecord(

@@ -2,12 +2,17 @@
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import overwrite_option, urls_argument
-from prep.commands.output import counted, print_result
+from prep.commands.options import overwrite_option, part_option, urls_argument
+from prep.commands.output import counted, print_empty_part, print_result
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+    from prep.part import JobPart
 
 
 @click.command()
@@ -18,6 +23,12 @@ from prep.commands.output import counted, print_result
     help="Index the shards as this running ETL of the cluster gives them, for loader(dp.Shards(urls, etl=NAME)).  "
     "[default: as they are stored]",
 )
+@part_option("write the shard indexes of every N-th shard, and no manifest; --merge makes it when all parts are done")
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Write the column file and the manifest of the shard indexes that all parts have written; no shard is read.",
+)
 @overwrite_option("a manifest that lists shards which are no longer there, or are not named")
 @cluster_options
 @json_option
@@ -25,6 +36,8 @@ def index(
     urls: tuple[str, ...],
     *,
     etl: str | None,
+    part: "JobPart",
+    merge: bool,
     overwrite: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
@@ -46,16 +59,28 @@ def index(
     from dali_pipes.formats.names import manifest_name
     from dali_pipes.store.cluster.transformed import through_etl
     from dali_pipes.store.urls import is_remote, resolve_shards
-    from prep.index import index_shards
+    from prep.index import index_part, index_shards, merge_indexes
 
     started = time.perf_counter()
     if etl is not None and endpoint is None and is_remote(urls[0]):
         raise click.UsageError("--etl NAME needs --endpoint; an embedded node's ETLs end with it.")
+    if merge and not part.is_all:
+        raise click.UsageError("--merge follows when all parts are done; run it without --part.")
+    if overwrite and not part.is_all:
+        raise click.UsageError("--overwrite replaces a manifest, and a part writes none; give it to --merge.")
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = (resolve_shards if overwrite else list_shards)(urls, endpoint=answering)
         if etl is not None:
             shards = through_etl(shards, etl)
-        manifest = index_shards(shards, overwrite=overwrite, show_progress=not as_json)
+        if not part.is_all:
+            own = index_part(shards, part, show_progress=not as_json)
+            if not own.names:
+                print_empty_part(part, own.url, as_json=as_json)
+                return
+            print_part(own, part, time.perf_counter() - started, as_json=as_json)
+            return
+        write = merge_indexes if merge else index_shards
+        manifest = write(shards, overwrite=overwrite, show_progress=not as_json)
     elapsed_s = time.perf_counter() - started
     where = shards.store.locate(manifest_name(shards.prefix))
     print_result(
@@ -72,5 +97,15 @@ def index(
             "classes": {str(label): name for label, name in manifest.classes.items()},
             "elapsed_s": elapsed_s,
         },
+        as_json=as_json,
+    )
+
+
+def print_part(own: "ShardSet", part: "JobPart", elapsed_s: float, *, as_json: bool) -> None:
+    """Print what a part has indexed."""
+    print_result(
+        f"indexed {counted(len(own.names), 'shard')} in {elapsed_s:.1f} s: part {part} of '{own.url}'; when all parts "
+        "are done, --merge makes the manifest",
+        {"part": str(part), "url": own.url, "shards": own.names, "elapsed_s": elapsed_s},
         as_json=as_json,
     )

@@ -13,7 +13,7 @@ import click
 from dali_pipes.commands import verbosity
 from dali_pipes.commands.options import endpoint_for, format_bytes
 from dali_pipes.commands.output import print_note
-from prep.commands.options import chosen_masks, mask_options, parse_shares, seed_option
+from prep.commands.options import chosen_masks, mask_options, no_part_option, parse_shares, seed_option
 from prep.commands.output import counted, fields_of, print_result
 from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
 from prep.commands.shuffle import shuffle_summary
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     help="The directory that paths in a table start from.  [default: the table's]",
 )
 @mask_options
+@no_part_option("its steps need each other; run pack, shuffle, index and verify with --part")
 @pack_options
 def make(
     source: str,

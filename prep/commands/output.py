@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from dali_pipes.errors import printable
 
 if TYPE_CHECKING:
     from dali_pipes.formats.recoded import RecodedStep
+    from prep.part import JobPart
 
 # Options that say where and how a command runs, and change nothing of what it writes.
 _LOCAL = frozenset({"endpoint", "embedded_dir", "as_json", "jobs", "dry_run", "spool_dir"})
@@ -112,3 +113,15 @@ def shard_span(url: str, shards: Sequence[str]) -> str:
     """
     numbers = [re.findall(r"[0-9]+", shard)[-1] for shard in (shards[0], shards[-1])]
     return f"{url}{numbers[0]}.tar" if len(shards) == 1 else f"{url}{{{numbers[0]}..{numbers[1]}}}.tar"
+
+
+def print_empty_part(part: "JobPart", url: str, *, as_json: bool) -> None:
+    """Say that a part of a job has no shard: there are fewer shards than parts."""
+    print_result(of_part(str, part, url, ()), {"part": str(part), "shards": []}, as_json=as_json)
+
+
+def of_part(summary: Callable[[], str], part: "JobPart", url: str, shards: Sequence[str]) -> str:
+    """The line that reports a job, ``summary()`` and its part, if it is one of several."""
+    if not shards:
+        return f"nothing to do: part {part} of '{url}' has no shard"
+    return summary() if part.is_all else f"{summary()} (part {part} of these)"

@@ -4,12 +4,14 @@ from typing import Any
 
 import click
 
+from prep.commands.options import no_part_option
 from prep.commands.pack import pack_options, pack_shards
 
 
 @click.command()
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
 @click.argument("out")
+@no_part_option("each part would recode all photos, to learn their sizes")
 @pack_options
 def recode(urls: tuple[str, ...], out: str, **options: Any) -> None:
     """Resize, optimize or convert the photos of the shards at URL, and pack them to OUT.

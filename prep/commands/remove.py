@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, json_option
-from prep.commands.options import dry_run_option
+from prep.commands.options import dry_run_option, no_part_option
 from prep.commands.output import command_line, counted, fields_of, print_result
 
 
@@ -23,6 +23,7 @@ from prep.commands.output import command_line, counted, fields_of, print_result
 )
 @click.option("--shard", "shards", metavar="NAME", multiple=True, help="A shard with all its samples; may be repeated.")
 @dry_run_option
+@no_part_option("it writes one manifest")
 @cluster_options
 @json_option
 def remove(

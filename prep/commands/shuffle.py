@@ -11,7 +11,7 @@ import click
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
 from prep.commands.options import dry_run_option, jobs_option, overwrite_option, parse_shares, part_option, seed_option
-from prep.commands.output import counted, fields_of, print_result, shard_span, there_already
+from prep.commands.output import counted, fields_of, of_part, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
     from prep.shuffle.shuffle import ShuffleReport
@@ -144,7 +144,8 @@ def shuffle(
         for shard in report.planned:
             amount = f"{counted(shard['num_samples'], 'sample')}, {format_bytes(shard['num_bytes'])}"
             print_line(f"{shard['name']}: {amount}")
-    print_result(shuffle_summary(report), fields_of(report), as_json=as_json)
+    line = of_part(lambda: shuffle_summary(report), options["part"], report.url, report.shards)
+    print_result(line, fields_of(report), as_json=as_json)
 
 
 def _shuffle_by_spec(

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import jobs_option, overwrite_option
-from prep.commands.output import counted, fields_of, print_result
+from prep.commands.options import jobs_option, overwrite_option, part_option
+from prep.commands.output import counted, fields_of, print_empty_part, print_result
 
 if TYPE_CHECKING:
     from prep.etl.local import TransformReport
+    from prep.part import JobPart
 
 
 FUNCTION_HELP = "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
@@ -23,6 +24,7 @@ replace_option = overwrite_option("what is there under these names")
 @click.option("--function", metavar="TRANSFORM", required=True, help=FUNCTION_HELP)
 @replace_option
 @jobs_option("Processes")
+@part_option("every N-th shard")
 @cluster_options
 @json_option
 def transform(
@@ -31,6 +33,7 @@ def transform(
     function: str,
     overwrite: bool,
     jobs: int | None,
+    part: "JobPart",
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -49,8 +52,12 @@ def transform(
 
     *inputs, out = inputs_and_output(urls)
     with endpoint_for(inputs, endpoint, embedded_dir, writes=[out]) as answering:
+        own = part.of_shards(list_shards(inputs, endpoint=answering))
+        if not own.names:
+            print_empty_part(part, own.url, as_json=as_json)
+            return
         report = transform_shards(
-            list_shards(inputs, endpoint=answering),
+            own,
             open_output(out, endpoint=answering),
             transform=function,
             overwrite=overwrite,

@@ -14,13 +14,15 @@ from prep.commands.options import (
     mask_options,
     max_bad_option,
     max_pixels_option,
+    part_option,
     urls_argument,
 )
-from prep.commands.output import counted, fields_of, print_result
+from prep.commands.output import counted, fields_of, print_empty_part, print_result
 
 if TYPE_CHECKING:
     from prep.inspect.verify_set import VerifyReport
     from prep.left_out import MaxBad
+    from prep.part import JobPart
 
 
 # Mask values that a terminal shows; --json has all of them.
@@ -75,6 +77,7 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
     type=click.Path(dir_okay=False, path_type=Path),
     help="Add the bad samples to FILE, a list for a loader's Select(exclude=...); created if it does not exist.",
 )
+@part_option("every N-th shard; keys that occur twice, and rare components, are compared within the part")
 @click.option("--show", default=3, show_default=True, type=click.IntRange(min=0), help="Examples shown of each kind.")
 @cluster_options
 @json_option
@@ -88,6 +91,7 @@ def verify(
     quarantine: Path | None,
     show: int,
     max_bad: "MaxBad",
+    part: "JobPart",
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -113,10 +117,15 @@ def verify(
     chosen = chosen_masks(masks, no_masks=no_masks)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         compared = compare_shards(urls, endpoint=answering)
+        is_first, own = part.number == 1, part.of_shards(compared.present)
+        if not own.names:
+            print_empty_part(part, own.url, as_json=as_json)
+            return
         report = verify_shards(
-            compared.present,
-            missing=compared.missing,
-            beyond=compared.beyond,
+            own,
+            # What concerns the set as a whole is told once, by part 1.
+            missing=compared.missing if is_first else (),
+            beyond=compared.beyond if is_first else (),
             masks=chosen,
             mask_values=mask_values,
             max_pixels=max_pixels or MAX_PIXELS,

@@ -34,6 +34,7 @@ from prep.pack.check import Checked, check_records
 from prep.pack.plan import plan_shards
 from prep.pack.target import FileWorkers, Target, check_limits
 from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
+from prep.part import ALL, JobPart
 from prep.recode.settings import Recoding
 from prep.recode.stage import recode_source
 from prep.sources.record import Source, as_entry, component_names
@@ -58,7 +59,7 @@ class PackReport:
     url: str
     """The beginning of all names: ``ais://pets/samples-``."""
     shards: tuple[str, ...]
-    """All shards of the set, in order."""
+    """All shards of the set, or of the part of it that was to be written, in order."""
     num_written: int
     """Shards that were not there already, byte for byte."""
     copy: str | None
@@ -109,6 +110,7 @@ def pack(
     recode: Recoding | None = None,
     spool_dir: Path | None = None,
     jobs: int | None = None,
+    part: JobPart = ALL,
     show_progress: bool = False,
     check_components: Callable[[Iterable[Set[str]]], None] | None = None,
 ) -> PackReport:
@@ -143,6 +145,7 @@ def pack(
             directory, or the temporary directory.
         jobs: Shards in flight, each written by a process; with 1, this process does all. By default the number of
             cores, at most 16. This process packs small sets alone.
+        part: The part of the shards that is written. All records are read and checked for the plan, whatever the part.
         show_progress: Draw bars.
         check_components: Called before anything is written, with the components of each sample that will be: after bad
             records are left out, and photos recoded. May raise.
@@ -154,13 +157,18 @@ def pack(
         PipesError: If a worker process died.
         StoreError: If there are other shards under the prefix and ``overwrite`` is false, there is no space for the
             copy, or writing fails. Complete shards stay, partial ones do not; running again finishes the pack.
-        ValueError: If an argument is not valid, the source's own shards lie under the prefix, or the copy would be the
-            pack itself.
+        ValueError: If an argument is not valid, the source's own shards lie under the prefix, the copy would be the
+            pack itself, or photos would be recoded for each of several parts.
     """
     started = time.perf_counter()
     check_limits(prefix=prefix, max_count=max_count, max_bytes=max_bytes)
     if on_bad not in get_args(OnBad):
         raise ValueError(f"on_bad must be one of {', '.join(get_args(OnBad))}, got '{on_bad}'")
+    if recode is not None and recode.is_on and not part.is_all:
+        raise ValueError(
+            f"part {part} would recode all photos, to learn their sizes, and so would each other part; recode without "
+            "--part, or pack them as they are"
+        )
     converts = recode is not None and recode.convert
     rules = PhotoRules(formats=tuple(formats), max_pixels=max_pixels or MAX_PIXELS, is_converted=converts)
     store.check_name(prefix)
@@ -198,27 +206,28 @@ def pack(
             _check_apart(target.store, source, (*(shard.name for shard in shards), *target.existing))
         stale = [target.stale(shards) for target in targets]
         missing: list[list[_Shard]] = [[] for _ in targets]
+        own = part.of(shards)
         if not dry_run:
             file_workers = FileWorkers(workers=workers, min_shared_bytes=MIN_SHARED_BYTES, show_progress=show_progress)
             task = partial(_task, source, checked.unread)
             missing = [
-                target.missing(shards, lambda shard, stored: task(shard, stored=stored), file_workers)
+                target.missing(own, lambda shard, stored: task(shard, stored=stored), file_workers)
                 for target in targets
             ]
             if copy is not None:
                 _check_space(copy, sum(shard.num_bytes for shard in missing[1]))
             targets[0].create()
-            _write(shards, targets, missing, task, file_workers)
+            _write(own, targets, missing, task, file_workers)
             for target, gone in zip(targets, stale, strict=True):
                 _finish(target, gone, source.classes, steps)
     return PackReport(
         url=store.locate(prefix),
-        shards=tuple(shard.name for shard in shards),
+        shards=tuple(shard.name for shard in own),
         num_written=len(missing[0]),
         copy=None if copy is None else str(copy),
         num_copied=len(missing[-1]) if copy is not None else 0,
-        num_samples=len(numbers),
-        num_bytes=sum(shard.num_bytes for shard in shards),
+        num_samples=sum(shard.num_samples for shard in own),
+        num_bytes=sum(shard.num_bytes for shard in own),
         skipped=skipped,
         reasons=reasons,
         others=tuple(source.others),

@@ -221,7 +221,7 @@ def test_prep_help_names_every_default(command: list[str]) -> None:
         found = found.get_command(click.Context(found), name)
     assert found is not None
     for parameter in found.params:
-        if not isinstance(parameter, click.Option) or parameter.is_flag or parameter.required:
+        if not isinstance(parameter, click.Option) or parameter.is_flag or parameter.required or parameter.hidden:
             continue
         described = parameter.show_default or "[default:" in (parameter.help or "") or parameter.name == "endpoint"
         assert described, f"--help of {command} does not say the default of {parameter.name}"

@@ -1,0 +1,224 @@
+"""``--part I/N``: processes that share only the store make together what one makes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.local import LocalStore
+from prep.commands.group import prep
+from prep.pack.pack import pack
+from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.sources import encode_photo, make_source
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders of 22 photos; one file is no photo."""
+    for number in range(22):
+        path = tmp_path / "photos" / f"class{number % 3}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_photo(seed=number))
+    (tmp_path / "photos" / "class0" / "notes.txt").write_text("no photo")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Five shards."""
+    pack(make_source(43), store=LocalStore(tmp_path / "shards"), max_count=10)
+    return tmp_path / "shards"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def refused(*words: str | Path) -> str:
+    """The error of a command, in one line."""
+    result = CliRunner().invoke(prep, [str(word) for word in words])
+    assert result.exit_code in (1, 2)
+    text = result.output if result.exit_code == 2 else str(result.exception)
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("total", [1, 2, 4, 11])
+def test_parts_of_a_pack_make_the_whole(photos: Path, tmp_path: Path, total: int) -> None:
+    """Also with more parts than shards, in any order, and one of them twice."""
+    run_prep("pack", "imagefolder", photos, f"{tmp_path}/whole/", "--max-count", "3")
+    whole = contents(tmp_path / "whole")
+    assert len(whole) == 8 + 1
+    num_written = 0
+    for number in [*range(total, 0, -1), total]:
+        found = json_of_prep(
+            "pack", "imagefolder", photos, f"{tmp_path}/parts/", "--max-count", "3", "--part", f"{number}/{total}"
+        )
+        assert found["num_samples"] == sum(1 for _ in found["shards"]) * 3 - 2 * (
+            "samples-000007.tar" in found["shards"]
+        )
+        num_written += found["num_written"]
+    assert num_written == 8
+    assert contents(tmp_path / "parts") == whole
+
+
+@pytest.mark.parametrize("total", [2, 5])
+def test_parts_of_an_index_are_merged_to_the_whole(directory: Path, total: int) -> None:
+    run_prep("index", directory)
+    whole = contents(directory)
+    for path in directory.glob("*.safetensors"):
+        path.unlink()
+    for number in range(total, 0, -1):
+        line = run_prep("index", directory, "--part", f"{number}/{total}").stdout
+        assert f"part {number}/{total} of '{directory}/samples-'; when all parts are done, --merge makes" in line
+        assert not (directory / "samples-manifest.safetensors").exists()
+    found = json_of_prep("index", directory, "--merge")
+    assert found["num_samples"] == 43
+    assert contents(directory) == whole
+
+
+def test_merge_in_a_bucket_reads_no_shard(bucket: AisStore, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(make_source(43), store=bucket, max_count=10)
+    url = f"{bucket.url}/samples-"
+    run_prep("index", url, "--endpoint", node)
+    whole = {entry.name: bucket.read(entry.name) for entry in bucket.list("samples-") if "manifest" in entry.name}
+    for name in whole:
+        bucket.delete(name)
+    monkeypatch.setattr(AisStore, "open", None)
+    run_prep("index", url, "--endpoint", node, "--merge")
+    assert {name: bucket.read(name) for name in whole} == whole
+
+
+def test_merge_names_what_is_missing(directory: Path) -> None:
+    run_prep("index", directory, "--part", "1/2")
+    said = refused("index", directory, "--merge")
+    assert "2 of 5 shards have no shard index: " in said
+    assert "samples-000001.tar" in said
+    assert "samples-000003.tar" in said
+    assert f"a part is not done, or was stopped: run it again, dali-pipes prep index '{directory}/samples-'" in said
+    assert not (directory / "samples-manifest.safetensors").exists()
+
+
+def test_merge_refuses_an_index_of_another_shard(directory: Path) -> None:
+    """A shard that was packed anew after its part was indexed."""
+    for number in (1, 2):
+        run_prep("index", directory, "--part", f"{number}/2")
+    path = directory / "samples-000002.tar"
+    path.write_bytes(path.read_bytes() + bytes(10240))
+    said = refused("index", directory, "--merge")
+    assert "samples-000002.index.safetensors' is of a shard of " in said
+    assert "index the shard again" in said
+
+
+def test_merge_refuses_an_index_of_a_shard_of_the_same_size(bucket: AisStore, node: str) -> None:
+    """By the checksum that the cluster lists."""
+    pack(make_source(43), store=bucket, max_count=10)
+    url = f"{bucket.url}/samples-"
+    run_prep("index", url, "--endpoint", node, "--part", "1/1")
+    data = bytearray(bucket.read("samples-000002.tar"))
+    data[600] ^= 1
+    bucket.write("samples-000002.tar", bytes(data))
+    said = refused("index", url, "--endpoint", node, "--merge")
+    assert "samples-000002.index.safetensors' is of a shard with the checksum " in said
+
+
+def test_parts_of_verify_read_all_shards_once(directory: Path) -> None:
+    """Each finding is told once; what concerns the set, by the first part."""
+    run_prep("index", directory)
+    path = directory / "samples-000001.tar"
+    path.write_bytes(path.read_bytes()[:-2048])
+    (directory / "samples-000004.tar").unlink()
+    shutil.copy(directory / "samples-000000.tar", directory / "samples-000009.tar")
+    options = ("--decoder", "pillow", "--workers", "1")
+    found = [
+        json.loads(CliRunner().invoke(prep, ["verify", str(directory), *options, "--part", part, "--json"]).stdout)
+        for part in ("1/2", "2/2")
+    ]
+    assert [one["num_shards"] for one in found] == [2, 2]
+    kinds = [[finding["kind"] for finding in one["findings"] if finding["kind"] in ("gone", "beyond")] for one in found]
+    assert kinds == [["gone", "beyond"], []]
+    cut = [[one["shard"] for one in part["findings"] if one["shard"] == path.name] for part in found]
+    assert cut[0] == []
+    assert cut[1] != []
+
+
+def test_parts_of_a_transform_make_the_whole(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_transform.py").write_text("def same(components):\n    return components\n")
+    monkeypatch.chdir(tmp_path)
+    run_prep("transform", directory, f"{tmp_path}/whole/", "--function", "own_transform:same", "--jobs", "1")
+    for number in (3, 1, 2):
+        run_prep(
+            "transform", directory, f"{tmp_path}/parts/", "--function", "own_transform:same", "--jobs", "1",
+            "--part", f"{number}/3",
+        )  # fmt: skip
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_parts_of_a_shuffle_make_the_whole(directory: Path) -> None:
+    run_prep("index", directory / "samples-")
+    run_prep("shuffle", directory / "samples-", "--seed", "7", "--output", "whole-")
+    for number in (2, 1):
+        found = json_of_prep(
+            "shuffle",
+            directory / "samples-",
+            "--seed",
+            "7",
+            "--output",
+            "parts-",
+            "--jobs",
+            "1",
+            "--part",
+            f"{number}/2",
+        )
+        assert found["engine"] == "exchange"
+    made = contents(directory)
+    whole = {name: data for name, data in made.items() if name.startswith("whole-")}
+    assert {name.replace("parts-", "whole-"): data for name, data in made.items() if name.startswith("parts-")} == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("index", "{}", "--part", "0/2"), "1 <= I <= N, got '0/2'; parts are counted from 1"),
+        (("index", "{}", "--part", "2"), "a part must be I/N, such as 3/16, got '2'"),
+        (("index", "{}", "--part", "1/2", "--merge"), "--merge follows when all parts are done"),
+        (("index", "{}", "--part", "1/2", "--overwrite"), "a part writes none; give it to --merge"),
+        (("add", "{}", "{}", "--part", "1/2"), "add has no --part: it makes one version of the data set"),
+        (("info", "{}", "--part", "1/2"), "info has no --part: it reads little; run it once"),
+        (("remove", "{}", "--part", "1/2"), "remove has no --part"),
+        (("compact", "{}", "--part", "1/2"), "compact has no --part"),
+        (("make", "{}", "{}/out", "--part", "1/2"), "make has no --part"),
+        (("recode", "{}", "{}/out", "--part", "1/2"), "recode has no --part"),
+        (("export", "tfrecord", "{}", "{}/out", "--part", "1/2"), "tfrecord has no --part"),
+    ],
+)
+def test_parts_that_make_no_sense_are_misuse(directory: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in refused(*(word.format(directory) for word in words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pack", "tars", "{}", "{}/out/", "--part", "1/2", "--short-side", "8"), "part 1/2 would recode all photos"),
+        (("shuffle", "{}", "--part", "1/2"), "parts of a shuffle plan by the shard indexes of the input"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(directory: Path, words: tuple[str, ...], said: str) -> None:
+    before = contents(directory)
+    assert said in refused(*(word.format(directory) for word in words))
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("index",), ("verify",), ("transform", "{}/../out/", "--function", "pets"), ("pack", "tars", "{}/../out/")],
+)
+def test_part_without_a_shard_says_so_and_writes_nothing(directory: Path, words: tuple[str, ...]) -> None:
+    """There may be fewer shards than processes."""
+    before = contents(directory)
+    verb = 2 if words[0] == "pack" else 1
+    command = [*words[:verb], "{}", *words[verb:], "--part", "7/8"]
+    assert "nothing to do: part 7/8 of '" in run_prep(*(word.format(directory) for word in command)).stdout
+    assert contents(directory) == before
