@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 SCENARIOS = {
+    "decode": "Time JPEG decoders on one core and on all, and compare their pixels.",
     "feed": "Time loaders without decoding: what reading and the hand-over cost.",
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
     "pack": "Pack the same files with `prep pack`, and with tar and curl.",

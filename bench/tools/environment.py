@@ -25,6 +25,9 @@ PACKAGES = (
     "spdl",
     "litdata",
     "mosaicml-streaming",
+    "simplejpeg",
+    "opencv-python-headless",
+    "ajpegli",
 )
 """Packages whose versions may change a figure."""
 
