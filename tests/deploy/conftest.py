@@ -76,9 +76,9 @@ class Slurm:
         }
         return own | variables
 
-    def submit(self, *words: str | Path, **variables: str) -> subprocess.Popen[str]:
-        """Start the batch script as slurmd does."""
-        return self._start([str(ROOT / "deploy/slurm/train.sbatch"), *map(str, words)], self.environment(**variables))
+    def submit(self, *words: str | Path, script: str = "train.sbatch", **variables: str) -> subprocess.Popen[str]:
+        """Start a batch script as slurmd does."""
+        return self._start([str(ROOT / "deploy/slurm" / script), *map(str, words)], self.environment(**variables))
 
     def on_node(self, *words: str, **variables: str) -> subprocess.Popen[str]:
         """Start node.sh alone, on a disk that is the whole of ``disks``."""
