@@ -64,7 +64,15 @@ class StoredObjects(ObjectSource):
         return super().unanswered(item, asked, url, exc)
 
     def refusal(
-        self, item: FetchedObject, answer: Answer, body: bytes, *, asked: ObjectRequest, url: str, is_known: bool
+        self,
+        item: FetchedObject,
+        part: ObjectPart,
+        answer: Answer,
+        body: bytes,
+        *,
+        asked: ObjectRequest,
+        url: str,
+        is_known: bool,
     ) -> Exception:
         """See `ObjectSource.refusal`; a target that sent other parts is known."""
         self.access.proxies.turn_if_starting(answer.status, url)

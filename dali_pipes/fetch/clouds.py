@@ -11,7 +11,15 @@ from collections.abc import Callable
 from html import unescape
 
 from dali_pipes.errors import DataError, StoreError, printable
-from dali_pipes.fetch.parts import FaultError, FetchedObject, MissingObjectError, ObjectPart, ObjectRequest, Version
+from dali_pipes.fetch.parts import (
+    FaultError,
+    FetchedObject,
+    MissingObjectError,
+    NoRangesError,
+    ObjectPart,
+    ObjectRequest,
+    Version,
+)
 from dali_pipes.fetch.source import INDEX_ANEW, REPLACED, ObjectSource
 from dali_pipes.fetch.transport.access import CloudAccess
 from dali_pipes.fetch.transport.http_head import Answer
@@ -124,7 +132,15 @@ class CloudObjects(ObjectSource):
             ) from None
 
     def refusal(
-        self, item: FetchedObject, answer: Answer, body: bytes, *, asked: ObjectRequest, url: str, is_known: bool
+        self,
+        item: FetchedObject,
+        part: ObjectPart,
+        answer: Answer,
+        body: bytes,
+        *,
+        asked: ObjectRequest,
+        url: str,
+        is_known: bool,
     ) -> Exception:
         """See `ObjectSource.refusal`. A signature that is refused is made anew once."""
         status, (code, said) = answer.status, _said(answer, body)
@@ -132,8 +148,7 @@ class CloudObjects(ObjectSource):
         if (wrong := self._refused_range(item, answer)) is not None:
             return wrong
         if status == 412:
-            item.version = None
-            return FaultError("it was replaced while it was read (412)", is_fruitless=True)
+            return self._replaced_meanwhile(item, part)
         if is_passing(status) or code in _PASSING_CODES:
             return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
         if (region := _region(answer, body)) and status == 400:
@@ -154,6 +169,15 @@ class CloudObjects(ObjectSource):
         self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
     ) -> Exception:
         return StoreError(f"{what}; is {self.service} well, and the network between?{advice}")
+
+    def _replaced_meanwhile(self, item: FetchedObject, part: ObjectPart) -> Exception:
+        """The error for a range that is of another version than the first."""
+        text = "it was replaced while it was read (412)"
+        if part.is_range:
+            return NoRangesError(item, text)
+        part.restart()
+        item.version = None
+        return FaultError(text, is_fruitless=True)
 
     def _is_refused_anew(self, item: FetchedObject, asked: ObjectRequest) -> bool:
         """Note that a signature was refused; whether the one before was refused, too."""

@@ -245,7 +245,7 @@ class ObjectFetcher:
                 raise
             self._pool.give_back(connection)
             if answer.status not in REDIRECTS:
-                raise self._source.refusal(item, answer, said, asked=asked, url=url, is_known=is_known)
+                raise self._source.refusal(item, part, answer, said, asked=asked, url=url, is_known=is_known)
             url = self._source.redirected_url(item, url, answer)
         raise StoreError(f"{item.address}: redirected {MAX_REDIRECTS} times")
 

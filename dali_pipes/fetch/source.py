@@ -59,12 +59,21 @@ class ObjectSource(ABC):
 
     @abstractmethod
     def refusal(
-        self, item: FetchedObject, answer: Answer, body: bytes, *, asked: ObjectRequest, url: str, is_known: bool
+        self,
+        item: FetchedObject,
+        part: ObjectPart,
+        answer: Answer,
+        body: bytes,
+        *,
+        asked: ObjectRequest,
+        url: str,
+        is_known: bool,
     ) -> Exception:
         """The error for an answer that is not the object.
 
         Args:
             item: The object.
+            part: The part of it that was asked for.
             answer: The answer's head.
             body: The beginning of its body.
             asked: What was asked for first.

@@ -115,7 +115,15 @@ class TransformedShards(StoredObjects):
             raise self._wrong(item, part, item.differs(digest))
 
     def refusal(
-        self, item: FetchedObject, answer: Answer, body: bytes, *, asked: ObjectRequest, url: str, is_known: bool
+        self,
+        item: FetchedObject,
+        part: ObjectPart,
+        answer: Answer,
+        body: bytes,
+        *,
+        asked: ObjectRequest,
+        url: str,
+        is_known: bool,
     ) -> Exception:
         self.access.proxies.turn_if_starting(answer.status, url)
         text = refusal_text(answer, body)
@@ -126,7 +134,7 @@ class TransformedShards(StoredObjects):
             return FaultError(f"no ETL '{self._etl}' runs there ({text})", is_away=True)
         if answer.status == 422:  # `prep.etl` could not transform the shard
             return StoreError(f"{item.address}: the ETL failed: {text}")
-        return super().refusal(item, answer, body, asked=asked, url=url, is_known=is_known)
+        return super().refusal(item, part, answer, body, asked=asked, url=url, is_known=is_known)
 
     def short_body(self, item: FetchedObject, part: ObjectPart) -> Exception:
         return self._wrong(item, part, f"its body ends after {part.position} of {item.extent.size} bytes")

@@ -1,0 +1,483 @@
+"""Objects of clouds: what is asked for, and what follows each answer, in the words of S3, GCS and Azure."""
+
+import contextlib
+import logging
+import re
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.fetch.clouds import CloudObjects
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.fetch.parts import ObjectRequest
+from dali_pipes.fetch.transport.access import CloudAccess
+from dali_pipes.store.patience import Patience
+from tests.dali_pipes.fetch.served import (
+    BRIEF,
+    DATA,
+    OTHER,
+    PROMPT,
+    Answering,
+    Exchange,
+    Place,
+    answering,
+    checksum,
+    fails,
+)
+from tests.scripted import Visit, scripted
+
+ADVICE = "no credentials in the environment or a profile; log in"
+ETAG = '"one-3"'
+
+
+class Signer:
+    """Signs requests as a store does: each signature has a number, from 1."""
+
+    def __init__(self, endpoint: str, *, expires_s: float = 600.0, **headers: str) -> None:
+        self._endpoint, self._expires_s, self._headers = endpoint, expires_s, tuple(headers.items())
+        self.num = 0
+        self.error: Exception | None = None
+
+    def __call__(self, name: str) -> ObjectRequest:
+        if self.error is not None:
+            raise self.error
+        self.num += 1
+        return ObjectRequest(f"{self._endpoint}/pets/{name}?X-Amz-Signature={self.num}", self._headers, self._expires_s)
+
+
+@contextlib.contextmanager
+def fetching(
+    endpoint: str,
+    ask_for: Callable[[str], ObjectRequest] | None = None,
+    *,
+    scheme: str = "s3",
+    retry: RetryPolicy = PROMPT,
+    patience: Patience = BRIEF,
+) -> Iterator[ObjectFetcher]:
+    source = CloudObjects(
+        ask_for or Signer(endpoint),
+        locate=lambda name: f"{scheme}://pets/{name}",
+        access=CloudAccess.from_environment(endpoint),
+        scheme=scheme,
+        advice=ADVICE,
+    )
+    with ObjectFetcher(source, retry=retry, patience=patience) as fetcher:
+        yield fetcher
+
+
+def fetch(fetcher: ObjectFetcher, *, num_connections: int = 1) -> None:
+    """Fetch ``a/x.tar`` and compare every byte."""
+    place = Place()
+    assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=num_connections)
+    assert place.holds(DATA)
+
+
+def say_object(exchange: Exchange, data: bytes = DATA, *, etag: str = ETAG, **headers: str) -> None:
+    """Answer as S3: the object or a range of it; 412 if it must match another ETag."""
+    if exchange.headers.get("If-Match", etag) != etag:
+        exchange.say(412, error("PreconditionFailed"))
+    elif asked := re.fullmatch(r"bytes=(\d+)-(\d+)", exchange.headers.get("Range", "")):
+        start, stop = int(asked[1]), int(asked[2]) + 1
+        span = f"bytes {start}-{stop - 1}/{len(data)}"
+        exchange.say(206, data[start:stop], ETag=etag, **{"Content-Range": span}, **headers)
+    else:
+        exchange.say(200, data, ETag=etag, **headers)
+
+
+def say_half(exchange: Exchange, *, etag: str = ETAG) -> None:
+    """Begin an answer as `say_object`, and hang up in the middle."""
+    exchange.send_response_only(200)
+    exchange.send_header("Content-Length", str(len(DATA)))
+    exchange.send_header("ETag", etag)
+    exchange.end_headers()
+    exchange.wfile.write(DATA[: len(DATA) // 2])
+    exchange.close_connection = True
+
+
+def error(code: str, message: str = "made by the test", **more: str) -> bytes:
+    """The body of an error, in XML."""
+    elements = "".join(f"<{name}>{text}</{name}>" for name, text in {"Code": code, "Message": message, **more}.items())
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{elements}</Error>'.encode()
+
+
+class Then:
+    """Answers the first requests as told, each once, and all others with the object."""
+
+    def __init__(self, *acts: Callable[[Exchange], None], last: Callable[[Exchange], None] = say_object) -> None:
+        self._acts, self._last, self._lock = list(acts), last, threading.Lock()
+
+    def __call__(self, exchange: Exchange) -> None:
+        with self._lock:
+            act = self._acts.pop(0) if self._acts else self._last
+        act(exchange)
+
+
+def says(status: int, body: bytes = b"", **headers: str) -> Callable[[Exchange], None]:
+    return lambda exchange: exchange.say(status, body, **{name.replace("_", "-"): v for name, v in headers.items()})
+
+
+def signatures(server: Answering) -> list[int]:
+    """The number of the signature of each request."""
+    return [int(path.rpartition("=")[2]) for path in server.paths]
+
+
+# Requests
+
+
+def test_one_signed_request_brings_an_object() -> None:
+    """With the store's own headers, and nothing of AIStore's."""
+    seen: list[tuple[str | None, ...]] = []
+
+    def act(exchange: Exchange) -> None:
+        seen.append(tuple(exchange.headers.get(name) for name in ("X-Own", "If-Match", "Range", "Accept-Encoding")))
+        say_object(exchange)
+
+    with answering(act) as server:
+        signer = Signer(server.endpoint, **{"X-Own": "requester"})
+        with fetching(server.endpoint, signer) as fetcher:
+            fetch(fetcher)
+        assert server.paths == ["/pets/a/x.tar?X-Amz-Signature=1"]
+    assert seen == [("requester", None, None, "identity")]
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_ranges_of_an_object_share_a_signature_and_an_etag() -> None:
+    """The first answer says which version it is; the other ranges ask for the same."""
+    matches: list[str | None] = []
+
+    def act(exchange: Exchange) -> None:
+        matches.append(exchange.headers.get("If-Match"))
+        say_object(exchange)
+
+    with answering(act) as server:
+        signer = Signer(server.endpoint)
+        with fetching(server.endpoint, signer) as fetcher:
+            fetch(fetcher, num_connections=4)
+        assert signer.num == 1
+        assert len(server.ranges) == 4
+    assert matches == [None, ETAG, ETAG, ETAG]
+
+
+def test_signature_is_used_until_it_is_old() -> None:
+    """One that ends at once is made for each attempt, one that lasts only once."""
+    for expires_s, expected in [(0.0, [1, 2, 3]), (600.0, [1, 1, 1])]:
+        with answering(Then(says(503), says(503))) as server:
+            with fetching(server.endpoint, Signer(server.endpoint, expires_s=expires_s)) as fetcher:
+                fetch(fetcher)
+            assert signatures(server) == expected
+
+
+def test_redirect_of_a_web_server_is_followed_without_the_own_headers() -> None:
+    """A token for one host is not for another; the ranges after a fault ask the first host again."""
+    tokens: list[str | None] = []
+
+    def act(exchange: Exchange) -> None:
+        tokens.append(exchange.headers.get("Authorization"))
+        say_object(exchange)
+
+    with answering(act) as elsewhere:
+        target = f"{elsewhere.endpoint}/cdn/x.tar"
+        with answering(says(302, Location=target)) as server:
+            signer = Signer(server.endpoint, Authorization="Bearer t0ken")
+            with fetching(server.endpoint, signer, scheme="https") as fetcher:
+                fetch(fetcher)
+            assert len(server.paths) == 1
+    assert tokens == [None]
+
+
+# What breaks and is mended
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, error("InternalError")),
+        (502, b""),
+        (503, error("SlowDown", "Please reduce your request rate.")),
+        (503, error("ServerBusy")),
+        (504, b"<html>gateway</html>"),
+        (429, b""),
+        (408, b""),
+        (400, error("RequestTimeout", "Your socket connection was not read from or written to in time.")),
+    ],
+)
+def test_passing_refusal_is_waited_for(status: int, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Twice; the log names the object, the status and the store's code."""
+    caplog.set_level(logging.INFO, "dali_pipes")
+    with answering(Then(*[says(status, body)] * 2)) as server, fetching(server.endpoint) as fetcher:
+        fetch(fetcher)
+        assert signatures(server) == [1, 1, 1]
+    retries = [record.getMessage() for record in caplog.records]
+    assert len(retries) == 2
+    assert all(f"s3://pets/a/x.tar': attempt {num}: {status}" in text for num, text in enumerate(retries, 1))
+
+
+def test_pause_that_the_store_asks_for_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """``Retry-After``, as far as the patience goes."""
+    caplog.set_level(logging.INFO, "dali_pipes")
+    patience = Patience(patience_s=60, longest_pause_s=0.0)
+    slow = answering(Then(says(503, error("SlowDown"), Retry_After="1")))
+    with slow as server, fetching(server.endpoint, patience=patience) as fetcher:
+        fetch(fetcher)
+    assert "the next in 1.00 s" in caplog.text
+
+
+def test_store_that_stays_away_is_given_up_after_the_patience() -> None:
+    """What the store said last, and how long it was waited for."""
+    away = answering(says(503, error("SlowDown", "Please reduce your request rate.")))
+    patience = Patience(patience_s=0.2, longest_pause_s=0.02)
+    with away as server, fetching(server.endpoint, patience=patience) as fetcher:
+        text = fails(fetcher, StoreError, r"given up after .* \(patience: 0.2 s")
+    assert "503 SlowDown: Please reduce your request rate.; is S3 well" in text
+    assert "AIS" not in text
+
+
+def test_broken_body_goes_on_where_it_broke() -> None:
+    """Only the bytes that are missing, of the same version."""
+    with answering(Then(say_half)) as server, fetching(server.endpoint) as fetcher:
+        fetch(fetcher)
+        assert server.ranges == [None, f"bytes={len(DATA) // 2}-{len(DATA) - 1}"]
+
+
+def test_object_replaced_between_two_attempts_is_no_mix() -> None:
+    """The ETag does not match (412); from the start again, the manifest's checksum decides."""
+    with answering(Then(lambda exchange: say_half(exchange, etag='"zero"'))) as server:
+        with fetching(server.endpoint) as fetcher:
+            fetch(fetcher)
+        half = len(DATA) // 2
+        assert server.ranges == [None, f"bytes={half}-{len(DATA) - 1}", None]
+    other = lambda exchange: say_object(exchange, OTHER)  # noqa: E731
+    replaced = answering(Then(lambda exchange: say_half(exchange, etag='"zero"'), last=other))
+    with replaced as server, fetching(server.endpoint) as fetcher:
+        fails(fetcher, DataError, "it was replaced since: put it back")
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_object_replaced_between_two_ranges_is_read_in_one_piece() -> None:
+    """No mix of two versions."""
+    turns = [lambda exchange, tag=f'"{num}"': say_object(exchange, etag=tag) for num in range(3)]
+    with answering(Then(*turns)) as server, fetching(server.endpoint) as fetcher:
+        fetch(fetcher, num_connections=4)
+
+
+def test_server_that_ignores_ranges_sends_all_again() -> None:
+    """200 in place of 206."""
+    whole = lambda exchange: exchange.say(200, DATA)  # noqa: E731
+    with answering(Then(say_half, last=whole)) as server, fetching(server.endpoint) as fetcher:
+        fetch(fetcher)
+        assert len(server.ranges) == 2
+
+
+def test_weak_etag_is_not_asked_for() -> None:
+    """It would match nothing."""
+    matches: list[str | None] = []
+
+    def act(exchange: Exchange) -> None:
+        matches.append(exchange.headers.get("If-Match"))
+        say_half(exchange, etag='W/"x"') if len(matches) == 1 else say_object(exchange, etag='W/"x"')
+
+    with answering(act) as server, fetching(server.endpoint) as fetcher:
+        fetch(fetcher)
+    assert matches == [None, None]
+
+
+def test_flipped_byte_is_fetched_again_and_a_lasting_difference_is_the_manifests_error() -> None:
+    """The same wrong bytes twice are the object's."""
+    flipped = lambda exchange: say_object(exchange, b"?" + DATA[1:])  # noqa: E731
+    with answering(Then(flipped)) as server, fetching(server.endpoint) as fetcher:
+        fetch(fetcher)
+        assert len(server.paths) == 2
+    with answering(Then(last=flipped)) as server, fetching(server.endpoint) as fetcher:
+        fails(fetcher, DataError, "has the xxhash2 .*, the manifest says .*; it was replaced since")
+        assert len(server.paths) == 2
+
+
+# Credentials
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (403, error("AccessDenied", "Request has expired")),
+        (403, error("ExpiredToken")),
+        (400, error("ExpiredToken", "The provided token has expired.")),
+        (403, error("AuthenticationFailed", "Signature not valid in the specified time frame")),
+        (401, b""),
+    ],
+)
+def test_refused_signature_is_made_anew_once(status: int, body: bytes) -> None:
+    """Also again later, after bytes came: a run outlives many credentials."""
+    refused = says(status, body)
+    with answering(Then(refused, say_half, refused)) as server:
+        with fetching(server.endpoint) as fetcher:
+            fetch(fetcher)
+        assert signatures(server) == [1, 2, 2, 3]
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_signature_that_ends_in_the_middle_is_made_anew_for_all_ranges() -> None:
+    """Ranges that are refused together count as one refusal."""
+
+    def act(exchange: Exchange) -> None:
+        is_first = exchange.path.endswith("=1")
+        if is_first and not exchange.headers["Range"].startswith("bytes=0-"):
+            exchange.say(403, error("AccessDenied", "Request has expired"))
+        else:
+            say_object(exchange)
+
+    with answering(act) as server:
+        signer = Signer(server.endpoint)
+        with fetching(server.endpoint, signer) as fetcher:
+            fetch(fetcher, num_connections=4)
+        assert signer.num == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "AccessDenied",
+            f"403 AccessDenied: made by the test; {ADVICE}; an object that is missing is refused in the s",
+        ),
+        ("RequestTimeTooSkewed", "the clock of this machine is wrong"),
+        ("SignatureDoesNotMatch", "the secret key is not the one that belongs to the access key"),
+        ("InvalidAccessKeyId", "the access key does not exist there"),
+        ("InvalidObjectState", "it is archived: restore it first"),
+        ("ExpiredToken", ADVICE),
+    ],
+)
+def test_credentials_that_are_refused_twice_are_an_error_with_advice(code: str, expected: str) -> None:
+    """Object, endpoint, the store's words; no signature."""
+    with answering(says(403, error(code, StringToSign="s3cret"))) as server, fetching(server.endpoint) as fetcher:
+        text = fails(fetcher, StoreError, re.escape(expected))
+        assert signatures(server) == [1, 2]
+    assert text.startswith(f"'s3://pets/a/x.tar' at {server.endpoint}: 403 {code}")
+    assert "Signature=" not in text
+    assert "s3cret" not in text
+
+
+def test_source_of_credentials_that_is_away_is_waited_for_and_a_lack_of_them_is_told() -> None:
+    """An instance's metadata may not answer for a moment."""
+    with answering(say_object) as server:
+        signer = Signer(server.endpoint)
+        signer.error = ConnectionError("no route to the metadata")
+        with fetching(server.endpoint, signer) as fetcher:
+            fails(fetcher, StoreError, "cannot sign a request for it: no route to the metadata")
+            signer.error = StoreError("no credentials")
+            fails(fetcher, StoreError, "^no credentials$")
+        assert not server.paths
+
+
+# Answers that cannot be mended
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (404, error("NoSuchKey", "The specified key does not exist."), "404 NoSuchKey: The .*; was it deleted"),
+        (404, b"<html><body>no</body></html>", "404 Not Found; was it deleted"),
+        (404, error("NoSuchBucket"), "404 NoSuchBucket: .*; is it the right name, endpoint and account"),
+        (404, error("ContainerNotFound"), "is it the right name, endpoint and account"),
+        (405, error("MethodNotAllowed"), "405 MethodNotAllowed: made by the test$"),
+        (501, error("NotImplemented"), "501 NotImplemented"),
+    ],
+)
+def test_lasting_refusal_is_told_at_once(status: int, body: bytes, expected: str) -> None:
+    """One request: a cloud's listing is always right, so nothing comes back by itself."""
+    with answering(says(status, body)) as server, fetching(server.endpoint) as fetcher:
+        fails(fetcher, StoreError, expected)
+        assert len(server.paths) == 1
+
+
+@pytest.mark.parametrize("status", [301, 307, 400])
+def test_bucket_in_another_region_is_told_with_the_setting(status: int) -> None:
+    """The signature is for one region, so a redirect there would be refused."""
+    location = "http://pets.s3.eu-west-1.amazonaws.com/a/x.tar"
+    for answer in (
+        says(status, error("PermanentRedirect"), X_Amz_Bucket_Region="eu-west-1", Location=location),
+        says(400, error("AuthorizationHeaderMalformed", Region="eu-west-1")),
+    ):
+        with answering(answer) as server, fetching(server.endpoint) as fetcher:
+            fails(fetcher, StoreError, "the bucket is in the region 'eu-west-1'; set AWS_REGION=eu-west-1")
+            assert len(server.paths) == 1
+
+
+def test_region_that_is_no_name_is_not_repeated() -> None:
+    """A server's text must not look like a setting."""
+    answer = says(400, error("AuthorizationHeaderMalformed", Region="x; rm -r"))
+    with answering(answer) as server, fetching(server.endpoint) as fetcher:
+        assert "rm -r" not in fails(fetcher, StoreError, "400 AuthorizationHeaderMalformed")
+
+
+def test_other_size_is_the_manifests_error() -> None:
+    """Before a byte is written; of a range, too, which the store refuses (416)."""
+    place = Place(len(DATA) + 10)
+    with answering(say_object) as server, fetching(server.endpoint) as fetcher:
+        fails(fetcher, DataError, f"has {len(DATA)} bytes, the manifest says {len(DATA) + 10}", place=place)
+        assert place.holds(b"\xaa" * (len(DATA) + 10))
+    short = says(416, error("InvalidRange"), Content_Range="bytes */10")
+    with answering(Then(say_half, last=short)) as server, fetching(server.endpoint) as fetcher:
+        fails(fetcher, DataError, f"has 10 bytes, the manifest says {len(DATA)}")
+
+
+def test_object_that_is_unpacked_on_the_way_is_told() -> None:
+    """By Google Cloud Storage, which then sends another number of bytes; and one that comes packed."""
+    unpacked = lambda exchange: say_object(exchange, **{"X-Goog-Stored-Content-Encoding": "gzip"})  # noqa: E731
+    with answering(unpacked) as server, fetching(server.endpoint, scheme="gs") as fetcher:
+        fails(fetcher, DataError, "'gs://pets/a/x.tar' is stored with the Content-Encoding 'gzip', and Google Cloud")
+    packed = lambda exchange: say_object(exchange, DATA[:-5], **{"Content-Encoding": "gzip"})  # noqa: E731
+    with answering(packed) as server, fetching(server.endpoint) as fetcher:
+        fails(fetcher, DataError, "it came with the Content-Encoding 'gzip': shards must be stored and sent without")
+
+
+def test_encoding_that_only_the_object_names_does_not_count() -> None:
+    """S3 keeps the header of an upload; the bytes are the manifest's."""
+    for encoding in ("gzip", "aws-chunked"):
+        act = lambda exchange, encoding=encoding: say_object(exchange, **{"Content-Encoding": encoding})  # noqa: E731
+        with answering(act) as server, fetching(server.endpoint) as fetcher:
+            fetch(fetcher)
+
+
+def test_many_objects_keep_few_connections_and_leave_none() -> None:
+    """A shard and its index at a time, one after the other."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with answering(say_object) as server, fetching(server.endpoint) as fetcher:
+        for _ in range(5):
+            places = [Place(), Place()]
+            wanted = [Wanted(f"{num}.tar", place.extent, checksum(DATA)) for num, place in enumerate(places)]
+            assert fetcher.fetch(wanted, num_connections=1)
+        del places, wanted
+        fetcher.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+# TLS
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_certificates_of_each_usual_variable_are_trusted(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, an error names the variable to set."""
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    authority = trustme.CA()
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server_context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+
+    def script(visit: Visit) -> None:
+        visit.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DATA) + DATA)
+
+    with scripted(script, context=server_context) as server:
+        with fetching(server.endpoint) as fetcher:
+            fails(fetcher, StoreError, "certificate that cannot be trusted .*; set SSL_CERT_FILE to the file of the CA")
+        monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
+        with fetching(server.endpoint) as fetcher:
+            fetch(fetcher)
