@@ -89,6 +89,11 @@ class DataSets:
         for setting in settings:
             if setting.latency_ms is not None and self._direct:
                 raise ValueError("--direct and a latency exclude each other: the gateway adds the latency")
+            if setting.latency_ms is not None and store.cluster is None and store.directory is None:
+                raise ValueError(
+                    f"a latency is added before AIStore or the embedded node, got --latency-ms with '{store.url}'; "
+                    "name a directory, or an ais:// bucket"
+                )
             num_shards = setting.shards or len(self._shards.names)
             if num_shards < setting.ranks:
                 raise ValueError(

@@ -21,7 +21,7 @@ from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LOADERS, is_peer
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.selection import LoaderSpec, place_of
 from bench.reports.figures import FIGURES, Figure
 from bench.reports.notes import notes_of
 from bench.reports.summary import setting_text, summarise
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BASELINE = "webloader"
 
+_SOURCES = {"local": "local files", "ais": "AIStore", "s3": "S3", "cloud": "a cloud's bucket"}
 BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
 """The fields of `LoaderOptions` that each setting has itself."""
 
@@ -211,7 +212,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
             "epochs": self.epochs,
             "direct": self.direct,
             "timeout_s": self.timeout_s,
-            "source": "local files" if self.shards.store.endpoint is None else "AIStore",
+            "source": _SOURCES[place_of(self.shards)],
         }
 
     def _baseline(self) -> str:

@@ -36,13 +36,16 @@ def shuffled(names: Sequence[str], *, seed: int, epoch: int) -> list[str]:
 
 
 def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
-    """Open a shard to be read from front to back: a local path, or a URL such as ``ais://pets/shuffled-000000.tar``."""
-    if endpoint is None:
+    """Open a shard to be read from front to back: a local path, or a URL such as ``ais://pets/shuffled-000000.tar``.
+
+    Without ``endpoint``, ``s3://`` and other URLs are buckets of clouds.
+    """
+    if "://" not in url:
         return Path(url).open("rb")
     return cast("BinaryIO", open_object(url, endpoint=endpoint))
 
 
-def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str) -> io.BufferedReader:
+def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str | None) -> io.BufferedReader:
     """Open a shard of a bucket, with the arguments that WebDataset gives an opener."""
     del bufsize
     assert mode == "rb", mode
@@ -50,7 +53,7 @@ def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str)
 
 
 class _ObjectStream(io.RawIOBase):
-    def __init__(self, url: str, *, endpoint: str) -> None:
+    def __init__(self, url: str, *, endpoint: str | None) -> None:
         super().__init__()
         scheme, _, path = url.partition("://")
         bucket, _, name = path.partition("/")
@@ -71,7 +74,7 @@ class _ObjectStream(io.RawIOBase):
 
 
 @functools.cache
-def _bucket(url: str, *, endpoint: str) -> Store:
+def _bucket(url: str, *, endpoint: str | None) -> Store:
     """A bucket, opened once in a process: its connections stay open from one shard to the next, as in a script."""
     return open_store(url, endpoint=endpoint)[0]
 

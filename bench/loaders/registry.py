@@ -38,7 +38,16 @@ PARTS: Mapping[str, frozenset[str]] = {
 CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224, "encoded": 224}
 """Recipe -> the default height and width of its image, in pixels."""
 
-Source = Literal["ais", "local", "converted"]
+Place = Literal["ais", "local", "s3", "cloud"]
+Source = Place | Literal["converted"]
+
+PLACES: Mapping[Source, str] = {
+    "ais": "in a bucket of AIStore",
+    "local": "in a directory",
+    "s3": "in a bucket of S3",
+    "cloud": "in a bucket of another cloud",
+}
+"""Where shards lie -> the words for it; ``converted`` is made from any of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +65,8 @@ class LoaderEntry:
     """The parts of a batch that the loader makes from the shards, of `ALL_PARTS`. Without ``normalised`` its photos are
     uint8. If empty, its batches have the shapes of all parts, but their content does not come from the shards. Missing
     parts are not compared and not timed, and tables mark the loader."""
-    source: tuple[Source, ...] = ("ais", "local")
-    """The loader's input: shards in a bucket, shards in a directory, or the result of ``prepare`` for either."""
+    source: tuple[Source, ...] = ("ais", "local", "s3", "cloud")
+    """The loader's input: where shards lie, of `PLACES`, or the result of ``prepare`` for any place."""
     makes: str = "a copy"
     """Describes the result of ``prepare``, and what the time for it includes, in reports."""
     reads_index_beside: bool = False
@@ -86,7 +95,7 @@ LOADERS: dict[str, LoaderEntry] = {
     "webloader-tutorial": LoaderEntry(module="bench.loaders.peers.webloader_tutorial", decodes=("pil",)),
     "dali-s3": LoaderEntry(
         module="bench.loaders.peers.dali_s3",
-        source=("ais",),
+        source=("ais", "s3"),
         makes="index files for DALI's reader, by one process",
         decodes_window=True,
     ),
@@ -103,6 +112,13 @@ LOADERS: dict[str, LoaderEntry] = {
         requires=("alive_progress",),
         decodes=DECODES,
         source=("ais",),
+    ),
+    "s3torchconnector": LoaderEntry(
+        module="bench.loaders.peers.s3torchconnector",
+        extra="s3torchconnector",
+        requires=("s3torchconnector",),
+        decodes=DECODES,
+        source=("ais", "s3"),
     ),
     "spdl": LoaderEntry(module="bench.loaders.peers.spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
     "hf": LoaderEntry(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.registry import DECODES, GROUPS, LOADERS
+from bench.loaders.registry import DECODES, GROUPS, LOADERS, PLACES, Place
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
@@ -121,10 +121,19 @@ def reason_against(name: str, shards: ShardSet | None) -> str | None:
             )
     if shards is None or "converted" in entry.source:
         return None
-    if ("local" if shards.store.cluster is None else "ais") in entry.source:
+    if place_of(shards) in entry.source:
         return None
-    wanted = "shards in a bucket" if entry.source == ("ais",) else "shards in a directory"
-    return f"loader '{name}' reads {wanted}, got '{shards.url}'"
+    wanted = " or ".join(PLACES[place] for place in entry.source)
+    return f"loader '{name}' reads shards {wanted}, got '{shards.url}'"
+
+
+def place_of(shards: ShardSet) -> Place:
+    """Where the shards lie, of `PLACES`."""
+    if shards.store.cluster is not None:
+        return "ais"
+    if shards.store.directory is not None:
+        return "local"
+    return "s3" if shards.store.url.startswith("s3://") else "cloud"
 
 
 def check_name(name: str) -> None:

@@ -32,24 +32,26 @@ def worker_context() -> ForkServerContext:
 
 
 def opener_for_workers(shards: ShardSet) -> Callable[[int], None]:
-    """Return a ``worker_init_fn`` after which WebDataset reads buckets through the ``aistore`` SDK.
+    """Return a ``worker_init_fn`` after which WebDataset reads buckets through this project's stores.
 
     WebDataset's own openers start a program for each shard, ``ais`` or ``curl``, which may not be installed. This one
     makes one GET for each shard and reads it as a stream, with the redirects, token and TLS that this project uses
     everywhere. The worker also ends when the calling process ends, for any reason.
     """
-    return functools.partial(_register_opener, endpoint=shards.store.endpoint, main_pid=os.getpid())
+    return functools.partial(
+        _register_opener, endpoint=shards.store.endpoint, is_bucket=shards.store.directory is None, main_pid=os.getpid()
+    )
 
 
-def _register_opener(worker: int, *, endpoint: str | None, main_pid: int) -> None:
+def _register_opener(worker: int, *, endpoint: str | None, is_bucket: bool, main_pid: int) -> None:
     import webdataset
     from webdataset.gopen import gopen_schemes
 
     end_with_main(main_pid)
     del worker
     assert webdataset is not None
-    if endpoint is not None:
-        for scheme in ("ais", "s3", "gs", "az"):
+    if is_bucket:
+        for scheme in ("ais", "s3", "gs", "az", "https", "http"):
             gopen_schemes[scheme] = functools.partial(open_object, endpoint=endpoint)
 
 

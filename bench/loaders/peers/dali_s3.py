@@ -7,15 +7,15 @@ asks for one range after the other over one connection, whatever ``num_threads``
 ``webdataset_loader.cc``. Its ``prefetch_queue_depth`` is raised, as its documentation recommends if the pipeline waits
 for the reader. Batches come in the order of the files, so there is no shuffle buffer to fill.
 
-AIStore serves S3 below ``/s3``, and must answer at the proxy's own address (see `_check_reads_ranges`). The first
-reader of a process makes its S3 client, so one process reads from one cluster.
+An ``s3://`` bucket is read where the user's own ``AWS_*`` variables say. AIStore serves S3 below ``/s3``, and must
+answer at the proxy's own address (see `_check_reads_ranges`). The first reader of a process makes its S3 client, so one
+process reads from one server.
 """
 
 import contextlib
 import http.client
 import os
 import shutil
-import socket
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 from bench.loaders.peers import dali_readers
 from bench.loaders.peers.dali_readers import ReaderFiles
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.s3 import REGION, s3_place
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.store.shard_set import ShardSet
 
@@ -35,7 +36,7 @@ ANSWER_TIMEOUT_S = 10.0
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "none",
     "AWS_SECRET_ACCESS_KEY": "none",
-    "AWS_REGION": "us-east-1",
+    "AWS_REGION": REGION,
     "AWS_EC2_METADATA_DISABLED": "true",  # otherwise it asks a cloud's metadata server for credentials, and waits
 }
 
@@ -70,10 +71,9 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared)
         PipesError: If this process has already read from another cluster in this way.
         StoreError: If the cluster does not answer a ranged GET at its own address.
     """
-    endpoint, bucket = shards.store.endpoint, shards.store.url.partition("://")[2]
-    assert endpoint is not None, "the registry opens it only for shards in a bucket"
-    url = s3_endpoint(endpoint)
-    _check_reads_ranges(url, bucket, shards.names[0])
+    url, bucket = s3_place(shards)
+    if shards.store.endpoint is not None and url is not None:
+        _check_reads_ranges(url, bucket, shards.names[0])
     files = ReaderFiles(
         kind="webdataset",
         paths=[f"s3://{bucket}/{name}" for name in shards.names],
@@ -82,25 +82,6 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared)
     )
     with _environment(url), dali_readers.open_loader(files, options=options) as loader:
         yield loader
-
-
-def s3_endpoint(endpoint: str) -> str:
-    """Return the address at which the cluster at ``endpoint`` serves S3, in the form that DALI's client needs.
-
-    A host name is replaced by its IP address: the client would put the bucket before a name and request
-    ``http://pets.localhost:51080/s3/...``. With TLS the name stays, because the certificate contains it.
-
-    >>> s3_endpoint("http://127.0.0.1:51080")
-    'http://127.0.0.1:51080/s3'
-    """
-    parts = urlsplit(endpoint)
-    if parts.scheme == "https" or parts.hostname is None:
-        return f"{endpoint.rstrip('/')}/s3"
-    try:
-        address = socket.gethostbyname(parts.hostname)
-    except OSError as exc:
-        raise StoreError(f"AIStore's endpoint '{endpoint}': no address for '{parts.hostname}'") from exc
-    return f"http://{address}:{parts.port or 80}/s3"
 
 
 def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
@@ -136,8 +117,11 @@ def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _environment(url: str) -> Iterator[None]:
+def _environment(url: str | None) -> Iterator[None]:
     """Set the variables that configure DALI's client while the loader is open."""
+    if url is None:
+        yield  # Amazon's own: the client finds everything by itself
+        return
     global _endpoint_in_use
     if _endpoint_in_use not in (None, url):
         raise PipesError(

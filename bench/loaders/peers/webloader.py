@@ -51,4 +51,4 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
 def _keeps(shards: ShardSet, options: LoaderOptions) -> bool:
     """Whether the library keeps the shards on this machine while the loader is open."""
     file_names = {name.rpartition("/")[2] for name in shards.names}
-    return options.keeps_shards and shards.store.endpoint is not None and len(file_names) == len(shards.names)
+    return options.keeps_shards and shards.store.directory is None and len(file_names) == len(shards.names)

@@ -13,6 +13,7 @@ import bench.loaders.peers.dali_s3 as dali_s3
 from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_external import ShardBatches
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.s3 import by_address, s3_place
 from bench.loaders.selection import open_loader, prepare_loader
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
@@ -236,14 +237,28 @@ def test_dali_s3_shard_or_server_that_is_not_there_is_named(endpoint: str) -> No
 @pytest.mark.parametrize(
     ("endpoint", "expected"),
     [
-        ("http://localhost:51080", "http://127.0.0.1:51080/s3"),  # else: http://pets.localhost:51080/s3/...
-        ("http://127.0.0.1:51080/", "http://127.0.0.1:51080/s3"),
-        ("https://ais.example:51080", "https://ais.example:51080/s3"),  # a certificate is for a name
+        ("http://localhost:51080", "http://127.0.0.1:51080"),  # else: http://pets.localhost:51080/...
+        ("http://127.0.0.1:51080/", "http://127.0.0.1:51080"),
+        ("http://localhost:9000/s3/", "http://127.0.0.1:9000/s3"),
+        ("https://ais.example:51080", "https://ais.example:51080"),  # a certificate is for a name
     ],
 )
-def test_s3_endpoint_is_an_address(endpoint: str, expected: str) -> None:
+def test_by_address_resolves_names(endpoint: str, expected: str) -> None:
     """With a name the client asks for the bucket's own host."""
-    assert dali_s3.s3_endpoint(endpoint) == expected
+    assert by_address(endpoint) == expected
+
+
+def test_s3_place_of_a_cluster_and_of_the_environment(
+    bucket: ShardSet, shards: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An AIStore serves S3 itself; else the variables say it that every S3 client reads, or it is Amazon's."""
+    assert s3_place(bucket) == (f"{bucket.store.endpoint}/s3", "pets")
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9000/")
+    monkeypatch.setattr(type(shards.store), "url", "s3://photos")
+    assert s3_place(shards) == ("http://127.0.0.1:9000", "photos")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert s3_place(shards) == (None, "photos")
 
 
 @pytest.fixture

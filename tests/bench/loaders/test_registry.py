@@ -26,6 +26,7 @@ def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> N
     [
         ("aistore", "alive_progress", "aistore-pytorch"),
         ("spdl", "spdl.pipeline", "spdl"),
+        ("s3torchconnector", "s3torchconnector", "s3torchconnector"),
         ("hf", "datasets", "hf"),
         ("grain", "array_record", "grain"),
         ("litdata", "litdata", "litdata"),
@@ -75,7 +76,9 @@ def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyP
         select_loaders(["dali", "absent"])
     selected = select_loaders(["all"], shards=shards)
     assert f"skipped: {missing}" in selected.skipped
-    assert "skipped: loader 'dali-s3' reads shards in a bucket, got" in "\n".join(selected.skipped)
+    assert "skipped: loader 'dali-s3' reads shards in a bucket of AIStore or in a bucket of S3, got" in "\n".join(
+        selected.skipped
+    )
     assert {"absent", "dali-s3"}.isdisjoint(spec.name for spec in selected.specs)
 
 
@@ -148,7 +151,10 @@ def test_loader_entry_of_unknown_parts_is_refused(arguments: dict[str, object], 
 
 def test_open_loader_of_a_bucket_refuses_a_directory(shards: ShardSet, options: LoaderOptions) -> None:
     """DALI's S3 client reads no files."""
-    with pytest.raises(PipesError, match=rf"loader 'dali-s3' reads shards in a bucket, got '{shards.url}'"):
+    with pytest.raises(
+        PipesError,
+        match=rf"loader 'dali-s3' reads shards in a bucket of AIStore or in a bucket of S3, got '{shards.url}'",
+    ):
         open_loader("dali-s3", shards, options=options)
 
 
