@@ -64,12 +64,15 @@ class FaultyProxy:
         retry_after: str | None,
         max_faults: int | None,
         context: ssl.SSLContext | None,
+        objects: str,
+        redirects: bool,
     ) -> None:
         unknown = set(kinds) - set(KINDS)
         if unknown:
             raise ValueError(f"kinds must be of {', '.join(KINDS)}, got '{unknown.pop()}'")
         self.rate, self.kinds, self.latency_s, self.stall_s = rate, kinds, latency_s, stall_s
         self.retry_after, self.max_faults, self.context = retry_after, max_faults, context
+        self.objects = objects
         self.requests: Counter[str] = Counter()
         """``entry`` and ``target``: GETs of objects."""
         self.faults: Counter[str] = Counter()
@@ -85,7 +88,7 @@ class FaultyProxy:
         self._dead = socket.socket()
         self._dead.bind(("127.0.0.1", 0))
         self._dead_port = self._dead.getsockname()[1]
-        self._entry = _Port(self, upstream, is_entry=True)
+        self._entry = _Port(self, upstream, is_entry=redirects)
         self._targets: dict[str, list[_Port]] = {}
         self.endpoint = self._entry.endpoint
 
@@ -160,11 +163,13 @@ def faulty(
     retry_after: str | None = None,
     max_faults: int | None = None,
     context: ssl.SSLContext | None = None,
+    objects: str = "/v1/objects/",
+    redirects: bool = True,
 ) -> Iterator[FaultyProxy]:
-    """A proxy before a cluster.
+    """A proxy before a cluster, or another store.
 
     Args:
-        upstream_endpoint: The cluster, http.
+        upstream_endpoint: The store, http.
         rate: The share of requests for objects that break; each hop of a redirect is a request.
         seed: Of which ones, and how.
         kinds: Of `KINDS`.
@@ -173,6 +178,8 @@ def faulty(
         retry_after: What 429 and 503 say in the header of that name.
         max_faults: After so many nothing breaks any more.
         context: Speak TLS to clients.
+        objects: The part of a path by which a GET of an object is known.
+        redirects: Whether the store sends clients elsewhere for an object; if not, all faults happen where they ask.
     """
     proxy = FaultyProxy(
         upstream_endpoint,
@@ -184,6 +191,8 @@ def faulty(
         retry_after=retry_after,
         max_faults=max_faults,
         context=context,
+        objects=objects,
+        redirects=redirects,
     )
     try:
         yield proxy
@@ -251,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         proxy = self.server.proxy
-        is_object = self.command == "GET" and "/v1/objects/" in self.path
+        is_object = self.command == "GET" and proxy.objects in self.path
         fault = proxy.draw(is_entry=self.server.is_entry) if is_object else None
         proxy.note(Seen(self.server.is_entry, self.command, self.path, self.headers, fault))
         if proxy.latency_s:
@@ -277,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._upstream = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        hop = ("host", "expect", "connection")
+        hop = ("expect", "connection")  # not the host, which a signed request signs
         headers = {name: value for name, value in self.headers.items() if name.lower() not in hop}
         length = int(self.headers.get("Content-Length", "0"))
         body = self.rfile.read(length) if length else None

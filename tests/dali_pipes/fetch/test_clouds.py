@@ -19,10 +19,8 @@ from dali_pipes.fetch.parts import ObjectRequest
 from dali_pipes.fetch.transport.access import CloudAccess
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import (
-    BRIEF,
     DATA,
     OTHER,
-    PROMPT,
     Answering,
     Exchange,
     Place,
@@ -34,6 +32,10 @@ from tests.scripted import Visit, scripted
 
 ADVICE = "no credentials in the environment or a profile; log in"
 ETAG = '"one-3"'
+# A loaded machine must not look like a silent server.
+RETRY = RetryPolicy(silence_s=60.0, connect_timeout_s=60.0)
+PATIENCE = Patience(patience_s=60.0, longest_pause_s=0.02)
+BRIEF = Patience(patience_s=0.2, longest_pause_s=0.02)
 
 
 class Signer:
@@ -57,8 +59,8 @@ def fetching(
     ask_for: Callable[[str], ObjectRequest] | None = None,
     *,
     scheme: str = "s3",
-    retry: RetryPolicy = PROMPT,
-    patience: Patience = BRIEF,
+    retry: RetryPolicy = RETRY,
+    patience: Patience = PATIENCE,
 ) -> Iterator[ObjectFetcher]:
     source = CloudObjects(
         ask_for or Signer(endpoint),
@@ -231,8 +233,7 @@ def test_pause_that_the_store_asks_for_is_kept(caplog: pytest.LogCaptureFixture)
 def test_store_that_stays_away_is_given_up_after_the_patience() -> None:
     """What the store said last, and how long it was waited for."""
     away = answering(says(503, error("SlowDown", "Please reduce your request rate.")))
-    patience = Patience(patience_s=0.2, longest_pause_s=0.02)
-    with away as server, fetching(server.endpoint, patience=patience) as fetcher:
+    with away as server, fetching(server.endpoint, patience=BRIEF) as fetcher:
         text = fails(fetcher, StoreError, r"given up after .* \(patience: 0.2 s")
     assert "503 SlowDown: Please reduce your request rate.; is S3 well" in text
     assert "AIS" not in text
@@ -367,7 +368,7 @@ def test_source_of_credentials_that_is_away_is_waited_for_and_a_lack_of_them_is_
     with answering(say_object) as server:
         signer = Signer(server.endpoint)
         signer.error = ConnectionError("no route to the metadata")
-        with fetching(server.endpoint, signer) as fetcher:
+        with fetching(server.endpoint, signer, patience=BRIEF) as fetcher:
             fails(fetcher, StoreError, "cannot sign a request for it: no route to the metadata")
             signer.error = StoreError("no credentials")
             fails(fetcher, StoreError, "^no credentials$")
