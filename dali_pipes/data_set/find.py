@@ -14,8 +14,9 @@ from dali_pipes.options import Shards
 from dali_pipes.store.cluster.endpoint import endpoint_for
 from dali_pipes.store.cluster.etl import NoEtlError
 from dali_pipes.store.cluster.health import ask_ready
+from dali_pipes.store.entries import DIRECT
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import ShardUrls, is_remote
+from dali_pipes.store.urls import ShardUrls, is_in_cluster, is_remote
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def find_shards(
         named, etls = {"": one.urls}, {} if one.etl is None else {"": one.etl}
     firsts = {name: _first(urls) for name, urls in named.items()}
     for name, etl in etls.items():
-        if endpoint is None and is_remote(firsts[name]):
+        if is_remote(firsts[name]) and endpoint in (None, DIRECT):
             raise ValueError(
                 f"ETL '{etl}' with '{firsts[name]}' needs the endpoint of the AIStore that runs it; pass endpoint= or "
                 "set AIS_ENDPOINT; an embedded node that is started for this loader runs no ETL"
@@ -125,7 +126,7 @@ def find_shards(
                 raise
             raise type(exc)(f"data set '{name}': {exc}") from exc
 
-    if endpoint is not None and any(map(is_remote, firsts.values())):
+    if endpoint is not None and any(is_in_cluster(url, endpoint) for url in firsts.values()):
         _, sets = ask_ready(endpoint, find_sets)
     else:
         # A list that begins with a file may name a bucket: `resolve_shards` refuses that.

@@ -1,4 +1,4 @@
-"""The interface of a store: a place that holds objects, either a bucket of AIStore or a directory.
+"""The interface of a store: a place that holds objects: a bucket of AIStore or of a cloud, or a directory.
 
 A store's attributes say what it can do (`Store.directory`, `Store.cluster`, `Store.etl`). Code outside this folder
 reads them, and never asks for a store's class. Object names are relative to the bucket or directory.
@@ -18,9 +18,22 @@ if TYPE_CHECKING:
     from aistore import Client
 
     from dali_pipes.fetch.fetcher import Fetcher
-    from dali_pipes.store.cluster.transfer import RemoteFile
     from dali_pipes.store.cluster.transport.proxies import Proxies
     from dali_pipes.store.patience import Patience
+
+
+class StoredFile(Protocol):
+    """An object of a bucket that is read from front to back, skipping gaps. It pickles; two of one object are equal."""
+
+    @property
+    def url(self) -> str:
+        """The object's URL."""
+
+    def read_into(self, view: memoryview, *, offset: int) -> int:
+        """Read into ``view`` and return the number of bytes: at least one, or 0 at the object's end."""
+
+    def close(self) -> None:
+        """End the request. Can be called twice; a later read sends a new request."""
 
 
 class StoreAccess(Protocol):
@@ -32,7 +45,7 @@ class StoreAccess(Protocol):
         The object is there whole or not at all. Errors that ``chunks`` raises pass through unchanged.
         """
 
-    def file(self, name: str, *, size: int) -> "Path | RemoteFile":
+    def file(self, name: str, *, size: int) -> Path | StoredFile:
         """An object of ``size`` bytes, to be opened for reading."""
 
     def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
@@ -45,19 +58,20 @@ class Store(ABC):
     directory: Path | None = None
     """The directory whose files are the objects; ``None`` for a bucket."""
     endpoint: str | None = None
-    """AIStore's proxy, through which a bucket is reached; ``None`` for a directory."""
+    """AIStore's proxy, through which a bucket is reached; ``None`` without AIStore."""
     etl: str = ""
     """The ETL through which shards are read; empty for none."""
 
     @property
     def cluster(self) -> "Bucket | None":
-        """The bucket, with a cluster's operations: dSort, ETLs, the SDK's client. ``None`` for a directory."""
+        """The bucket, with a cluster's operations: dSort, ETLs, the SDK's client. ``None`` without AIStore."""
         return None
 
     def need_cluster(self, why: str) -> "Bucket":
-        """`cluster`, or a `ValueError` if this store is a directory; ``why`` ends its message."""
+        """`cluster`, or a `ValueError` if this store is in no cluster; ``why`` ends its message."""
         if self.cluster is None:
-            raise ValueError(f"'{self.url}' is a directory, {why}")
+            kind = "a directory" if self.directory is not None else "a bucket without AIStore"
+            raise ValueError(f"'{self.url}' is {kind}, {why}")
         return self.cluster
 
     @property

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
-"""URL scheme to AIS provider. A bucket of a cloud is read through the cluster that has it as a backend."""
+"""URL scheme to AIS provider. With an endpoint, a bucket of a cloud is read through the cluster that has it as a
+backend."""
+SERVERS = ("https", "http")
+"""The schemes of servers that only send files."""
+DIRECT = "direct"
+"""The endpoint that stands for none: buckets of clouds are read without AIStore, also where AIS_ENDPOINT is set."""
 
 
 @dataclass(frozen=True, kw_only=True)

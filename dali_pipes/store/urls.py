@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from dali_pipes.errors import DataError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import PROVIDERS
+from dali_pipes.store.entries import DIRECT, PROVIDERS, SERVERS
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Pattern, local_pattern, split_version
 from dali_pipes.store.shard_names import (
@@ -30,18 +30,14 @@ ShardUrls = str | Path | Sequence[str | Path]
 
 
 def is_remote(url: str | Path) -> bool:
-    """Whether a URL names a bucket: ``ais://``, ``s3://``, ``gs://``, ``az://``."""
-    return isinstance(url, str) and url.partition("://")[0] in PROVIDERS and "://" in url
+    """Whether a URL names a bucket or a server: ``ais://``, ``s3://``, ``gs://``, ``az://``, ``https://``."""
+    return isinstance(url, str) and "://" in url and url.partition("://")[0] in (*PROVIDERS, *SERVERS)
 
 
-def check_is_not_cloud(url: str | Path) -> None:
-    """Refuse ``s3://``, ``gs://`` and ``az://`` if no endpoint is given: the embedded node reads no cloud's buckets."""
+def is_in_cluster(url: str | Path, endpoint: str | None) -> bool:
+    """Whether a URL is read through AIStore: ``ais://``, and buckets of clouds if there is an endpoint."""
     scheme = str(url).partition("://")[0]
-    if is_remote(url) and scheme != "ais":
-        raise ValueError(
-            f"'{url}': {scheme}:// is supported only through an AIStore cluster that has the bucket as a backend, and "
-            "no AIStore endpoint is given; pass endpoint= (--endpoint), or set AIS_ENDPOINT"
-        )
+    return is_remote(url) and (scheme == "ais" or (scheme in PROVIDERS and endpoint not in (None, DIRECT)))
 
 
 def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
@@ -50,26 +46,45 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     Raises:
         ValueError: If the URL names a bucket and there is no ``endpoint``, the scheme is not supported, or the name of
             the bucket or object is not valid.
+        StoreError: If a cloud's bucket cannot be opened: see `dali_pipes.store.cloud.settings.CloudSettings`.
     """
     if is_remote(url):
         scheme, _, rest = str(url).partition("://")
         bucket, _, name = rest.partition("/")
         if not bucket:
             raise ValueError(f"'{url}' names no bucket; expected {scheme}://BUCKET/PREFIX")
-        if not _BUCKET_NAME.fullmatch(bucket):
+        if scheme in SERVERS:
+            _check_host(str(url), bucket)
+        elif not _BUCKET_NAME.fullmatch(bucket):
             raise ValueError(
                 f"'{url}': a bucket's name is at most 64 letters, digits, '-', '_' and '.' (not '.' or '..' itself), "
                 f"got '{bucket}'"
             )
         check_object_name(name, url=str(url))
-        if endpoint is None:
-            check_is_not_cloud(url)
-            raise ValueError(f"'{url}' is in a bucket, and no AIStore endpoint is given; set AIS_ENDPOINT")
+        if not is_in_cluster(url, endpoint):
+            return _open_cloud(scheme, bucket), name
+        if endpoint in (None, DIRECT):
+            raise ValueError(f"'{url}' is in a bucket of AIStore, and no endpoint is given; set AIS_ENDPOINT")
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
-        raise _unknown_scheme(str(url), supported=PROVIDERS)
+        raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS])
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
+
+
+def _open_cloud(scheme: str, bucket: str) -> Store:
+    # Imported only where a cloud is read without AIStore.
+    from dali_pipes.store.cloud.bucket import CloudStore
+    from dali_pipes.store.cloud.settings import CloudSettings
+
+    return CloudStore(CloudSettings.from_environment(scheme, bucket))
+
+
+def _check_host(url: str, host: str) -> None:
+    if "@" in host:
+        raise ValueError(f"the URL at '{host.rpartition('@')[2]}' must not hold a password")
+    if "?" in url or "#" in url:
+        raise ValueError(f"'{url.partition('?')[0]}': a URL of shards has no '?' or '#': a signed URL names one object")
 
 
 def is_local(url: str | Path) -> bool:
@@ -106,10 +121,11 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
     Args:
         urls: ``ais://bucket/shuffled-{000000..000003}.tar``, ``ais://bucket/prefix``, a path with braces, a glob
             (``*``, ``?``, ``[``) of local tars, a directory, or a list of any of these within one bucket or directory.
-            ``s3://``, ``gs://`` and ``az://`` are backend buckets of the cluster. ``file:///a%20b/`` is the path
-            ``/a b/``; ``~`` is the home directory. A local shard may be a symbolic link to any place: the tree is the
-            user's own.
-        endpoint: AIStore's proxy, for buckets.
+            ``s3://``, ``gs://`` and ``az://`` are backend buckets of the cluster, if there is an ``endpoint``, and the
+            clouds' own buckets if not. ``https://`` names files of a server, which lists nothing.
+            ``file:///a%20b/`` is the path ``/a b/``; ``~`` is the home directory. A local shard may be a symbolic link
+            to any place: the tree is the user's own.
+        endpoint: AIStore's proxy, for buckets; ``direct`` for none, also where AIS_ENDPOINT is set.
         compressed: Whether to accept ``.tgz`` and ``.tar.gz``: if they are named, or if a prefix, glob or directory has
             them and no ``.tar``.
 
@@ -246,7 +262,7 @@ def _local_path(url: str | Path) -> str:
             raise ValueError(f"'{text}': expected file:///PATH, with three slashes and an absolute path")
         path = f"/{unquote(rest)}"
     elif "://" in text:
-        raise _unknown_scheme(text, supported=[*PROVIDERS, "file"])
+        raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, "file"])
     else:
         path = os.path.expanduser(text)  # noqa: PTH111 (Path drops a slash at the end)
     if "\0" in path:

@@ -17,7 +17,7 @@ from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import StoreAccess
-from dali_pipes.store.cluster.transfer import RemoteFile
+from dali_pipes.store.base import StoredFile
 from dali_pipes.store.shard_set import ShardSet
 from prep.export.tasks import BYTES, FRAME_BYTES, INTEGERS, Feature, ValuePlace, example_bytes, varint
 from prep.inspect.indexed_set import IndexedSet
@@ -146,7 +146,7 @@ class Records:
             features.append(Feature(WIDTH, INTEGERS, varint(int(columns.width[row]))))
         return features
 
-    def file(self, row: int) -> Path | RemoteFile:
+    def file(self, row: int) -> Path | StoredFile:
         """A shard, in the form that a worker reads."""
         manifest = self.indexed.manifest
         return self._access.file(manifest.names[row], size=int(manifest.shard_bytes[row]))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.cluster.transfer import RemoteFile
+from dali_pipes.store.base import StoredFile
 from prep.pack.tasks import StreamTask
 from prep.sources.tfrecord_files import masked_crc32c
 from prep.tar.writer import CHUNK_BYTES
@@ -46,7 +46,7 @@ class Feature(NamedTuple):
 class ShardPart(NamedTuple):
     """A shard, and the features of those samples that are written to one file."""
 
-    file: Path | RemoteFile
+    file: Path | StoredFile
     records: Sequence[Sequence[Feature]]
 
 
@@ -78,13 +78,13 @@ class FileTask(StreamTask):
 class _Values:
     """Reads the components of a shard; a context manager."""
 
-    def __init__(self, file: Path | RemoteFile) -> None:
+    def __init__(self, file: Path | StoredFile) -> None:
         self._file = file
-        self._where = file.url if isinstance(file, RemoteFile) else str(file)
+        self._where = file.url if isinstance(file, StoredFile) else str(file)
         self._descriptor = -1
 
     def __enter__(self) -> "_Values":
-        if not isinstance(self._file, RemoteFile):
+        if not isinstance(self._file, StoredFile):
             try:
                 self._descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as exc:
@@ -92,7 +92,7 @@ class _Values:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if isinstance(self._file, RemoteFile):
+        if isinstance(self._file, StoredFile):
             self._file.close()
         else:
             os.close(self._descriptor)
@@ -111,7 +111,7 @@ class _Values:
         return bytes(buffer)
 
     def _read_into(self, view: memoryview, offset: int) -> int:
-        if isinstance(self._file, RemoteFile):
+        if isinstance(self._file, StoredFile):
             return self._file.read_into(view, offset=offset)
         try:
             return os.preadv(self._descriptor, [view], offset)

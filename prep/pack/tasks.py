@@ -15,11 +15,11 @@ from typing import BinaryIO, Protocol
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.cluster.transfer import RemoteFile
+from dali_pipes.store.base import StoredFile
 from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report
 
-Stored = tuple[str, str] | Path | RemoteFile
+Stored = tuple[str, str] | Path | StoredFile
 """A stored object to compare with: type and value of its checksum, or the file itself."""
 MAX_SENT_BYTES = 8 << 20
 """The largest number of bytes of components in memory that are sent to a worker; a larger task is done in this
@@ -103,10 +103,10 @@ def digest_of(chunks: Iterable[memoryview], kind: str = DEFAULT_CHECKSUM_TYPE) -
     return state.hexdigest()
 
 
-def read_stored(file: Path | RemoteFile) -> Iterator[memoryview]:
+def read_stored(file: Path | StoredFile) -> Iterator[memoryview]:
     """The bytes of a stored object, front to back; each piece is valid until the next is asked for."""
     view = memoryview(bytearray(CHUNK_BYTES))
-    if isinstance(file, RemoteFile):
+    if isinstance(file, StoredFile):
         offset = 0
         while num := file.read_into(view, offset=offset):
             yield view[:num]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from dali_pipes.errors import DataError, StoreError
 
 if TYPE_CHECKING:
-    from dali_pipes.store.cluster.transfer import RemoteFile
+    from dali_pipes.store.base import StoredFile
 
 
 SKIP_BYTES = 1 << 20
@@ -19,7 +19,7 @@ SKIP_BYTES = 1 << 20
 class ReadStream:
     """A file that is read by offsets, as a stream from its first byte on; a context manager."""
 
-    def __init__(self, file: "RemoteFile | UnpackedFile") -> None:
+    def __init__(self, file: "StoredFile | UnpackedFile") -> None:
         self._file, self._position = file, 0
 
     def read(self, size: int) -> bytes:
@@ -41,7 +41,7 @@ class UnpackedFile:
     It should be read forward: to reach later bytes, it unpacks all bytes in between; for earlier ones it starts again.
     """
 
-    def __init__(self, file: "Path | RemoteFile") -> None:
+    def __init__(self, file: "Path | StoredFile") -> None:
         self._file = file
         self._stream: gzip.GzipFile | None = None
         self._position = 0
@@ -56,7 +56,7 @@ class UnpackedFile:
     def __hash__(self) -> int:
         return hash(self._file)
 
-    def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | RemoteFile]]":
+    def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | StoredFile]]":
         return UnpackedFile, (self._file,)
 
     def read_into(self, view: memoryview, *, offset: int) -> int:

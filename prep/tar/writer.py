@@ -17,7 +17,7 @@ from dali_pipes.formats.tar_reader import BLOCK
 
 if TYPE_CHECKING:
     from dali_pipes.formats.photo_header import PhotoHeader
-    from dali_pipes.store.cluster.transfer import RemoteFile
+    from dali_pipes.store.base import StoredFile
     from prep.tar.gzipped import UnpackedFile
     from prep.tar.parquet import ParquetCells
 
@@ -45,7 +45,7 @@ class Range(NamedTuple):
     cells.
     """
 
-    file: "Path | RemoteFile | UnpackedFile | ParquetCells"
+    file: "Path | StoredFile | UnpackedFile | ParquetCells"
     offset: int
     size: int
     head: bytes | None = None
@@ -205,7 +205,7 @@ class Files:
     def __init__(self) -> None:
         self._path: str | None = None
         self._file = -1
-        self._remote: RemoteFile | UnpackedFile | ParquetCells | None = None
+        self._remote: StoredFile | UnpackedFile | ParquetCells | None = None
         self._offset = 0
 
     def open(self, part: str | Range) -> int:

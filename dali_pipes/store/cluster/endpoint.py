@@ -9,7 +9,8 @@ from pathlib import Path
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.health import check_endpoint
-from dali_pipes.store.urls import check_is_not_cloud, is_remote
+from dali_pipes.store.entries import DIRECT
+from dali_pipes.store.urls import is_in_cluster, is_remote
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def endpoint_for(
     embedded_dir: Path | None = None,
     etl_function: str | None = None,
 ) -> Iterator[str | None]:
-    """Yield an endpoint that answers if one of the URLs is in a bucket, else ``None``.
+    """Yield an endpoint that answers if one of the URLs is read through AIStore, else the given one.
 
     Args:
         reads: URLs or paths that will be read. Without an endpoint, the embedded node's folder must hold their buckets.
@@ -35,18 +36,27 @@ def endpoint_for(
     Raises:
         StoreError: If nothing answers at the endpoint; or if no endpoint is given, and the embedded node's folder lacks
             a bucket: names the buckets that it holds. Then no node is started.
-        ValueError: If no endpoint is given, and a bucket belongs to a cloud.
+        ValueError: If no endpoint is given, and some URLs are in AIStore and others in a cloud's own buckets.
     """
-    read = [url for url in reads if is_remote(url)]
-    remote = [*read, *(url for url in writes if is_remote(url))]
-    if endpoint is None:
-        for url in remote:
-            check_is_not_cloud(url)
-        for url in read:
-            _check_embedded_bucket(url, embedded_dir or default_embedded_dir())
-    if not remote:
-        yield None
+    read, written = list(reads), list(writes)
+    in_cluster = [url for url in (*read, *written) if is_in_cluster(url, endpoint)]
+    if not in_cluster:
+        yield endpoint
         return
+    if endpoint == DIRECT:
+        raise ValueError(
+            f"'{in_cluster[0]}' is in a bucket of AIStore, and the endpoint is '{DIRECT}': name the cluster's"
+        )
+    if endpoint is None:
+        others = [url for url in (*read, *written) if is_remote(url) and url not in in_cluster]
+        if others:
+            raise ValueError(
+                f"'{in_cluster[0]}' is in AIStore, '{others[0]}' is not, and no AIStore endpoint is given; set "
+                "AIS_ENDPOINT to a cluster that has the cloud's bucket as a backend, or go by a directory"
+            )
+        for url in read:
+            if is_remote(url):
+                _check_embedded_bucket(url, embedded_dir or default_embedded_dir())
     with cluster(endpoint, embedded_dir=embedded_dir, etl_function=etl_function) as answering:
         yield answering
 

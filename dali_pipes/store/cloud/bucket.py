@@ -1,0 +1,269 @@
+"""A bucket of S3, Google Cloud Storage or Azure, or a folder of an HTTPS server, without an AIStore between.
+
+`obstore` lists, signs and writes. A loader's bytes do not pass through it: `CloudStore.ask_for` gives the fetch client
+a signed URL (see `dali_pipes.fetch.clouds`).
+"""
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.base import Store
+from dali_pipes.store.cloud.access import CloudBucketAccess
+from dali_pipes.store.cloud.client import CloudClient
+from dali_pipes.store.cloud.errors import CHAINS, NoBucketError
+from dali_pipes.store.cloud.settings import CloudSettings
+from dali_pipes.store.entries import SERVERS, ObjectEntry
+from dali_pipes.store.patience import current_patience
+from dali_pipes.store.shard_names import check_object_name
+
+if TYPE_CHECKING:
+    from dali_pipes.fetch.objects import ObjectFetcher
+    from dali_pipes.fetch.parts import ObjectRequest
+
+_BUFFER_BYTES = 1 << 20
+# An object's URL is asked for again long before it expires.
+_SIGNED_FOR = timedelta(hours=1)
+_USED_FOR_S = 45 * 60.0
+_PAGE = 1000
+
+
+class CloudStore(Store):
+    """A bucket of a cloud. ``settings`` say how it is reached."""
+
+    def __init__(self, settings: CloudSettings) -> None:
+        self.settings = settings
+        self._client = CloudClient(settings, current_patience())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._client,)
+
+    @property
+    def url(self) -> str:
+        return f"{self.settings.scheme}://{self.settings.bucket}"
+
+    def locate(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def check_name(self, name: str) -> None:
+        check_object_name(name, url=self.locate(name))
+
+    def exists(self) -> bool:
+        if self._is_read_only:
+            return True
+        try:
+            self._list_some()
+        except NoBucketError:
+            return False
+        return True
+
+    def _list_some(self) -> None:
+        import obstore
+
+        self._client.send(self.url, lambda: next(iter(obstore.list(self._client.store, chunk_size=1)), None))
+
+    def create(self) -> None:
+        """Check that the bucket exists: where it is, who may read it and who pays is decided when it is made.
+
+        Raises:
+            StoreError: If there is no such bucket.
+        """
+        self._check_writable()
+        if not self.exists():
+            raise StoreError(
+                f"no bucket '{self.url}' at {self.settings.origin}; make it first, with its region and rights: "
+                f"{_MAKERS[self.settings.scheme].format(bucket=self.settings.bucket)}"
+            )
+
+    def list(self, prefix: str) -> list[ObjectEntry]:
+        import obstore
+
+        if self._is_read_only:
+            raise StoreError(
+                f"'{self.locate(prefix)}': a server of {self.settings.scheme}:// lists nothing; name the shards "
+                "(NAME-{{000000..000009}}.tar), or the prefix of a data set that has a manifest"
+            )
+        # obstore takes a prefix for a folder. So the folder is listed, from the prefix on and no further than it.
+        folder, slash, _ = prefix.rpartition("/")
+        position = _just_before(prefix) if prefix != folder + slash else None
+        found: list[ObjectEntry] = []
+
+        def list_on() -> None:
+            """Go on after the last page that came."""
+            nonlocal position
+            for page in obstore.list(self._client.store, folder or None, offset=position, chunk_size=_PAGE):
+                found.extend(
+                    ObjectEntry(name=row["path"], size=row["size"], checksum=None)
+                    for row in page
+                    if row["path"].startswith(prefix)
+                )
+                position = max(row["path"] for row in page)
+                if position > prefix and not position.startswith(prefix):
+                    return
+
+        self._client.send(self.locate(prefix), list_on)
+        listed = {entry.name: entry for entry in found}
+        return [listed[name] for name in sorted(listed)]
+
+    def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
+        if not self._is_read_only:
+            return super().find_all(names)
+        sizes = {name: self.size(name) for name in names}
+        return {
+            name: ObjectEntry(name=name, size=size, checksum=None) for name, size in sizes.items() if size is not None
+        }
+
+    def read(self, name: str) -> bytes:
+        return self._client.send(self.locate(name), lambda: self._get(name))
+
+    def _get(self, name: str) -> bytes:
+        import obstore
+
+        return obstore.get(self._client.store, name).bytes().to_bytes()
+
+    def find(self, name: str) -> bytes | None:
+        return self._client.find(self.locate(name), lambda: self._get(name))
+
+    def read_range(self, name: str, *, start: int, size: int) -> bytes:
+        return self.access().read_range(name, start=start, size=size)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        size = self.size(name)
+        if size is None:
+            raise StoreError(f"no object '{self.locate(name)}' at {self.settings.origin}")
+        stream = _ObjectStream(self.access(), name, size)
+        with contextlib.closing(stream):
+            yield cast("BinaryIO", io.BufferedReader(stream, _BUFFER_BYTES))
+
+    def write(self, name: str, data: bytes) -> None:
+        self.access().write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
+
+    def write_new(self, name: str, data: bytes, *, by: str) -> bool:
+        """See `Store.write_new`; the server itself refuses a name that is taken (``If-None-Match: *``)."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        self._check_writable()
+        with self._client.asking(self.locate(name)):
+            try:
+                self._client.attempt(
+                    lambda: obstore.put(self._client.store, name, data, mode="create", use_multipart=False)
+                )
+            except AlreadyExistsError:
+                # Ours, if an attempt wrote the object and its answer was lost.
+                return self._get(name) == data
+        return True
+
+    def upload(self, name: str, path: Path) -> None:
+        def chunks() -> Iterator[memoryview]:
+            try:
+                with path.open("rb", buffering=0) as stream:
+                    while data := stream.read(1 << 20):
+                        yield memoryview(data)
+            except OSError as exc:
+                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as exc:
+            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        self.access().write_stream(name, chunks, num_bytes=num_bytes)
+
+    def size(self, name: str) -> int | None:
+        import obstore
+
+        found = self._client.find(self.locate(name), lambda: obstore.head(self._client.store, name))
+        return None if found is None else int(found["size"])
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        self._check_writable()
+        self._client.find(self.locate(name), lambda: obstore.delete(self._client.store, name))
+
+    def access(self) -> CloudBucketAccess:
+        return CloudBucketAccess(self._client)
+
+    def ask_for(self, name: str) -> "ObjectRequest":
+        """The request that brings an object's bytes: a signed URL, or a plain one for public objects."""
+        import obstore
+
+        from dali_pipes.fetch.parts import ObjectRequest
+
+        if self.settings.is_anonymous:
+            return ObjectRequest(self.settings.plain_url(name))
+        where = self.locate(name)
+        signed = self._client.send(
+            where, lambda: obstore.sign(cast("Any", self._client.store), "GET", name, _SIGNED_FOR)
+        )
+        headers = (("x-amz-request-payer", "requester"),) if self.settings.requester_pays else ()
+        return ObjectRequest(signed, headers, _USED_FOR_S)
+
+    def open_fetcher(self) -> "ObjectFetcher":
+        from dali_pipes.fetch.clouds import CloudObjects
+        from dali_pipes.fetch.objects import ObjectFetcher
+        from dali_pipes.fetch.transport.access import CloudAccess
+
+        source = CloudObjects(
+            self.ask_for,
+            locate=self.locate,
+            access=CloudAccess.from_environment(self.settings.origin),
+            scheme=self.settings.scheme,
+            advice=CHAINS.get(self.settings.scheme, ""),
+        )
+        return ObjectFetcher(source, patience=self._client.patience)
+
+    @property
+    def _is_read_only(self) -> bool:
+        return self.settings.scheme in SERVERS
+
+    def _check_writable(self) -> None:
+        if self._is_read_only:
+            raise StoreError(f"'{self.url}' is read by {self.settings.scheme}://, which writes nothing")
+
+
+_MAKERS = {
+    "s3": "aws s3 mb s3://{bucket}",
+    "gs": "gcloud storage buckets create gs://{bucket}",
+    "az": "az storage container create --name {bucket}",
+}
+
+
+def _just_before(prefix: str) -> str:
+    """A name that sorts before all names that start with ``prefix``, and after most others.
+
+    >>> _just_before("train-") < "train-" < "train-0"
+    True
+    """
+    last = ord(prefix[-1])
+    return f"{prefix[:-1]}{chr(last - 1)}~" if ord("!") < last < 128 else prefix[:-1]
+
+
+class _ObjectStream(io.RawIOBase):
+    """An object's bytes, front to back, by ranges of a few MiB."""
+
+    def __init__(self, access: CloudBucketAccess, name: str, size: int) -> None:
+        super().__init__()
+        self._file = access.file(name, size=size)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        num = self._file.read_into(memoryview(view).cast("B"), offset=self._position)
+        self._position += num
+        return num
+
+
+@lru_cache(maxsize=8)
+def _reopen(client: CloudClient) -> CloudStore:
+    store = CloudStore.__new__(CloudStore)
+    store.settings, store._client = client.settings, client
+    return store

@@ -1,0 +1,246 @@
+"""How a cloud's bucket is reached: credentials and options, from the environment variables that each cloud defines.
+
+`obstore` reads the same variables by itself. They are read here, once, so that a store means the same in worker
+processes and on other machines: the settings travel with the store when it is pickled. They hold secrets, which no text
+shows.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.entries import SERVERS
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+    ObstoreStore = S3Store | GCSStore | AzureStore | HTTPStore
+
+CLOUDS = {"s3": "S3", "gs": "GCS", "az": "Azure", "https": "HTTPS", "http": "HTTP"}
+"""URL scheme to the name that messages use."""
+
+# The names of obstore's options, which are those of the environment variables in small letters.
+_OPTIONS = {
+    "s3": (
+        "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "aws_region", "aws_default_region",
+        "aws_endpoint_url", "aws_endpoint_url_s3", "aws_virtual_hosted_style_request", "aws_skip_signature",
+        "aws_request_payer", "aws_web_identity_token_file", "aws_role_arn", "aws_role_session_name",
+        "aws_container_credentials_relative_uri", "aws_container_credentials_full_uri",
+        "aws_container_authorization_token_file", "aws_imdsv1_fallback", "aws_server_side_encryption",
+        "aws_sse_kms_key_id", "aws_sse_bucket_key_enabled", "aws_checksum_algorithm", "aws_s3_express",
+        "aws_disable_tagging", "aws_unsigned_payload", "aws_conditional_put",
+    ),
+    "gs": (
+        "google_service_account", "google_service_account_path", "google_service_account_key", "google_base_url",
+        "google_bearer_token", "google_application_credentials", "google_skip_signature",
+    ),
+    "az": (
+        "azure_storage_account_name", "azure_storage_account_key", "azure_storage_access_key",
+        "azure_storage_sas_token", "azure_storage_sas_key", "azure_storage_token", "azure_storage_endpoint",
+        "azure_endpoint", "azure_storage_use_emulator", "azure_client_id", "azure_client_secret", "azure_tenant_id",
+        "azure_authority_host", "azure_federated_token_file", "azure_msi_endpoint", "azure_identity_endpoint",
+        "azure_msi_resource_id", "azure_object_id", "azure_use_azure_cli", "azure_skip_signature",
+    ),
+}  # fmt: skip
+_TRUE = ("1", "t", "true", "y", "yes", "on")
+# Azurite's address and account, which Microsoft publishes.
+_AZURITE = "http://127.0.0.1:10000/devstoreaccount1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudSettings:
+    """One bucket, or one folder of an HTTP server, and how it is reached."""
+
+    scheme: str
+    bucket: str
+    """The bucket, the container, or for HTTP the host."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """obstore's options. They hold secrets."""
+
+    @classmethod
+    def from_environment(cls, scheme: str, bucket: str) -> "CloudSettings":
+        """Read the variables of a cloud: AWS_*, GOOGLE_* and STORAGE_EMULATOR_HOST, or AZURE_*.
+
+        Raises:
+            ValueError: If AZURE_STORAGE_CONNECTION_STRING is not one.
+        """
+        names = {name: os.environ.get(name.upper(), "").strip() for name in _OPTIONS.get(scheme, ())}
+        options = {name: value for name, value in names.items() if value}
+        if scheme == "s3":
+            endpoint = options.pop("aws_endpoint_url_s3", "") or os.environ.get("AWS_ENDPOINT", "").strip()
+            if endpoint:
+                options["aws_endpoint_url"] = endpoint
+        if scheme == "gs" and (emulator := os.environ.get("STORAGE_EMULATOR_HOST", "").strip()):
+            options.setdefault("google_base_url", emulator if "://" in emulator else f"http://{emulator}")
+            # An emulator asks for no credentials.
+            options.setdefault("google_skip_signature", "true")
+        if scheme == "az":
+            options = _connection_options() | options
+        return cls(scheme=scheme, bucket=bucket, options=options)
+
+    @property
+    def cloud(self) -> str:
+        """The cloud's name, for messages."""
+        return CLOUDS[self.scheme]
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether requests are not signed."""
+        if self.scheme in SERVERS:
+            return True
+        name = {"s3": "aws", "gs": "google", "az": "azure"}[self.scheme]
+        return self.options.get(f"{name}_skip_signature", "").lower() in _TRUE
+
+    @property
+    def requester_pays(self) -> bool:
+        """Whether whoever reads the bucket pays for it."""
+        return self.options.get("aws_request_payer", "").lower() in (*_TRUE, "requester")
+
+    @property
+    def origin(self) -> str:
+        """The server, for messages: ``https://s3.eu-west-1.amazonaws.com``."""
+        parts = urlsplit(self.base_url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def base_url(self) -> str:
+        """The URL of the bucket; an object's name follows after a slash."""
+        options = self.options
+        if self.scheme == "s3":
+            return self._s3_url()
+        if self.scheme == "gs":
+            return f"{options.get('google_base_url', 'https://storage.googleapis.com').rstrip('/')}/{self.bucket}"
+        if self.scheme == "az":
+            account = options.get("azure_storage_account_name", "")
+            endpoint = options.get("azure_storage_endpoint") or options.get("azure_endpoint")
+            if not endpoint and options.get("azure_storage_use_emulator", "").lower() in _TRUE:
+                endpoint = _AZURITE
+            return f"{(endpoint or f'https://{account}.blob.core.windows.net').rstrip('/')}/{self.bucket}"
+        return f"{self.scheme}://{self.bucket}"
+
+    def _s3_url(self) -> str:
+        options = self.options
+        is_virtual = options.get("aws_virtual_hosted_style_request", "").lower() in _TRUE
+        if endpoint := options.get("aws_endpoint_url"):
+            # By obstore's rule, the endpoint of virtual-hosted style names the bucket itself.
+            return endpoint.rstrip("/") if is_virtual else f"{endpoint.rstrip('/')}/{self.bucket}"
+        region = options.get("aws_region") or options.get("aws_default_region") or "us-east-1"
+        host = f"s3.{region}.amazonaws.com"
+        return f"https://{self.bucket}.{host}" if is_virtual else f"https://{host}/{self.bucket}"
+
+    def plain_url(self, name: str) -> str:
+        """The URL of an object that needs no signature."""
+        return f"{self.base_url}/{quote(name, safe='/-_.~')}"
+
+    @cached_property
+    def opened(self) -> "ObstoreStore":
+        """The store of `obstore`.
+
+        Raises:
+            StoreError: If `obstore` is not installed, or the settings contradict each other.
+        """
+        try:
+            from obstore import store as stores
+            from obstore.exceptions import BaseError
+        except ImportError as exc:
+            raise StoreError(
+                f"'{self.scheme}://{self.bucket}' is read without AIStore, which needs the package 'obstore', and it "
+                "is not installed; pip install 'dali-pipes[cloud]', or pass endpoint= (--endpoint) of an AIStore that "
+                "has the bucket as a backend"
+            ) from exc
+        common: dict[str, Any] = {
+            "client_options": {
+                "allow_http": urlsplit(self.base_url).scheme == "http",
+                "connect_timeout": "5s",
+                "timeout": "60s",
+                **_trusted(),
+            },
+            # Short troubles end here; for longer ones there is `dali_pipes.store.patience`, which tells the user.
+            "retry_config": {"max_retries": 2},
+        }
+        config: Any = dict(self.options)
+        try:
+            if self.scheme == "s3":
+                provider = self._profile()
+                if provider is not None:
+                    common["credential_provider"] = provider
+                return stores.S3Store(self.bucket, config=config, **common)
+            if self.scheme == "gs":
+                return stores.GCSStore(self.bucket, config=config, **common)
+            if self.scheme == "az":
+                return stores.AzureStore(self.bucket, config=config, **common)
+            return stores.HTTPStore.from_url(self.base_url, **common)
+        except (BaseError, ValueError) as exc:
+            raise StoreError(
+                f"cannot open '{self.scheme}://{self.bucket}': {str(exc).partition(chr(10))[0]}; check the variables "
+                f"that hold the settings of {self.cloud}"
+            ) from None
+
+    def _profile(self) -> Any:
+        """A provider of credentials from the profiles of AWS's configuration; ``None`` without profiles.
+
+        `obstore` does not read them. `boto3` does, with single sign-on, assumed roles and programs that print
+        credentials.
+        """
+        if "aws_access_key_id" in self.options or self.is_anonymous:
+            return None
+        files = (
+            os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+            os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+        )
+        if "AWS_PROFILE" not in os.environ and not any(Path(file).expanduser().is_file() for file in files):
+            return None
+        from boto3 import Session
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        try:
+            return Boto3CredentialProvider(Session())
+        except (BotoCoreError, ValueError) as exc:
+            raise StoreError(
+                f"cannot open 's3://{self.bucket}': no credentials in AWS's profiles: {exc}; check AWS_PROFILE, "
+                "~/.aws/config and ~/.aws/credentials"
+            ) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "opened"}
+
+
+def _trusted() -> dict[str, Any]:
+    """The certificates to trust beside the system's, which clouds' clients and `requests` take from the same names."""
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
+        if value := os.environ.get(name):
+            try:
+                return {"root_certificate": Path(value).read_bytes()}
+            except OSError as exc:
+                raise StoreError(f"cannot read certificates from '{value}': {exc.strerror}; check {name}") from exc
+    return {}
+
+
+def _connection_options() -> dict[str, str]:
+    """The options in AZURE_STORAGE_CONNECTION_STRING, which `obstore` does not read."""
+    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").strip()
+    if not text:
+        return {}
+    fields = {}
+    for part in filter(None, text.split(";")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(
+                "AZURE_STORAGE_CONNECTION_STRING must be fields NAME=VALUE with ';' between them; one field has no '='"
+            )
+        fields[name.strip().lower()] = value.strip()
+    if fields.get("usedevelopmentstorage", "").lower() == "true":
+        return {"azure_storage_use_emulator": "true"}
+    names = {
+        "accountname": "azure_storage_account_name",
+        "accountkey": "azure_storage_account_key",
+        "sharedaccesssignature": "azure_storage_sas_token",
+        "blobendpoint": "azure_storage_endpoint",
+    }
+    return {names[name]: value for name, value in fields.items() if name in names}
