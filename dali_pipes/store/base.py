@@ -22,18 +22,27 @@ if TYPE_CHECKING:
     from dali_pipes.store.patience import Patience
 
 
-class StoredFile(Protocol):
+class StoredFile(ABC):
     """An object of a bucket that is read from front to back, skipping gaps. It pickles; two of one object are equal."""
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """The object's URL."""
 
+    @abstractmethod
     def read_into(self, view: memoryview, *, offset: int) -> int:
         """Read into ``view`` and return the number of bytes: at least one, or 0 at the object's end."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the request. Can be called twice; a later read sends a new request."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredFile) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
 
 
 class StoreAccess(Protocol):

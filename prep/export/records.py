@@ -16,8 +16,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.store.base import StoreAccess
-from dali_pipes.store.base import StoredFile
+from dali_pipes.store.base import StoreAccess, StoredFile
 from dali_pipes.store.shard_set import ShardSet
 from prep.export.tasks import BYTES, FRAME_BYTES, INTEGERS, Feature, ValuePlace, example_bytes, varint
 from prep.inspect.indexed_set import IndexedSet

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.base import StoredFile
+from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report
 

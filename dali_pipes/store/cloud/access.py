@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dali_pipes.errors import StoreError
+from dali_pipes.store.base import StoredFile
 from dali_pipes.store.cloud.client import CloudClient
 from dali_pipes.store.entries import SERVERS, ObjectEntry
 from dali_pipes.store.patience import Waiting
@@ -107,8 +108,8 @@ class CloudBucketAccess:
             return client.attempt(get, waiting)
 
 
-class CloudFile:
-    """An object of ``size`` bytes that is read from front to back, skipping gaps. Two of the same object are equal."""
+class CloudFile(StoredFile):
+    """An object of ``size`` bytes of a cloud's bucket, read by ranges of some MiB."""
 
     def __init__(self, access: CloudBucketAccess, name: str, size: int) -> None:
         self._access, self._name, self._size = access, name, size
@@ -117,12 +118,6 @@ class CloudFile:
     @property
     def url(self) -> str:
         return self._access.locate(self._name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CloudFile) and self.url == other.url
-
-    def __hash__(self) -> int:
-        return hash(self.url)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CloudFile, (self._access, self._name, self._size)

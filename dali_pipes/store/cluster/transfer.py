@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dali_pipes.errors import StoreError
+from dali_pipes.store.base import StoredFile
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.rights import refusal_advice
 from dali_pipes.store.cluster.token import Token, TokenAuth
@@ -217,8 +218,8 @@ class BucketAccess:
         raise StoreError(f"'{self.url}/{name}' at {self.endpoint}: {text}{advice}")
 
 
-class RemoteFile:
-    """An object of ``size`` bytes that is read from front to back, skipping gaps. Two of the same object are equal."""
+class RemoteFile(StoredFile):
+    """An object of ``size`` bytes of a cluster's bucket."""
 
     def __init__(self, access: BucketAccess, name: str, size: int) -> None:
         self._access, self._name, self._size = access, name, size
@@ -230,12 +231,6 @@ class RemoteFile:
     @property
     def url(self) -> str:
         return f"{self._access.url}/{self._name}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemoteFile) and self.url == other.url
-
-    def __hash__(self) -> int:
-        return hash(self.url)
 
     def __getstate__(self) -> tuple[BucketAccess, str, int]:
         return self._access, self._name, self._size
