@@ -410,8 +410,9 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
 
     def __del__(self) -> None:
         # There is nothing to close if the constructor failed, or a late loader was not opened. In a forked child the
-        # loader belongs to the parent.
-        if vars(self).get("_closed", True) or os.getpid() != self._pid:
+        # loader belongs to the parent. At the end of the program the names of this module may be gone already; then all
+        # that is open ends with the process.
+        if vars(self).get("_closed", True) or globals()["os"] is None or os.getpid() != self._pid:
             return
         if in_mutex() or in_fetcher() or in_reader():
             # The garbage collector runs in the middle of work on a cache, of this loader or another one. The threads
