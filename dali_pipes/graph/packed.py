@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,7 +35,12 @@ def packed(tensor_list: Any) -> Packed:
     from torch.utils.dlpack import from_dlpack
 
     tensors = [from_dlpack(tensor_list[position]) for position in range(len(tensor_list))]
-    return Packed(torch.cat(tensors), [len(tensor) for tensor in tensors])
+    lengths = [len(tensor) for tensor in tensors]
+    if tensors[0].device.type == "cpu":
+        # torch.cat would share the copy among torch's threads. While DALI's threads have the cores, these spin and wait
+        # for each other: 870 CPU-us a photo of 110 kB on two busy cores, where this takes 95.
+        return Packed(torch.from_numpy(np.concatenate([tensor.numpy() for tensor in tensors])), lengths)
+    return Packed(torch.cat(tensors), lengths)
 
 
 def join_packed(parts: Sequence[Packed]) -> Packed:
