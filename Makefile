@@ -32,7 +32,12 @@ endif
 SYSTEM_PROGRAMS := chromium chromedriver jpegtran
 SYSTEM_PACKAGES := chromium chromium-driver libjpeg-turbo-progs
 
-.PHONY: system-tools demo test integrations integrations-composer fuzz check reference constraints clean
+# Object stores that some tests talk to, by Go and npm, for the tests alone: an S3 server and Microsoft's emulator of Azure.
+SERVERS := .servers
+VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+AZURITE := azurite@3.37.0
+
+.PHONY: test-servers system-tools demo test integrations integrations-composer fuzz check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -58,6 +63,17 @@ system-tools:  ## chromium and jpegtran by apt, where that is possible; some 0.4
 	elif apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(SYSTEM_PACKAGES); \
 	then echo 'installed: $(SYSTEM_PACKAGES)'; \
 	else echo "apt-get failed, see above: $$skipped"; fi
+
+# Ends well in any case, as system-tools.
+test-servers:  ## an S3 server by Go and an Azure server by npm into .servers; some 0.5 GB and three minutes
+	@if [ -x $(SERVERS)/bin/versitygw ]; then echo 'there already: versitygw'; \
+	elif ! command -v go > /dev/null; then echo 'no go: tests that want an S3 server are skipped'; \
+	elif GOBIN="$(CURDIR)/$(SERVERS)/bin" go install $(VERSITYGW); then echo 'installed: $(VERSITYGW)'; \
+	else echo 'go install failed, see above: tests that want an S3 server are skipped'; fi
+	@if [ -x $(SERVERS)/node_modules/.bin/azurite-blob ]; then echo 'there already: azurite'; \
+	elif ! command -v npm > /dev/null; then echo 'no npm: tests that want an Azure server are skipped'; \
+	elif npm install --silent --no-audit --no-fund --no-save --prefix $(SERVERS) $(AZURITE); then echo 'installed: $(AZURITE)'; \
+	else echo 'npm install failed, see above: tests that want an Azure server are skipped'; fi
 
 fuzz: $(VENV)/.installed-dev  ## broken files and messages, for MINUTES
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

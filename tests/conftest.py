@@ -21,6 +21,9 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
+from tests.servers.clouds import azure_server, s3_server
+
+__all__ = ["azure_server", "s3_server"]  # fixtures of all tests
 
 # A shell that starts a program in the background has it ignore Ctrl-C, and its children, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

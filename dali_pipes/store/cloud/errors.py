@@ -68,7 +68,8 @@ def refusal_of(exc: BaseException) -> Refusal:
     if status is None:
         cause = text.rpartition(" - ")[2] or type(exc).__name__
         return Refusal(404 if isinstance(exc, FileNotFoundError) else 0, "", printable(cause, max_chars=300))
-    said = " ".join(filter(None, [status[1], code if not code.isdigit() else "", message]))
+    # Azure's message goes on with the numbers of the request.
+    said = " ".join(filter(None, [status[1], "" if code.isdigit() else code, message.partition("\n")[0]]))
     return Refusal(int(status[1]), code, printable(said, max_chars=500), region[1] if region else "")
 
 

@@ -18,12 +18,17 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import cluster, endpoint_for
 from dali_pipes.store.cluster.health import check_endpoint
 from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import open_store
+from tests.servers import clouds
 
 
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=["directory", "bucket", *clouds.KINDS])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "directory":
         yield LocalStore(tmp_path / "store")
+        return
+    if request.param in clouds.KINDS:
+        yield open_store(clouds.cloud_bucket(request.param, request), endpoint=None)[0]
         return
     made: AisStore = request.getfixturevalue("bucket")
     made.create()
