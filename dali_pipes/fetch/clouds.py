@@ -29,7 +29,6 @@ from dali_pipes.store.shard_set import missing_advice
 
 # A signature is not used in its last part: the request must arrive, and clocks differ.
 _USED_SHARE = 0.8
-_SERVICES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
 _REFUSED = (401, 403)
 # With status 400 in place of 403.
 _REFUSED_CODES = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "AuthorizationQueryParametersError")
@@ -54,7 +53,7 @@ class CloudObjects(ObjectSource):
             credentials, `OSError` if their source does not answer now.
         locate: Returns an object's URL for messages: ``s3://pets/x.tar``.
         access: The server, and how to reach it.
-        scheme: ``s3``, ``gs``, ``az`` or ``https``.
+        service: What the store is, for messages: ``S3``.
         advice: What to do if the store refuses the credentials: where they were looked for.
     """
 
@@ -66,13 +65,13 @@ class CloudObjects(ObjectSource):
         *,
         locate: Callable[[str], str],
         access: CloudAccess,
-        scheme: str,
+        service: str,
         advice: str = "",
         changed: str = REPLACED,
     ) -> None:
         super().__init__(access, changed=changed)
-        self._ask_for, self._locate, self._scheme, self._advice = ask_for, locate, scheme, advice
-        self.service = _SERVICES.get(scheme, "the server")
+        self._ask_for, self._locate, self._advice = ask_for, locate, advice
+        self.service = service
 
     def where(self, name: str) -> str:
         return self._locate(name)

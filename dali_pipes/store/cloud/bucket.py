@@ -202,8 +202,8 @@ class CloudStore(Store):
         signed = self._client.send(
             where, lambda: obstore.sign(cast("Any", self._client.store), "GET", name, _SIGNED_FOR)
         )
-        headers = (("x-amz-request-payer", "requester"),) if self.settings.requester_pays else ()
-        return ObjectRequest(signed, headers, _USED_FOR_S)
+        # Who pays (AWS_REQUEST_PAYER) is in the URL: S3 refuses fields x-amz-* that are not signed.
+        return ObjectRequest(signed, expires_s=_USED_FOR_S)
 
     def open_fetcher(self) -> "ObjectFetcher":
         from dali_pipes.fetch.clouds import CloudObjects
@@ -214,7 +214,7 @@ class CloudStore(Store):
             self.ask_for,
             locate=self.locate,
             access=CloudAccess.from_environment(self.settings.origin),
-            scheme=self.settings.scheme,
+            service=self.settings.cloud,
             advice=CHAINS.get(self.settings.scheme, ""),
         )
         return ObjectFetcher(source, patience=self._client.patience)

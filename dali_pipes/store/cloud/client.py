@@ -69,7 +69,7 @@ class CloudClient:
         """
         from obstore.exceptions import BaseError
 
-        waiting = waiting or Waiting(self.patience, self.settings.origin)
+        waiting = waiting or Waiting(self.patience, self.settings.origin, service=self.settings.cloud)
         while True:
             try:
                 result = request()

@@ -97,11 +97,6 @@ class CloudSettings:
         return self.options.get(f"{name}_skip_signature", "").lower() in _TRUE
 
     @property
-    def requester_pays(self) -> bool:
-        """Whether whoever reads the bucket pays for it."""
-        return self.options.get("aws_request_payer", "").lower() in (*_TRUE, "requester")
-
-    @property
     def origin(self) -> str:
         """The server, for messages: ``https://s3.eu-west-1.amazonaws.com``."""
         parts = urlsplit(self.base_url)

@@ -50,6 +50,6 @@ def s3_objects(endpoint: str, bucket: str, *, secret_key: str = SECRET_KEY, expi
         ask_for,
         locate=lambda name: f"s3://{bucket}/{name}",
         access=CloudAccess.from_environment(endpoint),
-        scheme="s3",
+        service="S3",
         advice="check the keys",
     )

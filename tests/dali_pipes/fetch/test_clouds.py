@@ -66,7 +66,7 @@ def fetching(
         ask_for or Signer(endpoint),
         locate=lambda name: f"{scheme}://pets/{name}",
         access=CloudAccess.from_environment(endpoint),
-        scheme=scheme,
+        service={"s3": "S3", "gs": "GCS"}.get(scheme, "HTTPS"),
         advice=ADVICE,
     )
     with ObjectFetcher(source, retry=retry, patience=patience) as fetcher:
@@ -431,7 +431,7 @@ def test_object_that_is_unpacked_on_the_way_is_told() -> None:
     """By Google Cloud Storage, which then sends another number of bytes; and one that comes packed."""
     unpacked = lambda exchange: say_object(exchange, **{"X-Goog-Stored-Content-Encoding": "gzip"})  # noqa: E731
     with answering(unpacked) as server, fetching(server.endpoint, scheme="gs") as fetcher:
-        fails(fetcher, DataError, "'gs://pets/a/x.tar' is stored with the Content-Encoding 'gzip', and Google Cloud")
+        fails(fetcher, DataError, "'gs://pets/a/x.tar' is stored with the Content-Encoding 'gzip', and GCS unpacks")
     packed = lambda exchange: say_object(exchange, DATA[:-5], **{"Content-Encoding": "gzip"})  # noqa: E731
     with answering(packed) as server, fetching(server.endpoint) as fetcher:
         fails(fetcher, DataError, "it came with the Content-Encoding 'gzip': shards must be stored and sent without")

@@ -1,0 +1,158 @@
+"""A loader over a bucket of a real S3 server, without AIStore: the same batches as over a directory and a cluster."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.store.cloud.bucket import CloudStore
+from dali_pipes.store.cloud.settings import CloudSettings
+from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.dali_pipes.fetch.s3_served import ACCESS_KEY, SECRET_KEY, s3_server, s3_store
+from tests.faults import faulty
+
+BUCKET = "pets"
+URL = f"s3://{BUCKET}/train/s-"
+OPTIONS: dict[str, Any] = {"batch_size": 5, "seed": 3, "device": "cpu", "outputs": dp.Outputs(keys=True)}
+_SETTLE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("buckets")
+    (folder / BUCKET).mkdir()
+    with s3_server(folder) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(server: str, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The small shards, indexed in the bucket: the server's endpoint; the environment leads to it."""
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    lead_to(server, monkeypatch)
+    store = s3_store(server, BUCKET)
+    for path in small_shards.glob("*.tar"):
+        store.put(f"train/{path.name}", path.read_bytes())
+    index_shards(resolve_shards(URL, endpoint=None))
+    return server
+
+
+def lead_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def cache_in(directory: Path) -> dp.Cache:
+    """A new cache, so that all shards are fetched."""
+    directory.mkdir()
+    return dp.Cache(directory=directory)
+
+
+def batches_of(loader: dp.Loader) -> list[tuple[list[str], str]]:
+    """Keys and a digest of all pixels of each batch."""
+    return [(list(batch["key"]), hashlib.sha256(batch["image"].numpy().tobytes()).hexdigest()) for (batch,) in loader]
+
+
+def open_loader(url: str | Path = URL, **options: Any) -> dp.Loader:
+    return dp.loader(url, dp.segmentation(crop=16), **{**OPTIONS, **options})
+
+
+@pytest.mark.usefixtures("bucket")
+def test_batches_are_those_of_a_directory_and_of_aistore(small_shards: Path, tmp_path: Path) -> None:
+    """Bit for bit, over two epochs."""
+    with open_loader(cache=cache_in(tmp_path / "s3")) as loader:
+        from_s3 = [batches_of(loader), batches_of(loader)]
+    with open_loader(small_shards) as loader:
+        assert [batches_of(loader), batches_of(loader)] == from_s3
+    with embedded_node.start(tmp_path / "node") as node:
+        store = AisStore(node.endpoint, BUCKET)
+        store.create()
+        for path in small_shards.glob("*.tar"):
+            store.upload(f"train/{path.name}", path)
+        url = f"ais://{BUCKET}/train/s-"
+        index_shards(resolve_shards(url, endpoint=node.endpoint))
+        with open_loader(url, endpoint=node.endpoint, cache=cache_in(tmp_path / "ais")) as loader:
+            assert [batches_of(loader), batches_of(loader)] == from_s3
+
+
+@pytest.mark.usefixtures("bucket")
+def test_resumed_loader_gives_the_rest() -> None:
+    """After two batches, from the state alone."""
+    with open_loader() as loader:
+        expected = batches_of(loader)
+    with open_loader() as loader:
+        steps = iter(loader)
+        next(steps), next(steps)
+        state = loader.state_dict()
+    with open_loader() as loader:
+        loader.load_state_dict(state)
+        assert batches_of(loader) == expected[2:]
+
+
+@pytest.mark.usefixtures("bucket")
+def test_two_ranks_share_an_epoch() -> None:
+    """Each key once, but for those that fill the last batch."""
+    keys: list[set[str]] = []
+    for rank in range(2):
+        with open_loader(rank=rank, world_size=2) as loader:
+            keys.append({key for found, _ in batches_of(loader) for key in found})
+    assert keys[0] | keys[1] == {f"s{i:05d}" for i in range(23)}
+
+
+def test_epochs_go_on_through_faults(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Resets, short and flipped bodies, 503 and 429: the same batches."""
+    with open_loader() as loader:
+        expected = batches_of(loader)
+    kinds = ("reset", "reset_body", "short", "flip", "503", "429", "500")
+    with faulty(bucket, rate=0.3, seed=1, kinds=kinds, objects=".tar", redirects=False, max_faults=12) as proxy:
+        lead_to(proxy.endpoint, monkeypatch)
+        with open_loader(cache=cache_in(tmp_path / "faults")) as loader:
+            assert batches_of(loader) == expected
+        assert proxy.faults.total() > 0
+
+
+@pytest.mark.usefixtures("bucket")
+def test_closed_loaders_leave_no_file_and_no_thread(tmp_path: Path) -> None:
+    """After the first loaders, which start what stays for the process; each fetches all shards."""
+
+    def left() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    caches = (tmp_path / str(num) for num in range(10))
+
+    def run() -> None:
+        with open_loader(cache=cache_in(next(caches))) as loader:
+            batches_of(loader)
+
+    run()
+    run()
+    before = left()
+    for _ in range(3):
+        run()
+    until = time.monotonic() + _SETTLE_S
+    while any(now > then for now, then in zip(left(), before, strict=True)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert all(now <= then for now, then in zip(left(), before, strict=True))
+
+
+def test_who_pays_is_a_part_of_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 refuses a field x-amz-* that is not signed."""
+    lead_to("https://s3.us-east-1.amazonaws.com", monkeypatch)
+    monkeypatch.setenv("AWS_REQUEST_PAYER", "true")
+    pytest.importorskip("obstore")
+    request = CloudStore(CloudSettings.from_environment("s3", BUCKET)).ask_for("x.tar")
+    assert "x-amz-request-payer=requester" in request.url
+    assert not request.headers
