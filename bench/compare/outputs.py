@@ -265,7 +265,7 @@ def compare_epoch(
 
 def _check_batch(batch: BenchBatch, *, loader: str, gives: frozenset[str], parts: frozenset[str]) -> None:
     wanted = (gives or parts) - {"normalised"}
-    if "encoded" in wanted:
+    if isinstance(batch.get("encoded"), torch.Tensor):
         wanted |= {"cu_seqlens"}
     if wanted - batch.keys():
         found = ", ".join(sorted(batch)) or "nothing"
@@ -275,7 +275,8 @@ def _check_batch(batch: BenchBatch, *, loader: str, gives: frozenset[str], parts
     size = len(batch["key"])
     lengths: dict[str, int] = {name: len(batch[name]) for name in _TENSORS if name in gives}
     if "encoded" in gives:
-        lengths["cu_seqlens"] = len(batch["cu_seqlens"]) - 1
+        files = batch["encoded"]
+        lengths["encoded"] = len(files) if isinstance(files, list) else len(batch["cu_seqlens"]) - 1
     if wrong := {name: length for name, length in lengths.items() if length != size}:
         raise OutputError(f"loader '{loader}': a batch of {size} keys has {wrong} rows")
     if "label" in gives and (batch["label"].dtype != torch.int64 or batch["label"].ndim != 1):
@@ -327,7 +328,10 @@ def _check_sample(
 
 def _files_of(batch: BenchBatch) -> "Iterator[Tensor]":
     """Each photo's file: uint8 [bytes]."""
-    encoded, ends = batch["encoded"].cpu(), batch["cu_seqlens"].tolist()
+    files = batch["encoded"]
+    if isinstance(files, list):
+        return (torch.from_numpy(data.copy()) for data in files)  # torch warns of arrays that cannot be written to
+    encoded, ends = files.cpu(), batch["cu_seqlens"].tolist()
     return (encoded[start:end] for start, end in itertools.pairwise(ends))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast, get_args
 
 from bench.loaders.registry import DECODES, Recipe
 from bench.tools.environment import available_cores
@@ -28,10 +28,11 @@ class BenchBatch(TypedDict, total=False):
     label: "Tensor"
     """int64 [B], the class id in ``cls``."""
     key: list[str]
-    encoded: "Tensor"
-    """uint8 [sum of bytes], the photos' files one after the other; the encoded recipe only."""
+    encoded: "Tensor | list[Any]"
+    """The photos' files; the encoded recipe only. uint8 [sum of bytes], one after the other; or, of a loader that hands
+    over its own memory, a list of B arrays, uint8 [bytes]."""
     cu_seqlens: "Tensor"
-    """int32 [B + 1], where each photo's file begins in ``encoded``, and the sum."""
+    """int32 [B + 1], where each photo's file begins in a tensor ``encoded``, and the sum; not beside a list."""
 
 
 def num_rows(batch: BenchBatch) -> int:
