@@ -96,7 +96,7 @@ _IN_SPEC = (
     default="auto",
     show_default=True,
     help="dsort: the cluster. client: this machine, through which all bytes pass. exchange: workers, each of which "
-    "puts its output shards together from ranges of the input; no spool. auto: the exchange with --on ray or --part; "
+    "puts its output shards together from ranges of the input; no spool. auto: the exchange with --part; "
     "else the cluster, or this machine if the cluster has no dSort that works.",
 )
 @jobs_option("Workers of an exchange")

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
@@ -69,6 +70,8 @@ class ExchangeTask(StreamTask):
     """An output shard, and where its samples are; pickles, for a worker."""
 
     source: StoreAccess
+    output: StoreAccess
+    """The store of the output: an object there is compared with the task, or written by it."""
     url: str
     """The URL of the input's store, for errors."""
     shards: tuple[str, ...]
@@ -285,22 +288,18 @@ class Exchange:
     workers: Workers
     show_progress: bool = False
 
+    @cached_property
+    def _accesses(self) -> tuple[StoreAccess, StoreAccess]:
+        """Of input and output, which exist by the first task."""
+        return self.source.access(), self.target.access()
+
     def find_done(
         self, outputs: Sequence[PlannedShard], *, existing: Mapping[str, ObjectEntry]
     ) -> tuple[set[str], list[str]]:
         """The outputs that exist byte for byte as planned, and the outputs whose names other shards have."""
         there = [output for output in outputs if output.name in existing]
         alike = [output for output in there if existing[output.name].size == output.num_bytes(self.contents)]
-        access = self.target.access() if alike else None
-
-        def tasks() -> Iterator[ExchangeTask]:
-            for output in alike:
-                entry = existing[output.name]
-                assert access is not None, "there are outputs"
-                stored = access.known_checksum(entry) or access.file(entry.name, size=entry.size)
-                yield self._task(output, stored=stored)
-
-        same = self._run(is_stored, tasks(), alike, what="compare")
+        same = self._run(is_stored, (self._comparing(existing[one.name], one) for one in alike), alike, what="compare")
         done = {output.name for output, is_same in zip(alike, same, strict=True) if is_same}
         return done, [output.name for output in there if output.name not in done]
 
@@ -313,9 +312,7 @@ class Exchange:
             PipesError: If a worker process died.
         """
         if outputs:
-            access = self.target.access()
-            tasks = (self._task(output, target=access) for output in outputs)
-            self._run(write_and_compare, tasks, outputs, what="shuffle")
+            self._run(write_and_compare, map(self._task, outputs), outputs, what="shuffle")
 
     def _run(
         self,
@@ -338,7 +335,13 @@ class Exchange:
                 )
             )
 
-    def _task(self, output: PlannedShard, **options: Any) -> ExchangeTask:
+    def _comparing(self, entry: ObjectEntry, output: PlannedShard) -> ExchangeTask:
+        """The task that compares an output with the stored object."""
+        task = self._task(output)
+        stored = task.output.known_checksum(entry) or task.output.file(entry.name, size=entry.size)
+        return replace(task, stored=stored)
+
+    def _task(self, output: PlannedShard) -> ExchangeTask:
         contents, positions = self.contents, output.positions
         of_input = np.searchsorted(contents.starts, positions, side="right") - 1
         used, rows = np.unique(of_input, return_inverse=True)
@@ -347,7 +350,8 @@ class Exchange:
         return ExchangeTask(
             name=output.name,
             num_bytes=output.num_bytes(contents),
-            source=self.source.access(),
+            source=self._accesses[0],
+            output=self._accesses[1],
             url=self.source.url,
             shards=tuple(contents.shards[row] for row in used.tolist()),
             rows=rows.ravel(),
@@ -355,16 +359,14 @@ class Exchange:
             stops=contents.ends[positions],
             digests=contents.rows[positions],
             has_digests=contents.has_digests,
-            **options,
         )
 
 
 def write_and_compare(task: ExchangeTask, report: Report) -> bool:
     """Write an output, read it back and compare it; returns ``True``."""
-    access = cast("StoreAccess", task.target)
-    target = _Digesting(access)
+    target = _Digesting(task.output)
     write_file(replace(task, target=target), report)
-    if digest_of(read_stored(access.file(task.name, size=task.num_bytes))) != target.digest:
+    if digest_of(read_stored(task.output.file(task.name, size=task.num_bytes))) != target.digest:
         raise DataError(
             f"shard '{task.name}' was read back with other bytes than were written; do not use it, and check the "
             "store; the input is unchanged"

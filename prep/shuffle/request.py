@@ -23,7 +23,6 @@ from prep.shuffle.dsort_spec import DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
 
-WorkersKind = Literal["processes", "ray"]
 Engine = Literal["auto", "dsort", "client", "exchange"]
 
 # A key map of a million keys takes about 30 MB.
@@ -63,11 +62,9 @@ class Request:
     """Extension of the output shards; empty: the input's."""
     engine: Engine = "auto"
     """``dsort``: the cluster. ``client``: this machine, which reads the input front to back. ``exchange``: workers,
-    each of which reads the samples of its output shards (`prep.shuffle.exchange`). ``auto``: the exchange if ``on`` or
-    ``part`` ask for it; else the cluster; but this machine, with a warning, if the cluster cannot do it; and this
+    each of which reads the samples of its output shards (`prep.shuffle.exchange`). ``auto``: the exchange for a
+    ``part``; else the cluster; but this machine, with a warning, if the cluster cannot do it; and this
     machine if it only has to complete the output of an earlier run."""
-    on: WorkersKind = "processes"
-    """Who does the tasks of an exchange."""
     jobs: int | None = None
     """The number of workers of an exchange; ``None``: see `prep.workers.Workers`."""
     part: JobPart = ALL
@@ -114,10 +111,8 @@ class Request:
 
     def _check_exchange(self, extension: str) -> None:
         """Refuse options that only an exchange has, and an exchange of compressed shards."""
-        if self.engine in ("dsort", "client"):
-            for option, is_given in (("on ray", self.on != "processes"), (f"part {self.part}", not self.part.is_all)):
-                if is_given:
-                    raise ValueError(f"--{option} goes with --engine exchange, not with --engine {self.engine}")
+        if self.engine in ("dsort", "client") and not self.part.is_all:
+            raise ValueError(f"--part {self.part} goes with --engine exchange, not with --engine {self.engine}")
         compressed = next((name for name in (extension, self.extension) if name != ".tar"), None)
         if compressed and (self.engine == "exchange" or not self.part.is_all):
             raise ValueError(
@@ -128,10 +123,7 @@ class Request:
     @property
     def is_exchange(self) -> bool:
         """Whether workers exchange the samples."""
-        if self.engine != "auto":
-            return self.engine == "exchange"
-        is_asked = self.on != "processes" or not self.part.is_all
-        return is_asked and self.extension == input_extension(self.shards.names) == ".tar"
+        return self.engine == "exchange" or (self.engine == "auto" and not self.part.is_all)
 
     @property
     def output_store(self) -> Store:

@@ -138,9 +138,6 @@ def _choose_engine(request: Request, plan: ShufflePlan) -> str:
                 "--engine client, which reads whole shards, may be faster", mean_bytes, plan.num_samples,
             )  # fmt: skip
         return "exchange"
-    if request.on != "processes":
-        _log.warning("compressed shards cannot be read in ranges: shuffling from here, not on %s", request.on)
-        return "client"
     if request.is_local or request.engine == "client":
         return "client"
     if not plan.not_by_dsort:
