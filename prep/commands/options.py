@@ -67,6 +67,16 @@ def max_bad_option(*, default: str, help: str) -> Callable[[Command], Command]:
     return click.option("--max-bad", metavar="N|P%", default=default, show_default=True, callback=parse, help=help)
 
 
+on_option = click.option(
+    "--on",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    show_default=True,
+    help="Who works: processes of this machine, or the Ray cluster that RAY_ADDRESS names; without RAY_ADDRESS, a Ray "
+    "on this machine.",
+)
+
+
 def part_option(what: str) -> Callable[[Command], Command]:
     """``--part I/N``: the command gets a `prep.part.JobPart`."""
 

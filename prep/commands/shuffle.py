@@ -10,7 +10,15 @@ import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
-from prep.commands.options import dry_run_option, jobs_option, overwrite_option, parse_shares, part_option, seed_option
+from prep.commands.options import (
+    dry_run_option,
+    jobs_option,
+    on_option,
+    overwrite_option,
+    parse_shares,
+    part_option,
+    seed_option,
+)
 from prep.commands.output import counted, fields_of, of_part, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
@@ -96,9 +104,10 @@ _IN_SPEC = (
     default="auto",
     show_default=True,
     help="dsort: the cluster. client: this machine, through which all bytes pass. exchange: workers, each of which "
-    "puts its output shards together from ranges of the input; no spool. auto: the exchange with --part; "
+    "puts its output shards together from ranges of the input; no spool. auto: the exchange with --on ray or --part; "
     "else the cluster, or this machine if the cluster has no dSort that works.",
 )
+@on_option
 @jobs_option("Workers of an exchange")
 @part_option("of the output shards, by an exchange; the input must be indexed")
 @click.option(

@@ -22,6 +22,7 @@ from prep.part import ALL, JobPart
 from prep.shuffle.dsort_spec import DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
+from prep.workers import WorkersKind
 
 Engine = Literal["auto", "dsort", "client", "exchange"]
 
@@ -62,11 +63,13 @@ class Request:
     """Extension of the output shards; empty: the input's."""
     engine: Engine = "auto"
     """``dsort``: the cluster. ``client``: this machine, which reads the input front to back. ``exchange``: workers,
-    each of which reads the samples of its output shards (`prep.shuffle.exchange`). ``auto``: the exchange for a
-    ``part``; else the cluster; but this machine, with a warning, if the cluster cannot do it; and this
+    each of which reads the samples of its output shards (`prep.shuffle.exchange`). ``auto``: the exchange if ``on``
+    or ``part`` ask for it; else the cluster; but this machine, with a warning, if the cluster cannot do it; and this
     machine if it only has to complete the output of an earlier run."""
+    on: WorkersKind = "processes"
+    """Who does the tasks of an exchange: see `prep.workers.open_workers`."""
     jobs: int | None = None
-    """The number of workers of an exchange; ``None``: see `prep.workers.Workers`."""
+    """The number of workers of an exchange; ``None``: see `prep.workers.open_workers`."""
     part: JobPart = ALL
     """The part of the output shards that an exchange writes. More than one part needs shard indexes of the input."""
     overwrite: bool = False
@@ -111,10 +114,14 @@ class Request:
 
     def _check_exchange(self, extension: str) -> None:
         """Refuse options that only an exchange has, and an exchange of compressed shards."""
-        if self.engine in ("dsort", "client") and not self.part.is_all:
-            raise ValueError(f"--part {self.part} goes with --engine exchange, not with --engine {self.engine}")
+        asked = [
+            *([f"--on {self.on}"] if self.on != "processes" else ()),
+            *([] if self.part.is_all else [f"--part {self.part}"]),
+        ]
+        if asked and self.engine in ("dsort", "client"):
+            raise ValueError(f"{asked[0]} goes with --engine exchange, not with --engine {self.engine}")
         compressed = next((name for name in (extension, self.extension) if name != ".tar"), None)
-        if compressed and (self.engine == "exchange" or not self.part.is_all):
+        if compressed and self.is_exchange:
             raise ValueError(
                 f"an exchange reads ranges of shards and announces the sizes of its outputs, and '{compressed}' has "
                 "neither; use --engine client"
@@ -123,7 +130,11 @@ class Request:
     @property
     def is_exchange(self) -> bool:
         """Whether workers exchange the samples."""
-        return self.engine == "exchange" or (self.engine == "auto" and not self.part.is_all)
+        return self.engine == "exchange" or (self.engine == "auto" and self._asks_exchange)
+
+    @property
+    def _asks_exchange(self) -> bool:
+        return self.on != "processes" or not self.part.is_all
 
     @property
     def output_store(self) -> Store:

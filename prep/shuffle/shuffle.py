@@ -24,7 +24,7 @@ from prep.shuffle.exchange import MANY_SAMPLES, SMALL_SAMPLE_BYTES, Exchange
 from prep.shuffle.key_map import KeyMap
 from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan, spec_of
 from prep.shuffle.request import Request, common_prefix
-from prep.workers import Workers
+from prep.workers import Workers, open_workers
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,10 @@ def shuffle(request: Request) -> ShuffleReport:
     """
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        workers = stack.enter_context(Workers(request.jobs)) if request.is_exchange else None
+        workers = stack.enter_context(open_workers(request.on, request.jobs)) if request.is_exchange else None
+        if workers is not None:
+            stores = (request.shards.store, request.output_store)
+            workers.check_reach(store.directory for store in stores if store.directory is not None)
         return _shuffle(request, workers, started)
 
 

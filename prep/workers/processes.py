@@ -14,11 +14,11 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -100,6 +100,9 @@ class Workers:
                 )
             self._connections.append(ours)
             self._send(ours, self._setup, name="its setup")
+
+    def check_reach(self, directories: Iterable[Path]) -> None:
+        """Refuse directories that the workers do not reach; processes of this machine reach all."""
 
     def map(
         self,
@@ -273,7 +276,3 @@ def _end_with(owner: int) -> None:
     while os.getppid() == owner:
         time.sleep(_CHECK_S)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""Run tasks on the nodes of a Ray cluster.
+
+Ray repeats a task whose process or node died, and no other; an exception of a task is not repeated. Tasks are sent when
+there is a CPU for them, so the memory of driver and nodes does not depend on their number. What a task prints stays in
+Ray's own logs.
+
+# Note [ray's ends]: on an error or Ctrl-C the tasks in flight are cancelled. Ray raises KeyboardInterrupt in them, so
+no half-written object is left. A Ray that was there before is left as it was.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import PipesError
+from prep.workers.processes import Report, Result, Task, Workers
+
+# A node that dies takes its tasks with it; a task that kills each worker it gets is told after so many.
+MAX_RETRIES = 5
+_VERSIONS = (version("dali-pipes"), ".".join(platform.python_version_tuple()[:2]))
+_ADVICE = "look at memory and logs of the nodes; run the command again: what is written is kept"
+
+
+class RayWorkers(Workers):
+    """Workers that are tasks of Ray; see `Workers`.
+
+    Args:
+        jobs: Tasks at a time; ``None``: the cluster's CPUs, as they are when `map` is called.
+        setup: Each worker process calls it once, before its first task.
+        advice: The end of the error when a task's process died again and again.
+    """
+
+    def __init__(
+        self, jobs: int | None = None, *, setup: Callable[[], object] | None = None, advice: str = _ADVICE
+    ) -> None:
+        super().__init__(jobs, setup=setup, isolated=True, advice=advice)
+        self._limit = jobs
+        self._is_ours = False
+        self._is_open = False
+
+    def start(self) -> None:
+        """Connect to Ray, or start one."""
+        if self._is_open:
+            return
+        # Ray reads it when it is imported. Nobody who prepares data has agreed to it.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray = _ray()
+        except ImportError as exc:
+            raise PipesError("--on ray needs the package ray: pip install 'dali-pipes[ray]'") from exc
+        if not ray.is_initialized():
+            address = os.environ.get("RAY_ADDRESS")
+            options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            try:
+                if address:
+                    ray.init(address=address, **options)
+                else:
+                    ray.init(address="local", num_cpus=self.jobs, include_dashboard=False, **options)
+            except Exception as exc:
+                where = f"the Ray at '{address}' cannot be reached" if address else "no Ray can be started here"
+                raise PipesError(f"{where}: {exc}; is RAY_ADDRESS right?") from exc
+            self._is_ours = True
+        self._is_open = True
+
+    def map(
+        self,
+        function: Callable[[Task, Report], Result],
+        tasks: Iterable[Task],
+        *,
+        inline: Callable[[Task], bool] = lambda _: False,
+        on_progress: Report = lambda _: None,
+        name: Callable[[Task], str] = lambda _: "its task",
+        max_ahead: int | None = None,
+    ) -> Iterator[Result]:
+        """As `Workers.map`; progress comes with each result."""
+        self.start()
+        ray = _ray()
+        remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(_run)
+        shared = ray.put((_VERSIONS, self._setup, function))
+        results: dict[int, Result] = {}
+        flying: dict[Any, tuple[int, str]] = {}
+        remaining = enumerate(tasks)
+        started = yielded = 0
+        try:
+            while True:
+                while len(flying) < self._num_at_a_time(ray) and (max_ahead is None or started - yielded < max_ahead):
+                    if (taken := next(remaining, None)) is None:
+                        break
+                    number, task = taken
+                    started += 1
+                    if inline(task):
+                        results[number] = function(task, on_progress)
+                    else:
+                        flying[remote.remote(shared, task)] = number, name(task)
+                if yielded in results:
+                    yield results.pop(yielded)
+                    yielded += 1
+                    continue
+                if not flying:
+                    return
+                ready, _ = ray.wait(list(flying), num_returns=1)
+                number, what = flying.pop(ready[0])
+                results[number], amount = self._get(ray, ready[0], what)
+                on_progress(amount)
+        except BaseException:
+            for reference in flying:
+                with contextlib.suppress(Exception):
+                    ray.cancel(reference)
+            # Until the tasks have ended, their objects may still be there in part.
+            if flying:
+                ray.wait(list(flying), num_returns=len(flying), timeout=_STOP_S)
+            raise
+
+    def check_reach(self, directories: Iterable[Path]) -> None:
+        """Refuse directories that are not the same on all nodes.
+
+        Raises:
+            PipesError: If one is another on a node, by inode and time, or is not there.
+        """
+        self.start()
+        ray = _ray()
+        paths = sorted({str(path.absolute()) for path in directories})
+        ours = _marks(paths)
+        for node in ray.nodes() if paths else []:
+            if not node["Alive"] or not node["Resources"].get("CPU"):
+                continue
+            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            theirs = ray.get(ray.remote(num_cpus=0, scheduling_strategy=strategy)(_marks).remote(paths))
+            for path, our, their in zip(paths, ours, theirs, strict=True):
+                if our != their:
+                    raise PipesError(
+                        f"'{path}' on node '{node['NodeManagerHostname']}' is not the directory that it is here; "
+                        "--on ray needs a bucket, or a file system that all nodes share"
+                    )
+
+    def _num_at_a_time(self, ray: Any) -> int:
+        return self._limit or max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def _get(self, ray: Any, reference: Any, what: str) -> tuple[Any, int]:
+        try:
+            found: tuple[Any, int] = ray.get(reference)
+        except ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, Exception):
+                raise exc.cause from None
+            raise PipesError(f"{what}: {exc}") from None
+        except ray.exceptions.RayError as exc:
+            raise PipesError(f"the process or node that worked on {what} died: {exc}; {self._advice}") from exc
+        return found
+
+    def close(self) -> None:
+        """Leave Ray; a Ray that was started here ends. Can be called twice."""
+        if self._is_ours:
+            _ray().shutdown()
+        self._is_ours = self._is_open = False
+
+
+# Seconds for which tasks that are cancelled are waited for.
+_STOP_S = 10.0
+
+_is_set_up = False
+
+
+def _ray() -> Any:
+    """The package, which is imported only where somebody asks for it. Its stubs do not know options of all versions."""
+    import ray
+    import ray.util.scheduling_strategies
+
+    return ray
+
+
+def _marks(paths: Sequence[str]) -> list[tuple[str, int, int]]:
+    """What tells each directory, or the nearest one above it that there is, from others."""
+    marks = []
+    for path in paths:
+        there = next(folder for folder in (Path(path), *Path(path).parents) if folder.is_dir())
+        found = there.stat()
+        marks.append((str(there), found.st_ino, found.st_ctime_ns))
+    return marks
+
+
+def _run(shared: tuple[Any, Callable[[], object] | None, Callable[[Any, Report], Any]], task: Any) -> tuple[Any, int]:
+    """Do a task in a worker of Ray; its result, and the progress that it reported."""
+    global _is_set_up
+    versions, setup, function = shared
+    if versions != _VERSIONS:
+        found, expected = (f"dali-pipes {release} on Python {python}" for release, python in (_VERSIONS, versions))
+        raise PipesError(
+            f"node '{platform.node()}' has {found}, the command that was started has {expected}; install the same"
+        )
+    if setup is not None and not _is_set_up:
+        setup()
+        _is_set_up = True
+    done = 0
+
+    def report(num: int) -> None:
+        nonlocal done
+        done += num
+
+    return function(task, report), done
