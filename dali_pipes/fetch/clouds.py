@@ -3,6 +3,13 @@
 A store of a cloud finds the credentials and signs; here are only requests that are signed already. A signature ends
 after some time, and so do the credentials with which it was made. So an object is signed for anew when its signature is
 old, and once when it is refused: a run of days needs no more than a store whose credentials are refreshed.
+
+# Note [signed URLs]: `obstore` could read the ranges itself, but each byte then passes through a buffer of the process.
+# CPU seconds per GiB of the whole process, for shards of 32 / 64 / 256 MiB on loopback, four at a time, XXH64 included,
+# on two cores under other load: AIStore's path 0.80 / 0.83 / 0.94; signed URLs with this client 0.86 / 0.73 / 0.81;
+# obstore's stream 1.10 / 1.03 / 1.32, its ranges of 8 MiB 1.13 / 0.91 / 1.15; boto3's ``download_fileobj``, without a
+# checksum, 2.99 / 3.06 / 3.83. Over TLS, with shards of 64 MiB: 2.62 with this client, 4.28 and 4.58 with obstore, 4.52
+# with boto3.
 """
 
 import re
