@@ -218,3 +218,9 @@ def test_default_jobs_are_the_cores_that_may_be_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+def test_ray_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
+    """Neither by the commands nor by the workers of this machine."""
+    script = "import sys, prep.workers, prep.shuffle.shuffle, prep.commands.shuffle; sys.exit('ray' in sys.modules)"
+    assert start_python(script).wait(60) == 0
