@@ -86,7 +86,7 @@ class CloudStore(Store):
         if self._is_read_only:
             raise StoreError(
                 f"'{self.locate(prefix)}': a server of {self.settings.scheme}:// lists nothing; name the shards "
-                "(NAME-{{000000..000009}}.tar), or the prefix of a data set that has a manifest"
+                "(NAME-{000000..000009}.tar), or the prefix of a data set that has a manifest"
             )
         # obstore takes a prefix for a folder. So the folder is listed, from the prefix on and no further than it.
         folder, slash, _ = prefix.rpartition("/")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import StoreError, keep_secret
 from dali_pipes.store.entries import SERVERS
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ _OPTIONS = {
         "azure_msi_resource_id", "azure_object_id", "azure_use_azure_cli", "azure_skip_signature",
     ),
 }  # fmt: skip
+# An option whose name ends so is a secret.
+_SECRETS = (
+    "_secret_access_key", "_token", "_account_key", "_storage_access_key", "_sas_key", "_client_secret",
+    "_service_account_key",
+)  # fmt: skip
 _TRUE = ("1", "t", "true", "y", "yes", "on")
 # Azurite's address and account, which Microsoft publishes.
 _AZURITE = "http://127.0.0.1:10000/devstoreaccount1"
@@ -61,6 +66,13 @@ class CloudSettings:
     """The bucket, the container, or for HTTP the host."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """obstore's options. They hold secrets."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.options.items():
+            if name.endswith(_SECRETS):
+                keep_secret(value)
+                # A server repeats an access signature in parts.
+                keep_secret(value.partition("sig=")[2].partition("&")[0])
 
     @classmethod
     def from_environment(cls, scheme: str, bucket: str) -> "CloudSettings":
@@ -190,8 +202,14 @@ class CloudSettings:
         )
         if "AWS_PROFILE" not in os.environ and not any(Path(file).expanduser().is_file() for file in files):
             return None
-        from boto3 import Session
-        from botocore.exceptions import BotoCoreError
+        try:
+            from boto3 import Session
+            from botocore.exceptions import BotoCoreError
+        except ImportError as exc:
+            raise StoreError(
+                f"cannot open 's3://{self.bucket}': AWS's profiles are read by the package 'boto3', and it is not "
+                "installed; pip install 'dali-pipes[cloud]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            ) from exc
         from obstore.auth.boto3 import Boto3CredentialProvider
 
         try:
@@ -204,6 +222,10 @@ class CloudSettings:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "opened"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()  # its secrets are secret in this process, too
 
 
 def _trusted() -> dict[str, Any]:

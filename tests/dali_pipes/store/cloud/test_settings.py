@@ -1,0 +1,114 @@
+"""A bucket's settings come from the cloud's own variables, travel with the store, and show no secret."""
+
+import os
+import pickle
+from collections.abc import Mapping
+
+import pytest
+
+from dali_pipes.errors import StoreError, printable
+from dali_pipes.store.cloud.settings import CloudSettings
+from dali_pipes.store.urls import open_store
+
+SECRET = "s3cret-of-this-test-of-settings"
+SIGNATURE = "c2lnbmF0dXJlLW9mLXRoaXMtdGVzdA"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine's own settings are."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variables", "url"),
+    [
+        ("s3", {}, "https://s3.us-east-1.amazonaws.com/b/x"),
+        ("s3", {"AWS_REGION": "eu-west-1"}, "https://s3.eu-west-1.amazonaws.com/b/x"),
+        ("s3", {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}, "https://b.s3.us-east-1.amazonaws.com/x"),
+        ("s3", {"AWS_ENDPOINT_URL": "http://minio:9000/"}, "http://minio:9000/b/x"),
+        # The service's own variable comes before the general one, as in Amazon's programs.
+        ("s3", {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://c"}, "http://c/b/x"),
+        ("gs", {}, "https://storage.googleapis.com/b/x"),
+        ("gs", {"STORAGE_EMULATOR_HOST": "127.0.0.1:4443"}, "http://127.0.0.1:4443/b/x"),
+        ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "me"}, "https://me.blob.core.windows.net/b/x"),
+        ("az", {"AZURE_STORAGE_USE_EMULATOR": "true"}, "http://127.0.0.1:10000/devstoreaccount1/b/x"),
+        ("az", {"AZURE_STORAGE_CONNECTION_STRING": "BlobEndpoint=http://a:1/me;AccountName=me"}, "http://a:1/me/b/x"),
+        ("https", {}, "https://b/x"),
+    ],
+)
+def test_an_objects_url_follows_from_the_variables(
+    scheme: str, variables: Mapping[str, str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Endpoints, regions and styles are those that the cloud's own variables name."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert CloudSettings.from_environment(scheme, "b").plain_url("x") == url
+
+
+def test_names_are_quoted_in_urls() -> None:
+    """A name's odd characters do not become part of the URL's other parts."""
+    assert CloudSettings(scheme="https", bucket="b").plain_url("a b/ü#1.tar") == "https://b/a%20b/%C3%BC%231.tar"
+
+
+def test_a_connection_string_that_is_none_is_an_error_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable; the text may be a secret."""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", SECRET)
+    with pytest.raises(ValueError, match="AZURE_STORAGE_CONNECTION_STRING must be") as failed:
+        CloudSettings.from_environment("az", "b")
+    assert SECRET not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ("s3", "AWS_SECRET_ACCESS_KEY"),
+        ("s3", "AWS_SESSION_TOKEN"),
+        ("gs", "GOOGLE_BEARER_TOKEN"),
+        ("gs", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+        ("az", "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("az", "AZURE_STORAGE_SAS_TOKEN"),
+        ("az", "AZURE_CLIENT_SECRET"),
+    ],
+)
+def test_secrets_are_masked_in_texts(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever repeats a secret, no error and no repr shows it."""
+    secret = f"{SECRET}-{name}"
+    monkeypatch.setenv(name, secret)
+    settings = CloudSettings.from_environment(scheme, "b")
+    assert secret in settings.options.values()
+    assert secret not in repr(settings)
+    assert secret not in printable(f"the server said {secret}")
+    assert secret not in str(StoreError(f"the server said {secret}"))
+
+
+def test_the_signature_of_an_access_signature_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that repeats only this part of it shows nothing either."""
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"sv=2024-11-04&sig={SIGNATURE}&se=2030")
+    CloudSettings.from_environment("az", "b")
+    assert SIGNATURE not in printable(f"signature {SIGNATURE} did not match")
+
+
+def test_settings_travel_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that another process opens reaches the same server, whatever that process's variables are."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    store, _ = open_store("s3://b/x-", endpoint=None)
+    data = pickle.dumps((store, store.access()))
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    other, access = pickle.loads(data)
+    assert other.url == "s3://b"
+    assert other.settings == store.settings  # type: ignore[attr-defined]
+    assert access == store.access()
+
+
+def test_a_server_of_https_lists_and_writes_nothing() -> None:
+    """The error says how shards are named instead."""
+    store, name = open_store("https://example.org/data/x-", endpoint="direct")
+    with pytest.raises(StoreError, match=r"lists nothing; name the shards \(NAME-\{000000..000009\}.tar\)"):
+        store.list(name)
+    for write in (lambda: store.write("x", b""), lambda: store.write_new("x", b"", by="me"), lambda: store.delete("x")):
+        with pytest.raises(StoreError, match="writes nothing"):
+            write()
