@@ -72,7 +72,7 @@ class FaultyProxy:
             raise ValueError(f"kinds must be of {', '.join(KINDS)}, got '{unknown.pop()}'")
         self.rate, self.kinds, self.latency_s, self.stall_s = rate, kinds, latency_s, stall_s
         self.retry_after, self.max_faults, self.context = retry_after, max_faults, context
-        self.objects = objects
+        self.objects, self.redirects = objects, redirects
         self.requests: Counter[str] = Counter()
         """``entry`` and ``target``: GETs of objects."""
         self.faults: Counter[str] = Counter()
@@ -286,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._upstream = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        hop = ("expect", "connection")  # not the host, which a signed request signs
+        hop = ("expect", "connection", *(["host"] if proxy.redirects else []))  # a signed request signs the host
         headers = {name: value for name, value in self.headers.items() if name.lower() not in hop}
         length = int(self.headers.get("Content-Length", "0"))
         body = self.rfile.read(length) if length else None
