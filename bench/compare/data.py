@@ -11,7 +11,7 @@ from bench.compare.settings import TurnSetting
 from bench.compare.turn import TurnJob
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec, prepare_loader
+from bench.loaders.selection import LoaderSpec, prepare_loader, remove_prepared
 from bench.tools.buckets import upload_shards
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.gateway import Gateway, check_upstream
@@ -152,7 +152,9 @@ class DataSets:
             key = (loader, self._key(setting), rank, setting.ranks)
             if key not in self._prepared:
                 part = ShardSet(store=shards.store, names=shards.names[rank :: setting.ranks])
-                self._prepared[key] = prepare_loader(loader, part, directory=self._folder.new())
+                directory = self._folder.new()
+                self._stack.callback(remove_prepared, loader, part, directory=directory)
+                self._prepared[key] = prepare_loader(loader, part, directory=directory)
             made.append(self._prepared[key])
         return made
 

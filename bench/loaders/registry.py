@@ -4,7 +4,8 @@ To add a peer, write one file and one line:
 
 1. ``bench/loaders/peers/NAME.py`` with ``open_loader(shards, *, options)``, which returns a context manager that yields
    a `bench.loaders.protocol.BenchLoader`. If the peer reads another format, the file also has
-   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too. For a peer
+   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too. What
+   ``prepare`` put elsewhere than into the directory is deleted by its ``remove(shards, directory)``. For a peer
    that is a torch ``DataLoader``, `bench.loaders.workers.open_data_loader` does the rest.
 2. A line in `LOADERS`.
 
@@ -151,6 +152,14 @@ LOADERS: dict[str, LoaderEntry] = {
         decodes=DECODES,
         source=("converted",),
         makes="its own shards, by one process",
+    ),
+    "mosaic-s3": LoaderEntry(
+        module="bench.loaders.peers.mosaic_s3",
+        extra="mosaic",
+        requires=("streaming",),
+        decodes=DECODES,
+        source=("ais", "s3"),
+        makes="its own shards in the bucket, by one process",
     ),
     "synthetic": LoaderEntry(module="bench.loaders.synthetic", gives=frozenset()),
 }

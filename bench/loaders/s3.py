@@ -1,7 +1,9 @@
 """Where a bucket answers as S3 does, for peers that read buckets by S3's protocol only."""
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -10,6 +12,15 @@ from dali_pipes.store.shard_set import ShardSet
 
 REGION = "us-east-1"
 """The region of servers that have none."""
+
+
+# Clients of S3 require these; AIStore and the embedded node ignore them. The user's own values take precedence.
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "none",
+    "AWS_SECRET_ACCESS_KEY": "none",
+    "AWS_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",  # otherwise a cloud's metadata server is asked for credentials, with a wait
+}
 
 
 class S3Place(NamedTuple):
@@ -51,3 +62,26 @@ def by_address(endpoint: str) -> str:
     except OSError as exc:
         raise StoreError(f"endpoint '{endpoint}': no address for '{parts.hostname}'") from exc
     return f"http://{address}:{parts.port or 80}{parts.path.rstrip('/')}"
+
+
+@contextlib.contextmanager
+def client_environment(shards: ShardSet, **variables: str | None) -> Iterator[None]:
+    """Set the variables that configure a peer's S3 client while its loader is open, for its workers too.
+
+    Args:
+        shards: A bucket of AIStore gets credentials that it ignores; another keeps the user's own.
+        variables: Further variables; ``None`` leaves one as it is.
+    """
+    added = {name: value for name, value in variables.items() if value is not None}
+    if shards.store.endpoint is not None:
+        added |= {name: os.environ.get(name, value) for name, value in _CREDENTIALS.items()}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -179,6 +179,7 @@ def _open_converted(
     with contextlib.ExitStack() as stack:
         if prepared is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-prepared-"))
+            stack.callback(remove_prepared, name, shards, directory=Path(directory))
             prepared = prepare_loader(name, shards, directory=Path(directory))
         yield stack.enter_context(module.open_loader(shards, options=options, prepared=prepared))
 
@@ -202,6 +203,12 @@ def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared 
     started = time.perf_counter()
     module.prepare(shards, directory=directory)
     return Prepared.of(directory, wall_s=time.perf_counter() - started)
+
+
+def remove_prepared(name: str, shards: ShardSet, *, directory: Path) -> None:
+    """Delete what `prepare_loader` put elsewhere than into ``directory``, even if it failed on the way."""
+    if (remove := getattr(_module(name, shards), "remove", None)) is not None:
+        remove(shards, directory)
 
 
 def _module(name: str, shards: ShardSet) -> Any:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,22 @@ def opener_for_workers(shards: ShardSet) -> Callable[[int], None]:
     everywhere. The worker also ends when the calling process ends, for any reason.
     """
     return functools.partial(
-        _register_opener, endpoint=shards.store.endpoint, is_bucket=shards.store.directory is None, main_pid=os.getpid()
+        _register_opener,
+        endpoint=shards.store.endpoint,
+        is_bucket=shards.store.directory is None,
+        main_pid=os.getpid(),
+        # The server that workers are forked from has the variables of the time when it started.
+        environment=dict(os.environ),
     )
 
 
-def _register_opener(worker: int, *, endpoint: str | None, is_bucket: bool, main_pid: int) -> None:
+def _register_opener(
+    worker: int, *, endpoint: str | None, is_bucket: bool, main_pid: int, environment: Mapping[str, str]
+) -> None:
     import webdataset
     from webdataset.gopen import gopen_schemes
 
+    os.environ.update(environment)
     end_with_main(main_pid)
     del worker
     assert webdataset is not None

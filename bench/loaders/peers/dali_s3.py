@@ -14,7 +14,6 @@ process reads from one server.
 
 import contextlib
 import http.client
-import os
 import shutil
 import ssl
 import tempfile
@@ -25,21 +24,13 @@ from urllib.parse import quote, urlsplit
 from bench.loaders.peers import dali_readers
 from bench.loaders.peers.dali_readers import ReaderFiles
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.s3 import REGION, s3_place
+from bench.loaders.s3 import client_environment, s3_place
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.store.shard_set import ShardSet
 
 READER_PREFETCH = 4
 """Batches that the reader keeps ready."""
 ANSWER_TIMEOUT_S = 10.0
-# DALI's client requires these; AIStore and the embedded node ignore them. The user's own values take precedence.
-_CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "none",
-    "AWS_SECRET_ACCESS_KEY": "none",
-    "AWS_REGION": REGION,
-    "AWS_EC2_METADATA_DISABLED": "true",  # otherwise it asks a cloud's metadata server for credentials, and waits
-}
-
 _endpoint_in_use: str | None = None
 
 
@@ -80,7 +71,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared)
         index_paths=[_index_path(Path(prepared.url), row) for row in range(len(shards.names))],
         prefetch_queue_depth=READER_PREFETCH,
     )
-    with _environment(url), dali_readers.open_loader(files, options=options) as loader:
+    with _environment(shards, url), dali_readers.open_loader(files, options=options) as loader:
         yield loader
 
 
@@ -117,7 +108,7 @@ def _check_reads_ranges(url: str, bucket: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _environment(url: str | None) -> Iterator[None]:
+def _environment(shards: ShardSet, url: str | None) -> Iterator[None]:
     """Set the variables that configure DALI's client while the loader is open."""
     if url is None:
         yield  # Amazon's own: the client finds everything by itself
@@ -129,17 +120,8 @@ def _environment(url: str | None) -> Iterator[None]:
             "use a process for each cluster"
         )
     _endpoint_in_use = url
-    before = dict(os.environ)
-    os.environ.update({name: os.environ.get(name, value) for name, value in _CREDENTIALS.items()})
-    os.environ["AWS_ENDPOINT_URL"] = url
-    try:
+    with client_environment(shards, AWS_ENDPOINT_URL=url):
         yield
-    finally:
-        for name in (*_CREDENTIALS, "AWS_ENDPOINT_URL"):
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
 
 
 def _index_path(directory: Path, row: int) -> Path:

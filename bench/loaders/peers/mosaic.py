@@ -46,12 +46,19 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
             writer.write(checked_fields(sample, fields, shard=where))
 
 
-@contextlib.contextmanager
-def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
+def open_loader(
+    shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
+) -> contextlib.AbstractContextManager[BenchLoader]:
     """Every sample comes exactly once an epoch."""
+    return opened(shards, options=options, local=prepared.url)
+
+
+@contextlib.contextmanager
+def opened(shards: ShardSet, *, options: LoaderOptions, local: str, remote: str | None = None) -> Iterator[BenchLoader]:
+    """Open the MDS shards in ``local``, or those at ``remote``, which are downloaded to ``local``."""
     with _alone():
         dataset = StreamingDataset(
-            local=prepared.url, shuffle=True, shuffle_seed=options.seed, batch_size=options.batch_size
+            local=local, remote=remote, shuffle=True, shuffle_seed=options.seed, batch_size=options.batch_size
         )
     try:
         with open_data_loader(dataset, shards, options=options, loader_class=StreamingDataLoader) as loader:

@@ -268,24 +268,24 @@ def unused_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unused_client")
-def test_dali_s3_second_cluster_in_a_process_is_refused() -> None:
+def test_dali_s3_second_cluster_in_a_process_is_refused(bucket: ShardSet) -> None:
     """DALI makes its client once: it would go on to read from the first."""
-    with dali_s3._environment("http://127.0.0.1:1/s3"):
+    with dali_s3._environment(bucket, "http://127.0.0.1:1/s3"):
         pass
     with (
         pytest.raises(PipesError, match=r"from 'http://127\.0\.0\.1:1/s3' for the life of a process, got '.*:2/s3'"),
-        dali_s3._environment("http://127.0.0.1:2/s3"),
+        dali_s3._environment(bucket, "http://127.0.0.1:2/s3"),
     ):
         pass
 
 
 @pytest.mark.usefixtures("unused_client")
-def test_dali_s3_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dali_s3_environment_is_put_back(bucket: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's credentials go first, in case a gateway looks at them; an endpoint of another S3 does not."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
-    with dali_s3._environment("http://127.0.0.1:1/s3"):
+    with dali_s3._environment(bucket, "http://127.0.0.1:1/s3"):
         assert os.environ["AWS_ACCESS_KEY_ID"] == "mine"
         assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1/s3"
         assert os.environ["AWS_SECRET_ACCESS_KEY"]
