@@ -77,7 +77,8 @@ def loader(
             process has not set one, the device with the number that the launcher gave this process on its host;
             ``"auto"``: as ``"gpu"``, or the CPU if there is no CUDA device. A `torch.device` serves as well.
         endpoint: AIStore's proxy, or several of one cluster with commas between them. ``None``: ``AIS_ENDPOINT``; if
-            that is not set, an embedded node is started.
+            that is not set, an embedded node is started for ``ais://``, and buckets of clouds (``s3://``, ``gs://``,
+            ``az://``) are read without AIStore. ``"direct"``: as if nothing were set.
 
     Raises:
         DecodeError: While iterating: if a sample is bad, or too many are.

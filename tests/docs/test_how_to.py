@@ -15,10 +15,13 @@ import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, python_of, run_blocks, run_python
+from tests.servers.clouds import Cloud
 from tests.turned_photos import exif_block, with_exif
 
 DOCS = REPOSITORY / "docs"
-WITH_PYTHON = [page for page in sorted((DOCS / "how-to").glob("*.md")) if python_of(page)]
+# Its data is in a bucket, which has a test of its own.
+IN_A_BUCKET = DOCS / "how-to" / "buckets.md"
+WITH_PYTHON = [page for page in sorted((DOCS / "how-to").glob("*.md")) if python_of(page) and page != IN_A_BUCKET]
 CUT_OFF = 21
 
 
@@ -46,6 +49,22 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     run_python("page.py", folder=tmp_path)
     if page.stem == "shapes":
         assert run_blocks(page, folder=tmp_path) == 2
+
+
+def test_page_of_buckets_goes_from_photos_to_batches(
+    tmp_path: Path, s3_server: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real S3 server, by the environment variables that the page names."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3_server.make_bucket("pets")
+    for number in range(24):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(photo_bytes(number, 90, 80))
+    assert run_blocks(IN_A_BUCKET, folder=tmp_path) == 1
+    (tmp_path / "page.py").write_text(python_of(IN_A_BUCKET))
+    run_python("page.py", folder=tmp_path)
 
 
 def test_commands_of_look_run_and_write_pages(tmp_path: Path) -> None:

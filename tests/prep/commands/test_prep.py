@@ -138,7 +138,7 @@ def test_pack_demo_into_shards_by_bytes(tmp_path: Path) -> None:
         (["pack", "imagefolder", "nope", "out"], DataError, "no such directory: 'nope'"),
         (["pack", "imagefolder", "photos", "out/a.tar"], ValueError, r"'out/a\.tar' names shards"),
         (["index", "nope"], StoreError, r"'nope' matches no \.tar"),
-        (["index", "http://nope/x-0.tar"], ValueError, "http:// is not supported; expected ais://"),
+        (["index", "ftp://nope/x-0.tar"], ValueError, "ftp:// is not supported; expected ais://"),
         (["index", "ais://nope", "--endpoint", "{node}"], StoreError, "no bucket 'ais://nope'"),
         (["shuffle", "ais://nope/a-{0..3}.tar", "--endpoint", "{node}"], StoreError, "no bucket 'ais://nope'"),
         (["shuffle", "photos/x-0.tar"], StoreError, "no shard .*x-0"),
