@@ -75,7 +75,11 @@ def style_of(loader: str, decode: str = "pil") -> Style:
         number = 1 + FEED.index(loader)
     else:  # of another version
         number = 1 + zlib.crc32(loader.encode()) % (len(COLOURS) - 1)
-    return Style(COLOURS[number], MARKERS[number % len(MARKERS)], decode == "turbo", is_ours(loader))
+    others = len(COLOURS) - 1
+    # There are more loaders than colours that differ: a colour comes again with another marker, ours does not.
+    turn, place = divmod(number - 1, others) if number else (0, -1)
+    marker = MARKERS[(number + turn * (len(MARKERS) // 2 - others)) % len(MARKERS)]
+    return Style(COLOURS[1 + place], marker, decode == "turbo", is_ours(loader))
 
 
 @dataclass(frozen=True, kw_only=True)

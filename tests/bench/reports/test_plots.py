@@ -118,9 +118,11 @@ def test_svg_is_the_same_each_time_and_has_the_colour_of_the_page() -> None:
 
 
 def test_a_loader_has_one_style_everywhere() -> None:
-    """Each of the registry has a colour of its own, ours the first; another decoder is dashed."""
+    """Each of the registry has a pair of colour and marker of its own, ours a colour; another decoder is dashed."""
     styles = {name: style_of(name) for name in LOADERS}
-    assert len({style.colour for style in styles.values()}) == len(styles) == len(COLOURS)
+    assert len({(style.colour, style.marker) for style in styles.values()}) == len(styles)
+    assert len({style.colour for style in styles.values()}) == len(COLOURS)
+    assert [name for name, style in styles.items() if style.colour == COLOURS[0]] == ["dali"]
     assert styles["dali"].colour == style_of("dali-pipes", "none").colour == COLOURS[0]
     assert [name for name, style in styles.items() if style.is_ours] == ["dali"]
     assert len({style_of(name).colour for name in ("dali-pipes", *FEED)}) == 1 + len(FEED)
