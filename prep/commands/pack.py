@@ -23,6 +23,7 @@ from prep.commands.options import (
     mask_options,
     max_bad_option,
     max_pixels_option,
+    on_option,
     overwrite_option,
     pairs_option,
     part_option,
@@ -82,7 +83,9 @@ pack_options = join_options(
     cluster_options,
     json_option,
 )
-_part_option = part_option("all records are checked for the plan, and every N-th shard is written")
+_spread_options = join_options(
+    part_option("all records are checked for the plan, and every N-th shard is written"), on_option
+)
 
 
 def take_fields(options: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +128,7 @@ def pack() -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
 @click.option("--download", is_flag=True, help="Download the data set (800 MB) into DIRECTORY first, by torchvision.")
-@_part_option
+@_spread_options
 @pack_options
 def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> None:
     """Pack DIRECTORY, laid out as the Oxford-IIIT Pet data set, to URL.
@@ -143,7 +146,7 @@ def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> N
 @pack.command("imagefolder", short_help="A directory with a folder for each class.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
-@_part_option
+@_spread_options
 @pack_options
 def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """Pack DIRECTORY, which has one folder of photos for each class, to URL.
@@ -161,7 +164,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
 @pack.command("photos", short_help="A directory of photos without classes.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
-@_part_option
+@_spread_options
 @pack_options
 def pack_photos(directory: Path, url: str, **options: Any) -> None:
     """Pack the photos in DIRECTORY, and in all folders below it, to URL.
@@ -178,7 +181,7 @@ def pack_photos(directory: Path, url: str, **options: Any) -> None:
 @click.argument("url")
 @click.option("--count", type=click.IntRange(min=8), default=300, show_default=True, help="Photos to cut.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same bytes.")
-@_part_option
+@_spread_options
 @pack_options
 def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     """Pack photos cut from the photographs inside scikit-image, with masks, to URL; nothing is downloaded.
@@ -212,7 +215,7 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
     help="The directory that paths in the list start from.  [default: the directory of FILE]",
 )
 @mask_options
-@_part_option
+@_spread_options
 @pack_options
 def pack_table(
     file: Path, url: str, *, root: Path | None, masks: tuple[str, ...], no_masks: bool, **options: Any
@@ -243,7 +246,7 @@ def pack_table(
     key=".  [default: file's name/row's number]",
 )
 @mask_options
-@_part_option
+@_spread_options
 @pack_options
 def pack_hf(files: tuple[Path, ...], url: str, *, masks: tuple[str, ...], no_masks: bool, **options: Any) -> None:
     """Pack the rows of FILES, Parquet files with photos in them, to URL; photos keep their bytes.
@@ -270,7 +273,7 @@ def pack_hf(files: tuple[Path, ...], url: str, *, masks: tuple[str, ...], no_mas
 @pack.command("tars", short_help="Tars, into shards of another size.")
 @click.argument("tars", metavar="TARS...", nargs=-1, required=True)
 @click.argument("url")
-@_part_option
+@_spread_options
 @pack_options
 def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     """Pack the samples of TARS into shards of another size, to URL.
@@ -295,7 +298,7 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     "image/class/text, class/text or label/text]",
     key=", such as image/filename.  [default: file's name/record's number]",
 )
-@_part_option
+@_spread_options
 @pack_options
 def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
     """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.

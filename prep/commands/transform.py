@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import jobs_option, overwrite_option, part_option
+from prep.commands.options import jobs_option, on_option, overwrite_option, part_option
 from prep.commands.output import counted, fields_of, print_empty_part, print_result
 
 if TYPE_CHECKING:
     from prep.etl.local import TransformReport
     from prep.part import JobPart
+    from prep.workers import WorkersKind
 
 
 FUNCTION_HELP = "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
@@ -24,6 +25,7 @@ replace_option = overwrite_option("what is there under these names")
 @click.option("--function", metavar="TRANSFORM", required=True, help=FUNCTION_HELP)
 @replace_option
 @jobs_option("Processes")
+@on_option
 @part_option("every N-th shard")
 @cluster_options
 @json_option
@@ -33,6 +35,7 @@ def transform(
     function: str,
     overwrite: bool,
     jobs: int | None,
+    on: "WorkersKind",
     part: "JobPart",
     endpoint: str | None,
     embedded_dir: Path | None,
@@ -62,6 +65,7 @@ def transform(
             transform=function,
             overwrite=overwrite,
             jobs=jobs,
+            on=on,
             show_progress=not as_json,
         )
     print_report(report, function, as_json=as_json)

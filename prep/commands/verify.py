@@ -14,6 +14,7 @@ from prep.commands.options import (
     mask_options,
     max_bad_option,
     max_pixels_option,
+    on_option,
     part_option,
     urls_argument,
 )
@@ -77,6 +78,7 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
     type=click.Path(dir_okay=False, path_type=Path),
     help="Add the bad samples to FILE, a list for a loader's Select(exclude=...); created if it does not exist.",
 )
+@on_option
 @part_option("every N-th shard; keys that occur twice, and rare components, are compared within the part")
 @click.option("--show", default=3, show_default=True, type=click.IntRange(min=0), help="Examples shown of each kind.")
 @cluster_options

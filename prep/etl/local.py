@@ -13,7 +13,7 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_prefix
 from prep.etl.transforms import load_transform
-from prep.workers import Report, Workers
+from prep.workers import Report, WorkersKind, open_workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,14 @@ def transform_shards(
     transform: str,
     overwrite: bool = False,
     jobs: int | None = None,
+    on: WorkersKind = "processes",
     show_progress: bool = False,
 ) -> TransformReport:
     """Apply a transform to each shard, and copy the class table beside the outputs.
 
     ``transform`` is ``pets`` or ``MODULE:FUNCTION``; ``jobs`` is the number of processes, by default the number of
-    cores, at most 16. An output is either complete or does not exist. Outputs that were written before an error stay.
+    cores, at most 16; ``on`` says who works, see `prep.workers.open_workers`. An output is either complete or does not
+    exist. Outputs that were written before an error stay.
 
     Raises:
         DataError: If a shard cannot be read or a sample cannot be transformed; names shard and key.
@@ -80,9 +82,10 @@ def transform_shards(
     started = time.perf_counter()
     tasks = [_Task(transform, shards.store, name, output.store, output.name_of(name)) for name in shards.names]
     with (
-        Workers(jobs, at_most=len(tasks)) as workers,
+        open_workers(on, jobs, at_most=len(tasks)) as workers,
         bar(what="transform", total=len(tasks), unit="shards", shown=show_progress) as drawn,
     ):
+        workers.check_reach(store.directory for store in (shards.store, output.store) if store.directory is not None)
         num_bytes = sum(
             workers.map(
                 _transform_one, tasks, on_progress=drawn.update, name=lambda task: f"'{task.source.locate(task.shard)}'"

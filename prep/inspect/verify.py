@@ -30,7 +30,7 @@ from prep.inspect.findings import ShardFinding
 from prep.inspect.verify_set import INDEX_ADVICE, SetChecker, VerifyReport
 from prep.inspect.verify_shard import Checks, ShardReport, index_problem, verify_shard
 from prep.photos.decoders import DecoderName, choose_decoder, open_decoder
-from prep.workers import Report, Workers
+from prep.workers import Report, WorkersKind, open_workers
 
 # A task is sent to a worker process, and a class table may be long.
 _NO_SUMS: Mapping[str, Any] = {"components": {}, "classes": {}, "photos": {}, "labels": {}}
@@ -53,6 +53,7 @@ def verify(
     max_pixels: int = MAX_PIXELS,
     formats: Sequence[str] = (),
     workers: int | None = None,
+    on: WorkersKind = "processes",
     quarantine: Path | None = None,
     show_progress: bool = False,
 ) -> VerifyReport:
@@ -67,7 +68,9 @@ def verify(
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
         formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
-        workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes.
+        workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes;
+            on Ray, the cluster's CPUs.
+        on: Who works: see `prep.workers.open_workers`.
         quarantine: A file to which bad samples that can be left out are added, for a loader's ``Select(exclude=...)``.
         show_progress: Draw a bar, in bytes.
 
@@ -96,18 +99,19 @@ def verify(
             classes=checker.classes,
         )
         sizes = [entry.size for entry in shards.entries()]
-        if workers is None:
+        if workers is None and on == "processes":
             workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER)
-        tasks = _tasks(shards, sizes, checker, num_parts=-(-workers // len(shards.names)))
         is_dali = decoder == "dali"
         pool = resources.enter_context(
-            Workers(workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_ADVICE)
+            open_workers(on, workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_ADVICE)
         )
+        pool.check_reach(directory for directory in [shards.store.directory] if directory is not None)
+        tasks = _tasks(shards, sizes, checker, num_parts=-(-pool.jobs // len(shards.names)))
         check = partial(_verify, shards.store, decoder, checks)
         drawn = resources.enter_context(bar(what="verify", total=sum(sizes), unit="B", shown=show_progress))
         # Only a few tasks run ahead of the report that is added next, because reports wait in memory.
         for part in pool.map(
-            check, tasks, on_progress=drawn.update, name=lambda task: f"shard '{task.shard}'", max_ahead=2 * workers
+            check, tasks, on_progress=drawn.update, name=lambda task: f"shard '{task.shard}'", max_ahead=2 * pool.jobs
         ):
             checker.add(part)
         checker.finish()

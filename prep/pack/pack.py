@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -39,7 +40,8 @@ from prep.recode.settings import Recoding
 from prep.recode.stage import recode_source
 from prep.sources.record import Source, as_entry, component_names
 from prep.spool import open_spool
-from prep.workers import Workers
+from prep.tar.writer import Range
+from prep.workers import Workers, WorkersKind, open_workers
 
 OnBad = Literal["fail", "skip", "keep"]
 DEFAULT_PREFIX = "samples-"
@@ -110,6 +112,7 @@ def pack(
     recode: Recoding | None = None,
     spool_dir: Path | None = None,
     jobs: int | None = None,
+    on: WorkersKind = "processes",
     part: JobPart = ALL,
     show_progress: bool = False,
     check_components: Callable[[Iterable[Set[str]]], None] | None = None,
@@ -145,6 +148,7 @@ def pack(
             directory, or the temporary directory.
         jobs: Shards in flight, each written by a process; with 1, this process does all. By default the number of
             cores, at most 16. This process packs small sets alone.
+        on: Who checks and writes: see `prep.workers.open_workers`. Directories must be the same on all nodes of a Ray.
         part: The part of the shards that is written. All records are read and checked for the plan, whatever the part.
         show_progress: Draw bars.
         check_components: Called before anything is written, with the components of each sample that will be: after bad
@@ -154,7 +158,7 @@ def pack(
         DataError: If records are bad and ``on_bad`` is ``"fail"``, if more are left out than ``max_bad``, if no record
             is left, a key cannot be a member's
             name, two keys are equal, a name of a file or class is not UTF-8, or source files change meanwhile.
-        PipesError: If a worker process died.
+        PipesError: If a worker process died, or a node of a Ray does not reach a directory.
         StoreError: If there are other shards under the prefix and ``overwrite`` is false, there is no space for the
             copy, or writing fails. Complete shards stay, partial ones do not; running again finishes the pack.
         ValueError: If an argument is not valid, the source's own shards lie under the prefix, the copy would be the
@@ -179,10 +183,12 @@ def pack(
             f"{len(source.broken)} records of {source.name} cannot be read: {shown(source.broken, are_names=False)}; "
             "leave them out with --on-bad skip"
         )
-    with Workers(jobs) as workers, ExitStack() as stack:
+    with open_workers(on, jobs) as workers, ExitStack() as stack:
+        _check_reach(workers, source, store, copy)
         if recode is not None and recode.is_on:
             spool_dir = spool_dir or (Path(tempfile.gettempdir()) if dry_run else None)
             spool = stack.enter_context(open_spool(store, prefix, spool_dir))
+            workers.check_reach([spool])
             source = recode_source(
                 source, recode, rules=rules, spool=spool, workers=workers, show_progress=show_progress
             )
@@ -253,6 +259,18 @@ def _check_copy(store: Store, copy: Path) -> None:
         raise ValueError(f"copy must be a directory, '{copy}' is a file")
     if store.directory is not None and store.directory.resolve() == copy.resolve():
         raise ValueError(f"copy must be another directory than that of the pack, got '{copy}' twice")
+
+
+def _check_reach(workers: Workers, source: Source, store: Store, copy: Path | None) -> None:
+    """Refuse directories that the workers do not reach: those of the source's files, of the store and of the copy."""
+    folders = (
+        file.parent
+        for record in source.records
+        for content in record.components.values()
+        if isinstance(file := content.file if isinstance(content, Range) else content, Path)
+    )
+    written = (place for place in (store.directory, copy) if place is not None)
+    workers.check_reach(chain(written, folders))
 
 
 def _choose(

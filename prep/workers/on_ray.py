@@ -66,6 +66,7 @@ class RayWorkers(Workers):
                 raise PipesError(f"{where}: {exc}; is RAY_ADDRESS right?") from exc
             self._is_ours = True
         self._is_open = True
+        self.jobs = self._num_at_a_time(ray)
 
     def map(
         self,
@@ -125,18 +126,22 @@ class RayWorkers(Workers):
         self.start()
         ray = _ray()
         paths = sorted({str(path.absolute()) for path in directories})
-        ours = _marks(paths)
         for node in ray.nodes() if paths else []:
             if not node["Alive"] or not node["Resources"].get("CPU"):
                 continue
             strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            theirs = ray.get(ray.remote(num_cpus=0, scheduling_strategy=strategy)(_marks).remote(paths))
-            for path, our, their in zip(paths, ours, theirs, strict=True):
-                if our != their:
-                    raise PipesError(
-                        f"'{path}' on node '{node['NodeManagerHostname']}' is not the directory that it is here; "
-                        "--on ray needs a bucket, or a file system that all nodes share"
-                    )
+            look = ray.remote(num_cpus=0, scheduling_strategy=strategy)(_marks)
+            others = paths
+            for _ in range(_LOOKS):
+                if not others:
+                    break
+                pairs = zip(others, _marks(others), ray.get(look.remote(others)), strict=True)
+                others = [path for path, our, their in pairs if our != their]
+            for path in others:
+                raise PipesError(
+                    f"'{path}' on node '{node['NodeManagerHostname']}' is not the directory that it is here; "
+                    "--on ray needs a bucket, or a file system that all nodes share"
+                )
 
     def _num_at_a_time(self, ray: Any) -> int:
         return self._limit or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -159,6 +164,8 @@ class RayWorkers(Workers):
         self._is_ours = self._is_open = False
 
 
+# A directory that others write to may change between the look here and the look on a node.
+_LOOKS = 5
 # Seconds for which tasks that are cancelled are waited for.
 _STOP_S = 10.0
 
