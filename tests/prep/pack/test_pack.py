@@ -211,7 +211,7 @@ def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_direct
         ("ais://pets/a-{0..1}.tar", "names shards; expected a folder or what the shards"),
         ("a.tar", "names shards"),
         ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
-        ("ais://pets", "no AIStore endpoint is given"),
+        ("ais://pets", "no endpoint is given; set AIS_ENDPOINT"),
         ("http://pets", "http:// is not supported; expected ais://"),
     ],
 )
