@@ -102,6 +102,10 @@ def open_prefix(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
         ValueError: If the URL names shards, and where `open_store` raises it.
     """
     text = str(url)
+    scheme = text.partition("://")[0]
+    if is_remote(text) and scheme in SERVERS:
+        writable = ", ".join(f"{other}://" for other in PROVIDERS)
+        raise ValueError(f"'{text}': nothing can be written by {scheme}://; expected {writable} or a directory")
     if "{" in text or extension_of(text):
         raise ValueError(
             f"'{text}' names shards; expected a folder or what the shards' names start with, such as "

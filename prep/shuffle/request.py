@@ -268,11 +268,11 @@ def load_key_map(where: str, *, endpoint: str | None, separator: str = "", exten
         StoreError: If it cannot be read.
         DataError: If it is not a key map: see `parse_key_map`.
     """
-    if is_remote(where):
+    if where.startswith(("http://", "https://")):
+        data = _download(where)
+    elif is_remote(where):
         store, name = open_store(where, endpoint=endpoint)
         data = store.read(name)
-    elif where.startswith(("http://", "https://")):
-        data = _download(where)
     else:
         try:
             data = Path(where).read_bytes()

@@ -212,7 +212,8 @@ def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_direct
         ("a.tar", "names shards"),
         ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
         ("ais://pets", "no endpoint is given; set AIS_ENDPOINT"),
-        ("http://pets", "http:// is not supported; expected ais://"),
+        ("http://pets/a-", "nothing can be written by http://; expected ais://, s3://, gs://, az:// or a directory"),
+        ("ftp://pets", "ftp:// is not supported; expected ais://"),
     ],
 )
 def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> None:
