@@ -1,6 +1,7 @@
 """The data module under Lightning's own trainer: epochs, limits, validation, and checkpoints that go on bit for bit."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,6 +33,18 @@ pytestmark = [
 BATCHES = 5  # of 23 samples, 5 a batch
 
 
+class Loss(float):
+    """A loss that equals those near it: torch may add in another order in another run, which changes the last bit."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and math.isclose(self, other, rel_tol=1e-5)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = float.__hash__
+
+
 class Model(pl.LightningModule):
     """A linear classifier that writes down what it saw."""
 
@@ -49,7 +62,7 @@ class Model(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch)
-        self.steps.append((self.trainer.current_epoch, batch_idx, batch["key"], loss.item()))
+        self.steps.append((self.trainer.current_epoch, batch_idx, batch["key"], Loss(loss.item())))
         self.loader_epochs.append(self.trainer.datamodule.loaders["train"].epoch)  # type: ignore[attr-defined]
         return loss
 
