@@ -56,7 +56,7 @@ class CloudBucketAccess:
 
         def put() -> None:
             # Copied: a caller fills its buffer again. Errors of the caller's own pass through obstore as they are.
-            pieces = (bytes(chunk) for chunk in _noting(chunks(), failed))
+            pieces = (bytes(chunk) for chunk in _noting(_counted(chunks(), where, num_bytes), failed))
             if num_bytes <= WHOLE_BYTES:
                 obstore.put(self._client.store, name, b"".join(pieces), use_multipart=False)
             else:
@@ -139,6 +139,22 @@ class CloudFile(StoredFile):
     def close(self) -> None:
         """Forget what was read ahead. Can be called twice."""
         self._start, self._block = 0, b""
+
+
+def _counted(chunks: Iterable[memoryview], where: str, num_bytes: int) -> Iterator[memoryview]:
+    """The chunks; a `StoreError` if they are not ``num_bytes`` together, before the object is there."""
+    num = 0
+    for chunk in chunks:
+        num += chunk.nbytes
+        if num > num_bytes:
+            break
+        yield chunk
+    if num != num_bytes:
+        found = f"more than {num_bytes}" if num > num_bytes else str(num)
+        raise StoreError(
+            f"'{where}' is not written: expected {num_bytes} bytes, got {found}: did a file change while it was read? "
+            "run the command again"
+        )
 
 
 def _noting(chunks: Iterable[memoryview], failed: list[BaseException]) -> Iterator[memoryview]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cloud.access import CloudBucketAccess
+from dali_pipes.store.cloud.azure import azure_url
 from dali_pipes.store.cloud.client import CloudClient
 from dali_pipes.store.cloud.errors import CHAINS, NoBucketError
 from dali_pipes.store.cloud.settings import CloudSettings
@@ -204,6 +205,8 @@ class CloudStore(Store):
 
         if self.settings.is_anonymous:
             return ObjectRequest(self.settings.plain_url(name))
+        if self.settings.scheme == "az" and (url := azure_url(self.settings, name, _SIGNED_FOR)):
+            return ObjectRequest(url, expires_s=_USED_FOR_S)
         where = self.locate(name)
         signed = self._client.send(
             where, lambda: obstore.sign(cast("Any", self._client.store), "GET", name, _SIGNED_FOR)

@@ -1,6 +1,7 @@
 """Send requests to one bucket of a cloud, by `obstore`: wait while the server is away, and name its errors."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,19 @@ T = TypeVar("T")
 _METADATA_SERVERS = ("169.254.", "metadata.google")
 
 
+# `obstore` answers no request in a child that is forked after it began: its threads stay in the parent.
+_is_begun = False
+_is_forked = False
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = _is_begun
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 class CloudClient:
     """One bucket and the patience with it. It pickles; any thread may use it."""
 
@@ -30,7 +44,19 @@ class CloudClient:
 
     @property
     def store(self) -> "ObstoreStore":
-        """`obstore`'s store."""
+        """`obstore`'s store.
+
+        Raises:
+            StoreError: If this process was forked from one that used `obstore`: a request would wait forever.
+        """
+        global _is_begun
+        if _is_forked:
+            settings = self.settings
+            raise StoreError(
+                f"'{settings.scheme}://{settings.bucket}' is used in a forked process, and its parent has used a cloud "
+                "before; start the process by 'spawn' or 'forkserver' (multiprocessing_context= of torch's DataLoader)"
+            )
+        _is_begun = True
         return self.settings.opened
 
     @contextlib.contextmanager

@@ -47,7 +47,12 @@ class Refusal:
     @property
     def is_passing(self) -> bool:
         """Whether another attempt may succeed: the server is away, or asks for a pause."""
-        return not self.status or self.status >= 500 or self.status in _PASSING
+        return self.status >= 500 or self.status in _PASSING or (not self.status and not self.is_unable)
+
+    @property
+    def is_unable(self) -> bool:
+        """Whether `obstore` or the server cannot do this at all: a wait mends nothing."""
+        return not self.status and "not supported" in self.text
 
     @property
     def is_missing(self) -> bool:
@@ -94,7 +99,7 @@ def refused(settings: "CloudSettings", where: str, refusal: Refusal) -> StoreErr
         advice = f"; credentials are looked for in this order: {CHAINS[settings.scheme]}"
         if refusal.status == 403 and settings.scheme == "s3":
             advice += ". Without the right s3:ListBucket, S3 answers 403 for objects that do not exist"
-    elif not refusal.status:
+    elif not refusal.status and not refusal.is_unable:
         advice = f"; is it the right address? {_ADDRESS.get(settings.scheme, 'check the URL')}"
     return StoreError(f"{at}: {refusal.text}{advice}")
 

@@ -1,0 +1,111 @@
+"""Troubles on real servers: streams of a wrong length, forked processes, odd names, access signatures."""
+
+import base64
+import hashlib
+import hmac
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
+
+import pytest
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.base import Store
+from dali_pipes.store.cloud.access import WHOLE_BYTES
+from dali_pipes.store.cloud.bucket import CloudStore
+from dali_pipes.store.urls import open_store
+from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, cloud_bucket
+
+MIB = memoryview(bytes(1 << 20))
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest) -> Store:
+    return open_store(cloud_bucket(request.param, request), endpoint=None)[0]
+
+
+@pytest.mark.parametrize("num", [3, 5, 18, 40])
+def test_stream_of_another_length_leaves_no_object(store: Store, num: int) -> None:
+    expected = (4 if num < 16 else 20) << 20
+    assert (expected > WHOLE_BYTES) is (num > 16)
+    store.write("x", b"before")
+    with pytest.raises(StoreError, match=f"expected {expected} bytes, got .*did a file change"):
+        store.access().write_stream("x", lambda: [MIB] * num, num_bytes=expected)
+    assert store.read("x") == b"before"
+
+
+def test_stream_that_fails_leaves_no_object(store: Store) -> None:
+    def chunks() -> Iterator[memoryview]:
+        yield from [MIB] * 35
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        store.access().write_stream("x", chunks, num_bytes=40 << 20)
+    assert store.size("x") is None
+
+
+def test_forked_process_gets_an_error_and_does_not_hang(store: Store) -> None:
+    code = f"""
+import os
+from dali_pipes.store.urls import open_store
+store = open_store({store.url!r}, endpoint=None)[0]
+assert store.size("x") is None
+pid = os.fork()
+if not pid:
+    try:
+        store.size("x")
+    except Exception as exc:
+        print(type(exc).__name__, exc, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"StoreError '{store.url}' is used in a forked process"), done.stdout
+
+
+@pytest.mark.parametrize("name", ["a b/c d.tar", "p+q", "p%20q", "ü.tar", "日本.tar", "{b}", "plain.tar"])
+def test_signed_url_of_an_odd_name_brings_it(store: Store, name: str) -> None:
+    assert isinstance(store, CloudStore)
+    store.write(name, b"bytes")
+    with urllib.request.urlopen(store.ask_for(name).url) as answer:
+        assert answer.read() == b"bytes"
+    assert [entry.name for entry in store.list("")] == [name]
+
+
+def test_container_is_read_by_an_access_signature(request: pytest.FixtureRequest) -> None:
+    url = cloud_bucket("az", request)
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    endpoint = request.getfixturevalue("azure_server").endpoint
+    signature = _container_signature(url.partition("://")[2])
+    fields = f"BlobEndpoint={endpoint};AccountName={AZURE_ACCOUNT};SharedAccessSignature={signature}"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", fields)
+    store = open_store(url, endpoint=None)[0]
+    assert isinstance(store, CloudStore)
+    store.write("a b.tar", b"bytes")
+    with urllib.request.urlopen(store.ask_for("a b.tar").url) as answer:
+        assert answer.read() == b"bytes"
+
+
+def _container_signature(container: str) -> str:
+    until = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    place = f"/blob/{AZURE_ACCOUNT}/{container}"
+    text = "\n".join(["rwdl", "", until, place, "", "", "", "2023-11-03", "c", *[""] * 7])
+    digest = hmac.new(base64.b64decode(AZURE_KEY), text.encode(), hashlib.sha256).digest()
+    signature = base64.b64encode(digest).decode()
+    return urlencode({"sp": "rwdl", "se": until, "sv": "2023-11-03", "sr": "c", "sig": signature})
+
+
+def test_odd_name_without_a_key_of_azure_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
+    monkeypatch.setenv("AZURE_STORAGE_TOKEN", "token-of-this-test")
+    store = open_store("az://some", endpoint=None)[0]
+    assert isinstance(store, CloudStore)
+    with pytest.raises(StoreError, match=r"'az://some/a b.tar': a name with spaces.*AZURE_STORAGE_ACCOUNT_KEY"):
+        store.ask_for("a b.tar")
