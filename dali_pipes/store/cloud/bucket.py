@@ -91,7 +91,7 @@ class CloudStore(Store):
             )
         # obstore takes a prefix for a folder. So the folder is listed, from the prefix on and no further than it.
         folder, slash, _ = prefix.rpartition("/")
-        position = _just_before(prefix) if prefix != folder + slash else None
+        position = _just_before(prefix) if prefix != folder + slash and self.settings.is_sorted else None
         found: list[ObjectEntry] = []
 
         def list_on() -> None:
@@ -103,6 +103,8 @@ class CloudStore(Store):
                     for row in page
                     if row["path"].startswith(prefix)
                 )
+                if not self.settings.is_sorted:
+                    continue
                 position = max(row["path"] for row in page)
                 if position > prefix and not position.startswith(prefix):
                     return

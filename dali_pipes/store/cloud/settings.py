@@ -109,6 +109,11 @@ class CloudSettings:
         return self.options.get(f"{name}_skip_signature", "").lower() in _TRUE
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether listings come in the order of names: not those of S3's directory buckets (S3 Express)."""
+        return not self.bucket.endswith("--x-s3") and self.options.get("aws_s3_express", "").lower() not in _TRUE
+
+    @property
     def origin(self) -> str:
         """The server, for messages: ``https://s3.eu-west-1.amazonaws.com``."""
         parts = urlsplit(self.base_url)

@@ -112,3 +112,15 @@ def test_a_server_of_https_lists_and_writes_nothing() -> None:
     for write in (lambda: store.write("x", b""), lambda: store.write_new("x", b"", by="me"), lambda: store.delete("x")):
         with pytest.raises(StoreError, match="writes nothing"):
             write()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "variables", "expected"),
+    [("b", {}, True), ("b--use1-az4--x-s3", {}, False), ("b", {"AWS_S3_EXPRESS": "true"}, False)],
+)
+def test_directory_buckets_list_in_no_order(
+    bucket: str, variables: Mapping[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert CloudSettings.from_environment("s3", bucket).is_sorted is expected
