@@ -1,14 +1,18 @@
 """Troubles on real servers: streams of a wrong length, forked processes, odd names, access signatures."""
 
 import base64
+import functools
 import hashlib
 import hmac
 import os
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -109,3 +113,26 @@ def test_odd_name_without_a_key_of_azure_is_an_error(monkeypatch: pytest.MonkeyP
     assert isinstance(store, CloudStore)
     with pytest.raises(StoreError, match=r"'az://some/a b.tar': a name with spaces.*AZURE_STORAGE_ACCOUNT_KEY"):
         store.ask_for("a b.tar")
+
+
+def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a b.tar").write_bytes(b"0123456789")
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            store = open_store(f"http://127.0.0.1:{server.server_port}/a", endpoint=None)[0]
+            assert store.read("a b.tar") == b"0123456789"
+            assert list(store.find_all(["a b.tar", "none"])) == ["a b.tar"]
+            # It has answered: with the whole patience, a fault that passes would be waited for.
+            with pytest.raises(StoreError, match="Range request not supported"):
+                store.read_range("a b.tar", start=5, size=3)
+        finally:
+            server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Files of a folder, without ranges."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
