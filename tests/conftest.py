@@ -29,8 +29,8 @@ __all__ = ["azure_server", "s3_server"]  # fixtures of all tests
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Losses of two runs are compared: the order in which MKL adds is not to depend on where an array lies in memory. It reads
-# this when it is loaded, also in the processes that tests start.
+# Losses of two runs are compared: the order in which MKL adds is not to depend on where an array lies in memory. It
+# reads this when it is loaded, also in the processes that tests start.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 # A change passes or fails by what it is, not by what was drawn that day: `--hypothesis-profile=search` draws anew.
