@@ -364,6 +364,18 @@ def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
         assert len(seen + keys_of(loader)) == 6
 
 
+def test_loader_that_is_left_open_at_the_end_of_a_program_says_nothing(small_shards: Path) -> None:
+    """Names of the module are gone by then; what is open ends with the process."""
+    program = (
+        "import sys, dali_pipes as dp\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=32), batch_size=4, seed=1)\n"
+        "print(len(list(loader)))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert int(run.stdout) > 0
+
+
 def test_dropped_loader_is_closed_at_once(small_shards: Path) -> None:
     """Without a close() and without the garbage collector: the last reference is enough."""
     gc.collect()
