@@ -170,6 +170,7 @@ class Waiting:
 
     def __init__(self, patience: Patience, whom: str, *, service: str = "AIStore") -> None:
         self._patience, self._whom = patience, f"{service} at {whom}"
+        self._kind = "cluster" if service == "AIStore" else "server"
         self._jitter = random.Random()
         self.num_failures = 0
         """Failures since the last progress after which there was a pause."""
@@ -209,7 +210,7 @@ class Waiting:
         """The error for a patience at its end."""
         return PatienceOverError(
             f"given up after {self.num_failures + 1} attempts in {self.waited_s:.1f} s without progress "
-            f"(patience: {self._patience.patience_s:g} s), the last one: {cause}; is the cluster well? "
+            f"(patience: {self._patience.patience_s:g} s), the last one: {cause}; is the {self._kind} well? "
             f"{self._patience.advice}"
         )
 
