@@ -103,7 +103,7 @@ class CloudStore(Store):
                     for row in page
                     if row["path"].startswith(prefix)
                 )
-                if not self.settings.is_sorted:
+                if not self.settings.is_sorted or not page:
                     continue
                 position = max(row["path"] for row in page)
                 if position > prefix and not position.startswith(prefix):
