@@ -67,13 +67,12 @@ class LocalStore(Store):
             return stream.read()
 
     def find(self, name: str) -> bytes | None:
-        path = self.directory / name
         try:
-            return path.read_bytes()
-        except OSError as exc:
-            if not path.is_file():
-                return None
-            raise StoreError(f"cannot read '{self.locate(name)}': {exc.strerror or exc}") from exc
+            return self.read(name)
+        except StoreError:
+            if (self.directory / name).is_file():
+                raise
+            return None
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self.open(name) as stream:
