@@ -67,12 +67,13 @@ class LocalStore(Store):
             return stream.read()
 
     def find(self, name: str) -> bytes | None:
+        path = self.directory / name
         try:
-            return self.read(name)
+            return self.read(name) if path.is_file() else None
         except StoreError:
-            if (self.directory / name).is_file():
+            if path.is_file():
                 raise
-            return None
+            return None  # another writer deleted it just now
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self.open(name) as stream:

@@ -32,11 +32,11 @@ def test_every_stage_writes_what_a_directory_gets(bucket: str, photos: Path, tmp
     """Packed, indexed, shuffled, indexed: all objects but the manifests, which name their place."""
     local = tmp_path / "local"
     for place in (bucket, str(local)):
-        run_prep("pack", "imagefolder", photos, f"{place}/a-", "--max-count", "4", "--quiet")
-        run_prep("index", f"{place}/a-", "--quiet")
-        run_prep("shuffle", f"{place}/a-", "--output", "b-", "--seed", "3", "--engine", "client", "--quiet")
-        run_prep("index", f"{place}/b-", "--quiet")
-        run_prep("transform", f"{place}/b-", f"{place}/c-", "--function", "tests.prep.test_clouds:unchanged", "--quiet")
+        run_prep("pack", "imagefolder", photos, f"{place}/a-", "--max-count", "4")
+        run_prep("index", f"{place}/a-")
+        run_prep("shuffle", f"{place}/a-", "--output", "b-", "--seed", "3", "--engine", "client")
+        run_prep("index", f"{place}/b-")
+        run_prep("transform", f"{place}/b-", f"{place}/c-", "--function", "tests.prep.test_clouds:unchanged")
     store = open_store(f"{bucket}/a-", endpoint=None)[0]
     directory = open_store(f"{local}/a-", endpoint=None)[0]
     for prefix in ("a-", "b-", "c-"):
@@ -50,27 +50,27 @@ def test_every_stage_writes_what_a_directory_gets(bucket: str, photos: Path, tmp
 def test_what_is_there_is_told_alike(bucket: str, photos: Path, tmp_path: Path) -> None:
     found = {}
     for place in (bucket, str(tmp_path / "local")):
-        run_prep("pack", "imagefolder", photos, f"{place}/a-", "--max-count", "4", "--quiet")
-        run_prep("index", f"{place}/a-", "--quiet")
+        run_prep("pack", "imagefolder", photos, f"{place}/a-", "--max-count", "4")
+        run_prep("index", f"{place}/a-")
         shown = [json_of_prep("verify", f"{place}/a-"), json_of_prep("info", f"{place}/a-")]
         found[place] = re.sub(
             r'"[a-z_]*(seconds|_s)": [0-9.e-]+', "", str(shown).replace(f"{place}/", "").replace("'", '"')
         )
-        run_prep("view", f"{place}/a-", tmp_path / "view.html", "--quiet")
-        run_prep("export", "tfrecord", f"{place}/a-", tmp_path / "records", "--overwrite", "--quiet")
+        run_prep("view", f"{place}/a-", tmp_path / "view.html")
+        run_prep("export", "tfrecord", f"{place}/a-", tmp_path / "records", "--overwrite")
     assert len(set(found.values())) == 1
 
 
 def test_a_data_set_lives_there(bucket: str, photos: Path, tmp_path: Path) -> None:
     """Versions are objects that only one writer creates."""
     url = f"{bucket}/a-"
-    run_prep("pack", "imagefolder", photos, url, "--max-count", "4", "--quiet")
-    run_prep("index", url, "--quiet")
-    run_prep("add", class_folders(tmp_path / "more", {"cat": 2, "dog": 1}, first=50), url, "--quiet")
-    run_prep("remove", url, "--key", "cat/000", "--quiet")
+    run_prep("pack", "imagefolder", photos, url, "--max-count", "4")
+    run_prep("index", url)
+    run_prep("add", class_folders(tmp_path / "more", {"cat": 2, "dog": 1}, first=50), url)
+    run_prep("remove", url, "--key", "cat/000")
     assert json_of_prep("info", url)["num_samples"] == 15
     assert json_of_prep("info", f"{url}@1")["num_samples"] == 13
-    run_prep("compact", url, "--quiet")
+    run_prep("compact", url)
     run_prep("log", url)
     assert json_of_prep("verify", url)["num_samples"] == 15
 
