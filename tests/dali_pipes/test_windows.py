@@ -167,7 +167,7 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
     def slow(self: LocalFetcher, wanted: Sequence[Wanted], **options: Any) -> bool:
         if wanted[0].name != first:
             held_back.append(wanted[0].name)
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(120)
         return fetch(self, wanted, **options)
 
     manifest = find_manifest(resolve_shards(str(shards), endpoint=None))

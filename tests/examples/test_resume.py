@@ -80,7 +80,7 @@ def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> No
     for each in everybody:
         each.send_signal(signal.SIGKILL)
     process.wait()
-    psutil.wait_procs(everybody, timeout=30)
+    psutil.wait_procs(everybody, timeout=120)
 
 
 def whole_lines(run: Path) -> list[dict[str, Any]]:

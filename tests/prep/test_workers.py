@@ -65,7 +65,7 @@ def _found_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _wait_for(condition: object, what: str) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -177,11 +177,10 @@ def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both are at it")
-    started = time.monotonic()
     workers.close()
     workers.close()
-    thread.join(20)
-    assert time.monotonic() - started < 5
+    thread.join(50)
+    assert not thread.is_alive()  # the tasks would wait for 60 s
     assert list(tmp_path.iterdir()) == []
     assert failed
 
@@ -203,11 +202,11 @@ def test_workers_end_with_their_owner(tmp_path: Path, end: signal.Signals) -> No
     _wait_for(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 2, "both are at it")
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     process.send_signal(end)
-    process.wait(20)
+    process.wait(120)
     _wait_for(lambda: list(tmp_path.iterdir()) == [], "they unwound")
     _wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they ended")
     assert process.stderr is not None
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
 
 
 def test_default_jobs_are_the_cores_that_may_be_used() -> None:

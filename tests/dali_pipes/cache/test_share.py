@@ -196,7 +196,7 @@ def test_processes_fetch_each_shard_once(shards: Path, cache_dir: Path, tmp_path
         for started in (one, two):
             go(started)
         (path,) = cache_root(cache_dir).glob("*.table")
-        table, deadline = StateTable(path), time.monotonic() + 30
+        table, deadline = StateTable(path), time.monotonic() + 120
         # Each is at its first or its last two, which it does not end yet: the fourth is left for this process.
         while len(set(table.owner[table.state == State.FILLING].tolist())) < 2:
             assert time.monotonic() < deadline
@@ -215,7 +215,7 @@ def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> N
     """SIGKILL in the middle of staging: what was whole is found, what was half filled is fetched again."""
     with process(shards, cache_dir, *range(8), pause_s=0.05) as started:
         go(started)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         (path,) = cache_root(cache_dir).glob("*.table")
         table = StateTable(path)
         # Three are ready, another two are being filled.

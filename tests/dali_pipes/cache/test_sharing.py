@@ -116,7 +116,7 @@ def test_two_ranks_fetch_each_shard_once(shards: Path, samples: list[Sample], ca
         found = [json.loads(job.line()) for job in jobs]
         for job in jobs:
             job.go()
-        assert [job.process.wait(30) for job in jobs] == [0, 0]
+        assert [job.process.wait(120) for job in jobs] == [0, 0]
     finally:
         for job in jobs:
             job.close()

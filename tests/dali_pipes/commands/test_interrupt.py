@@ -37,7 +37,7 @@ def test_interruption_that_python_drops_is_raised_again(name: str) -> None:
         "    time.sleep(60)\n"
     )
     ended = start(COMMAND + body + END)
-    _, errors = ended.communicate(timeout=30)
+    _, errors = ended.communicate(timeout=50)
     assert ended.returncode == 128 + getattr(signal, name)
     assert "Traceback" not in errors
 
@@ -56,7 +56,7 @@ def test_ctrl_c_waits_for_the_import_of_a_shared_library() -> None:
         "    time.sleep(60)\n"
     )
     ended = start(COMMAND + body + END)
-    output, errors = ended.communicate(timeout=30)
+    output, errors = ended.communicate(timeout=50)
     assert (ended.returncode, output, errors.strip()) == (INTERRUPTED, "imported\n", "error: interrupted")
 
 
@@ -64,7 +64,7 @@ def test_ctrl_c_after_the_command_changes_nothing() -> None:
     """While Python takes the process apart."""
     body = "    atexit.register(signal.raise_signal, signal.SIGINT)\n    click.echo('the result')\n"
     ended = start(COMMAND + body + END)
-    assert ended.communicate(timeout=30) == ("the result\n", "")
+    assert ended.communicate(timeout=50) == ("the result\n", "")
     assert ended.returncode == 0
 
 
@@ -81,7 +81,7 @@ def test_loader_that_waits_for_a_silent_store_is_interrupted(to, tmp_path: Path)
         store.settimeout(60)
         with store.accept()[0]:
             to(waiting.pid, signal.SIGINT)
-            errors = waiting.communicate(timeout=30)[1]
+            errors = waiting.communicate(timeout=50)[1]
     assert waiting.returncode == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
 
@@ -99,7 +99,7 @@ def test_training_loop_is_interrupted(to, small_shards: Path, tmp_path: Path) ->
     assert training.stdout is not None
     assert training.stdout.readline() == "0\n"
     to(training.pid, signal.SIGINT)
-    _, errors = training.communicate(timeout=30)
+    _, errors = training.communicate(timeout=50)
     assert training.returncode == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert "Exception ignored" not in errors

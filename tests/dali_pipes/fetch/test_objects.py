@@ -79,7 +79,7 @@ def test_objects_that_are_fetched_together_do_not_wait_for_each_other() -> None:
     both = threading.Barrier(2)
 
     def act(exchange: Exchange) -> None:
-        both.wait(10)
+        both.wait(60)
         exchange.say(200, DATA[:100] if "index" in exchange.path else DATA)
 
     shard, index = Place(), Place(100)

@@ -36,7 +36,7 @@ def test_the_file_follows_the_loader_and_is_removed(small_shards: Path, tmp_path
             assert writer.path.parent == tmp_path
             assert stat.S_IMODE(writer.path.stat().st_mode) == 0o644
             sum(1 for _ in loader)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 120
             while samples_in(writer.path, "textfile-test") != 23:
                 assert time.monotonic() < deadline
             assert [path.name for path in tmp_path.glob("*.prom")] == ["dali_pipes_0.prom"]

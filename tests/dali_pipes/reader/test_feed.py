@@ -61,7 +61,7 @@ def open_loader(shards: Path, tmp_path: Path) -> Iterator[Callable[..., dp.Loade
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "never came"
         time.sleep(0.002)
@@ -320,7 +320,7 @@ def test_data_wait_is_the_time_for_which_shards_were_waited_for(
     list(loader)
     waited = loader.data_wait_s
     list(loader)
-    assert loader.data_wait_s - waited < 0.1
+    assert loader.data_wait_s - waited < 0.2  # one fetch would take as long
 
 
 def test_bar_is_drawn_to_its_end(open_loader: Callable[..., dp.Loader], monkeypatch: pytest.MonkeyPatch) -> None:

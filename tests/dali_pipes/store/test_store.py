@@ -81,7 +81,7 @@ def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytes
     begin = threading.Barrier(8)
 
     def write(number: int) -> bool:
-        begin.wait(timeout=30)
+        begin.wait(timeout=120)
         with contextlib.suppress(StoreError):
             return store.write_new("new", b"%d" % number, by=f"job{number}")
         return False
@@ -358,7 +358,7 @@ def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.Monke
 
     def hang(handler: BaseHTTPRequestHandler) -> None:
         asked.append(handler.path)
-        done.wait(20)
+        done.wait(120)
 
     with _serving(hang) as endpoint:
         store = AisStore(endpoint, "pets")

@@ -231,7 +231,7 @@ def test_prep_cli_imports_nothing_heavy() -> None:
         "heavy = {'numpy', 'torch', 'nvidia', 'webdataset', 'aistore', 'requests', 'PIL', 'tqdm'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    output, _ = start_python(script).communicate(timeout=30)
+    output, _ = start_python(script).communicate(timeout=120)
     assert output == "[]\n"
 
 
@@ -264,7 +264,7 @@ def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
         check_endpoint(match[0])
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -316,5 +316,5 @@ def test_embedded_ends_well_on_ctrl_c(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith("http://127.0.0.1:")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == ""
+    assert process.communicate(timeout=120)[1] == ""
     assert process.returncode == 0

@@ -613,13 +613,13 @@ def sort(client: Client, bucket: Bucket, tmp_path: Path, **changes: object) -> t
         if is_without_dsort(exc):
             pytest.skip(f"this cluster starts no dSort, it answers {exc.status_code}")
         raise
-    deadline_s = time.monotonic() + 30  # wait() looks once in seconds
+    deadline_s = time.monotonic() + 120  # wait() looks once in seconds
     while time.monotonic() < deadline_s:
         infos = job.get_job_info().values()
         if all(info.metrics.shard_creation.finished for info in infos) or all(info.metrics.aborted for info in infos):
             break
         time.sleep(0.05)
-    return job, job.wait(timeout=30, verbose=False)
+    return job, job.wait(timeout=120, verbose=False)
 
 
 def is_without_dsort(exc: BaseException | None) -> bool:

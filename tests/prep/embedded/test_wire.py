@@ -91,7 +91,7 @@ class Replay:
         return answer
 
     def _wait(self, job: str) -> None:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 120
         done = False
         while not done and time.monotonic() < deadline_s:
             connection = http.client.HTTPConnection(self.address, timeout=10)

@@ -130,7 +130,7 @@ def test_many_writers_at_a_time_lose_nothing(place: Place, tmp_path: Path, monke
     begin = Barrier(len(folders))
 
     def add_until_done(folder: Path) -> int:
-        begin.wait(timeout=30)
+        begin.wait(timeout=120)
         for _ in range(50):
             with contextlib.suppress(StoreError):
                 return place.add(folder, jobs=1).version

@@ -40,7 +40,7 @@ def run(storage: Storage, *, abort: bool = False, endpoint: str = "", **changes:
     if abort:
         storage.abort_job(job.job)
     job.start()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         status = read_status(storage, job.job)
         assert status is not None
