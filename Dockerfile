@@ -29,7 +29,8 @@ RUN apt-get update \
 RUN python3 -m venv /opt/venv
 # Which CUDA both torch and DALI are for: 13, or 12 for drivers that know CUDA 12 only, with an older torch.
 ARG CUDA=13
-# "bench,demo" adds scikit-image's photographs, "bench,parquet" tables in Parquet; "bench" is what the commands need.
+# "bench,demo" adds scikit-image's photographs, "bench,parquet" tables in Parquet, "bench,kuberay" a
+# Ray for Kubernetes; "bench" is what the commands need.
 ARG EXTRAS=bench
 # Where torch comes from, if not PyPI: https://download.pytorch.org/whl/cpu, with CUDA=none, for a small image without a
 # GPU. What torch requires comes from PyPI: that index need not have the pinned versions.

@@ -1,8 +1,10 @@
 """Kubernetes' manifests by its own schemas, and by what holds between them, the image and the programs."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ def pods() -> dict[str, dict[str, Any]]:
     """File name -> the specification of its pods."""
     found = {name: documents(name)[0]["spec"]["template"]["spec"] for name in ("prep.yaml", "train.yaml")}
     worker = documents("train-nodes.yaml")[0]["spec"]["pytorchReplicaSpecs"]["Worker"]
-    return found | {"train-nodes.yaml": worker["template"]["spec"]}
+    head = documents("prep-ray.yaml")[0]["spec"]["rayClusterSpec"]["headGroupSpec"]
+    return found | {"train-nodes.yaml": worker["template"]["spec"], "prep-ray.yaml": head["template"]["spec"]}
 
 
 def num_bytes(text: str) -> int:
@@ -93,6 +96,61 @@ def test_pytorchjob_has_the_fields_of_the_training_operator() -> None:
         kubernetes_validate.validate(pod, version, strict=True)
 
 
+def test_rayjob_has_the_fields_of_kuberay() -> None:
+    """Its schema is in no package: what rayjob_types.go and raycluster_types.go of KubeRay 1.7 have, by type."""
+    (job,) = documents("prep-ray.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert {name: type(value) for name, value in spec.items()} == {
+        "submissionMode": str,
+        "backoffLimit": int,
+        "shutdownAfterJobFinishes": bool,  # without it ttlSecondsAfterFinished is refused
+        "ttlSecondsAfterFinished": int,
+        "entrypoint": str,
+        "rayClusterSpec": dict,
+        "submitterPodTemplate": dict,
+    }
+    assert spec["submissionMode"] == "K8sJobMode"
+    ray = spec["rayClusterSpec"]
+    assert set(ray) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert set(ray["headGroupSpec"]) == {"rayStartParams", "template"}
+    (workers,) = ray["workerGroupSpecs"]
+    types = {name: type(value) for name, value in workers.items()}
+    numbers = {"replicas": int, "minReplicas": int, "maxReplicas": int}
+    assert types == {"groupName": str, **numbers, "rayStartParams": dict, "template": dict}
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    for template in (ray["headGroupSpec"]["template"], workers["template"], spec["submitterPodTemplate"]):
+        assert set(template) <= {"metadata", "spec"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": template["spec"]}
+        for version in VERSIONS:
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_ray_of_the_rayjob_is_that_of_the_image() -> None:
+    """Its version chooses the probes: from 2.53 on they are Kubernetes' own requests, without wget in the image."""
+    found = documents("prep-ray.yaml")[0]["spec"]["rayClusterSpec"]["rayVersion"]
+    assert f"\nray=={found} ;" in (ROOT / "constraints.txt").read_text()
+    assert tuple(map(int, found.split("."))) >= (2, 53)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["kuberay"][0].startswith("ray[default]>=2.53"), "probes and jobs are answered by the dashboard"
+    assert "EXTRAS=bench,kuberay" in (DIRECTORY / "prep-ray.yaml").read_text()
+
+
+def test_commands_of_the_rayjob_come_whole_through_its_shells(tmp_path: Path) -> None:
+    """KubeRay puts the entrypoint into a line of the submitting pod's bash; Ray joins the words for another."""
+    entrypoint = documents("prep-ray.yaml")[0]["spec"]["entrypoint"].strip()
+    show = f"{shlex.quote(sys.executable)} -c 'import subprocess, sys; print(subprocess.list2cmdline(sys.argv[1:]))'"
+    joined = subprocess.run(["bash", "-c", f"{show} {entrypoint} ;"], capture_output=True, text=True, check=True)
+    (tmp_path / "dali-pipes").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
+    (tmp_path / "dali-pipes").chmod(0o755)
+    subprocess.run(["sh", "-c", joined.stdout], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    (tmp_path / "photos").mkdir()
+    lines = (tmp_path / "said").read_text().replace("/data/", f"{tmp_path}/").splitlines()
+    contexts = [parse_dali_pipes(line.split()) for line in lines]
+    assert [context.command.name for context in contexts] == ["imagefolder", "shuffle", "index", "verify"]
+    assert [context.params.get("on") for context in contexts if context.command.name != "index"] == ["ray"] * 3
+
+
 def test_number_of_nodes_is_one_number() -> None:
     """Replicas, the rendezvous' bounds and the slices of the order: a difference waits for ever, or reads twice."""
     spec = documents("train-nodes.yaml")[0]["spec"]
@@ -132,7 +190,7 @@ def test_trainings_resume_and_their_directories_are_mounted(name: str) -> None:
     assert owner == ["install", "-d", "-o", user, "-g", group, "-m", "0700", str(options["cache_dir"])]
 
 
-@pytest.mark.parametrize("name", ["prep.yaml", "train.yaml", "train-nodes.yaml"])
+@pytest.mark.parametrize("name", ["prep.yaml", "prep-ray.yaml", "train.yaml", "train-nodes.yaml"])
 def test_pods_fit_the_image_and_the_memory_that_they_ask_for(name: str) -> None:
     """Shared memory counts against the limit: it must leave most of it to the processes."""
     pod = pods()[name]
