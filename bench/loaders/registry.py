@@ -145,6 +145,14 @@ LOADERS: dict[str, LoaderEntry] = {
         source=("converted",),
         makes="chunks, by a process on each core; the time includes starting them",
     ),
+    "litdata-s3": LoaderEntry(
+        module="bench.loaders.peers.litdata_s3",
+        extra="litdata",
+        requires=("litdata",),
+        decodes=DECODES,
+        source=("ais", "s3"),
+        makes="chunks in the bucket, by a process on each core; the time includes starting them",
+    ),
     "mosaic": LoaderEntry(
         module="bench.loaders.peers.mosaic",
         extra="mosaic",

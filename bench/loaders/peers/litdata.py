@@ -9,6 +9,7 @@ decoded by torchvision too, or by Pillow if there is EXIF, whose orientation it 
 """
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -64,15 +65,19 @@ def open_loader(
     shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     """Every sample comes exactly once an epoch."""
-    samples = _ChunkSamples(Path(prepared.url), options)
+    samples = ChunkSamples(prepared.url, options)
     return open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader)
 
 
-class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed where types are checked
-    """Encoded samples; iterated once an epoch by each worker."""
+class ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed where types are checked
+    """Encoded samples; iterated once an epoch by each worker.
 
-    def __init__(self, directory: Path, options: LoaderOptions) -> None:
-        super().__init__(input_dir=str(directory), shuffle=True, drop_last=False, seed=options.seed)
+    Args:
+        place: A directory, or the ``s3://`` address of chunks, which are downloaded to ``cache_dir``.
+    """
+
+    def __init__(self, place: str, options: LoaderOptions, *, cache_dir: str | None = None) -> None:
+        super().__init__(input_dir=place, cache_dir=cache_dir, shuffle=True, drop_last=False, seed=options.seed)
         self._begun = 0
 
     def __iter__(self) -> Any:
@@ -92,9 +97,11 @@ def _optimize() -> None:
     """
     job = json.load(sys.stdin)
     urls, endpoint = job["urls"], job["endpoint"]
-    fields = list(next(_samples(urls[0], endpoint=endpoint)))
+    # Not read before the fork: a process whose parent has used a cloud cannot use it.
+    first_fields = functools.cache(lambda: list(next(_samples(urls[0], endpoint=endpoint))))
 
     def read(row: int) -> Iterator[EncodedSample]:
+        fields = first_fields()
         for sample in _samples(urls[row], endpoint=endpoint):
             yield checked_fields(sample, fields, shard=urls[row])
 
