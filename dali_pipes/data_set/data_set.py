@@ -5,8 +5,9 @@ This needs no DALI.
 
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,20 @@ from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import place
 from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.data_set.find import NamedSets
-from dali_pipes.data_set.indexing import IndexedShards, find_columns, find_manifest, index_in_memory, read_index
+from dali_pipes.data_set.indexing import (
+    IndexedShards,
+    find_columns,
+    find_manifest,
+    index_in_memory,
+    open_columns,
+    read_index,
+)
 from dali_pipes.data_set.joined import MixtureFetcher, check_class_tables, join_manifests, split_set
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher
 from dali_pipes.fetch.local import WithIndexes
 from dali_pipes.fetch.stager import Stager
+from dali_pipes.formats.column_ranges import ColumnRanges, read_parts
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets
 from dali_pipes.formats.sample_columns import Columns, SampleColumns, join_columns
@@ -36,7 +45,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# A part takes 100 MB with keys of 20 bytes, and 1e9 samples have a thousand parts.
+SAMPLES_AT_A_TIME = 1 << 20
+
 Int64s = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 class DataSet:
@@ -154,17 +167,34 @@ class DataSet:
         Raises:
             DataError: If there is no column file beside the shards, or it belongs to another manifest.
         """
-        return Columns(
-            self.whole_columns().of_shards(self.whole.samples, self.rows),
-            names=self.manifest.names,
-            counts=self.manifest.samples,
-        )
+        return Columns(self.sample_columns(), names=self.manifest.names, counts=self.manifest.samples)
+
+    def sample_columns(self) -> SampleColumns:
+        """Like `columns`, as the files have them."""
+        return self.whole_columns().of_shards(self.whole.samples, self.rows)
 
     def whole_columns(self) -> SampleColumns:
         """Like `columns`, but for all samples of ``whole``."""
         if not self._is_mixture:
             return self._sets[""].columns()
         return join_columns([(set_.columns(), set_.whole.components) for set_ in self._sets.values()])
+
+    def columns_in_parts(self, *, of_whole: bool = False) -> Iterator[tuple[int, Columns]]:
+        """Yield the columns of `SAMPLES_AT_A_TIME` samples or fewer: the ordinal of the first one, and the columns.
+
+        The parts are in the shards' order, each has whole shards, and a column is read when it is first asked for.
+        With ``of_whole`` they are those of `whole_columns`.
+
+        Raises:
+            DataError: As `columns`; also if a column file is replaced meanwhile.
+        """
+        manifest = self.whole if of_whole else self.manifest
+        rows = np.arange(manifest.num_shards) if of_whole else self.rows
+        firsts = np.append(0, np.cumsum(manifest.samples, dtype=np.int64))
+        files = [file for set_ in self._sets.values() for file in set_.open_columns()]
+        for run, part in read_parts(files, rows, max_samples=SAMPLES_AT_A_TIME):
+            shards = slice(run.first, run.stop)
+            yield int(firsts[run.first]), Columns(part, names=manifest.names[shards], counts=manifest.samples[shards])
 
     def has_columns(self) -> bool:
         """Whether all data sets have a column file."""
@@ -274,6 +304,16 @@ class _Set:
     def columns(self) -> SampleColumns:
         """The columns of all samples of ``whole``."""
         found = self.made.columns if self.made is not None else find_columns(self.shards, self.whole)
+        return self._there(found)
+
+    def open_columns(self) -> list[ColumnRanges]:
+        """The column files of ``whole``, to be read by ranges."""
+        if self.made is None:
+            return self._there(open_columns(self.shards, self.whole))
+        data = self.made.columns.to_bytes(manifest=self.whole.shards_digest)
+        return [ColumnRanges(lambda start, size: data[start : start + size], manifest=self.whole, where="columns")]
+
+    def _there(self, found: T | None) -> T:
         if found is None:
             name = self.shards.store.locate(columns_name(self.shards.prefix))
             raise DataError(

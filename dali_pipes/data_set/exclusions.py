@@ -20,8 +20,9 @@ from dali_pipes.data_set.joined import split_set
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.quarantine import Exclusion, read_exclusions
-from dali_pipes.formats.sample_columns import Columns, Where
+from dali_pipes.formats.sample_columns import Columns, Where, lack
 from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.order.selection import union
 from dali_pipes.store.patience import PatientThreads
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,15 @@ _log = logging.getLogger(__name__)
 NUM_READERS = 16
 # Shard indexes that are requested ahead, and so kept in memory at most.
 _AHEAD = 16 * NUM_READERS
+
+# What the columns of a sample take while they are used: 20 bytes as the file has them, and in `Columns` 16 for a key's
+# string and more for a long one, 16 for the shard's, 8 for the label, and the arrays of the predicate itself.
+BYTES_A_SAMPLE = 100
+MAX_BYTES = 2 << 30
+"""The limit for columns that are held at once: 21 million samples."""
+# Sorted ordinals are copied a few times on their way to the plan, so 0.5 GB become 1.5 GB.
+MAX_REFUSED = 1 << 26
+NUM_ASKED_AGAIN = 2000
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -50,6 +60,7 @@ def excluded_ordinals(
     exclude: str | Path | Iterable[str | Path] = (),
     entries: Sequence[Exclusion] = (),
     where: Where | None = None,
+    where_in_parts: bool | None = None,
     lacking: Sequence[str] = (),
 ) -> Chosen:
     """Find the samples of the loader's shards that must not be read; those that were removed are always among them.
@@ -61,19 +72,24 @@ def excluded_ordinals(
             without a set's name means every sample that has it. Listed samples of shards that the loader does not read
             are counted and logged.
         entries: Further samples, as such a file lists them.
-        where: Called once with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each
+        where: Called with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each
             sample to keep. It sees removed samples, too; its answer for them has no effect.
+        where_in_parts: Whether ``where`` is called for some shards at a time; ``None``: no, and a data set whose
+            columns would take more than `MAX_BYTES` is refused: see `dali_pipes.options.Select`.
         lacking: Components; samples without one of them are left out. A sample lacks ``"jpg;jpeg"`` if it has neither.
+
+    All but ``where`` reads the columns of a data set above `MAX_BYTES` in parts.
 
     Raises:
         DataError: If a list names a key that its shard does not have, or a shard that several sets have; if keys or
             labels are needed and there is no column file; if no sample has a component of ``lacking``.
         TypeError: If ``where`` returns anything but one bool for each sample.
-        ValueError: If no sample is left.
+        ValueError: If no sample is left; if ``where`` needs too much memory, or judges in parts and its answer for a
+            sample depends on the others.
     """
     choice = _Choice(indexed)
     if where is not None:
-        choice.leave_out("by where", choice.refused_by(where))
+        choice.leave_out("by where", choice.refused_by(where, in_parts=where_in_parts))
     if listed := [*read_exclusions(exclude), *entries]:
         choice.leave_out("by exclude", choice.listed(listed))
     for component in lacking:
@@ -93,7 +109,7 @@ class _Choice:
         self.leave_out("by prep remove", self._manifest.removed)
 
     def leave_out(self, why: str, ordinals: Int64s) -> None:
-        excluded = np.union1d(self._excluded, ordinals)
+        excluded = union(self._excluded, ordinals)
         self._reasons.append((why, len(excluded) - len(self._excluded)))
         self._excluded = excluded
 
@@ -109,20 +125,51 @@ class _Choice:
     def _columns(self) -> Columns:
         return self._indexed.columns()
 
-    def refused_by(self, where: Where) -> Int64s:
-        keep: Any = where(self._columns)
-        if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_ or keep.shape != (self._num_samples,):
-            found = f"{keep.dtype} of shape {list(keep.shape)}" if isinstance(keep, np.ndarray) else type(keep).__name__
-            raise TypeError(
-                f"where must return a numpy array of bool, one for each of {self._num_samples} samples, got {found}; "
-                'for instance: lambda columns: np.strings.startswith(columns.keys, "cat/")'
-            )
-        if not keep.any():
+    def refused_by(self, where: Where, *, in_parts: bool | None) -> Int64s:
+        if in_parts is None:
+            self._check_fits()
+        refused = self._refused_in_parts(where) if in_parts else np.flatnonzero(~_answer(where, self._columns))
+        if len(refused) == self._num_samples:
+            first = next(iter(self._indexed.columns_in_parts()))[1] if in_parts else self._columns
             raise ValueError(
                 f"where keeps none of the {self._num_samples} samples of '{self._indexed.shards.url}'; the first is "
-                f"'{self._columns.samples.keys[0]}'"
+                f"'{first.samples.keys[0]}'"
             )
-        return np.flatnonzero(~keep)
+        return refused
+
+    def _check_fits(self) -> None:
+        """Refuse to hold the columns of all samples, if they take too much memory."""
+        if (needed := self._num_samples * BYTES_A_SAMPLE) > MAX_BYTES:
+            raise ValueError(
+                f"where= on the {self._num_samples} samples of '{self._indexed.shards.url}' would hold all their "
+                f"columns at once, about {needed >> 30} GiB; the limit is {MAX_BYTES >> 30} GiB. If it judges each "
+                "sample by that sample alone, pass where_in_parts=True: it is then called for some shards at a time. "
+                "If it must see all samples, name fewer shards, or pass where_in_parts=False and take the memory"
+            )
+
+    def _refused_in_parts(self, where: Where) -> Int64s:
+        refused = [np.empty(0, np.int64)]
+        num_refused = 0
+        for first, columns in self._indexed.columns_in_parts():
+            keep = _answer(where, columns)
+            if first == 0:
+                _check_judges_alone(where, columns, keep)
+            refused.append(first + np.flatnonzero(~keep))
+            num_refused += len(refused[-1])
+            if num_refused > MAX_REFUSED:
+                raise ValueError(
+                    f"where refuses {num_refused} of the first {first + len(columns)} samples of "
+                    f"'{self._indexed.shards.url}'; a loader leaves out at most {MAX_REFUSED}, at 8 bytes each. Pack "
+                    "the samples that should stay as a data set of their own, or name fewer shards"
+                )
+        return np.concatenate(refused)
+
+    def _columns_in_parts(self) -> Iterator[tuple[int, Columns]]:
+        """The columns at once, if they fit or are there already; else in parts."""
+        if "_columns" in self.__dict__ or self._num_samples * BYTES_A_SAMPLE <= MAX_BYTES:
+            yield 0, self._columns
+        else:
+            yield from self._indexed.columns_in_parts()
 
     def listed(self, entries: Sequence[Exclusion]) -> Int64s:
         by_shard: dict[str, list[Exclusion]] = defaultdict(list)
@@ -203,7 +250,7 @@ class _Choice:
         if not by_key:
             return np.empty(0, np.int64)
         own_keys = {key: self._own_key(key) for key in by_key}
-        rows = _rows_of(self._columns.samples.keys, own_keys.keys() | own_keys.values())
+        rows = _rows_in_parts(self._columns_in_parts(), own_keys.keys() | own_keys.values())
         listed: dict[str, list[int]] = {}
         for key, own in own_keys.items():
             found = {key: rows.get(key, [])}
@@ -217,13 +264,14 @@ class _Choice:
             if self._manifest.num_shards != self._indexed.whole.num_shards:
                 # Keys of shards that were indexed together with the loader's, but that it does not read.
                 asked = {*missing, *(own_keys[key] for key in missing)}
-                elsewhere = _rows_of(self._indexed.whole_columns().keys, asked)
+                elsewhere = _rows_in_parts(self._indexed.columns_in_parts(of_whole=True), asked)
                 unknown = [entry for entry in unknown if not {entry.key, own_keys[entry.key]} & elsewhere.keys()]
             if unknown:
+                _, columns = next(self._columns_in_parts())
                 more = f"; nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
                 raise DataError(
                     f"{unknown[0].where}: key '{unknown[0].key}' is not in '{self._indexed.shards.url}'{more}; "
-                    f"expected keys such as '{self._columns.samples.keys[0]}'; {unknown[0].cure}"
+                    f"expected keys such as '{columns.samples.keys[0]}'; {unknown[0].cure}"
                 )
             _log.warning(
                 "exclude: %d of %d listed keys are in shards that the loader does not read, such as '%s'",
@@ -246,8 +294,8 @@ class _Choice:
                 f"no sample of '{self._indexed.shards.url}' has component '{component}' (found: {there or 'none'})"
             )
         asked = [name for name, count in counts.items() if count]
-        if self._indexed.has_columns() and (lacks := self._columns.samples.lack(asked)) is not None:
-            return np.flatnonzero(lacks)
+        if self._indexed.has_columns() and (lacks := self._lacking_by_columns(asked)) is not None:
+            return lacks
         ordinals = [np.empty(0, np.int64)]
         for number, index in self._indexes(range(self._manifest.num_shards)):
             is_there = np.zeros(index.num_samples, np.bool_)
@@ -256,6 +304,15 @@ class _Choice:
                     is_there |= index.offsets[name] >= 0
             ordinals.append(self._first(number) + np.flatnonzero(~is_there))
         return np.concatenate(ordinals)
+
+    def _lacking_by_columns(self, names: Sequence[str]) -> Int64s | None:
+        """The samples without any of these components; ``None`` if the column files do not list all of them."""
+        found = []
+        for first, columns in self._columns_in_parts():
+            if (lacks := lack(columns.samples, names)) is None:
+                return None
+            found.append(first + np.flatnonzero(lacks))
+        return np.concatenate(found)
 
     def _first(self, shard: int) -> int:
         """The ordinal of a shard's first sample."""
@@ -271,6 +328,45 @@ class _Choice:
     def _read_index(self, shard: int) -> ShardIndex:
         where = self._indexed.locate(index_name(self._manifest.names[shard]))
         return self._manifest.shard_index(shard, self._indexed.read_index(shard), where=where)
+
+
+def _answer(where: Where, columns: Columns) -> Bools:
+    """What ``where`` says of these samples: bool [N]."""
+    keep: Any = where(columns)
+    if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_ or keep.shape != (len(columns),):
+        found = f"{keep.dtype} of shape {list(keep.shape)}" if isinstance(keep, np.ndarray) else type(keep).__name__
+        raise TypeError(
+            f"where must return a numpy array of bool, one for each of {len(columns)} samples, got {found}; "
+            'for instance: lambda columns: np.strings.startswith(columns.keys, "cat/")'
+        )
+    return keep
+
+
+def _check_judges_alone(where: Where, columns: Columns, keep: Bools) -> None:
+    """Refuse a predicate that says otherwise of a sample when it is shown fewer samples.
+
+    The first samples are asked again in two halves. That finds predicates that count, number or draw samples.
+    """
+    num = min(len(columns), NUM_ASKED_AGAIN)
+    for start, stop in ((0, num // 2), (num // 2, num)):
+        again = _answer(where, columns.between(start, stop))
+        if (differs := again != keep[start:stop]).any():
+            row = start + int(np.argmax(differs))
+            raise ValueError(
+                f"where_in_parts=True needs a where= that judges each sample by that sample alone; of sample "
+                f"'{columns.samples.keys[row]}' it says {keep[row]} among {len(columns)} samples, and {not keep[row]} "
+                f"among {stop - start}; mend it, or pass where_in_parts=False"
+            )
+
+
+def _rows_in_parts(parts: Iterable[tuple[int, Columns]], wanted: Iterable[str]) -> dict[str, list[int]]:
+    """Like `_rows_of`, over columns in parts."""
+    asked = frozenset(wanted)
+    rows: dict[str, list[int]] = {}
+    for first, columns in parts:
+        for key, found in _rows_of(columns.samples.keys, asked).items():
+            rows.setdefault(key, []).extend(first + row for row in found)
+    return rows
 
 
 def _rows_of(keys: Sequence[str], wanted: Iterable[str]) -> dict[str, list[int]]:

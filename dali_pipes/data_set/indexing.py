@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from dali_pipes.data_set.tar_index import index_shard
 from dali_pipes.errors import DataError, StoreError, printable
+from dali_pipes.formats.column_file import ReadRange
+from dali_pipes.formats.column_ranges import ColumnRanges
 from dali_pipes.formats.history import Part
 from dali_pipes.formats.json_texts import read_json
 from dali_pipes.formats.manifest import UNSIZED, Manifest, checksum, class_id, is_class_name
@@ -146,6 +148,28 @@ def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
         found.append((columns, {**left_out, **dict.fromkeys(columns.has, 1)}))
         first += part.num_shards
     return found[0][0] if len(found) == 1 else join_columns(found)
+
+
+def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | None:
+    """The files of `find_columns`, opened to be read by ranges; ``None`` if one is not there.
+
+    Raises:
+        DataError: As `find_columns`.
+    """
+    files = []
+    first = 0
+    for part in manifest.parts or (Part("", manifest.num_shards),):
+        name = columns_name(f"{shards.prefix}{part.name}")
+        if shards.store.size(name) is None:
+            return None
+        own = manifest.take(np.arange(first, first + part.num_shards))
+        files.append(ColumnRanges(_reader(shards.store, name), manifest=own, where=shards.store.locate(name)))
+        first += part.num_shards
+    return files
+
+
+def _reader(store: Store, name: str) -> ReadRange:
+    return lambda start, size: store.read_range(name, start=start, size=size)
 
 
 def index_each(

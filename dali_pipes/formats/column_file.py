@@ -20,6 +20,13 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.json_texts import read_json
 from dali_pipes.formats.texts import Texts
 
+ReadRange = Callable[[int, int], bytes]
+"""``read(start, size)``: bytes of a file; fewer if it ends before."""
+
+# A column file's header takes some 10 KB at most.
+_HEAD_BYTES, _MAX_HEADER_BYTES = 1 << 14, 1 << 22
+_TYPES = {"U8": "u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U64": "<u8"}
+
 
 def save_columns(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) -> bytes:
     """The bytes of a file; the same columns and header always give the same bytes."""
@@ -46,8 +53,7 @@ class ColumnFile:
         Raises:
             DataError: If it is not of this kind and version.
         """
-        versions = version if isinstance(version, tuple) else (version,)
-        expected = f"expected a {kind}, version {' or '.join(map(str, versions))}"
+        expected = _expected(kind, version)
         try:
             columns = load_tensors(data)
             header_stop = 8 + int.from_bytes(data[:8], "little")
@@ -55,11 +61,65 @@ class ColumnFile:
         except (SafetensorError, ValueError, KeyError, TypeError) as exc:
             found = f"{len(data)} bytes of something else ({exc})"
             raise DataError(f"'{where}': {expected}, found {found}; rebuild it: dali-pipes prep index URL") from exc
+        return cls._of(columns, header, where=where, kind=kind, version=version)
+
+    @classmethod
+    def open_header(
+        cls, read: ReadRange, *, where: str, kind: str, version: int | tuple[int, ...]
+    ) -> "tuple[ColumnFile, dict[str, int]]":
+        """Read the header alone of such a file: the columns have type and length, but all values are 0.
+
+        ``read(start, size)`` gives the file's bytes ``[start, start + size)``. Also returns the byte at which each
+        column starts.
+
+        Raises:
+            DataError: If it is not of this kind and version.
+        """
+        try:
+            head = read(0, _HEAD_BYTES)
+            data_start = 8 + int.from_bytes(head[:8], "little")
+            if not 8 < data_start <= _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {data_start - 8} bytes")
+            if data_start > len(head):
+                head += read(len(head), data_start - len(head))
+            entries = read_json(head[8:data_start])
+            header = read_json(entries.pop("__metadata__")["header"])
+            columns: dict[str, npt.NDArray[Any]] = {}
+            starts: dict[str, int] = {}
+            for name, entry in entries.items():
+                dtype, (length,), (start, stop) = (
+                    np.dtype(_TYPES[entry["dtype"]]),
+                    entry["shape"],
+                    entry["data_offsets"],
+                )
+                if not (is_count(length) and is_count(start) and stop - start == length * dtype.itemsize):
+                    raise ValueError(f"column '{name}' at bytes {start} to {stop}")
+                # One value, seen ``length`` times: it takes no memory.
+                columns[name], starts[name] = np.broadcast_to(np.zeros((), dtype), (length,)), data_start + start
+        except (AttributeError, ValueError, KeyError, TypeError) as exc:
+            found = f"something else ({exc})"
+            raise DataError(
+                f"'{where}': {_expected(kind, version)}, found {found}; rebuild it: dali-pipes prep index URL"
+            ) from exc
+        return cls._of(columns, header, where=where, kind=kind, version=version), starts
+
+    @classmethod
+    def _of(
+        cls,
+        columns: dict[str, npt.NDArray[Any]],
+        header: object,
+        *,
+        where: str,
+        kind: str,
+        version: int | tuple[int, ...],
+    ) -> "ColumnFile":
         if not isinstance(header, dict):
             header = {}
-        if header.get("kind") != kind or header.get("version") not in versions:
+        if header.get("kind") != kind or header.get("version") not in _versions(version):
             found = f"a {header.get('kind')}, version {header.get('version')}"
-            raise DataError(f"'{where}': {expected}, found {found}; rebuild it: dali-pipes prep index URL")
+            raise DataError(
+                f"'{where}': {_expected(kind, version)}, found {found}; rebuild it: dali-pipes prep index URL"
+            )
         return cls(where=where, kind=kind, columns=columns, header=header)
 
     def refused(self, expected: str, found: str) -> DataError:
@@ -103,6 +163,14 @@ class ColumnFile:
     def text(self, name: str) -> str:
         """A text in the header."""
         return cast("str", self.entry(name, "a text", lambda value: isinstance(value, str)))
+
+
+def _versions(version: int | tuple[int, ...]) -> tuple[int, ...]:
+    return version if isinstance(version, tuple) else (version,)
+
+
+def _expected(kind: str, version: int | tuple[int, ...]) -> str:
+    return f"expected a {kind}, version {' or '.join(map(str, _versions(version)))}"
 
 
 def is_int64(value: object) -> bool:

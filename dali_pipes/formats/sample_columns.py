@@ -32,7 +32,7 @@ Version 1 had no heights and widths; a file without photos still is of version 1
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,13 +83,7 @@ class SampleColumns:
 
     def lack(self, names: Sequence[str]) -> Bools | None:
         """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed here."""
-        if any(name not in self.has for name in names):
-            return None
-        lacking = np.ones(len(self), np.bool_)
-        for name in names:
-            mask = self.has[name]
-            lacking &= False if mask is None else ~mask
-        return lacking
+        return lack(self, names)
 
     def of_shards(self, samples: Int64s, rows: Int64s) -> "SampleColumns":
         """The columns of the shards ``rows``, in the order given; itself if these are all shards in their own order.
@@ -150,24 +144,14 @@ class SampleColumns:
                 manifest; ``where`` names the file.
         """
         file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSIONS)
-        digest = file.text("manifest")
-        if digest != manifest.shards_digest:
-            raise DataError(
-                f"'{where}' is the column file of another manifest: {digest:.12}..., beside it lies "
-                f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
-            )
+        components = checked_components(file, manifest)
         keys = file.texts("key")
         if len(keys) != manifest.num_samples:
             raise file.refused(f"{manifest.num_samples} samples, the manifest's", str(len(keys)))
-        components = file.entry("components", "names in order", _are_names_in_order)
-        labels = None
-        if LABEL_COMPONENT in components:
-            found = file.columns.get("label")
-            dtype = next((kind for kind in _LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
-            labels = file.column("label", dtype, len(keys))
+        labels = file.column("label", label_type(file), len(keys)) if LABEL_COMPONENT in components else None
         has = {name: _unpacked(file, name, len(keys)) for name in components}
         sizes = {
-            name: (_sizes(file, f"height/{name}", len(keys)), _sizes(file, f"width/{name}", len(keys)))
+            name: (take_sizes(file, f"height/{name}", len(keys)), take_sizes(file, f"width/{name}", len(keys)))
             for name in components
             if f"height/{name}" in file.columns
         }
@@ -175,22 +159,60 @@ class SampleColumns:
         return cls(keys=keys, labels=labels, has=has, sizes=sizes)
 
 
+class AnyColumns(Protocol):
+    """What `SampleColumns` and a part of a file that is read when it is needed have in common."""
+
+    @property
+    def keys(self) -> Texts: ...
+    @property
+    def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None: ...
+    @property
+    def has(self) -> Mapping[str, Bools | None]: ...
+    @property
+    def sizes(self) -> Mapping[str, tuple[Sizes, Sizes]]: ...
+    def __len__(self) -> int: ...
+
+
+def lack(columns: AnyColumns, names: Sequence[str]) -> Bools | None:
+    """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed."""
+    if any(name not in columns.has for name in names):
+        return None
+    lacking = np.ones(len(columns), np.bool_)
+    for name in names:
+        mask = columns.has[name]
+        lacking &= False if mask is None else ~mask
+    return lacking
+
+
 class Columns:
     """Columns of all samples in the loader's order, known before a shard is read; the argument of ``where=``.
 
     Args:
-        samples: The columns as the file has them.
+        samples: The columns as the file has them: all of them, or a part of a large data set's.
         names: The loader's shards.
         counts: int64 [shards], the number of samples in each.
     """
 
-    def __init__(self, samples: SampleColumns, *, names: Sequence[str], counts: Int64s) -> None:
+    def __init__(self, samples: AnyColumns, *, names: Sequence[str], counts: Int64s) -> None:
         self.samples = samples
         """The columns as the file has them: keys are not decoded, labels have their smallest type."""
         self._names, self._counts = names, counts
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def between(self, start: int, stop: int) -> "Columns":
+        """The columns of some of these samples."""
+        rows = np.arange(start, stop)
+        # The shards of which these samples are, each with the number of them.
+        bounds = np.clip(np.append(0, np.cumsum(self._counts)), start, stop)
+        samples = SampleColumns(
+            keys=self.samples.keys[start:stop],
+            labels=None if self.samples.labels is None else self.samples.labels[rows],
+            has={name: None if mask is None else mask[rows] for name, mask in self.samples.has.items()},
+            sizes={name: (height[rows], width[rows]) for name, (height, width) in self.samples.sizes.items()},
+        )
+        return Columns(samples, names=self._names, counts=np.diff(bounds))
 
     @cached_property
     def keys(self) -> Strings:
@@ -228,7 +250,7 @@ class Columns:
         Raises:
             DataError: If it is not one of `components`.
         """
-        lacking = self.samples.lack([component])
+        lacking = lack(self.samples, [component])
         if lacking is None:
             raise self._lacks(f"component '{component}'")
         return ~lacking
@@ -340,6 +362,28 @@ def _strings(texts: Texts) -> Strings:
     return strings
 
 
+def checked_components(file: ColumnFile, manifest: Manifest) -> list[str]:
+    """The components that a column file lists.
+
+    Raises:
+        DataError: If the file belongs to another manifest.
+    """
+    digest = file.text("manifest")
+    if digest != manifest.shards_digest:
+        raise DataError(
+            f"'{file.where}' is the column file of another manifest: {digest:.12}..., beside it lies "
+            f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
+        )
+    components: list[str] = file.entry("components", "names in order", _are_names_in_order)
+    return components
+
+
+def label_type(file: ColumnFile) -> type[np.signedinteger[Any]]:
+    """The type that the file's labels should have: their own, if it is one of those that are allowed."""
+    found = file.columns.get("label")
+    return next((kind for kind in _LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
+
+
 def _are_names_in_order(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value) and sorted(set(value)) == value
 
@@ -353,7 +397,8 @@ def _unpacked(file: ColumnFile, component: str, num_samples: int) -> Bools | Non
     return bits[:num_samples].astype(np.bool_)
 
 
-def _sizes(file: ColumnFile, name: str, num_samples: int) -> Sizes:
+def take_sizes(file: ColumnFile, name: str, num_samples: int) -> Sizes:
+    """Take a column of heights or widths, checked."""
     found = file.columns.get(name)
     sizes: Sizes = file.column(
         name, np.uint16 if found is not None and found.dtype == np.uint16 else np.int32, num_samples

@@ -34,7 +34,7 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
 from dali_pipes.order.plan import BYTES_PER_SAMPLE, Plan
 from dali_pipes.order.randomness import Int64s
-from dali_pipes.order.selection import Selection
+from dali_pipes.order.selection import Selection, union
 from dali_pipes.order.shaped import ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
@@ -223,7 +223,9 @@ def _open_cache(
 
 
 def _excluded(data_set: DataSet, select: Select) -> Int64s:
-    chosen = excluded_ordinals(data_set, exclude=select.exclude, where=select.where)
+    chosen = excluded_ordinals(
+        data_set, exclude=select.exclude, where=select.where, where_in_parts=select.where_in_parts
+    )
     if len(chosen.excluded):
         _log.info("%s", chosen.summary)
     return chosen.excluded
@@ -280,7 +282,7 @@ def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline |
     excluded = stored.excluded
     if pipeline is not None:
         lacking = excluded_ordinals(data_set, lacking=pipeline.taken_components)
-        excluded = np.union1d(excluded, lacking.excluded)
+        excluded = union(excluded, lacking.excluded)
         _log.info("%s", lacking.summary)
     labels = data_set.columns().labels if select.oversample else None
     return Selection(len(stored), excluded=excluded, labels=labels, oversample=select.oversample)

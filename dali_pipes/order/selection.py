@@ -60,7 +60,7 @@ class Selection:
         oversample: Mapping[int, float] | None = None,
     ) -> None:
         self.num_samples = num_samples
-        self.excluded = np.unique(_integers("excluded", excluded))
+        self.excluded = union(_integers("excluded", excluded), np.empty(0, np.int64))
         """int64, sorted: ordinals that are in no pass."""
         if len(self.excluded) and not 0 <= self.excluded[0] <= self.excluded[-1] < num_samples:
             raise ValueError(
@@ -84,7 +84,8 @@ class Selection:
         """
         state = hashlib.sha256()
         if len(self.excluded):
-            state.update(b"excluded\0" + self.excluded.astype("<i8").tobytes())
+            state.update(b"excluded\0")
+            state.update(np.ascontiguousarray(self.excluded, "<i8").data)
         for label, factor in sorted(self._factors.items()):
             state.update(f"factor\0{label}\0{factor!r}\0".encode())
         return state.hexdigest()
@@ -135,6 +136,14 @@ class Selection:
             if num_left and oversample[int(label)] != 1
         }
         self._labels = labels if self._factors else None
+
+
+def union(first: Int64s, second: Int64s) -> Int64s:
+    """The ordinals of both, sorted, each once. A sorted array is not copied if the other one is empty."""
+    if len(first) and len(second):
+        return np.union1d(first, second)
+    ordinals = first if len(first) else second
+    return ordinals if bool((ordinals[1:] > ordinals[:-1]).all()) else np.unique(ordinals)
 
 
 class Part:

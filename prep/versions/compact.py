@@ -182,7 +182,7 @@ def _write_version(
 ) -> Manifest:
     manifest, store = old.manifest, old.store
     affected = np.flatnonzero(manifest.num_removed)
-    columns = DataSet(old.shards).columns().samples
+    columns = DataSet(old.shards).sample_columns()
     columns = columns.take(np.setdiff1d(np.arange(len(columns)), manifest.removed))
     left = without_shards(manifest, affected, indexes, columns)
     rows = np.setdiff1d(np.arange(manifest.num_shards), affected).tolist()

@@ -101,7 +101,7 @@ def remove(
     token = _token_of(manifest, removed, dropped)
     parts = old.parts
     if len(dropped):
-        columns = data_set.columns().samples.of_shards(manifest.samples, kept)
+        columns = data_set.sample_columns().of_shards(manifest.samples, kept)
         indexes = [index for _, index in read_indexes(old.store, manifest, dropped.tolist())]
         made = without_shards(without, dropped, indexes, columns)
         part = f"{WHAT}-{token}-"

@@ -1,0 +1,243 @@
+"""Samples that are chosen by columns in parts: the same as at once, in bounded memory, or refused with what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.data_set import data_set as data_set_module
+from dali_pipes.data_set import exclusions
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.exclusions import excluded_ordinals
+from dali_pipes.data_set.find import Mixture
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import columns_name
+from dali_pipes.formats.sample_columns import Columns
+from dali_pipes.store.local import LocalStore
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from tests.conftest import Sample, photo_bytes, write_tar
+from tests.dali_pipes.data_set.test_mixture import find
+
+NUM_SHARDS, PER_SHARD = 5, 7
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five shards of seven samples; some lack a label, keys have several lengths, photos two sizes."""
+    directory = tmp_path_factory.mktemp("parts")
+    for number in range(NUM_SHARDS):
+        samples = []
+        for row in range(number * PER_SHARD, (number + 1) * PER_SHARD):
+            components = {"jpg": photo_bytes(row, 16, 8 + row % 2)}
+            if row % 3:
+                components["cls"] = str(row % 4).encode()
+            samples.append(Sample(f"{'ü' * (row % 5)}/{row}", components))
+        write_tar(directory / f"s-{number:06d}.tar", samples)
+    index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards without photos and labels."""
+    directory = tmp_path_factory.mktemp("texts")
+    for number in range(2):
+        samples = [Sample(f"t{3 * number + row}", {"txt": b"x"}) for row in range(3)]
+        write_tar(directory / f"t-{number}.tar", samples)
+    index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+def of_shards(shards: Path, numbers: list[int]) -> DataSet:
+    return DataSet(resolve_shards([shards / f"s-{number:06d}.tar" for number in numbers], endpoint=None))
+
+
+def content(columns: Columns) -> dict[str, list[Any]]:
+    """All that a predicate can see."""
+    found = {"keys": columns.keys.tolist(), "labels": columns.labels.tolist(), "shards": columns.shards.tolist()}
+    found |= {f"has {name}": columns.has(name).tolist() for name in columns.components}
+    for name in columns.samples.sizes:
+        height, width = columns.size(name)
+        found |= {f"height {name}": height.tolist(), f"width {name}": width.tolist()}
+    return found
+
+
+def joined(data_set: DataSet) -> dict[str, list[Any]]:
+    """The content of all parts, one after the other."""
+    found: dict[str, list[Any]] = {}
+    for first, columns in data_set.columns_in_parts():
+        part = content(columns)
+        assert first == len(found.get("keys", []))
+        assert not found or found.keys() == part.keys()
+        found = {name: found.get(name, []) + values for name, values in part.items()}
+    return found
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    numbers=st.lists(st.integers(0, NUM_SHARDS - 1), min_size=1, max_size=NUM_SHARDS, unique=True),
+    at_a_time=st.integers(1, 40),
+)
+def test_parts_are_the_columns_in_pieces(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int], at_a_time: int
+) -> None:
+    """Of any shards in any order, and parts of any size."""
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", at_a_time)
+    data_set = of_shards(shards, numbers)
+    assert joined(data_set) == content(data_set.columns())
+
+
+def test_parts_of_a_mixture_have_the_components_of_all(
+    shards: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a set without labels has the label -1, as in the columns at once; so has a set that is indexed now."""
+    write_tar(tmp_path / "n-0.tar", [Sample("new", {"cls": b"900", "txt": b"x"})])
+    data_set = DataSet(find(Mixture({"texts": texts, "photos": shards, "new": tmp_path})))
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", 4)
+    assert joined(data_set) == content(data_set.columns())
+
+
+def test_where_in_parts_keeps_what_it_keeps_at_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees each sample; a sample is an ordinal of the loader's order."""
+    seen: list[int] = []
+
+    def where(columns: Columns) -> Any:
+        seen.append(len(columns))
+        return (columns.labels > 1) | np.strings.endswith(columns.keys, "0")
+
+    data_set = of_shards(shards, [3, 1, 2])
+    expected = excluded_ordinals(data_set, where=where)
+    assert seen == [21]
+    seen.clear()
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", 10)
+    found = excluded_ordinals(data_set, where=where, where_in_parts=True)
+    assert found.excluded.tolist() == expected.excluded.tolist()
+    assert found.summary == expected.summary
+    # The first samples are asked again, in two halves.
+    assert seen == [7, 3, 4, 7, 7]
+
+
+def test_only_the_columns_that_where_asks_for_are_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels alone: after the first part, no bytes of the keys."""
+    read: list[tuple[int, int]] = []
+    read_range = LocalStore.read_range
+
+    def counted(store: LocalStore, name: str, *, start: int, size: int) -> bytes:
+        read.append((start, size))
+        return read_range(store, name, start=start, size=size)
+
+    monkeypatch.setattr(LocalStore, "read_range", counted)
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    parts = data_set.columns_in_parts()
+    for _ in range(NUM_SHARDS):
+        _, columns = next(parts)
+        read.clear()
+        assert len(columns.labels) == PER_SHARD
+        # Labels of one byte, and one or two bytes of bits that say who has one.
+        assert [size for _, size in read] in ([PER_SHARD, 1], [PER_SHARD, 2])
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda columns: np.arange(len(columns)) % 2 == 0,  # by the place in the part
+        lambda columns: columns.labels == columns.labels[-1],  # by another sample
+        lambda columns: np.full(len(columns), len(columns) > PER_SHARD - 1),  # by the number of samples
+    ],
+)
+def test_where_that_looks_at_other_samples_is_refused_in_parts(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, where: Any
+) -> None:
+    """At once it may; in parts its answer would depend on the parts."""
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    excluded_ordinals(data_set, where=where)
+    with pytest.raises(ValueError, match=r"judges each sample by that sample alone; of sample '.*' it says .* among 7"):
+        excluded_ordinals(data_set, where=where, where_in_parts=True)
+
+
+def test_where_that_answers_wrongly_in_parts_is_refused(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    with pytest.raises(TypeError, match=r"one for each of 7 samples, got bool of shape \[35\]"):
+        excluded_ordinals(data_set, where=lambda columns: np.ones(35, bool), where_in_parts=True)
+    with pytest.raises(ValueError, match=r"where keeps none of the 35 samples of '.*'; the first is '/0'"):
+        excluded_ordinals(data_set, where=lambda columns: columns.labels > 7, where_in_parts=True)
+
+
+def test_where_on_more_than_memory_is_refused_before_the_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how many, how much, and both ways out; asked for explicitly, it is done."""
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    monkeypatch.setattr(exclusions, "MAX_BYTES", 34 * exclusions.BYTES_A_SAMPLE)
+
+    def no_read(*args: Any, **options: Any) -> bytes:
+        raise AssertionError("nothing is read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "find", no_read)
+        patch.setattr(LocalStore, "read_range", no_read)
+        with pytest.raises(ValueError, match=r"35 samples .* limit .* where_in_parts=True.*where_in_parts=False"):
+            excluded_ordinals(data_set, where=lambda columns: columns.labels > 0)
+    asked = [
+        excluded_ordinals(data_set, where=lambda columns: columns.labels > 0, where_in_parts=in_parts).excluded.tolist()
+        for in_parts in (True, False)
+    ]
+    assert asked[0] == asked[1] != []
+
+
+def test_more_refused_samples_than_memory_has_room_for_are_refused(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exclusions, "MAX_REFUSED", 10)
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    with pytest.raises(ValueError, match=r"where refuses 15 of the first 21 samples .* at most 10"):
+        excluded_ordinals(data_set, where=lambda columns: columns.labels > 1, where_in_parts=True)
+
+
+def test_keys_and_components_are_found_in_parts(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of keys and incomplete samples on a set whose columns are too large to be held at once."""
+    path = tmp_path / "bad.txt"
+    path.write_text("/0\nüü/22\nüüüü/34\n")
+    monkeypatch.setattr(exclusions, "MAX_BYTES", 0)
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", 8)
+    monkeypatch.setattr(DataSet, "columns", None)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    assert excluded_ordinals(data_set, exclude=path).excluded.tolist() == [0, 22, 34]
+    assert excluded_ordinals(data_set, lacking=["cls"]).excluded.tolist() == list(range(0, 35, 3))
+    # Two of the keys are in shards that the loader does not read: they are looked up in all, and only logged.
+    assert excluded_ordinals(of_shards(shards, [3]), exclude=path).excluded.tolist() == [1]
+    path.write_text("/0\nnone\n")
+    with pytest.raises(DataError, match=r":2: key 'none' is not in .*; expected keys such as '/0'"):
+        excluded_ordinals(data_set, exclude=path)
+
+
+@pytest.mark.parametrize("keep", [3, 40, 400, -1])
+def test_column_file_that_is_cut_is_refused_in_parts(shards: Path, tmp_path: Path, keep: int) -> None:
+    """In the header, or in a column."""
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    columns = tmp_path / columns_name("s-")
+    columns.write_bytes(columns.read_bytes()[:keep])
+    data_set = DataSet(resolve_shards(tmp_path, endpoint=None))
+    with pytest.raises(DataError, match=r"s-columns.safetensors'.* rebuild it: dali-pipes prep index"):
+        joined(data_set)
+
+
+def test_column_file_of_another_manifest_or_replaced_is_refused(shards: Path, tmp_path: Path) -> None:
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    data_set = DataSet(resolve_shards(tmp_path, endpoint=None))
+    parts = data_set.columns_in_parts()
+    next(parts)
+    (tmp_path / "s-000004.tar").unlink()
+    index_shards(resolve_shards(tmp_path, endpoint=None), overwrite=True)
+    with pytest.raises(DataError, match="expected the same file from its first part to its last, found another"):
+        next(parts)
+    with pytest.raises(DataError, match="is the column file of another manifest"):
+        next(data_set.columns_in_parts())
