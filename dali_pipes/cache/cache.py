@@ -27,8 +27,10 @@ from dali_pipes.cache.eviction import GOES_ON, Victims, is_unfinished
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, OpenCacheFile
 from dali_pipes.cache.locks import uninterrupted
 from dali_pipes.cache.reservations import ReservingCache
+from dali_pipes.cache.shared_columns import SHARED_FROM_BYTES, share_columns
 from dali_pipes.cache.table import NOBODY, NUM_SLOTS, Bools, Int64s, State, StateTable
 from dali_pipes.errors import CacheError
+from dali_pipes.formats.manifest import Manifest
 
 # The most that is read of the text about a cache file's origin.
 _SOURCE_BYTES = 4096
@@ -105,6 +107,15 @@ class NodeCache(ReservingCache):
     def open_cache_file(self, slot: int) -> int:
         """Return a descriptor of the slot's cache file; the caller closes it."""
         return os.dup(self._joined[slot].file)
+
+    @uninterrupted
+    def share_columns(self, slot: int, manifest: Manifest) -> None:
+        """Move a large manifest's columns into memory that all loaders of the slot's cache file share."""
+        columns = manifest.shard_columns()
+        if sum(column.nbytes for column in columns.values()) >= SHARED_FROM_BYTES:
+            with self._changing():
+                if (shared := share_columns(self._files, self._key(slot), columns)) is not None:
+                    manifest.move(shared)
 
     @uninterrupted
     def status(self) -> list[CacheFileStatus]:

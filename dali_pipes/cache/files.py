@@ -7,6 +7,7 @@
         slots                       the loaders at work: which cache file, how many bytes each has reserved
         KEY.image, KEY.table        one data set's cache file, and the state of its shards
         KEY.source                  the URL of its shards
+        KEY.columns                 the manifest's columns, which its loaders share; only if they are large
         NAME.0.damaged              a file that could not be used, moved aside: nothing reads it
 
 # Note [removed]: the code removes a cache file only if no loader has a slot for it, but a user may remove a running
@@ -64,7 +65,7 @@ _MUTEX_BYTE = 0
 FIRST_SLOT_BYTE = 1
 # The names of a cache file, its table and its source, and of a table that is being made (with a dot before it).
 _KEY = re.compile("[0-9a-f]{32}")
-_SUFFIXES = {"table", "image", "source", "partial"}
+_SUFFIXES = {"table", "image", "source", "columns", "partial"}
 
 
 @dataclass
@@ -277,7 +278,7 @@ class CacheFiles:
 
     def _remove_names(self, key: str) -> None:
         # The table first: while it exists, it must be correct.
-        self._remove(*(f"{key}.{suffix}" for suffix in ("table", "image", "source")), key=key)
+        self._remove(*(f"{key}.{suffix}" for suffix in ("table", "image", "source", "columns")), key=key)
 
     def _remove(self, *names: str, key: str) -> None:
         is_used = bool(self._slots_of(key))

@@ -63,15 +63,17 @@ class CacheShare:
     ) -> None:
         self.space, self.cache_bytes, self.reserved = space, cache_bytes, reserved
         self._rows = rows
+        # Views instead of copies if the loader has all shards.
+        is_whole = len(rows) == manifest.num_shards and bool((rows == np.arange(len(rows))).all())
+        chosen = slice(None) if is_whole else rows
         # The loader's shard of each row, to translate the cache's answers; -1 for rows that the loader does not have.
         self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
         self._shard_of_row[rows] = np.arange(len(rows))
         starts = extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)
-        self.starts = starts[rows]
+        self.starts = starts[:-1][chosen]
         """Where each shard starts in the cache file: int64 [shards]."""
-        self.extent_bytes = starts[rows + 1] - self.starts
+        self.extent_bytes = np.diff(starts)[chosen]
         """Bytes that each shard takes of the cache, with its index: int64 [shards]."""
-        self._shard_bytes, self._index_bytes = manifest.shard_bytes[rows], manifest.index_bytes[rows]
         key = cache_file_key(manifest, alignment=alignment)
         self._cache = NodeCache(space.directory)
         try:
@@ -87,12 +89,14 @@ class CacheShare:
             )
             try:
                 self._file = self._cache.open_cache_file(self._slot)
+                self._cache.share_columns(self._slot, manifest)
             except BaseException:
                 self._cache.leave(self._slot)
                 raise
         except BaseException:
             self._cache.close()
             raise
+        self._shard_bytes, self._index_bytes = manifest.shard_bytes[chosen], manifest.index_bytes[chosen]
 
     @property
     def path(self) -> str:

@@ -340,7 +340,7 @@ def _by_manifest(pattern: Pattern, store: Store, prefix: str, etl: str | None) -
     # As long as the transformed shards have no manifest, that of the stored shards says which shards there are.
     for place in dict.fromkeys([read, store]):
         manifest = read_manifest(place, prefix, pattern.version)
-        if manifest is not None and (names := tuple(pattern.matching(manifest.names, store))):
+        if manifest is not None and (names := pattern.matching(manifest.names, store)):
             if etl is not None:
                 _check_etl_is_newest(manifest, store, prefix, etl)
             _warn_of_grown(pattern, names, manifest, whole=store.locate(prefix))

@@ -145,6 +145,11 @@ class Manifest:
         """Samples of all shards, the removed ones included."""
         return int(self.samples.sum())
 
+    @cached_property
+    def sample_stops(self) -> Int64s:
+        """int64 [shards], the ordinal after each shard's last sample."""
+        return np.cumsum(self.samples, dtype=np.int64)
+
     @property
     def num_kept(self) -> int:
         """Samples of the data set, without the removed ones."""
@@ -251,6 +256,18 @@ class Manifest:
             f"index '{where}' is of {described.format(index.shard, *found)}; the manifest lists "
             f"{described.format(name, *expected)}; rebuild it: dali-pipes prep index URL"
         )
+
+    def shard_columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All that has an entry for each shard: `SHARD_COLUMNS`, and the two columns of the names."""
+        name_bytes, name_ends = pack_texts(self.names)
+        return {name: getattr(self, name) for name in SHARD_COLUMNS} | {"ends": name_ends, "bytes": name_bytes}
+
+    def move(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Hold the same `shard_columns` in other memory, which processes share. Whoever has the manifest has them."""
+        names = cast("Texts", self.names)
+        names.data, names.ends = columns["bytes"], columns["ends"]
+        for name in SHARD_COLUMNS:
+            object.__setattr__(self, name, columns[name])
 
     def to_bytes(self) -> bytes:
         """The manifest's file; the same manifest always gives the same bytes."""

@@ -91,6 +91,22 @@ class Texts(Sequence[str]):
         pieces = (run[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True))
         return Texts(np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(stops - starts, dtype=np.int64))
 
+    def all_start_with(self, prefix: str) -> bool:
+        """Whether every text starts with ``prefix``.
+
+        >>> [Texts(*pack_texts(["ab", "abc"])).all_start_with(prefix) for prefix in ("", "ab", "abc")]
+        [True, True, False]
+        """
+        wanted, lengths = prefix.encode(), np.diff(self.ends, prepend=0)
+        if (lengths < len(wanted)).any():
+            return False
+        starts = self.ends - lengths
+        return all(bool((self.data[starts + place] == byte).all()) for place, byte in enumerate(wanted))
+
+    def have(self, character: str) -> bool:
+        """Whether an ASCII character is in any text."""
+        return bool((self.data == ord(character)).any())
+
     def check(self) -> None:
         """Check that the columns fit together; for columns from a file.
 

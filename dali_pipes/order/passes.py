@@ -50,13 +50,14 @@ def cut_windows(
     >>> list(cut_windows(np.array([9, 1, 1, 1, 1, 1, 1]), shuffle_window=8, ramp_up=True))
     [(0, 1), (1, 3), (3, 7)]
     """
-    stops = np.cumsum(shard_bytes)
-    start, ramp = 0, 1
-    while start < len(shard_bytes):
-        stop = len(shard_bytes)
-        if shuffle_window != "all":
-            before = int(stops[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(stops, before + shuffle_window, side="right")))
+    num, start, ramp = len(shard_bytes), 0, 1
+    following = None
+    if shuffle_window != "all":
+        # Where a window ends, for each shard that may begin it: one search for all is faster than one for each window.
+        stops = np.cumsum(shard_bytes)
+        following = np.searchsorted(stops, stops - shard_bytes + shuffle_window, side="right")
+    while start < num:
+        stop = num if following is None else max(start + 1, int(following[start]))
         if ramp_up:
             stop = min(stop, start + ramp)
             ramp *= 2
@@ -208,6 +209,10 @@ class Pass:
             self._windows[slice_] = cuts, np.add.reduceat(self._kept[shards - passes.first_shard], cuts[:-1])
         return self._windows[slice_]
 
+    def window_sums(self, slice_: int, values: Int64s) -> Int64s:
+        """The sum of a column of the manifest over the shards of each window: int64 [windows]."""
+        return np.add.reduceat(values[self.slices[slice_]], self.windows(slice_)[0][:-1])
+
     @property
     def is_cut_anew(self) -> bool:
         """Whether a slice has other windows than up to version 2 of the state: see `is_cut_anew`."""
@@ -245,6 +250,22 @@ class Pass:
         stream = Stream(self._passes.order.seed, self._number, f"order/{purpose}")
         words = stream.words(values, occurrence=0 if copies is None else copies)
         return np.argsort(words, kind="stable")
+
+
+class Turn(NamedTuple):
+    """The windows that an epoch takes of one reading of a slice, one after the other."""
+
+    number: int
+    """Of the first window: see `Piece.number`."""
+    repeat: int
+    """See `Piece.repeat`."""
+    pass_: Pass
+    windows: range
+    """The numbers of the windows in the slice."""
+    begins: Int64s
+    """int64 [windows]: see `Piece.begin`."""
+    stops: Int64s
+    """int64 [windows]: see `Piece.stop`."""
 
 
 class Piece(NamedTuple):
@@ -300,6 +321,20 @@ class Span:
 
         The cost does not depend on the number of samples. The last piece may have more samples than the epoch takes.
         """
+        for turn in self.turns(slice_, start=start):
+            cuts, shards = turn.pass_.windows(slice_)[0], turn.pass_.slices[slice_]
+            for place, window in enumerate(turn.windows):
+                yield Piece(
+                    turn.number + place,
+                    turn.repeat,
+                    turn.pass_,
+                    shards[cuts[window] : cuts[window + 1]],
+                    int(turn.begins[place]),
+                    int(turn.stops[place]),
+                )
+
+    def turns(self, slice_: int, *, start: int = 0) -> Iterator[Turn]:
+        """As `pieces`: for each reading of the slice, the windows of its pieces at once."""
         if start >= self.length:
             return
         pass_number, number, repeat = self._first_pass, 0, 0
@@ -308,7 +343,7 @@ class Span:
             pass_ = self.passes.pass_(pass_number)
             pass_stop = pass_start + pass_.length
             limit = min(pass_stop, self.length)
-            cuts, counts = pass_.windows(slice_)
+            _, counts = pass_.windows(slice_)
             turn_start, turn = pass_start, 0
             while turn_start < limit:
                 stops = turn_start + np.cumsum(counts)
@@ -317,17 +352,17 @@ class Span:
                 # Windows before the first position belong to the epoch before.
                 first, last = int(np.searchsorted(read_to, 0, side="right")), int(np.searchsorted(starts, limit))
                 if first < last:
-                    for window in range(max(first, int(np.searchsorted(read_to, start, side="right"))), last):
-                        num_samples, begin = int(counts[window]), int(starts[window])
-                        yield Piece(
-                            number + window - first,
-                            repeat + turn,
-                            pass_,
-                            pass_.slices[slice_][cuts[window] : cuts[window + 1]],
-                            max(0, start - begin, -begin),
-                            # The end of a pass cuts a turn short, except in the epoch's last pass.
-                            num_samples if pass_stop >= self.length else min(num_samples, pass_stop - begin),
-                        )
+                    windows = range(max(first, int(np.searchsorted(read_to, start, side="right"))), last)
+                    each, begins = counts[windows.start : last], starts[windows.start : last]
+                    yield Turn(
+                        number + windows.start - first,
+                        repeat + turn,
+                        pass_,
+                        windows,
+                        np.maximum(0, max(start, 0) - begins),
+                        # The end of a pass cuts a turn short, except in the epoch's last pass.
+                        each if pass_stop >= self.length else np.minimum(each, pass_stop - begins),
+                    )
                     number += last - first
                 turn_start, turn = int(stops[-1]), turn + 1
             pass_start, pass_number, repeat = pass_stop, pass_number + self._next_pass, repeat + pass_.num_turns

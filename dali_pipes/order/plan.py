@@ -403,9 +403,11 @@ def _lengths(order: OrderInputs, sets: Sequence[Passes]) -> list[int]:
 
 def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: int) -> int:
     """Compute the bytes of two windows of a lane, or of all windows that ``num_samples`` consecutive samples span."""
-    pieces = list(span.pieces(slice_))
-    sizes = np.array([extent_bytes[piece.shards].sum() for piece in pieces], np.int64)
-    taken = np.array([piece.stop - piece.begin for piece in pieces], np.int64)
+    turns = list(span.turns(slice_))
+    sizes = np.concatenate(
+        [turn.pass_.window_sums(slice_, extent_bytes)[turn.windows.start : turn.windows.stop] for turn in turns]
+    )
+    taken = np.concatenate([turn.stops - turn.begins for turn in turns])
     taken[-1] -= taken.sum() - span.length
     # Twice: after the last window come the first ones, of the next epoch or repeated by FILL.
     sizes, taken = np.tile(sizes, 2), np.tile(taken, 2)

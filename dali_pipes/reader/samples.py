@@ -44,8 +44,7 @@ class Samples:
     ) -> None:
         self.manifest, self.rules = manifest, rules or SampleRules()
         self._read_index = read_index
-        self._stops = np.cumsum(manifest.samples, dtype=np.int64)
-        self._starts = self._stops - manifest.samples
+        self._stops = manifest.sample_stops
         self._class_ids = np.array(sorted(manifest.classes), np.int64)
         self._tables: dict[int, ShardTable] = {}
 
@@ -70,6 +69,9 @@ class Samples:
         for shard in shards:
             self._tables.pop(shard, None)
 
+    def _start(self, shard: int) -> int:
+        return int(self._stops[shard] - self.manifest.samples[shard])
+
     def _table(self, shard: int) -> ShardTable:
         if shard not in self._tables:
             self._tables[shard] = self._load(shard)
@@ -78,7 +80,7 @@ class Samples:
     def _load(self, shard: int) -> ShardTable:
         name = self.manifest.names[shard]
         index = self.manifest.shard_index(shard, self._read_index(shard), where=index_name(name))
-        first = int(self._starts[shard])
+        first = self._start(shard)
         return ShardTable(shard, name=name, first=first, index=index, rules=self.rules, class_ids=self._class_ids)
 
 
@@ -140,7 +142,7 @@ class StoredSamples(Samples):
         own = int(self.shard_of(np.array([ordinal]))[0])
         for number in range(own, own + self.manifest.num_shards):
             shard = number % self.manifest.num_shards
-            others = np.arange(self._starts[shard], self._stops[shard], dtype=np.int64)
+            others = np.arange(self._start(shard), self._stops[shard], dtype=np.int64)
             if number == own:
                 others = np.concatenate([others[others < ordinal][::-1], others[others > ordinal]])
             others = others[~np.isin(others, self.excluded)]

@@ -5,13 +5,14 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import index_name, manifest_name, version_start
+from dali_pipes.formats.texts import Texts
 from dali_pipes.store.base import Store
 from dali_pipes.store.inventory import there_is
 from dali_pipes.store.local import LocalStore
@@ -63,13 +64,16 @@ class Pattern:
         """The path or glob, without the version."""
         return self.url if self.version is None else self.url.removesuffix(f"@{self.version}")
 
-    def matching(self, names: Iterable[str], store: Store) -> list[str]:
+    def matching(self, names: Sequence[str], store: Store) -> Sequence[str]:
         """The names for whose shards, in ``store``, the pattern stands. For a glob that may be a folder of its own."""
         if self.is_glob:
             pattern = os.path.abspath(self._path)  # noqa: PTH100 (a pattern is no path)
             return [name for name in names if _glob_matches(pattern, store.locate(name))]
         # A directory's pattern does not reach into the folders below, a bucket's does.
         is_flat = self.store.directory is not None
+        # A manifest of a million shards: its names are not made into as many objects.
+        if isinstance(names, Texts) and names.all_start_with(self.prefix) and not (is_flat and names.have("/")):
+            return names
         return [name for name in names if name.startswith(self.prefix) and not (is_flat and "/" in name)]
 
     def listing(self) -> Listing:

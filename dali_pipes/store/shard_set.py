@@ -21,7 +21,8 @@ class ShardSet:
     """Shards of one store, in the order they were named."""
 
     store: Store
-    names: tuple[str, ...]
+    names: Sequence[str]
+    """Of the shards; a whole manifest's are its own `Texts`."""
     manifest: "Manifest | None" = field(default=None, compare=False, repr=False)
     """The manifest that named these shards, with all shards that it lists; ``None``: none was asked."""
     manifest_prefix: str | None = None

@@ -246,7 +246,7 @@ def spec_of(request: Request, plan: ShufflePlan) -> dict[str, Any]:
     return DsortSpec(
         source=BucketName(source.bucket, PROVIDERS[source.scheme]),
         target=BucketName(target.bucket, PROVIDERS[target.scheme]),
-        inputs=template if template is not None else request.shards.names,
+        inputs=template if template is not None else tuple(request.shards.names),
         input_extension=extension,
         outputs=plan.templates[0] if request.mapped is None else None,
         output_extension=request.extension,

@@ -47,6 +47,21 @@ def test_every_stage_writes_what_a_directory_gets(bucket: str, photos: Path, tmp
         assert {name for name in found if found[name] != expected[name]} <= {f"{prefix}manifest.safetensors"}
 
 
+def test_exchange_writes_what_the_client_writes(bucket: str, photos: Path) -> None:
+    """Outputs put together from ranges of the bucket's shards, by two processes."""
+    run_prep("pack", "imagefolder", photos, f"{bucket}/a-", "--max-count", "4")
+    run_prep("index", f"{bucket}/a-")
+    store = open_store(f"{bucket}/a-", endpoint=None)[0]
+    found = {}
+    for engine in ("client", "exchange"):
+        options = ["--seed", "3", "--engine", engine, *(["--jobs", "2"] if engine == "exchange" else [])]
+        run_prep("shuffle", f"{bucket}/a-", "--output", f"{engine}-", *options)
+        shards = objects(store, f"{engine}-", ending=".tar")
+        found[engine] = {name.removeprefix(engine): data for name, data in shards.items()}
+    assert len(found["client"]) == 4
+    assert found["exchange"] == found["client"]
+
+
 def test_what_is_there_is_told_alike(bucket: str, photos: Path, tmp_path: Path) -> None:
     found = {}
     for place in (bucket, str(tmp_path / "local")):

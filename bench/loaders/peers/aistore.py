@@ -32,7 +32,7 @@ from dali_pipes.store.shard_set import ShardSet
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
     """Every sample comes exactly once an epoch. A worker gets whole shards, so the last batch of each one is short."""
     store = shards.store.need_cluster("the SDK reads buckets")
-    samples = _BucketSamples(store, shards.names, options)
+    samples = _BucketSamples(store, tuple(shards.names), options)
     return open_data_loader(samples, shards, options=options, num_workers=num_shard_workers(shards, options))
 
 

@@ -32,7 +32,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
         StoreError: If the endpoint's host has no address.
     """
     place = s3_place(shards)
-    samples = _BucketSamples(place, shards.names, options, is_open=shards.store.endpoint is not None)
+    samples = _BucketSamples(place, tuple(shards.names), options, is_open=shards.store.endpoint is not None)
     return open_data_loader(samples, shards, options=options, num_workers=num_shard_workers(shards, options))
 
 

@@ -1,0 +1,252 @@
+"""Serve a bucket of up to a million shards that exist nowhere: each is made from its number when it is asked for.
+
+The server is the embedded node, over a storage that stores nothing. Its answers are those of AIStore and, below
+``/s3``, of S3: listings of 1,000 names a page, redirects, ranges, checksums. So loaders and commands read the bucket as
+any other. `BODIES` different tars stand for all shards, so that the manifest's checksums are cheap to compute; the index
+of each shard has the shard's own name.
+"""
+
+import argparse
+import io
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from bench.tools.repeat import encoded, write_shard
+from dali_pipes.data_set.indexing import sums_of
+from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.formats.manifest import Manifest, checksum
+from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.processes.programs import ServerProcess, end_with_owner
+from prep.embedded.exchange import Exchange
+from prep.embedded.server import NodeServer
+from prep.embedded.storage import BucketProps, ObjectMeta, ObjectMissingError, Storage
+
+BUCKET, PREFIX, PHOTO = "simulated", "shard-", "image.jpg"
+BODIES = 4
+PAGE_LATENCY_S = 0.02
+_DIGITS = 8
+_MADE_NS = 1_700_000_000 * 10**9
+
+
+class SimulatedBucket(ServerProcess):
+    """The server, in a process of its own.
+
+    Args:
+        num_shards: Shards of the bucket.
+        shard_samples: Samples of each: photos of 32 x 32 pixels with a class id.
+        page_latency_s: Seconds until a page of a listing is answered.
+        latency_s: Seconds until any other request is answered.
+
+    Raises:
+        OSError: If it does not start.
+    """
+
+    def __init__(
+        self, num_shards: int, *, shard_samples: int, page_latency_s: float = PAGE_LATENCY_S, latency_s: float = 0.0
+    ) -> None:
+        if not 1 <= num_shards < 10**_DIGITS or shard_samples < 1:
+            raise ValueError(
+                f"num_shards must be in [1, 10**{_DIGITS}) and shard_samples positive, got {num_shards}, {shard_samples}"
+            )
+        with tempfile.NamedTemporaryFile(prefix="dali-pipes-requests-", delete=False) as file:
+            self._counts = Path(file.name)
+        numbers = [str(num_shards), str(shard_samples), repr(page_latency_s), repr(latency_s)]
+        super().__init__("bench.tools.simulated_bucket", *numbers, str(self._counts))
+
+    def counts(self) -> Counter[str]:
+        """How many requests of each kind came so far: list, manifest, columns, index, shard, redirect, other."""
+        text = self._counts.read_text()
+        return Counter(json.loads(text)) if text else Counter()
+
+    def close(self) -> None:
+        super().close()
+        self._counts.unlink(missing_ok=True)
+
+
+class SimulatedStorage(Storage):
+    """A bucket whose objects are made when they are opened. Nothing can be written."""
+
+    def __init__(self, folder: Path, num_shards: int, *, shard_samples: int) -> None:
+        super().__init__(folder)
+        self.create_bucket(BUCKET)
+        self.num_shards = num_shards
+        self._bodies = [_tar_body(number, shard_samples) for number in range(BODIES)]
+        self._shard_indexes = [
+            index_shard(io.BytesIO(body), shard=shard_name(0), size=len(body)) for body in self._bodies
+        ]
+        self._checksums = [checksum(body) for body in self._bodies]
+        self._indexes = [index.to_bytes().split(shard_name(0).encode()) for index in self._shard_indexes]
+
+    @cached_property
+    def manifest(self) -> bytes:
+        """The manifest's file. It takes a while for a million shards: each has an index of its own."""
+        kinds = np.arange(self.num_shards) % BODIES
+        names = [shard_name(number) for number in range(self.num_shards)]
+        totals = sums_of(self._shard_indexes[kind] for kind in range(BODIES))
+        return Manifest(
+            names=names,
+            shard_bytes=np.array([len(body) for body in self._bodies])[kinds],
+            checksums=np.array(self._checksums, np.uint64)[kinds],
+            samples=np.array([index.num_samples for index in self._shard_indexes])[kinds],
+            index_bytes=np.array([len(self._index(kind)) for kind in range(BODIES)])[kinds],
+            index_checksums=np.fromiter((checksum(self._index(n)) for n in range(len(names))), np.uint64, len(names)),
+            components={name: num // BODIES * self.num_shards for name, num in totals["components"].items()},
+            photos={
+                name: {kind: num // BODIES * self.num_shards for kind, num in kinds_.items()}
+                for name, kinds_ in totals["photos"].items()
+            },
+            labels=totals["labels"],
+            turned={},
+        ).to_bytes()
+
+    def open(self, bucket: str, name: str) -> tuple[BinaryIO, ObjectMeta]:
+        if bucket != BUCKET or (data := self._bytes(name)) is None:
+            raise ObjectMissingError(bucket, name)
+        return io.BytesIO(data), self._meta(name, len(data), self._known_checksum(name, data))
+
+    def head(self, bucket: str, name: str) -> ObjectMeta:
+        file, meta = self.open(bucket, name)
+        file.close()
+        return meta
+
+    def bucket_props(self, bucket: str) -> BucketProps:
+        self.bucket_info(bucket)
+        return BucketProps()
+
+    def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
+        self.bucket_info(bucket)
+        number = number_of(after)
+        first = 0 if number is None else number
+        names: list[str] = []
+        for each in range(first, min(first + 1001, self.num_shards)):
+            names += [index_name(shard_name(each)), shard_name(each)]
+        names.append(manifest_name(PREFIX))
+        return [name for name in names if name.startswith(prefix) and name > after]
+
+    def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:
+        for name in names:
+            if (number := number_of(name)) is None:
+                yield self.head(bucket, name)
+            elif name == shard_name(number):
+                kind = number % BODIES
+                yield self._meta(name, len(self._bodies[kind]), self._checksums[kind])
+            else:
+                yield self._meta(name, len(self._index(number)), 0)
+
+    def _index(self, number: int) -> bytes:
+        return shard_name(number).encode().join(self._indexes[number % BODIES])
+
+    def _bytes(self, name: str) -> bytes | None:
+        if name == manifest_name(PREFIX):
+            return self.manifest
+        number = number_of(name)
+        if number is None or number >= self.num_shards:
+            return None
+        return self._bodies[number % BODIES] if name == shard_name(number) else self._index(number)
+
+    def _known_checksum(self, name: str, data: bytes) -> int:
+        number = number_of(name)
+        return checksum(data) if number is None or name != shard_name(number) else self._checksums[number % BODIES]
+
+    @staticmethod
+    def _meta(name: str, num_bytes: int, value: int) -> ObjectMeta:
+        return ObjectMeta(name=name, num_bytes=num_bytes, checksum=f"{value:016x}", version=1, atime_ns=_MADE_NS)
+
+
+def shard_name(number: int) -> str:
+    return f"{PREFIX}{number:0{_DIGITS}d}.tar"
+
+
+def number_of(name: str) -> int | None:
+    """The number of a shard, or of a shard's index; ``None`` for other names."""
+    digits = name[len(PREFIX) : len(PREFIX) + _DIGITS]
+    if not (name.startswith(PREFIX) and digits.isdecimal() and len(digits) == _DIGITS):
+        return None
+    number = int(digits)
+    return number if name in (shard_name(number), index_name(shard_name(number))) else None
+
+
+def _tar_body(kind: int, shard_samples: int) -> bytes:
+    draw = np.random.default_rng(kind)
+    photo = encoded(Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)), "JPEG", quality=50)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shard.tar"
+        members = [
+            member
+            for number in range(shard_samples)
+            for member in ((f"{number:06d}.cls", str(1 + number % 9).encode()), (f"{number:06d}.{PHOTO}", photo))
+        ]
+        write_shard(path, members)
+        return path.read_bytes()
+
+
+class _Requests:
+    """Counts requests by kind, in a file, and delays them."""
+
+    def __init__(self, path: Path, *, page_latency_s: float, latency_s: float) -> None:
+        self._path, self._page_latency_s, self._latency_s = path, page_latency_s, latency_s
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Exchange) -> None:
+        kind = _kind(request)
+        with self._lock:
+            self._counts[kind] += 1
+            made = self._path.with_suffix(".new")
+            made.write_text(json.dumps(self._counts))
+            made.replace(self._path)
+        if latency_s := self._page_latency_s if kind == "list" else self._latency_s:
+            time.sleep(latency_s)
+
+
+def _kind(request: Exchange) -> str:
+    path, _, query = request.path.partition("?")
+    name = path.rpartition("/")[2]
+    if path.startswith("/v1/objects/") and "pid=" not in query:
+        return "redirect"
+    if request.command == "GET" and (path == f"/v1/buckets/{BUCKET}" or "list-type=2" in query):
+        return "list"
+    for kind, ending in {"shard": ".tar", "index": index_name("").lstrip("-"), "manifest": manifest_name("")}.items():
+        if request.command == "GET" and name.endswith(ending):
+            return kind
+    return "other"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the endpoint, and serve until the owner is gone."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tools.simulated_bucket", description=__doc__)
+    parser.add_argument("num_shards", type=int)
+    parser.add_argument("shard_samples", type=int)
+    parser.add_argument("page_latency_s", type=float)
+    parser.add_argument("latency_s", type=float)
+    parser.add_argument("counts", type=Path, help="the file that holds the counts, in JSON")
+    parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")
+    options = parser.parse_args(argv)
+    delays = _Requests(options.counts, page_latency_s=options.page_latency_s, latency_s=options.latency_s)
+    with tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-") as folder:
+        os.chmod(folder, 0o700)
+        with (
+            SimulatedStorage(Path(folder), options.num_shards, shard_samples=options.shard_samples) as storage,
+            NodeServer(storage, port=0, before_request=delays) as server,
+        ):
+            storage.manifest  # noqa: B018 (made before the first request)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            print(server.endpoint, flush=True)
+            end_with_owner(options.owner)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
