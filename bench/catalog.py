@@ -7,6 +7,7 @@ SCENARIOS = {
     "decode": "Time JPEG decoders on one core and on all, and compare their pixels.",
     "feed": "Time loaders without decoding: what reading and the hand-over cost.",
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
+    "open": "Open loaders of a simulated bucket of a million shards, and list it.",
     "pack": "Pack the same files with `prep pack`, and with tar and curl.",
     "resume": "Time the first batch after a resume, and at the start of an epoch.",
     "scale": "Time the steps before the first sample, for up to a million shards.",

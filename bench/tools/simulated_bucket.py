@@ -2,21 +2,19 @@
 
 The server is the embedded node, over a storage that stores nothing. Its answers are those of AIStore and, below
 ``/s3``, of S3: listings of 1,000 names a page, redirects, ranges, checksums. So loaders and commands read the bucket as
-any other. `BODIES` different tars stand for all shards, so that the manifest's checksums are cheap to compute; the index
-of each shard has the shard's own name.
+any other. `BODIES` different tars stand for all shards, so that the manifest's checksums are cheap to compute. The
+index of each shard has the shard's own name.
 """
 
 import argparse
 import io
 import json
-import os
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,13 +27,15 @@ from dali_pipes.data_set.tar_index import index_shard
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.processes.programs import ServerProcess, end_with_owner
+from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE
+from prep.embedded import wire
 from prep.embedded.exchange import Exchange
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import BucketProps, ObjectMeta, ObjectMissingError, Storage
 
 BUCKET, PREFIX, PHOTO = "simulated", "shard-", "image.jpg"
 BODIES = 4
-PAGE_LATENCY_S = 0.02
+PAGE_SIZE, PAGE_LATENCY_S = 1000, 0.02
 _DIGITS = 8
 _MADE_NS = 1_700_000_000 * 10**9
 
@@ -58,7 +58,8 @@ class SimulatedBucket(ServerProcess):
     ) -> None:
         if not 1 <= num_shards < 10**_DIGITS or shard_samples < 1:
             raise ValueError(
-                f"num_shards must be in [1, 10**{_DIGITS}) and shard_samples positive, got {num_shards}, {shard_samples}"
+                f"num_shards must be in [1, 10**{_DIGITS}) and shard_samples at least 1, got {num_shards} and "
+                f"{shard_samples}"
             )
         with tempfile.NamedTemporaryFile(prefix="dali-pipes-requests-", delete=False) as file:
             self._counts = Path(file.name)
@@ -88,10 +89,15 @@ class SimulatedStorage(Storage):
         ]
         self._checksums = [checksum(body) for body in self._bodies]
         self._indexes = [index.to_bytes().split(shard_name(0).encode()) for index in self._shard_indexes]
+        # In files: the kernel sends them.
+        self._files = [folder / f"{kind}.tar" for kind in range(BODIES)]
+        for path, body in zip(self._files, self._bodies, strict=True):
+            path.write_bytes(body)
+        self._manifest = folder / "manifest"
+        self._manifest.write_bytes(self._make_manifest(shard_samples))
 
-    @cached_property
-    def manifest(self) -> bytes:
-        """The manifest's file. It takes a while for a million shards: each has an index of its own."""
+    def _make_manifest(self, shard_samples: int) -> bytes:
+        """The manifest's file. It takes ten seconds for a million shards: each has an index of its own."""
         kinds = np.arange(self.num_shards) % BODIES
         names = [shard_name(number) for number in range(self.num_shards)]
         totals = sums_of(self._shard_indexes[kind] for kind in range(BODIES))
@@ -102,19 +108,22 @@ class SimulatedStorage(Storage):
             samples=np.array([index.num_samples for index in self._shard_indexes])[kinds],
             index_bytes=np.array([len(self._index(kind)) for kind in range(BODIES)])[kinds],
             index_checksums=np.fromiter((checksum(self._index(n)) for n in range(len(names))), np.uint64, len(names)),
-            components={name: num // BODIES * self.num_shards for name, num in totals["components"].items()},
-            photos={
-                name: {kind: num // BODIES * self.num_shards for kind, num in kinds_.items()}
-                for name, kinds_ in totals["photos"].items()
-            },
+            components=dict.fromkeys(totals["components"], shard_samples * self.num_shards),
+            photos={PHOTO: {"JPEG": shard_samples * self.num_shards}},
             labels=totals["labels"],
             turned={},
         ).to_bytes()
 
     def open(self, bucket: str, name: str) -> tuple[BinaryIO, ObjectMeta]:
-        if bucket != BUCKET or (data := self._bytes(name)) is None:
+        meta = next(self.heads(bucket, [name]), None)
+        if bucket != BUCKET or meta is None:
             raise ObjectMissingError(bucket, name)
-        return io.BytesIO(data), self._meta(name, len(data), self._known_checksum(name, data))
+        number = number_of(name)
+        if number is None:
+            return self._manifest.open("rb", buffering=0), meta
+        if name == shard_name(number):
+            return self._files[number % BODIES].open("rb", buffering=0), meta
+        return io.BytesIO(self._index(number)), meta
 
     def head(self, bucket: str, name: str) -> ObjectMeta:
         file, meta = self.open(bucket, name)
@@ -130,39 +139,40 @@ class SimulatedStorage(Storage):
         number = number_of(after)
         first = 0 if number is None else number
         names: list[str] = []
-        for each in range(first, min(first + 1001, self.num_shards)):
+        for each in range(first, min(first + PAGE_SIZE, self.num_shards)):
             names += [index_name(shard_name(each)), shard_name(each)]
-        names.append(manifest_name(PREFIX))
+        if first + PAGE_SIZE >= self.num_shards:
+            names.append(manifest_name(PREFIX))
         return [name for name in names if name.startswith(prefix) and name > after]
 
     def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:
+        self.bucket_info(bucket)
         for name in names:
-            if (number := number_of(name)) is None:
-                yield self.head(bucket, name)
-            elif name == shard_name(number):
+            number = number_of(name)
+            if name == manifest_name(PREFIX):
+                yield _meta(name, self._manifest.stat().st_size, 0)
+            elif number is not None and number < self.num_shards:
                 kind = number % BODIES
-                yield self._meta(name, len(self._bodies[kind]), self._checksums[kind])
-            else:
-                yield self._meta(name, len(self._index(number)), 0)
+                is_shard = name == shard_name(number)
+                yield _meta(
+                    name,
+                    len(self._bodies[kind] if is_shard else self._index(number)),
+                    self._checksums[kind] if is_shard else checksum(self._index(number)),
+                )
 
     def _index(self, number: int) -> bytes:
         return shard_name(number).encode().join(self._indexes[number % BODIES])
 
-    def _bytes(self, name: str) -> bytes | None:
-        if name == manifest_name(PREFIX):
-            return self.manifest
-        number = number_of(name)
-        if number is None or number >= self.num_shards:
-            return None
-        return self._bodies[number % BODIES] if name == shard_name(number) else self._index(number)
 
-    def _known_checksum(self, name: str, data: bytes) -> int:
-        number = number_of(name)
-        return checksum(data) if number is None or name != shard_name(number) else self._checksums[number % BODIES]
-
-    @staticmethod
-    def _meta(name: str, num_bytes: int, value: int) -> ObjectMeta:
-        return ObjectMeta(name=name, num_bytes=num_bytes, checksum=f"{value:016x}", version=1, atime_ns=_MADE_NS)
+def _meta(name: str, num_bytes: int, value: int) -> ObjectMeta:
+    return ObjectMeta(
+        name=name,
+        num_bytes=num_bytes,
+        checksum=f"{value:016x}" if value else "",
+        checksum_type=DEFAULT_CHECKSUM_TYPE if value else NO_CHECKSUM_TYPE,
+        version=1,
+        atime_ns=_MADE_NS,
+    )
 
 
 def shard_name(number: int) -> str:
@@ -235,16 +245,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")
     options = parser.parse_args(argv)
     delays = _Requests(options.counts, page_latency_s=options.page_latency_s, latency_s=options.latency_s)
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-") as folder:
-        os.chmod(folder, 0o700)
-        with (
-            SimulatedStorage(Path(folder), options.num_shards, shard_samples=options.shard_samples) as storage,
-            NodeServer(storage, port=0, before_request=delays) as server,
-        ):
-            storage.manifest  # noqa: B018 (made before the first request)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            print(server.endpoint, flush=True)
-            end_with_owner(options.owner)
+    wire.PAGE_SIZE = PAGE_SIZE  # of AIStore's face
+    with (
+        tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-") as folder,
+        SimulatedStorage(Path(folder), options.num_shards, shard_samples=options.shard_samples) as storage,
+        NodeServer(storage, port=0, before_request=delays) as server,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(server.endpoint, flush=True)  # the owner reads it
+        end_with_owner(options.owner)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Answer GET and HEAD of ``/s3/BUCKET/OBJECT`` as S3 does, also of a range.
+"""Answer GET and HEAD of ``/s3/BUCKET/OBJECT`` as S3 does, also of a range, and list ``/s3/BUCKET``.
 
 DALI's ``s3://`` readers need this, and are timed beside our loader. They ask for an object's size, then for a range of
 it for each component of each sample. The node answers as AIS 4.9 does with its feature ``S3-Reverse-Proxy``, at the
@@ -7,7 +7,9 @@ are not checked, because the node answers on loopback only.
 """
 
 import re
+from datetime import UTC, datetime
 from typing import BinaryIO
+from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
@@ -16,6 +18,7 @@ from prep.embedded.exchange import Exchange
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
 
+_PAGE_SIZE = 1000
 # A client may ask for any name; XML 1.0 cannot hold these characters.
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -24,9 +27,14 @@ def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> 
     """Answer a request. ``path`` is unquoted; ``node`` is the target's name in errors, which have S3's codes."""
     try:
         _, _, bucket, name = (*path.split("/", 3), "", "")[:4]
-        if exchange.command not in ("GET", "HEAD") or not name:
+        query = dict(parse_qsl(exchange.path.partition("?")[2]))
+        is_listing = exchange.command == "GET" and not name and query.get("list-type") == "2" and bucket != ""
+        if exchange.command not in ("GET", "HEAD") or not (name or is_listing):
             raise wire.unsupported(f"{exchange.command} {path}")
         wire.check_bucket_name(bucket)
+        if is_listing:
+            _list(exchange, storage, bucket, query)
+            return
         wire.check_object_name(name)
         storage.bucket_info(bucket)  # so that a missing bucket is not reported as a missing object
         try:
@@ -41,6 +49,35 @@ def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> 
         _refuse(exchange, RefusalError(404, f'bucket "{exc.args[0]}" does not exist', "NoSuchBucket"))
 
 
+def _list(exchange: Exchange, storage: Storage, bucket: str, query: dict[str, str]) -> None:
+    """Answer ``ListObjectsV2``. The token of a page is the last name of the page before."""
+    if delimiter := query.get("delimiter"):
+        raise wire.unsupported(f"listing with delimiter '{delimiter}'")
+    limit = min(int(query.get("max-keys", _PAGE_SIZE)), _PAGE_SIZE)
+    after, prefix = query.get("continuation-token") or query.get("start-after", ""), query.get("prefix", "")
+    names = storage.list_names(bucket, prefix=prefix, after=after)
+    entries = "".join(
+        f"<Contents><Key>{_text(meta.name)}</Key><LastModified>"
+        f"{datetime.fromtimestamp(meta.atime_ns / 1e9, UTC):%Y-%m-%dT%H:%M:%S.000Z}</LastModified>"
+        f"<ETag>{_text(wire.etag(meta))}</ETag><Size>{meta.num_bytes}</Size></Contents>"
+        for meta in storage.heads(bucket, names[:limit])
+    )
+    is_cut = len(names) > limit
+    token = f"<NextContinuationToken>{_text(names[limit - 1])}</NextContinuationToken>" if is_cut else ""
+    body = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name>'
+        f"<Prefix>{_text(prefix)}</Prefix><KeyCount>{min(len(names), limit)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
+        f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
+    )
+    exchange.answer(200, body.encode(), headers=[("Content-Type", "application/xml")])
+
+
+def _text(text: str) -> str:
+    """A text in XML."""
+    return escape(_NOT_IN_XML.sub("\ufffd", text), {'"': "&#34;"})
+
+
 def _answer_object(exchange: Exchange, file: BinaryIO, meta: ObjectMeta, *, where: str) -> None:
     headers = [("Etag", wire.etag(meta)), ("Last-Modified", wire.last_modified(meta))]
     if exchange.command == "HEAD":
@@ -53,7 +90,7 @@ def _answer_object(exchange: Exchange, file: BinaryIO, meta: ObjectMeta, *, wher
 
 
 def _refuse(exchange: Exchange, refusal: RefusalError) -> None:
-    code, message = escape(refusal.tcode), escape(_NOT_IN_XML.sub("\ufffd", refusal.message), {'"': "&#34;"})
+    code, message = escape(refusal.tcode), _text(refusal.message)
     body = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f"<Error><Code>{code}</Code><Message>{message}</Message><Resource></Resource><RequestId></RequestId></Error>"

@@ -143,3 +143,17 @@ def test_s3_head_of_a_bucket_without_checksums_has_none(node: ServerProcess) -> 
     answer = session.head(f"{node.endpoint}/s3/plain/a", timeout=10)
     assert (answer.status_code, answer.headers["Content-Length"]) == (200, "10")
     assert "X-Amz-Meta-Ais-Cksum-Type" not in answer.headers
+
+
+def test_s3_listing_gives_names_and_sizes(stored: Bucket) -> None:
+    """What a client of S3 asks for. Pages are tested in tests/bench/tools: AIS does not keep to ``max-keys``."""
+    session: requests.Session = stored.client.session_manager.session
+    url = f"{stored.client.base_url.removesuffix('/v1')}/s3/{stored.name}"
+    for prefix, expected in {"": [("a", "10"), ("dir/b", "10")], "dir/": [("dir/b", "10")], "x": []}.items():
+        answer = session.get(url, params={"list-type": "2", "prefix": prefix}, timeout=10)
+        assert answer.status_code == 200
+        root = ET.fromstring(answer.content)
+        space = root.tag.removesuffix("ListBucketResult")
+        assert root.findtext(f"{space}IsTruncated") == "false"
+        entries = list(root.iter(f"{space}Contents"))
+        assert [(one.findtext(f"{space}Key"), one.findtext(f"{space}Size")) for one in entries] == expected
