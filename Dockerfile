@@ -88,7 +88,7 @@ COPY --from=build /opt/venv /opt/venv
 WORKDIR /opt/dali-pipes
 COPY examples examples
 COPY deploy/entrypoint.sh deploy/
-COPY deploy/slurm/node.sh deploy/slurm/
+COPY deploy/slurm/node.sh deploy/slurm/ray-node.sh deploy/slurm/
 # video: nvJPEG loads libnvcuvid for the JPEG engines, and decodes without them, and without a word, where it is not there.
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

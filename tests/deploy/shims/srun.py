@@ -1,8 +1,8 @@
 """What srun does for the batch script, all on this machine: a task a node, signals passed on, the worst exit code.
 
 A node is a directory, in which it has a disk of its own: CACHE_ROOT of its task. The tasks' pids and srun's arguments
-are left in SHIM_DIR. Like srun it ends all tasks when one fails (--kill-on-bad-exit), and like Slurm's own daemon it
-signals every process of a task.
+are left in SHIM_DIR. Like srun it ends all tasks when one fails, except with --kill-on-bad-exit=0, and like Slurm's own
+daemon it signals every process of a task.
 """
 
 import os
@@ -37,7 +37,7 @@ def main() -> int:
         own = {"SLURM_PROCID": str(node), "SLURMD_NODENAME": f"node{node}", "CACHE_ROOT": str(disk)}
         tasks.append(subprocess.Popen(words, cwd=named.get("chdir"), env=os.environ | own, start_new_session=True))
         (shim_dir / f"task{node}.pid").write_text(str(tasks[-1].pid))
-    is_ended = False
+    is_ended = named.get("kill-on-bad-exit") == "0"
     while any(task.poll() is None for task in tasks):
         if not is_ended and any(task.poll() for task in tasks):
             is_ended = True
