@@ -115,6 +115,6 @@ class Prepared:
 
     @classmethod
     def of(cls, directory: Path, *, wall_s: float) -> "Prepared":
-        """Measure the files in ``directory``, at every depth."""
-        files = (path for path in directory.rglob("*") if path.is_file())
+        """Measure the files in ``directory``, at every depth, but not those that links lead to."""
+        files = (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
         return cls(url=str(directory), wall_s=wall_s, num_bytes=sum(path.stat().st_size for path in files))

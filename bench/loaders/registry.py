@@ -129,6 +129,14 @@ LOADERS: dict[str, LoaderEntry] = {
         decodes=DECODES,
         source=("local",),
     ),
+    "energon": LoaderEntry(
+        module="bench.loaders.peers.energon",
+        extra="energon",
+        requires=("megatron.energon",),
+        decodes=DECODES,
+        source=("local",),
+        makes="Energon's index, by a process on each core",
+    ),
     "grain": LoaderEntry(
         module="bench.loaders.peers.grain",
         extra="grain",

@@ -28,6 +28,7 @@ def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> N
         ("spdl", "spdl.pipeline", "spdl"),
         ("s3torchconnector", "s3torchconnector", "s3torchconnector"),
         ("hf", "datasets", "hf"),
+        ("energon", "megatron.energon", "energon"),
         ("grain", "array_record", "grain"),
         ("litdata", "litdata", "litdata"),
         ("mosaic", "streaming", "mosaic"),
