@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
+from dali_pipes.cache.free_space import available_memory
 from dali_pipes.cache.placement import place
 from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.data_set.find import NamedSets
@@ -50,6 +51,8 @@ SAMPLES_AT_A_TIME = 1 << 20
 
 Int64s = npt.NDArray[np.int64]
 T = TypeVar("T")
+# 20 as the file has them, and once more for those of the loader's shards.
+BYTES_A_SAMPLE = 40
 
 
 class DataSet:
@@ -166,7 +169,16 @@ class DataSet:
 
         Raises:
             DataError: If there is no column file beside the shards, or it belongs to another manifest.
+            ValueError: If they do not fit in memory; nothing was read then.
         """
+        needed, available = self.whole.num_samples * BYTES_A_SAMPLE, available_memory()
+        if 0 < available < needed:  # 0: the system does not say
+            raise ValueError(
+                f"the columns (keys, labels, sizes of photos) of the {self.whole.num_samples} samples indexed at "
+                f"'{self.shards.url}' take about {needed} bytes of memory at once, and {available} are available; "
+                "where= can read them in parts: pass where_in_parts=True. For oversample=, buckets and token budgets "
+                "use a data set of fewer samples, or more memory"
+            )
         return Columns(self.sample_columns(), names=self.manifest.names, counts=self.manifest.samples)
 
     def sample_columns(self) -> SampleColumns:

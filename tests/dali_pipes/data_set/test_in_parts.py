@@ -241,3 +241,14 @@ def test_column_file_of_another_manifest_or_replaced_is_refused(shards: Path, tm
         next(parts)
     with pytest.raises(DataError, match="is the column file of another manifest"):
         next(data_set.columns_in_parts())
+
+
+def test_columns_that_do_not_fit_in_memory_are_refused_before_the_read(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For factors of classes and buckets, which need all samples at once."""
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    monkeypatch.setattr(data_set_module, "available_memory", lambda: 1399)
+    monkeypatch.setattr(LocalStore, "find", None)
+    with pytest.raises(ValueError, match=r"of the 35 samples .* take about 1400 bytes .* 1399 are available"):
+        data_set.columns()
