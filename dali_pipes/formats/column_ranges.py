@@ -162,8 +162,18 @@ class ColumnsPart:
         self._start, self._stop = start, stop
         # The rows that are wanted, counted from ``start``; None: all.
         self._rows = rows
-        self.has: Mapping[str, Bools | None] = _Lazily(listed.components, self._read_has)
-        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(listed.photos, self._read_sizes)
+
+        # These do not refer to the part: in a cycle, its columns would stay until Python looks for cycles.
+        def read_has(component: str) -> Bools | None:
+            mask = file.has(component, start, stop)
+            return None if mask is None else _chosen(mask, rows)
+
+        def read_sizes(component: str) -> tuple[Sizes, Sizes]:
+            height, width = file.sizes(component, start, stop)
+            return _chosen(height, rows), _chosen(width, rows)
+
+        self.has: Mapping[str, Bools | None] = _Lazily(listed.components, read_has)
+        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(listed.photos, read_sizes)
 
     def __len__(self) -> int:
         return self._stop - self._start if self._rows is None else len(self._rows)
@@ -175,18 +185,12 @@ class ColumnsPart:
 
     @cached_property
     def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None:
-        return self._chosen(self._file.labels(self._start, self._stop)) if self._listed.has_labels else None
+        labels = self._file.labels(self._start, self._stop)
+        return _chosen(labels, self._rows) if self._listed.has_labels else None
 
-    def _read_has(self, component: str) -> Bools | None:
-        mask = self._file.has(component, self._start, self._stop)
-        return None if mask is None else self._chosen(mask)
 
-    def _read_sizes(self, component: str) -> tuple[Sizes, Sizes]:
-        height, width = self._file.sizes(component, self._start, self._stop)
-        return self._chosen(height), self._chosen(width)
-
-    def _chosen(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return column if self._rows is None else column[self._rows]
+def _chosen(column: npt.NDArray[Any], rows: Int64s | None) -> npt.NDArray[Any]:
+    return column if rows is None else column[rows]
 
 
 class _Lazily(Mapping[str, T]):

@@ -1,5 +1,7 @@
 """Samples that are chosen by columns in parts: the same as at once, in bounded memory, or refused with what to do."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +254,19 @@ def test_columns_that_do_not_fit_in_memory_are_refused_before_the_read(
     monkeypatch.setattr(LocalStore, "find", None)
     with pytest.raises(ValueError, match=r"of the 35 samples .* take about 1400 bytes .* 1399 are available"):
         data_set.columns()
+
+
+def test_a_part_is_freed_when_the_next_one_is_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when Python looks for cycles: parts would pile up until then."""
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    parts = data_set.columns_in_parts()
+    gc.disable()
+    try:
+        _, columns = next(parts)
+        content(columns)
+        part = weakref.ref(columns.samples)
+        _, columns = next(parts)
+        assert part() is None
+    finally:
+        gc.enable()
