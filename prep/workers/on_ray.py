@@ -63,7 +63,9 @@ class RayWorkers(Workers):
                     ray.init(address="local", num_cpus=self.jobs, include_dashboard=False, **options)
             except Exception as exc:
                 where = f"the Ray at '{address}' cannot be reached" if address else "no Ray can be started here"
-                raise PipesError(f"{where}: {exc}; is RAY_ADDRESS right?") from exc
+                raise PipesError(
+                    f"{where}: {exc}; is RAY_ADDRESS right? A Ray that asks for a token needs RAY_AUTH_MODE=token"
+                ) from exc
             self._is_ours = True
         self._is_open = True
         self.jobs = self._num_at_a_time(ray)
