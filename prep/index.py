@@ -5,16 +5,29 @@ For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the tr
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from dali_pipes.data_set.indexing import find_manifest, index_each, stored_versions
+from dali_pipes.data_set.index_runs import Before, IndexedRun, IndexRun, index_run, known_before
+from dali_pipes.data_set.indexing import find_manifest, index_bar, join_runs, read_class_table, stored_versions
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
+from dali_pipes.formats.sample_columns import SampleColumns
+from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
 from prep.part import JobPart
+from prep.workers import Report, WorkersKind, open_workers
 
 _log = logging.getLogger(__name__)
+
+# A task on Ray has at most so many shards, and begins no other after so many bytes; each CPU gets several.
+_RUN_SHARDS = 256
+_RUN_BYTES = 256 << 20
+_TASKS_EACH = 4
+# Runs for each CPU whose results may wait for an earlier one.
+_RUNS_AHEAD = 4
 
 
 def index_shards(
@@ -22,17 +35,25 @@ def index_shards(
     *,
     classes: Mapping[int, str] | None = None,
     overwrite: bool = False,
+    on: WorkersKind = "processes",
+    anew: bool = False,
     show_progress: bool = False,
+    on_before: Callable[[int], object] = lambda _: None,
 ) -> Manifest:
     """Write a shard index beside each shard, the column file beside them all and, last, the manifest.
 
-    An interrupted run leaves the old manifest as it was.
+    An interrupted run leaves the old manifest as it was. When it is run again, it goes on: it takes over the shard
+    indexes that are surely of the shards as they are now (Note [indexed before] in `dali_pipes.data_set.index_runs`).
+    The files are the same whoever works.
 
     Args:
         shards: The shards, in the order in which their samples are numbered.
         classes: Class id -> name; ``None``: the table that `pack` left beside the shards, if there is one.
         overwrite: Replace a manifest that lists other shards, too: they will belong to no data set.
+        on: Who reads the shards: threads of this process, or ``"ray"``: see `prep.workers.open_workers`.
+        anew: Read each shard, also those whose index could be taken over.
         show_progress: Draw a bar, in bytes.
+        on_before: Called before the manifest is written with the number of shard indexes that were taken over.
 
     Raises:
         DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8 or holds a
@@ -41,23 +62,36 @@ def index_shards(
         StoreError: If a shard is missing, or the ETL that it is read through fails; if the manifest that is there lists
             a shard that is not among ``shards``, and ``overwrite`` is false; if the data set has versions, to which
             shards are added with `prep.versions`. Nothing is written then.
+        PipesError: If Ray is not installed, or cannot be reached, or a node has another directory. Nothing is written
+            then.
     """
-    return _write(shards, shards.store.write, classes=classes, overwrite=overwrite, show_progress=show_progress)
+    _check(shards, overwrite=overwrite)
+    return _write(shards, classes, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
 
 
-def index_part(shards: ShardSet, part: JobPart, *, show_progress: bool = False) -> ShardSet:
+def index_part(
+    shards: ShardSet,
+    part: JobPart,
+    *,
+    on: WorkersKind = "processes",
+    anew: bool = False,
+    show_progress: bool = False,
+    on_before: Callable[[int], object] = lambda _: None,
+) -> ShardSet:
     """Write the shard indexes of one part of the shards, and nothing else; returns these shards.
 
-    When all parts are done, `merge_indexes` makes the manifest. It raises what `index_shards` does.
+    When all parts are done, `merge_indexes` makes the manifest. For arguments and errors see `index_shards`.
     """
     _check_has_no_versions(shards)
     own = part.of_shards(shards)
     if own.names:
-        index_each(own, own.store.write, classes=None, show_progress=show_progress)
+        _index(own, None, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
     return own
 
 
-def merge_indexes(shards: ShardSet, *, overwrite: bool = False, show_progress: bool = False) -> Manifest:
+def merge_indexes(
+    shards: ShardSet, *, overwrite: bool = False, on: WorkersKind = "processes", show_progress: bool = False
+) -> Manifest:
     """Write the column file and, last, the manifest of shards whose indexes `index_part` has written.
 
     The shards are not read. The files are those that `index_shards` writes.
@@ -75,28 +109,110 @@ def merge_indexes(shards: ShardSet, *, overwrite: bool = False, show_progress: b
             f"{shown([store.locate(name) for name in lacking])}; a part is not done, or was stopped: run it again, "
             f"{shards.index_command} --part I/N"
         )
-    return _write(
-        shards, lambda *_: None, classes=None, overwrite=overwrite, show_progress=show_progress, is_indexed=True
-    )
+    _check(shards, overwrite=overwrite)
+    return _write(shards, None, on=on, is_indexed=True, show_progress=show_progress)
 
 
-def _write(
-    shards: ShardSet,
-    keep: Callable[[str, bytes], None],
-    *,
-    classes: Mapping[int, str] | None,
-    overwrite: bool,
-    show_progress: bool,
-    is_indexed: bool = False,
-) -> Manifest:
-    _check_has_no_versions(shards)
-    if not overwrite:
-        _check_keeps_all(shards)
-    manifest, columns = index_each(shards, keep, classes=classes, show_progress=show_progress, is_indexed=is_indexed)
+def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) -> Manifest:
+    manifest, columns = _index(shards, classes, **options)
     _check_has_no_versions(shards)  # another command may have begun meanwhile
     shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
+
+
+def _index(
+    shards: ShardSet,
+    classes: Mapping[int, str] | None,
+    *,
+    on: WorkersKind,
+    show_progress: bool,
+    anew: bool = False,
+    is_indexed: bool = False,
+    on_before: Callable[[int], object] = lambda _: None,
+) -> tuple[Manifest, SampleColumns]:
+    """Write the shard indexes; the manifest and the columns are only returned."""
+    # Parsing holds the GIL little enough that a second process would cost more than it gains.
+    with open_workers(on, 1 if on == "processes" else None) as workers:
+        workers.check_reach(directory for directory in [shards.store.directory] if directory is not None)
+        if classes is None:
+            classes = read_class_table(shards.store, shards.prefix)
+        before: list[Before | None] = []
+        if anew or is_indexed or shards.store.etl:
+            entries = shards.entries()
+        else:
+            entries, before = _look_before(shards)
+        whole = IndexRun(shards=shards, entries=entries, classes=classes, is_indexed=is_indexed, before=before)
+        runs = [whole] if on == "processes" else _divided(whole, most=-(-len(entries) // (_TASKS_EACH * workers.jobs)))
+        num_before = 0
+
+        def counted(results: Iterable[IndexedRun]) -> Iterator[IndexedRun]:
+            nonlocal num_before
+            for result in results:
+                num_before += result.num_before
+                yield result
+
+        with index_bar(shards, entries, shown=show_progress) as drawn:
+            results = workers.map(
+                _work, runs, on_progress=drawn.update, name=_name_of, max_ahead=_RUNS_AHEAD * workers.jobs
+            )
+            made = join_runs(shards, counted(results), classes=classes)
+    on_before(num_before)
+    return made
+
+
+def _work(run: IndexRun, report: Report) -> IndexedRun:
+    """Index a run's shards, in any process, and write their indexes to the store."""
+    return index_run(run, run.shards.store.write, report)
+
+
+def _name_of(run: IndexRun) -> str:
+    return f"shards '{run.shards.names[0]}' to '{run.shards.names[-1]}'"
+
+
+def _divided(whole: IndexRun, *, most: int) -> Iterator[IndexRun]:
+    """Runs of at most ``most`` shards, and of few bytes, because a run that a lost node worked on is done again."""
+    shards, first = replace(whole.shards, manifest=None, manifest_prefix=whole.shards.prefix), 0
+    while first < len(whole.entries):
+        stop, num_bytes = first, 0
+        while stop < len(whole.entries) and stop - first < min(most, _RUN_SHARDS) and num_bytes < _RUN_BYTES:
+            num_bytes += whole.entries[stop].size
+            stop += 1
+        yield replace(
+            whole,
+            shards=replace(shards, names=shards.names[first:stop]),
+            entries=whole.entries[first:stop],
+            before=whole.before[first:stop],
+            is_first=first == 0,
+        )
+        first = stop
+
+
+def _look_before(shards: ShardSet) -> tuple[list[ObjectEntry], list[Before | None]]:
+    """The entries of the shards and what is known of the indexes that are there, by one listing."""
+    names, store = shards.names, shards.store
+    found = store.find_all([*names, *map(index_name, names)])
+    if missing := [name for name in names if name not in found]:
+        raise shards.missing(missing)
+    entries = [found[name] for name in names]
+    try:
+        old = find_manifest(shards)
+    except DataError:
+        old = None  # the caller has warned
+    if old is not None and old.turned is None:
+        return entries, []  # its indexes were made before orientations were kept
+    rows = {} if old is None else {name: row for row, name in enumerate(old.names)}
+    indexes = (found.get(index_name(name)) for name in names)
+    return entries, [
+        None if entry is None else known_before(old, rows.get(name), entry)
+        for name, entry in zip(names, indexes, strict=True)
+    ]
+
+
+def _check(shards: ShardSet, *, overwrite: bool) -> None:
+    _check_has_no_versions(shards)
+    if not overwrite:
+        _check_keeps_all(shards)
 
 
 def _check_has_no_versions(shards: ShardSet) -> None:

@@ -4,23 +4,19 @@
 """
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.data_set.index_runs import IndexedRun, IndexRun, RunSums, Totals, index_run
 from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.column_file import ReadRange
 from dali_pipes.formats.column_ranges import ColumnRanges
 from dali_pipes.formats.history import Part
 from dali_pipes.formats.json_texts import read_json
-from dali_pipes.formats.manifest import UNSIZED, Manifest, checksum, class_id, is_class_name
+from dali_pipes.formats.manifest import Manifest, checksum, class_id, is_class_name
 from dali_pipes.formats.names import (
-    LABEL_COMPONENT,
     classes_name,
     columns_name,
     index_name,
@@ -29,23 +25,16 @@ from dali_pipes.formats.names import (
     version_name,
     version_start,
 )
-from dali_pipes.formats.orientation import UPRIGHT, values_of
-from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.recoded import RecodedStep, read_steps
 from dali_pipes.formats.sample_columns import MAX_COMPONENTS, ColumnsBuilder, SampleColumns, join_columns
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.patience import Ahead, PatientThreads
+from dali_pipes.store.patience import Ahead
 from dali_pipes.store.shard_set import ShardSet, index_command
 
-# Shards read at a time. Parsing holds the GIL, so more gain nothing.
-NUM_READERS = 4
-# AIStore's names of the checksum that a shard index has.
-_XXH64 = ("xxhash", "xxhash2")
 _VERSION = re.compile("[1-9][0-9]{0,8}")
-Int64s = npt.NDArray[np.int64]
 
 
 class IndexedShards(NamedTuple):
@@ -178,99 +167,58 @@ def index_each(
     *,
     classes: Mapping[int, str] | None,
     show_progress: bool,
-    is_indexed: bool = False,
 ) -> tuple[Manifest, SampleColumns]:
-    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory.
-
-    With ``is_indexed`` the shard indexes in the store are read, and not the shards: see `_stored_index`.
-    """
-    store, names = shards.store, shards.names
-    etl = store.etl
-    entries = shards.entries()
-    stored_sizes = [entry.size for entry in entries]
+    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory."""
     if classes is None:
-        classes = read_class_table(store, shards.prefix)
+        classes = read_class_table(shards.store, shards.prefix)
+    run = IndexRun(shards=shards, entries=shards.entries(), classes=classes)
+    with index_bar(shards, run.entries, shown=show_progress) as drawn:
+        return join_runs(shards, [index_run(run, keep, drawn.update)], classes=classes)
 
-    def index_one(row: int) -> tuple[ShardIndex, bytes]:
-        if is_indexed:
-            return _stored_index(shards, entries[row], names[row])
-        try:
-            with store.open(names[row]) as stream:
-                # The size of a transformed shard is not known before it is read.
-                size = None if etl else stored_sizes[row]
-                index = index_shard(stream, shard=names[row], size=size, classes=classes)
-        except DataError as exc:
-            if not etl:
-                raise
-            # If a transform fails halfway, its shard looks cut off.
-            raise DataError(f"{exc} (as ETL '{etl}' returned it)") from exc
-        return index, index.to_bytes()
 
-    shard_bytes, samples, index_bytes = (np.zeros(len(names), np.int64) for _ in range(3))
-    checksums, index_checksums = (np.zeros(len(names), np.uint64) for _ in range(2))
-    totals, columns = _Totals(), ColumnsBuilder()
-    drawn = bar(
-        what="index",
-        total=len(names) if etl else sum(stored_sizes),
-        unit="shards" if etl else "B",
-        shown=show_progress,
-    )
-    with drawn, PatientThreads(NUM_READERS) as readers:
-        # Only a few ahead, because finished indexes wait in memory.
-        ahead = deque(readers.submit(index_one, row) for row in range(min(2 * NUM_READERS, len(names))))
-        for row, name in enumerate(names):
-            index, data = ahead.popleft().result()
-            if row + 2 * NUM_READERS < len(names):
-                ahead.append(readers.submit(index_one, row + 2 * NUM_READERS))
-            keep(index_name(name), data)
-            shard_bytes[row], checksums[row] = index.shard_bytes, index.shard_checksum
-            index_bytes[row], index_checksums[row] = len(data), checksum(data)
-            samples[row] = index.num_samples
-            totals.add(index)
-            columns.add(index)
-            drawn.update(1 if etl else index.shard_bytes)
+def index_bar(shards: ShardSet, entries: Sequence[ObjectEntry], *, shown: bool) -> Any:
+    """The bar that `index_run` moves: in bytes, or in shards if an ETL gives them, because their sizes are unknown."""
+    if shards.store.etl:
+        return bar(what="index", total=len(entries), unit="shards", shown=shown)
+    return bar(what="index", total=sum(entry.size for entry in entries), unit="B", shown=shown)
+
+
+def join_runs(
+    shards: ShardSet, runs: Iterable[IndexedRun], *, classes: Mapping[int, str] | None
+) -> tuple[Manifest, SampleColumns]:
+    """The manifest and the columns of shards whose runs are given in order, by `index_run`.
+
+    The manifest is the same, however the shards were divided into runs.
+    """
+    sums: list[RunSums] = []
+    totals, columns = Totals(), ColumnsBuilder()
+    first = 0
+    for run in runs:
+        sums.append(run.sums)
+        totals.merge(run.totals)
+        num_shards = len(run.sums.samples)
+        if run.columns is not None:
+            columns.add_columns(run.columns, run.components)
+        else:
+            # Which components are left out depends on the runs before.
+            for name in map(index_name, shards.names[first : first + num_shards]):
+                columns.add(ShardIndex.from_bytes(shards.store.read(name), where=shards.store.locate(name)))
+        first += num_shards
+    joined = RunSums(*map(np.concatenate, zip(RunSums.empty(), *sums, strict=True)))
     manifest = Manifest(
-        names=names,
-        shard_bytes=shard_bytes,
-        checksums=checksums,
-        samples=samples,
-        index_bytes=index_bytes,
-        index_checksums=index_checksums,
+        names=shards.names,
         classes=classes or {},
-        recoded=read_recoded(store, shards.prefix),
-        etl=etl,
+        recoded=read_recoded(shards.store, shards.prefix),
+        etl=shards.store.etl,
+        **joined._asdict(),
         **totals.sums(),
     )
     return manifest, columns.finish()
 
 
-def _stored_index(shards: ShardSet, entry: ObjectEntry, name: str) -> tuple[ShardIndex, bytes]:
-    """The shard index that is stored beside a shard, and its bytes.
-
-    Raises:
-        DataError: If there is none, or it is not the one of this shard, by size and, if the store knows it, checksum.
-    """
-    where = shards.store.locate(index_name(name))
-    again = f"index the shard again: {shards.index_command} --part I/N, with the I and N of its part, or without --part"
-    data = shards.store.find(index_name(name))
-    if data is None:
-        raise DataError(f"'{where}' does not exist: not all parts are indexed; {again}")
-    index = ShardIndex.from_bytes(data, where=where)
-    if shards.store.etl:
-        return index, data  # the transformed shard's size and checksum are not known
-    if index.shard_bytes != entry.size:
-        raise DataError(f"'{where}' is of a shard of {index.shard_bytes} bytes, the shard has {entry.size}; {again}")
-    kind, known = shards.store.access().known_checksum(entry) or ("", "")
-    if kind in _XXH64 and known != f"{index.shard_checksum:016x}":
-        raise DataError(
-            f"'{where}' is of a shard with the checksum {index.shard_checksum:016x}, the shard has {known}; {again}"
-        )
-    return index, data
-
-
 def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
     """The sums over some shards, as their manifest has them, by the names of its attributes."""
-    totals = _Totals()
+    totals = Totals()
     for index in indexes:
         totals.add(index)
     return totals.sums()
@@ -314,55 +262,6 @@ def read_recoded(store: Store, prefix: str) -> tuple[RecodedStep, ...]:
         raise DataError(
             f"'{store.locate(name)}' is damaged: {printable(str(exc))}; delete it, or pack the photos again"
         ) from exc
-
-
-@dataclass(kw_only=True)
-class _Totals:
-    """Sums over all shard indexes, for the manifest."""
-
-    components: dict[str, int] = field(default_factory=dict)
-    labels: dict[str, int] = field(default_factory=dict)
-    turned: dict[str, int] = field(default_factory=dict)
-    """`Manifest.turned`."""
-    _formats: dict[str, Int64s] = field(default_factory=dict)
-    """component -> int64 [number of formats + 1]; the last counts photos without a size."""
-
-    def add(self, index: ShardIndex) -> None:
-        is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
-        for component, rows in is_there.items():
-            self.components[component] = self.components.get(component, 0) + int(rows.sum())
-        for component, photo in index.photos.items():
-            rows = is_there[component]
-            counts = self._formats.setdefault(component, np.zeros(len(PHOTO_FORMATS) + 1, np.int64))
-            counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
-            counts[-1] += np.count_nonzero(photo.height[rows] == 0)
-            if photo.orientation is not None and (
-                num := np.count_nonzero(values_of(photo.orientation[rows]) != UPRIGHT)
-            ):
-                self.turned[component] = self.turned.get(component, 0) + int(num)
-        if index.labels is not None:
-            # At least one sample has the label, or the component would not be listed.
-            labels = index.labels[is_there[LABEL_COMPONENT]]
-            self.labels["min"] = min(int(labels.min()), self.labels.get("min", 2**63))
-            self.labels["max"] = max(int(labels.max()), self.labels.get("max", -(2**63)))
-
-    def sums(self) -> dict[str, Any]:
-        """The sums of a manifest, by the names of its attributes."""
-        return {
-            "components": self.components,
-            "photos": self.format_counts(),
-            "labels": self.labels,
-            "turned": self.turned,
-        }
-
-    def format_counts(self) -> dict[str, dict[str, int]]:
-        """`Manifest.photos`."""
-        photos = {}
-        for component, counts in self._formats.items():
-            photos[component] = {PHOTO_FORMATS[code]: int(counts[code]) for code in np.flatnonzero(counts[:-1])}
-            if counts[-1] != photos[component].get("unknown", 0):
-                photos[component][UNSIZED] = int(counts[-1])
-        return photos
 
 
 def read_index(store: Store, manifest: Manifest, shard: int) -> bytes:

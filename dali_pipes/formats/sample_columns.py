@@ -29,7 +29,7 @@ A data set that has grown has several column files, one for each part of its sha
 Version 1 had no heights and widths; a file without photos still is of version 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -57,6 +57,8 @@ _SIZE_TYPES = (np.uint16, np.int32)
 _LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
 # Keys decoded at a time: as Python strings they take five times the space.
 _ROWS_AT_A_TIME = 1 << 16
+# Shards whose columns are joined before all of them are.
+_SHARDS_JOINED = 256
 
 Int64s = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
@@ -283,25 +285,57 @@ class ColumnsBuilder:
     def __init__(self) -> None:
         # The first part is empty, because there may be no shard.
         self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
-        self._components: set[str] = set()
+        self._last: list[SampleColumns] = []
+        self.components: dict[str, None] = {}
+        """The components that are collected, in the order in which they were found."""
+        self.is_cut = False
+        """Whether a component was left out, because there are too many."""
 
     def add(self, index: ShardIndex) -> None:
         """Add the columns of the next shard."""
-        for name in index.offsets:
-            if len(self._components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
-                self._components.add(name)
-        masks = {name: offsets >= 0 for name, offsets in index.offsets.items() if name in self._components}
+        taken = self._admit(index.offsets)
+        masks = {name: index.offsets[name] >= 0 for name in taken}
         # Masks without a gap are not kept: they would take a byte for each sample and component.
         has = {name: None if mask.all() else mask for name, mask in masks.items()}
-        sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self._components}
-        self._parts.append(
-            SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes)
-        )
+        sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self.components}
+        self._last.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes))
+        if len(self._last) == _SHARDS_JOINED:
+            self._join_last()
+
+    def add_columns(self, columns: SampleColumns, components: Iterable[str]) -> None:
+        """Add the columns of the next shards, whose components were found in this order: see `components`."""
+        self._join_last()
+        taken = set(self._admit(components))
+        has = {name: mask for name, mask in columns.has.items() if name in taken}
+        sizes = {name: pair for name, pair in columns.sizes.items() if name in taken}
+        self._parts.append(replace(columns, has=has, sizes=sizes))
 
     def finish(self) -> SampleColumns:
         """The columns of all shards that were added."""
-        joined = join_columns([(part, {}) for part in self._parts])
-        return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels, _LABEL_TYPES))
+        self._join_last()
+        return _joined(self._parts)
+
+    def _admit(self, names: Iterable[str]) -> list[str]:
+        taken = []
+        for name in names:
+            if len(self.components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
+                self.components[name] = None
+            if name in self.components:
+                taken.append(name)
+            else:
+                self.is_cut = True
+        return taken
+
+    def _join_last(self) -> None:
+        """Join the columns of small shards, whose arrays take more memory than their values."""
+        if self._last:
+            self._parts.append(_joined(self._last))
+            self._last = []
+
+
+def _joined(parts: Sequence[SampleColumns]) -> SampleColumns:
+    joined = join_columns([(part, {}) for part in parts])
+    return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels, _LABEL_TYPES))
 
 
 def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> SampleColumns:

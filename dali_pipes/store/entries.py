@@ -1,6 +1,6 @@
 """The schemes of URLs that name a bucket, and the rows of a listing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 """URL scheme to AIS provider. With an endpoint, a bucket of a cloud is read through the cluster that has it as a
@@ -19,3 +19,6 @@ class ObjectEntry:
     size: int
     checksum: str | None
     """``xxhash2`` in hexadecimal, or ``None`` if the store does not know it."""
+    written_ns: tuple[int, int] | None = field(default=None, compare=False)
+    """The object was last written between these two times of the store's clock, in ns since 1970; ``None`` if the
+    store does not list them. A file's two times differ, because programs can set one of them."""

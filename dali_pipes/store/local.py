@@ -51,15 +51,15 @@ class LocalStore(Store):
         visible = (path for path in folder.iterdir() if not path.name.startswith("."))
         named = sorted((str(path.relative_to(self.directory)), path) for path in visible)
         # Another writer may delete a file while this runs: such a file has no size, and is not listed.
-        sizes = ((name, _size(path)) for name, path in named if name.startswith(prefix))
-        return [ObjectEntry(name=name, size=size, checksum=None) for name, size in sizes if size is not None]
+        entries = (_entry(name, path) for name, path in named if name.startswith(prefix))
+        return [entry for entry in entries if entry is not None]
 
     def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
         found = super().find_all(names)
         # The names may lie in several folders, and one listing covers only one of them.
         for name in names:
-            if name not in found and (size := self.size(name)) is not None:
-                found[name] = ObjectEntry(name=name, size=size, checksum=None)
+            if name not in found and (entry := _entry(name, self.directory / name)) is not None:
+                found[name] = entry
         return found
 
     def read(self, name: str) -> bytes:
@@ -167,14 +167,19 @@ class LocalStore(Store):
             raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
 
     def size(self, name: str) -> int | None:
-        return _size(self.directory / name)
+        entry = _entry(name, self.directory / name)
+        return None if entry is None else entry.size
 
     def delete(self, name: str) -> None:
         (self.directory / name).unlink(missing_ok=True)
 
 
-def _size(path: Path) -> int | None:
-    """Bytes of a file; ``None`` if there is none, or another writer deletes it just now."""
+def _entry(name: str, path: Path) -> ObjectEntry | None:
+    """The entry of a file; ``None`` if there is none, or another writer deletes it just now."""
     with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_size if path.is_file() else None
+        if path.is_file():
+            found = path.stat()
+            # A copy may keep the older time of its source. The other one is the system's own.
+            first, last = sorted((found.st_mtime_ns, found.st_ctime_ns))
+            return ObjectEntry(name=name, size=found.st_size, checksum=None, written_ns=(first, last))
     return None

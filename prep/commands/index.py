@@ -2,17 +2,18 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import overwrite_option, part_option, urls_argument
+from prep.commands.options import on_option, overwrite_option, part_option, urls_argument
 from prep.commands.output import counted, print_empty_part, print_result
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
     from prep.part import JobPart
+    from prep.workers import WorkersKind
 
 
 @click.command()
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Write the column file and the manifest of the shard indexes that all parts have written; no shard is read.",
 )
+@on_option
+@click.option(
+    "--anew",
+    is_flag=True,
+    help="Read each shard.  [default: take over the shard indexes that are surely of the shards as they are now]",
+)
 @overwrite_option("a manifest that lists shards which are no longer there, or are not named")
 @cluster_options
 @json_option
@@ -38,6 +45,8 @@ def index(
     etl: str | None,
     part: "JobPart",
     merge: bool,
+    on: "WorkersKind",
+    anew: bool,
     overwrite: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
@@ -51,6 +60,9 @@ def index(
     The command writes a shard index beside each shard; one column file, with the keys and labels of all samples; and,
     last, one manifest. With --etl, each shard is read through the ETL, and these files carry its name: they lie beside
     those of the stored shards.
+
+    An interrupted command goes on when it is run again: a shard is not read if AIStore's checksum says that its index
+    is of these bytes; in other stores, if the index was written after the shard's last change.
 
     From then on the manifest says which shards the data set has: run the command again when shards were added. It never
     drops a shard from a manifest without --overwrite, and refuses while the cluster moves objects and lists only some.
@@ -68,28 +80,36 @@ def index(
         raise click.UsageError("--merge follows when all parts are done; run it without --part.")
     if overwrite and not part.is_all:
         raise click.UsageError("--overwrite replaces a manifest, and a part writes none; give it to --merge.")
+    if merge and anew:
+        raise click.UsageError("--merge reads no shard; give --anew to the parts.")
+    before: list[int] = []
+    how: dict[str, Any] = {"on": on, "show_progress": not as_json}
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = (resolve_shards if overwrite else list_shards)(urls, endpoint=answering)
         if etl is not None:
             shards = through_etl(shards, etl)
         if not part.is_all:
-            own = index_part(shards, part, show_progress=not as_json)
+            own = index_part(shards, part, anew=anew, on_before=before.append, **how)
             if not own.names:
                 print_empty_part(part, own.url, as_json=as_json)
                 return
-            print_part(own, part, time.perf_counter() - started, as_json=as_json)
+            print_part(own, part, time.perf_counter() - started, sum(before), as_json=as_json)
             return
-        write = merge_indexes if merge else index_shards
-        manifest = write(shards, overwrite=overwrite, show_progress=not as_json)
+        if merge:
+            manifest = merge_indexes(shards, overwrite=overwrite, **how)
+        else:
+            manifest = index_shards(shards, overwrite=overwrite, anew=anew, on_before=before.append, **how)
     elapsed_s = time.perf_counter() - started
     where = shards.store.locate(manifest_name(shards.prefix))
     print_result(
-        f"indexed {counted(manifest.num_shards, 'shard')}, {counted(manifest.num_samples, 'sample')}, "
-        f"{format_bytes(manifest.total_bytes)} in {elapsed_s:.1f} s -> {where}",
+        f"indexed {counted(manifest.num_shards, 'shard')}{_before(sum(before))}, "
+        f"{counted(manifest.num_samples, 'sample')}, {format_bytes(manifest.total_bytes)} in {elapsed_s:.1f} s "
+        f"-> {where}",
         {
             "manifest": where,
             "digest": manifest.digest,
             "num_shards": manifest.num_shards,
+            "num_indexed_before": sum(before),
             "num_samples": manifest.num_samples,
             "num_bytes": manifest.total_bytes,
             "etl": etl,
@@ -101,11 +121,21 @@ def index(
     )
 
 
-def print_part(own: "ShardSet", part: "JobPart", elapsed_s: float, *, as_json: bool) -> None:
+def print_part(own: "ShardSet", part: "JobPart", elapsed_s: float, num_before: int, *, as_json: bool) -> None:
     """Print what a part has indexed."""
     print_result(
-        f"indexed {counted(len(own.names), 'shard')} in {elapsed_s:.1f} s: part {part} of '{own.url}'; when all parts "
-        "are done, --merge makes the manifest",
-        {"part": str(part), "url": own.url, "shards": own.names, "elapsed_s": elapsed_s},
+        f"indexed {counted(len(own.names), 'shard')}{_before(num_before)} in {elapsed_s:.1f} s: part {part} of "
+        f"'{own.url}'; when all parts are done, --merge makes the manifest",
+        {
+            "part": str(part),
+            "url": own.url,
+            "shards": own.names,
+            "num_indexed_before": num_before,
+            "elapsed_s": elapsed_s,
+        },
         as_json=as_json,
     )
+
+
+def _before(num: int) -> str:
+    return f" ({num:,} indexed before)" if num else ""

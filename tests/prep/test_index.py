@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ from click.testing import CliRunner, Result
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import manifest_name
+from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
-from prep.index import index_shards
+from prep.index import index_part, index_shards
+from prep.part import JobPart
 from tests.conftest import make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
@@ -96,7 +100,7 @@ def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
     code = (
         "import sys; from prep.index import index_shards; from dali_pipes.store.urls import resolve_shards; "
         "from dali_pipes.store.shard_set import ShardSet; shards = resolve_shards(sys.argv[1], endpoint=None); "
-        "ShardSet.entries = lambda self: [type('E', (), {'size': 1 << 20})] * 5; index_shards(shards)"
+        "ShardSet.entries = lambda self: [type('E', (), {'size': 1 << 20})] * 5; index_shards(shards, anew=True)"
     )
     with (
         subprocess.Popen([sys.executable, "-c", code, str(folder)]) as process,
@@ -109,6 +113,68 @@ def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     assert manifest_of(folder) == before
     assert_opens(folder)
+
+
+def wait_for_clock(folder: Path) -> None:
+    """Until a file that is written now has a later time than the shards; file systems' clocks are coarse."""
+    probe = folder / ".probe"
+    last = max((folder / name).stat().st_ctime_ns for name in NAMES)
+    while not (probe.exists() and probe.stat().st_mtime_ns > last):
+        probe.write_bytes(b"")
+
+
+def test_index_that_is_run_again_takes_over_only_indexes_of_the_shards_as_they_are(folder: Path) -> None:
+    """In a directory: by size and time. A damaged index, one that the manifest does not list, and a copy are not."""
+    before: list[int] = []
+
+    def index_again(**options: bool) -> list[bytes]:
+        index_shards(resolve_shards(folder, endpoint=None), on_before=before.append, **options)
+        return [(folder / name).read_bytes() for name in ("s-manifest.safetensors", *map(index_name, NAMES))]
+
+    wait_for_clock(folder)
+    files = index_again(anew=True)
+    assert index_again() == files
+    assert before == [0, 4]
+    shard = folder / NAMES[0]
+    shard.write_bytes(shard.read_bytes().replace(b"ustar", b"ustaR", 1).replace(b"ustaR", b"ustar", 1))  # written anew
+    (folder / index_name(NAMES[1])).write_bytes(b"damaged")
+    other = (folder / index_name(NAMES[2])).read_bytes()
+    (folder / index_name(NAMES[3])).write_bytes(other)
+    assert index_again() == files
+    assert before[2] == 1
+    index = folder / index_name(NAMES[0])
+    os.utime(index, ns=(0, 0))  # a copy that keeps its time
+    assert index_again() == files
+    assert before[3] == 3
+
+
+def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> None:
+    """It is whole, and of the same shard, but says something else."""
+    before: list[int] = []
+    shards = resolve_shards(folder, endpoint=None)
+    wait_for_clock(folder)
+    index_shards(shards, anew=True)
+    manifest = manifest_of(folder)
+    path = folder / index_name(NAMES[1])
+    index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
+    path.write_bytes(replace(index, keys=[f"x{key}" for key in index.keys]).to_bytes())
+    index_shards(shards, on_before=before.append)
+    assert before == [3]
+    assert manifest_of(folder) == manifest
+
+
+def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:
+    before: list[int] = []
+    for name in NAMES:
+        bucket.write(name, (folder / name).read_bytes())
+    shards = ShardSet(store=bucket, names=NAMES)
+    index_part(shards, JobPart(number=1, total=2))
+    bucket.write(NAMES[0], (folder / NAMES[1]).read_bytes())  # of the same size, or not: other bytes
+    index_shards(shards, on_before=before.append)
+    assert before == [1]
+    found = bucket.read("s-manifest.safetensors")
+    index_shards(shards, anew=True)
+    assert bucket.read("s-manifest.safetensors") == found
 
 
 def assert_opens(folder: Path) -> None:

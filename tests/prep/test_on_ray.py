@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import PipesError, StoreError
+from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.formats.names import index_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.etl.local import Output, transform_shards
+from prep.index import index_shards
 from prep.inspect.verify import verify
 from prep.pack import pack as packing
 from prep.pack.pack import PackReport, pack
@@ -67,16 +69,7 @@ def pack_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> tuple[Gated
     gate.mkdir()
     target = GatedStore(tmp_path / "killed", held="samples-000001.tar", gate=gate)
 
-    def wait_and_kill() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not (gate / "pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        try:
-            kill(int((gate / "pid").read_text()))
-        finally:
-            (gate / "open").touch()
-
-    thread = threading.Thread(target=wait_and_kill)
+    thread = killing(gate, kill)
     thread.start()
     report = pack(make_source(43), store=target, max_count=10, on="ray")
     thread.join()
@@ -136,6 +129,61 @@ def test_pack_whose_worker_is_killed_repeats_its_task(tmp_path: Path) -> None:
     target, report = pack_with_kill(tmp_path, kill)
     assert killed
     check_packed(target, report, tmp_path / "expected")
+
+
+def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:
+    """A thread that calls ``kill`` with the worker that waits at the gate, and then opens it."""
+
+    def wait_and_kill() -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not (gate / "pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        try:
+            kill(int((gate / "pid").read_text()))
+        finally:
+            (gate / "open").touch()
+
+    return threading.Thread(target=wait_and_kill)
+
+
+def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: Path) -> None:
+    """The worker dies by kill -9 before it writes an index; the files are equal. Then all indexes are taken over."""
+    stores = {on: LocalStore(tmp_path / on) for on in WORKERS_KINDS}
+    for store in stores.values():
+        names = pack(make_source(43), store=store, max_count=3, jobs=1).shards
+    index_shards(ShardSet(store=stores["processes"], names=names))
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    held = GatedStore(tmp_path / "ray", held=index_name(names[6]), gate=gate)
+    killed: list[int] = []
+
+    def kill(process: int) -> None:
+        assert process != os.getpid(), "the index is written by a worker of Ray"
+        os.kill(process, signal.SIGKILL)
+        killed.append(process)
+
+    thread = killing(gate, kill)
+    thread.start()
+    before: list[int] = []
+    index_shards(ShardSet(store=held, names=names), on="ray", on_before=before.append)
+    thread.join()
+    assert killed
+    every = sorted(path.name for path in stores["processes"].directory.iterdir())
+    found = sorted(path.name for path in stores["ray"].directory.iterdir() if not path.name.startswith(".partial-"))
+    assert found == every
+    assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
+    index_shards(ShardSet(store=stores["ray"], names=names), on="ray", on_before=before.append)
+    assert before[1] == len(names)
+    assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
+
+
+def test_index_on_ray_names_the_shard_that_is_cut_off(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "out")
+    names = pack(make_source(43), store=store, max_count=10, jobs=1).shards
+    store.write(names[3], store.read(names[3])[:700])
+    with pytest.raises(DataError, match=names[3]):
+        index_shards(ShardSet(store=store, names=names), on="ray")
+    assert store.find("samples-manifest.safetensors") is None
 
 
 def test_pack_of_files_transform_and_verify_give_the_results_of_one_process(tmp_path: Path) -> None:

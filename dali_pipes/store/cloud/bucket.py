@@ -7,7 +7,7 @@ a signed URL (see `dali_pipes.fetch.clouds`).
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -32,6 +32,7 @@ _BUFFER_BYTES = 1 << 20
 _SIGNED_FOR = timedelta(hours=1)
 _USED_FOR_S = 45 * 60.0
 _PAGE = 1000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CloudStore(Store):
@@ -99,7 +100,9 @@ class CloudStore(Store):
             nonlocal position
             for page in obstore.list(self._client.store, folder or None, offset=position, chunk_size=_PAGE):
                 found.extend(
-                    ObjectEntry(name=row["path"], size=row["size"], checksum=None)
+                    ObjectEntry(
+                        name=row["path"], size=row["size"], checksum=None, written_ns=_written_ns(row["last_modified"])
+                    )
                     for row in page
                     if row["path"].startswith(prefix)
                 )
@@ -278,3 +281,8 @@ def _reopen(client: CloudClient) -> CloudStore:
     store = CloudStore.__new__(CloudStore)
     store.settings, store._client = client.settings, client
     return store
+
+
+def _written_ns(time: datetime) -> tuple[int, int]:
+    ns = (time - _EPOCH) // timedelta(microseconds=1) * 1000
+    return ns, ns

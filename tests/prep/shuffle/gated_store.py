@@ -21,11 +21,19 @@ class GatedStore(LocalStore):
         def gated() -> Iterable[memoryview]:
             for chunk in chunks():
                 yield chunk[: len(chunk) // 2]
-                if name == self.held:
-                    (self.gate / "pid.partial").write_text(str(os.getpid()))
-                    (self.gate / "pid.partial").rename(self.gate / "pid")
-                    while not (self.gate / "open").exists():
-                        time.sleep(0.02)
+                self._wait(name)
                 yield chunk[len(chunk) // 2 :]
 
         super().write_stream(name, gated, num_bytes=num_bytes)
+
+    def write(self, name: str, data: bytes) -> None:
+        """As of a directory, but late."""
+        self._wait(name)
+        super().write(name, data)
+
+    def _wait(self, name: str) -> None:
+        if name == self.held and not (self.gate / "open").exists():
+            (self.gate / "pid.partial").write_text(str(os.getpid()))
+            (self.gate / "pid.partial").rename(self.gate / "pid")
+            while not (self.gate / "open").exists():
+                time.sleep(0.02)
