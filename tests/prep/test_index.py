@@ -165,6 +165,7 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
 
 def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:
     before: list[int] = []
+    bucket.create()
     for name in NAMES:
         bucket.write(name, (folder / name).read_bytes())
     shards = ShardSet(store=bucket, names=NAMES)
