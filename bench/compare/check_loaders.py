@@ -42,7 +42,7 @@ def compare_outputs(
     found: dict[tuple[LoaderSpec, TurnSetting], Comparison] = {}
     for setting in settings:
         shards, _ = data.open(setting)
-        kind = (shards.url, shards.names, setting.crop)
+        kind = (shards.url, tuple(shards.names), setting.crop)
         if missing := [spec for spec in specs if spec not in failed and (spec, *kind) not in compared]:
             shared, whole = replace(options, crop=setting.crop), replace(setting, ranks=1)
             with Reference.open(shards, options=shared) as reference:
