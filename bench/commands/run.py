@@ -10,6 +10,7 @@ import click
 from bench.commands.options import json_option, opened_shards, target_option
 from bench.commands.running import needs_extras, run_and_tell
 from bench.engine.options import at_least, words
+from bench.loaders.registry import LOADERS
 from dali_pipes.commands.options import cluster_options, join_options
 from dali_pipes.commands.output import print_note
 
@@ -32,13 +33,13 @@ timing_options = join_options(
         "--shards",
         "data",
         required=True,
-        help="What to read: ais://bucket/prefix, a glob of local tars, or a directory.",
+        help="What to read: ais:// or s3://bucket/prefix, a glob of local tars, or a directory.",
     ),
     click.option(
         "--loaders",
         default="dali,webloader,memory",
-        help="Comma separated names; webloader:turbo has its own decoder. all, peers, dali-decode and "
-        "python-decode stand for all installed loaders of that kind.",
+        help=f"Comma separated names: {', '.join(LOADERS)}; webloader:turbo has its own decoder. all, peers, "
+        "dali-decode and python-decode stand for all installed loaders of that kind.",
     ),
     click.option("--baseline", help="Show ratios to this loader.  [default: webloader, else the first]"),
     click.option(

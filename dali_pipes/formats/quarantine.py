@@ -174,6 +174,8 @@ def read_exclusions(paths: str | Path | Iterable[str | Path]) -> list[Exclusion]
 
 def _files(path: str) -> list[str]:
     """List the path itself. If no file has this name and it holds wildcards, list all paths that match instead."""
+    if "://" in path:
+        raise StoreError(f"cannot read '{path}', a list of samples to leave out: it must be a file of this machine")
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
     return sorted(glob.glob(path))  # noqa: PTH207 (a wildcard may stand in any part of an absolute path)

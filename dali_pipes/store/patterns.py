@@ -207,5 +207,7 @@ def _check_one_set(found: Sequence[str], *, url: str) -> None:
     """Refuse shards of two data sets, for example the packed shards and the shards shuffled from them."""
     sets = Counter(map(prefix_of, found))
     if len(sets) > 1:
-        counted = ", ".join(f"'{prefix}' ({count} shards)" for prefix, count in sorted(sets.items())[:4])
+        counted = ", ".join(
+            f"'{prefix}' ({count} shard{'' if count == 1 else 's'})" for prefix, count in sorted(sets.items())[:4]
+        )
         raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")

@@ -234,7 +234,8 @@ def _print_buckets(found: "BucketsInfo") -> None:
 def _print_classes(found: "SetInfo") -> None:
     counts = found.class_counts
     print_line("")
-    print_line(f"{len(counts)} classes of {min(counts.values())} to {max(counts.values())} samples", bold=True)
+    sizes = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
+    print_line(f"{len(counts)} classes of {sizes} samples", bold=True)
     names = {label: f"{label} {printable(found.classes.get(label, ''), max_chars=_NAME)}".rstrip() for label in counts}
     largest = sorted(counts, key=lambda label: -counts[label])
     _print_bars([(names[label], counts[label]) for label in largest[:_CLASSES]])

@@ -103,8 +103,8 @@ class Request:
         self._check_exchange(extension)
         if self.engine == "dsort" and self.is_local:
             raise ValueError(
-                f"'{self.shards.store.url}' is a directory; engine 'dsort' needs a bucket, because dSort runs in the "
-                "AIStore cluster: use --engine client, or pack the shards into ais://BUCKET"
+                f"'{self.shards.store.url}' is not in AIStore; engine 'dsort' runs in an AIStore cluster: use --engine "
+                "client, or pack the shards into ais://BUCKET"
             )
         templates = [self.outputs] if self.outputs is not None else []
         templates += self.mapped.outputs if isinstance(self.mapped, KeyMap) else ()

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import platform
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -55,6 +56,8 @@ class RayWorkers(Workers):
             raise PipesError("--on ray needs the package ray: pip install 'dali-pipes[ray]'") from exc
         if not ray.is_initialized():
             address = os.environ.get("RAY_ADDRESS")
+            if address:
+                _check_answers(address)
             options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             try:
                 if address:
@@ -166,6 +169,20 @@ class RayWorkers(Workers):
         self._is_ours = self._is_open = False
 
 
+def _check_answers(address: str) -> None:
+    """Refuse ``HOST:PORT`` where no server is: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise PipesError(f"no Ray answers at '{address}': {why}; is RAY_ADDRESS right, and its head started?") from None
+
+
+# Seconds until a host that does not answer counts as away.
+_CONNECT_S = 10.0
 # A directory that others write to may change between the look here and the look on a node.
 _LOOKS = 5
 # Seconds for which tasks that are cancelled are waited for.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -82,6 +83,14 @@ def interrupt(gate: Path) -> None:
     while not (gate / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_address_without_a_ray_is_refused_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{port}': Connection refused; is RAY_ADDRESS"):
+        on_ray._check_answers(f"127.0.0.1:{port}")
+    on_ray._check_answers("auto")  # Ray itself looks where that is
 
 
 def test_ctrl_c_cancels_and_leaves_no_half_written_shard(tmp_path: Path) -> None:

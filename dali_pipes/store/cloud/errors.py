@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 _STATUS = re.compile(r"status code: (\d{3})[^:\n]*(?:: )?")
 _CODE = re.compile(r"<Code>([^<]*)</Code>|\"code\":\s*\"?([A-Za-z0-9]+)")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>|\"message\":\s*\"([^\"]*)\"")
+# In the debugging part: what the system said when there was no connection.
+_CAUSE = re.compile(r"^\s*(?:message|error): \"([^\"\n]+)\",$", re.MULTILINE)
 _REGION = re.compile(r"<Region>([^<]+)</Region>")
 # 408: the server waited for the client. 425, 429: too early, too many.
 _PASSING = (408, 425, 429)
@@ -65,13 +67,17 @@ class Refusal:
 
 
 def refusal_of(exc: BaseException) -> Refusal:
-    """Read what `obstore`'s error says; the debugging part, with whole requests, is left out."""
+    """Read what `obstore`'s error says; of the debugging part, with whole requests, only the system's words."""
     text = str(exc).partition("\n\nDebug source:")[0]
     status = _STATUS.search(text)
     code, message = (_first_group(pattern, text) for pattern in (_CODE, _MESSAGE))
     region = _REGION.search(text)
     if status is None:
-        cause = text.rpartition(" - ")[2] or type(exc).__name__
+        # The last is the nearest to the cause: "Connection refused".
+        below = _CAUSE.findall(str(exc))
+        cause = ": ".join([text.rpartition(" - ")[2] or type(exc).__name__, *below[-1:]])
+        if "InvalidContentType" in str(exc):
+            cause += ": the server does not speak TLS (its address begins with http://)"
         return Refusal(404 if isinstance(exc, FileNotFoundError) else 0, "", printable(cause, max_chars=300))
     # Azure's message goes on with the numbers of the request.
     said = " ".join(filter(None, [status[1], "" if code.isdigit() else code, message.partition("\n")[0]]))
@@ -105,7 +111,7 @@ def refused(settings: "CloudSettings", where: str, refusal: Refusal) -> StoreErr
 
 
 _ADDRESS = {
-    "s3": "AWS_ENDPOINT_URL names a server that is not Amazon's",
-    "gs": "GOOGLE_BASE_URL or STORAGE_EMULATOR_HOST names a server that is not Google's",
-    "az": "AZURE_STORAGE_ENDPOINT names a server that is not Microsoft's",
+    "s3": "set AWS_ENDPOINT_URL for a server that is not Amazon's",
+    "gs": "set GOOGLE_BASE_URL or STORAGE_EMULATOR_HOST for a server that is not Google's",
+    "az": "set AZURE_STORAGE_ENDPOINT for a server that is not Microsoft's",
 }

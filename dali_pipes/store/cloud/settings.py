@@ -6,6 +6,7 @@ shows.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from dali_pipes.errors import StoreError, keep_secret
+from dali_pipes.errors import StoreError, keep_secret, printable
 from dali_pipes.store.entries import SERVERS
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class CloudSettings:
         """Read the variables of a cloud: AWS_*, GOOGLE_* and STORAGE_EMULATOR_HOST, or AZURE_*.
 
         Raises:
-            ValueError: If AZURE_STORAGE_CONNECTION_STRING is not one.
+            ValueError: If AZURE_STORAGE_CONNECTION_STRING is not one, or the variable of a server is not a URL.
         """
         names = {name: os.environ.get(name.upper(), "").strip() for name in _OPTIONS.get(scheme, ())}
         options = {name: value for name, value in names.items() if value}
@@ -93,6 +94,7 @@ class CloudSettings:
             options.setdefault("google_skip_signature", "true")
         if scheme == "az":
             options = _connection_options() | options
+        _check_addresses(options)
         return cls(scheme=scheme, bucket=bucket, options=options)
 
     @property
@@ -231,6 +233,24 @@ class CloudSettings:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()  # its secrets are secret in this process, too
+
+
+_ADDRESSES = {
+    "aws_endpoint_url": "AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3, AWS_ENDPOINT)",
+    "google_base_url": "GOOGLE_BASE_URL (or STORAGE_EMULATOR_HOST)",
+    "azure_storage_endpoint": "AZURE_STORAGE_ENDPOINT (or a field of AZURE_STORAGE_CONNECTION_STRING)",
+    "azure_endpoint": "AZURE_ENDPOINT",
+}
+
+
+def _check_addresses(options: Mapping[str, str]) -> None:
+    """Refuse the address of a server that lacks ``http://`` or ``https://``: of one for S3 `obstore` panics."""
+    for name, variable in _ADDRESSES.items():
+        value = options.get(name, "")
+        if value and not re.match(r"https?://[^/:?#]|https?://\[", value):
+            # What is behind these signs may be a secret.
+            found = printable(value.partition("?")[0].rpartition("@")[2], max_chars=100)
+            raise ValueError(f"{variable} must be an address such as http://127.0.0.1:9000, got '{found}'")
 
 
 def _trusted() -> dict[str, Any]:

@@ -367,6 +367,7 @@ def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
         ({"oversample": {1: -1}}, ValueError, r"oversample\[1\] must be a finite number, not negative, got -1"),
         ({"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
         ({"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),
+        ({"exclude": "s3://b/bad.txt"}, dp.StoreError, "cannot read 's3://b/bad.txt', .* a file of this machine"),
         ({"exclude": "/nowhere.txt"}, dp.StoreError, "cannot read '/nowhere.txt', a list of samples to leave out"),
     ],
 )

@@ -101,7 +101,7 @@ def tars(tmp_path: Path) -> Path:
 
 def test_resolve_shards_of_a_directory_with_two_sets_is_refused(tars: Path) -> None:
     """What `pack` and `shuffle` leave in one place are two data sets, not one of every sample twice."""
-    with pytest.raises(ValueError, match=r"holds shards of 2 sets: '.*a-' \(2 shards\), '.*b-' \(1 shards\); name one"):
+    with pytest.raises(ValueError, match=r"holds shards of 2 sets: '.*a-' \(2 shards\), '.*b-' \(1 shard\); name one"):
         resolve_shards(tars, endpoint=None)
 
 

@@ -121,7 +121,7 @@ def test_shuffle_over_output_that_is_there_needs_overwrite(packed: ShardSet, buc
 def test_shuffle_of_a_directory_by_dsort_says_that_it_needs_a_bucket(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     names = pack(make_source(4), store=store).shards
-    with pytest.raises(ValueError, match=rf"'{tmp_path}' is a directory; engine 'dsort' needs a bucket"):
+    with pytest.raises(ValueError, match=rf"'{tmp_path}' is not in AIStore; engine 'dsort' runs in an AIStore"):
         shuffle(Request(ShardSet(store=store, names=names), engine="dsort"))
 
 

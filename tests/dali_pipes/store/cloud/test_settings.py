@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -45,6 +46,33 @@ def test_an_objects_url_follows_from_the_variables(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert CloudSettings.from_environment(scheme, "b").plain_url("x") == url
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable", "value", "found"),
+    [
+        ("s3", "AWS_ENDPOINT_URL", "127.0.0.1:9000", "127.0.0.1:9000"),
+        ("s3", "AWS_ENDPOINT_URL_S3", "minio", "minio"),
+        ("s3", "AWS_ENDPOINT", "http://", "http://"),
+        ("s3", "AWS_ENDPOINT_URL", "ftp://minio:9000", "ftp://minio:9000"),
+        ("gs", "GOOGLE_BASE_URL", "localhost:4443", "localhost:4443"),
+        ("az", "AZURE_STORAGE_ENDPOINT", "me.blob.core.windows.net?sig=secret", "me.blob.core.windows.net"),
+        ("s3", "AWS_ENDPOINT_URL", "user:secret@minio:9000", "minio:9000"),
+    ],
+)
+def test_a_server_without_a_scheme_is_an_error_that_names_the_variable(
+    scheme: str, variable: str, value: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any request: of such an address `obstore` panics."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=rf"{variable}.* must be an address .*, got '{re.escape(found)}'$") as failed:
+        CloudSettings.from_environment(scheme, "b")
+    assert "secret" not in str(failed.value)
+
+
+def test_a_server_at_an_ipv6_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://[::1]:9000")
+    assert CloudSettings.from_environment("s3", "b").plain_url("x") == "http://[::1]:9000/b/x"
 
 
 def test_names_are_quoted_in_urls() -> None:

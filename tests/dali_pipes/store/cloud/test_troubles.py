@@ -136,3 +136,23 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def test_no_server_and_no_tls_are_named_with_their_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error says what the system said of the connection, and which variable names the server."""
+    pytest.importorskip("obstore", reason="needs the extra cloud")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
+            with pytest.raises(StoreError, match=r"does not speak TLS \(its address begins with http://\)"):
+                open_store("s3://b", endpoint=None)[0].read("x")
+        finally:
+            server.shutdown()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    with pytest.raises(StoreError, match=r"Connection refused; is it the right address\? set AWS_ENDPOINT_URL for"):
+        open_store("s3://b", endpoint=None)[0].read("x")
