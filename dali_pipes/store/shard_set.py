@@ -30,6 +30,9 @@ class ShardSet:
     version: int | None = None
     """The version of the data set that was asked for; ``None``: the newest."""
 
+    def __hash__(self) -> int:
+        return hash((self.store, len(self.names), self.manifest_prefix, self.version))  # a million names, too
+
     @property
     def prefix(self) -> str:
         """The prefix of the names of these shards' manifest and class table: see `shared_prefix`."""

@@ -79,6 +79,17 @@ def test_prefix_in_a_bucket_is_answered_by_its_manifest_without_a_listing(
     assert DataSet(shards).manifest.num_samples == 3 * len(names)
 
 
+def test_names_of_a_whole_data_set_are_the_manifests_own(filled: AisStore) -> None:
+    """A million of them are one array, not as many texts; sets of shards are compared and hashed as before."""
+    shards = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
+    assert shards.manifest is not None
+    assert shards.names is shards.manifest.names
+    again = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
+    assert (again, hash(again)) == (shards, hash(shards))
+    assert shards == replace(shards, names=NAMES)
+    assert shards != replace(shards, names=(*NAMES[:-1], "s-x.tar"))
+
+
 @pytest.mark.parametrize("rest", ["", "s"])
 def test_short_prefix_in_a_bucket_is_answered_by_the_manifest_under_it(
     filled: AisStore, monkeypatch: pytest.MonkeyPatch, rest: str
