@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from dali_pipes.errors import DataError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import DIRECT, PROVIDERS, SERVERS
+from dali_pipes.store.entries import DIRECT, PROFILES, PROVIDERS, SERVERS
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Pattern, local_pattern, split_version
 from dali_pipes.store.shard_names import (
@@ -30,8 +30,8 @@ ShardUrls = str | Path | Sequence[str | Path]
 
 
 def is_remote(url: str | Path) -> bool:
-    """Whether a URL names a bucket or a server: ``ais://``, ``s3://``, ``gs://``, ``az://``, ``https://``."""
-    return isinstance(url, str) and "://" in url and url.partition("://")[0] in (*PROVIDERS, *SERVERS)
+    """Whether a URL names a bucket or a server: ``ais://``, ``s3://``, ``gs://``, ``az://``, ``https://``, ``msc://``."""
+    return isinstance(url, str) and "://" in url and url.partition("://")[0] in (*PROVIDERS, *SERVERS, PROFILES)
 
 
 def is_in_cluster(url: str | Path, endpoint: str | None) -> bool:
@@ -61,13 +61,15 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
                 f"got '{bucket}'"
             )
         check_object_name(name, url=str(url))
+        if scheme == PROFILES:
+            return _open_profile(str(url))
         if not is_in_cluster(url, endpoint):
             return _open_cloud(scheme, bucket), name
         if endpoint in (None, DIRECT):
             raise ValueError(f"'{url}' is in a bucket of AIStore, and no endpoint is given; set AIS_ENDPOINT")
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
-        raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS])
+        raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS, PROFILES])
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
 
@@ -78,6 +80,14 @@ def _open_cloud(scheme: str, bucket: str) -> Store:
     from dali_pipes.store.cloud.settings import CloudSettings
 
     return CloudStore(CloudSettings.from_environment(scheme, bucket))
+
+
+def _open_profile(url: str) -> tuple[Store, str]:
+    from dali_pipes.store.cloud.bucket import CloudStore
+    from dali_pipes.store.cloud.profiles import open_profile
+
+    settings, name = open_profile(url)
+    return CloudStore(settings), name
 
 
 def _check_host(url: str, host: str) -> None:
@@ -266,7 +276,7 @@ def _local_path(url: str | Path) -> str:
             raise ValueError(f"'{text}': expected file:///PATH, with three slashes and an absolute path")
         path = f"/{unquote(rest)}"
     elif "://" in text:
-        raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, "file"])
+        raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, PROFILES, "file"])
     else:
         path = os.path.expanduser(text)  # noqa: PTH111 (Path drops a slash at the end)
     if "\0" in path:

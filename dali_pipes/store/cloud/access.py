@@ -43,7 +43,7 @@ class CloudBucketAccess:
         return hash((self._settings.scheme, self._settings.bucket))
 
     def locate(self, name: str) -> str:
-        return f"{self._settings.scheme}://{self._settings.bucket}/{name}"
+        return f"{self._settings.url}/{name}"
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """See `StoreAccess`. The object appears when its last part is there; before, nothing is seen of it."""

@@ -47,7 +47,7 @@ class CloudStore(Store):
 
     @property
     def url(self) -> str:
-        return f"{self.settings.scheme}://{self.settings.bucket}"
+        return self.settings.url
 
     def locate(self, name: str) -> str:
         return f"{self.url}/{name}"

@@ -67,6 +67,8 @@ class CloudSettings:
     """The bucket, the container, or for HTTP the host."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """obstore's options. They hold secrets."""
+    named: str = ""
+    """The URL by which the user names the bucket, if it is not ``SCHEME://BUCKET``: ``msc://PROFILE``."""
 
     def __post_init__(self) -> None:
         for name, value in self.options.items():
@@ -93,9 +95,15 @@ class CloudSettings:
             # An emulator asks for no credentials.
             options.setdefault("google_skip_signature", "true")
         if scheme == "az":
-            options = _connection_options() | options
+            text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").strip()
+            options = connection_options(text, name="AZURE_STORAGE_CONNECTION_STRING") | options
         _check_addresses(options)
         return cls(scheme=scheme, bucket=bucket, options=options)
+
+    @property
+    def url(self) -> str:
+        """The bucket's URL, as the user writes it."""
+        return self.named or f"{self.scheme}://{self.bucket}"
 
     @property
     def cloud(self) -> str:
@@ -264,19 +272,16 @@ def _trusted() -> dict[str, Any]:
     return {}
 
 
-def _connection_options() -> dict[str, str]:
-    """The options in AZURE_STORAGE_CONNECTION_STRING, which `obstore` does not read."""
-    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").strip()
+def connection_options(text: str, *, name: str) -> dict[str, str]:
+    """The options in Azure's connection string, which `obstore` does not read. ``name`` is its name, for the error."""
     if not text:
         return {}
     fields = {}
     for part in filter(None, text.split(";")):
-        name, equals, value = part.partition("=")
+        key, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(
-                "AZURE_STORAGE_CONNECTION_STRING must be fields NAME=VALUE with ';' between them; one field has no '='"
-            )
-        fields[name.strip().lower()] = value.strip()
+            raise ValueError(f"{name} must be fields NAME=VALUE with ';' between them; one field has no '='")
+        fields[key.strip().lower()] = value.strip()
     if fields.get("usedevelopmentstorage", "").lower() == "true":
         return {"azure_storage_use_emulator": "true"}
     names = {
@@ -285,4 +290,4 @@ def _connection_options() -> dict[str, str]:
         "sharedaccesssignature": "azure_storage_sas_token",
         "blobendpoint": "azure_storage_endpoint",
     }
-    return {names[name]: value for name, value in fields.items() if name in names}
+    return {names[key]: value for key, value in fields.items() if key in names}
