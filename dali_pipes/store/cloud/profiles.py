@@ -62,6 +62,8 @@ def open_profile(url: str) -> tuple[CloudSettings, str]:
         advice = _OTHERS.get(kind, f"expected one of {', '.join(_SCHEMES)}")
         raise ValueError(f"{where} has the storage '{kind}', which is not read by msc://; {advice}")
     scheme, named = _SCHEMES[kind], f"msc://{profile}"
+    if options.get("endpoint_url") and not str(options["endpoint_url"]).startswith(("http://", "https://")):
+        raise ValueError(f"{where}: endpoint_url must be an address such as http://127.0.0.1:9000")
     base = str(options.pop("base_path", "")).strip("/")
     if "/" in base:
         raise ValueError(

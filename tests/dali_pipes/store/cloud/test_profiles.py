@@ -107,6 +107,10 @@ def test_store_of_a_profile_travels_without_the_profile(bucket: str, monkeypatch
             "option 'verify' is not read",
         ),
         (
+            {"storage_provider": {"type": "s3", "options": {"base_path": "b", "endpoint_url": "minio:9000"}}},
+            "endpoint_url must be an address such as http://",
+        ),
+        (
             {"storage_provider": NO_STORAGE, "credentials_provider": {"type": "my.Own"}},
             r"credentials 'my.Own', which are not read \(known: S3Credentials\)",
         ),
