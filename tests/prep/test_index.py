@@ -76,6 +76,23 @@ def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
     assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
 
 
+def test_a_first_index_of_shards_with_gaps_in_their_numbers_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A part of the pack that was forgotten; but numbers that are far apart are no count."""
+    folder = write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3, index=False)
+    (folder / LACKING).unlink()
+    index_shards(resolve_shards(folder, endpoint=None))
+    assert f"shards go up to number 3, but there is no '{LACKING}'; is a part of the pack" in caplog.text
+    caplog.clear()
+    index_shards(resolve_shards(folder, endpoint=None))  # a manifest is there, which somebody has accepted
+    assert not caplog.records
+    (folder / manifest_name("s-")).unlink()
+    (folder / NAMES[3]).rename(folder / "s-261123.tar")
+    index_shards(resolve_shards(folder, endpoint=None), overwrite=False)
+    assert not caplog.records
+
+
 def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Such as one of an earlier version."""
     (folder / manifest_name("s-")).write_bytes(b"no manifest")
