@@ -68,13 +68,13 @@ class Pattern:
         """The names for whose shards, in ``store``, the pattern stands. For a glob that may be a folder of its own."""
         if self.is_glob:
             pattern = os.path.abspath(self._path)  # noqa: PTH100 (a pattern is no path)
-            return [name for name in names if _glob_matches(pattern, store.locate(name))]
+            return tuple(name for name in names if _glob_matches(pattern, store.locate(name)))
         # A directory's pattern does not reach into the folders below, a bucket's does.
         is_flat = self.store.directory is not None
         # A manifest of a million shards: its names are not made into as many objects.
         if isinstance(names, Texts) and names.all_start_with(self.prefix) and not (is_flat and names.have("/")):
             return names
-        return [name for name in names if name.startswith(self.prefix) and not (is_flat and "/" in name)]
+        return tuple(name for name in names if name.startswith(self.prefix) and not (is_flat and "/" in name))
 
     def listing(self) -> Listing:
         """Everything that the store lists for the pattern now.
