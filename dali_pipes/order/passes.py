@@ -49,13 +49,17 @@ def cut_windows(
     [(0, 1), (1, 3), (3, 7), (7, 12)]
     >>> list(cut_windows(np.array([9, 1, 1, 1, 1, 1, 1]), shuffle_window=8, ramp_up=True))
     [(0, 1), (1, 3), (3, 7)]
+    >>> list(cut_windows(np.array([4, 4]), shuffle_window=2**63 - 1, ramp_up=False))
+    [(0, 2)]
     """
     num, start, ramp = len(shard_bytes), 0, 1
     following = None
-    if shuffle_window != "all":
+    if shuffle_window != "all" and num:
         # Where a window ends, for each shard that may begin it: one search for all is faster than one for each window.
         stops = np.cumsum(shard_bytes)
-        following = np.searchsorted(stops, stops - shard_bytes + shuffle_window, side="right")
+        # No window is larger than all shards, and a sum with a larger number may overflow.
+        most = min(shuffle_window, int(stops[-1]))
+        following = np.searchsorted(stops, stops - shard_bytes + most, side="right")
     while start < num:
         stop = num if following is None else max(start + 1, int(following[start]))
         if ramp_up:
