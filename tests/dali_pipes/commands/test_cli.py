@@ -37,7 +37,7 @@ def test_prep_indexes_without_dali_or_torch(tmp_path: Path, small_shards: Path) 
     program = (
         "import sys\n"
         "for name in ('torch', 'nvidia.dali'): sys.modules[name] = None\n"  # importing them fails
-        "from dali_pipes.cli import main; sys.exit(main(['prep', 'index', sys.argv[1]]))"
+        "from dali_pipes.cli import main; sys.exit(main(['prep', 'index', '--anew', sys.argv[1]]))"
     )
     done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
