@@ -155,6 +155,7 @@ def test_loader_has_sixteen_parameters() -> None:
 OLD = {
     "exclude": "pass select=dali_pipes.Select(exclude=...)",
     "where": "pass select=dali_pipes.Select(where=...)",
+    "where_in_parts": "pass select=dali_pipes.Select(where_in_parts=...)",
     "oversample": "pass select=dali_pipes.Select(oversample=...)",
     "missing": "pass select=dali_pipes.Select(missing=...)",
     "epoch_samples": "pass select=dali_pipes.Select(epoch_samples=...)",
