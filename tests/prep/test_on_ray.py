@@ -77,41 +77,12 @@ def pack_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> tuple[Gated
     return target, report
 
 
-def interrupt(gate: Path) -> None:
-    """Press Ctrl-C when a worker is in the middle of a shard."""
-    deadline = time.monotonic() + WAIT_S
-    while not (gate / "pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_an_address_without_a_ray_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{port}': Connection refused; is RAY_ADDRESS"):
         on_ray._check_answers(f"127.0.0.1:{port}")
     on_ray._check_answers("auto")  # Ray itself looks where that is
-
-
-def test_ctrl_c_cancels_and_leaves_no_half_written_shard(tmp_path: Path) -> None:
-    """The held shard is not there, nor a part of it; the same call then writes all that is missing."""
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    target = GatedStore(tmp_path / "out", held="samples-000001.tar", gate=gate)
-    thread = threading.Thread(target=interrupt, args=(gate,))
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        pack(make_source(43), store=target, max_count=10, on="ray")
-    thread.join()
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert "samples-000001.tar" not in names
-    assert not [name for name in names if name.startswith(".partial-")]
-    (gate / "open").touch()
-    finished = LocalStore(tmp_path / "out")
-    report = pack(make_source(43), store=finished, max_count=10, on="ray")
-    expected = LocalStore(tmp_path / "expected")
-    pack(make_source(43), store=expected, max_count=10, jobs=1)
-    assert contents(finished, report.shards) == contents(expected, report.shards)
 
 
 def check_packed(target: LocalStore, report: PackReport, directory: Path) -> None:
