@@ -5,24 +5,31 @@ For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the tr
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.data_set.index_runs import Before, IndexedRun, IndexRun, index_run, known_before
 from dali_pipes.data_set.indexing import find_manifest, index_bar, join_runs, read_class_table, stored_versions
 from dali_pipes.errors import DataError, StoreError, shown
+from dali_pipes.formats.column_spool import ColumnsSpool
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
-from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.listings import Found, rows_among
 from dali_pipes.store.shard_set import ShardSet
 from prep.part import JobPart
 from prep.workers import Report, WorkersKind, open_workers
 
 _log = logging.getLogger(__name__)
 
-# A task on Ray has at most so many shards, and begins no other after so many bytes; each CPU gets several.
+Int64s = npt.NDArray[np.int64]
+
+# A run has at most so many shards, and on Ray begins no other after so many bytes; each CPU gets several.
 _RUN_SHARDS = 256
 _RUN_BYTES = 256 << 20
 _TASKS_EACH = 4
@@ -85,7 +92,8 @@ def index_part(
     _check_has_no_versions(shards)
     own = part.of_shards(shards)
     if own.names:
-        _index(own, None, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
+        with ColumnsSpool() as columns:  # the part alone has no column file
+            _index(own, None, columns, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
     return own
 
 
@@ -101,9 +109,8 @@ def merge_indexes(
         DataError: If a shard index is not one, or not the one of its shard.
     """
     store = shards.store
-    listed = store.find_all([index_name(name) for name in shards.names])
-    lacking = [name for name in shards.names if index_name(name) not in listed]
-    if lacking:
+    (listed,) = store.find_all([index_name(name) for name in shards.names])
+    if lacking := listed.lacking(shards.names):
         raise StoreError(
             f"{len(lacking)} of {len(shards.names)} shards have no shard index: "
             f"{shown([store.locate(name) for name in lacking])}; a part is not done, or was stopped: run it again, "
@@ -114,9 +121,11 @@ def merge_indexes(
 
 
 def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) -> Manifest:
-    manifest, columns = _index(shards, classes, **options)
-    _check_has_no_versions(shards)  # another command may have begun meanwhile
-    shards.store.write(columns_name(shards.prefix), columns.to_bytes(manifest=manifest.digest))
+    with ColumnsSpool() as columns:
+        manifest = _index(shards, classes, columns, **options)
+        _check_has_no_versions(shards)  # another command may have begun meanwhile
+        num_bytes, chunks = columns.stream(manifest=manifest.digest)
+        shards.store.write_stream(columns_name(shards.prefix), chunks, num_bytes=num_bytes)
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
 
@@ -124,26 +133,26 @@ def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) 
 def _index(
     shards: ShardSet,
     classes: Mapping[int, str] | None,
+    columns: ColumnsSpool,
     *,
     on: WorkersKind,
     show_progress: bool,
     anew: bool = False,
     is_indexed: bool = False,
     on_before: Callable[[int], object] = lambda _: None,
-) -> tuple[Manifest, SampleColumns]:
-    """Write the shard indexes; the manifest and the columns are only returned."""
+) -> Manifest:
+    """Write the shard indexes, and add to ``columns``; the manifest is only returned."""
     # Parsing holds the GIL little enough that a second process would cost more than it gains.
     with open_workers(on, 1 if on == "processes" else None) as workers:
         workers.check_reach(directory for directory in [shards.store.directory] if directory is not None)
         if classes is None:
             classes = read_class_table(shards.store, shards.prefix)
-        before: list[Before | None] = []
-        if anew or is_indexed or shards.store.etl:
-            entries = shards.entries()
-        else:
-            entries, before = _look_before(shards)
-        whole = IndexRun(shards=shards, entries=entries, classes=classes, is_indexed=is_indexed, before=before)
-        runs = [whole] if on == "processes" else _divided(whole, most=-(-len(entries) // (_TASKS_EACH * workers.jobs)))
+        takes_over = not (anew or is_indexed or shards.store.etl)
+        entries, before = _look_before(shards) if takes_over else (shards.entries(), None)
+        run = IndexRun(shards=shards, entries=(), classes=classes, is_indexed=is_indexed)
+        # Threads of one process do a run's shards ahead of each other: it can be large.
+        small = {"most": -(-len(entries) // (_TASKS_EACH * workers.jobs)), "num_bytes": _RUN_BYTES}
+        runs = _divided(run, entries, before, **({} if on == "processes" else small))
         num_before = 0
 
         def counted(results: Iterable[IndexedRun]) -> Iterator[IndexedRun]:
@@ -156,7 +165,7 @@ def _index(
             results = workers.map(
                 _work, runs, on_progress=drawn.update, name=_name_of, max_ahead=_RUNS_AHEAD * workers.jobs
             )
-            made = join_runs(shards, counted(results), classes=classes)
+            made = join_runs(shards, counted(results), columns, classes=classes)
     on_before(num_before)
     return made
 
@@ -170,43 +179,64 @@ def _name_of(run: IndexRun) -> str:
     return f"shards '{run.shards.names[0]}' to '{run.shards.names[-1]}'"
 
 
-def _divided(whole: IndexRun, *, most: int) -> Iterator[IndexRun]:
-    """Runs of at most ``most`` shards, and of few bytes, because a run that a lost node worked on is done again."""
-    shards, first = replace(whole.shards, manifest=None, manifest_prefix=whole.shards.prefix), 0
-    while first < len(whole.entries):
-        stop, num_bytes = first, 0
-        while stop < len(whole.entries) and stop - first < min(most, _RUN_SHARDS) and num_bytes < _RUN_BYTES:
-            num_bytes += whole.entries[stop].size
-            stop += 1
+def _divided(
+    run: IndexRun,
+    entries: Sequence[ObjectEntry],
+    before: "_Before | None",
+    *,
+    most: int = _RUN_SHARDS,
+    num_bytes: float = math.inf,
+) -> Iterator[IndexRun]:
+    """Runs like ``run``, of at most ``most`` of its shards, whose columns fit in memory.
+
+    None begins another shard after ``num_bytes``, because a run that a lost node worked on is done again.
+    """
+    shards, first = replace(run.shards, manifest=None, manifest_prefix=run.shards.prefix), 0
+    rest = iter(entries)
+    while first < len(entries):
+        own: list[ObjectEntry] = []
+        done = 0
+        while first + len(own) < len(entries) and len(own) < min(most, _RUN_SHARDS) and done < num_bytes:
+            own.append(next(rest))
+            done += own[-1].size
+        stop = first + len(own)
         yield replace(
-            whole,
-            shards=replace(shards, names=shards.names[first:stop]),
-            entries=whole.entries[first:stop],
-            before=whole.before[first:stop],
+            run,
+            shards=replace(shards, names=list(shards.names[first:stop])),
+            entries=own,
+            before=() if before is None else [before.of(row) for row in range(first, stop)],
             is_first=first == 0,
         )
         first = stop
 
 
-def _look_before(shards: ShardSet) -> tuple[list[ObjectEntry], list[Before | None]]:
+class _Before(NamedTuple):
+    """The shard indexes that are there already; an object for each would take more memory than they do."""
+
+    indexes: Found
+    old: Manifest | None
+    rows: Int64s
+    """int64 [shards], the row of each shard in ``old``; -1 if it is not there."""
+
+    def of(self, row: int) -> Before | None:
+        entry = self.indexes[row]
+        return None if entry is None else known_before(self.old, int(self.rows[row]), entry)
+
+
+def _look_before(shards: ShardSet) -> tuple[Sequence[ObjectEntry], _Before | None]:
     """The entries of the shards and what is known of the indexes that are there, by one listing."""
-    names, store = shards.names, shards.store
-    found = store.find_all([*names, *map(index_name, names)])
-    if missing := [name for name in names if name not in found]:
-        raise shards.missing(missing)
-    entries = [found[name] for name in names]
+    names = shards.names
+    found, indexes = shards.store.find_all(names, [index_name(name) for name in names])
+    entries = shards.all_of(found)
     try:
         old = find_manifest(shards)
     except DataError:
         old = None  # the caller has warned
-    if old is not None and old.turned is None:
-        return entries, []  # its indexes were made before orientations were kept
-    rows = {} if old is None else {name: row for row, name in enumerate(old.names)}
-    indexes = (found.get(index_name(name)) for name in names)
-    return entries, [
-        None if entry is None else known_before(old, rows.get(name), entry)
-        for name, entry in zip(names, indexes, strict=True)
-    ]
+    if old is None:
+        return entries, _Before(indexes, None, np.full(len(names), -1))
+    if old.turned is None:
+        return entries, None  # its indexes were made before orientations were kept
+    return entries, _Before(indexes, old, rows_among(old.names, names))
 
 
 def _check(shards: ShardSet, *, overwrite: bool) -> None:
@@ -235,15 +265,15 @@ def _check_keeps_all(shards: ShardSet) -> None:
     except DataError as exc:
         _log.warning("%s; it is replaced", exc)
         return
-    kept = set(shards.names)
     if old is None:
         _warn_of_gaps(shards)
         return
-    if lost := [name for name in old.names if name not in kept]:
+    missing = np.flatnonzero(rows_among(sorted(shards.names), old.names) < 0)
+    if lost := [old.names[row] for row in missing.tolist()]:
         raise StoreError(
             f"manifest '{where}' lists {old.num_shards} shards, and {len(lost)} of them are not among the "
-            f"{len(kept)} to be indexed: {shown(lost)}; put them back, or name them too; --overwrite replaces the "
-            "manifest, and the data set is then without them"
+            f"{len(shards.names)} to be indexed: {shown(lost)}; put them back, or name them too; --overwrite replaces "
+            "the manifest, and the data set is then without them"
         )
 
 

@@ -128,9 +128,9 @@ def index_run(run: IndexRun, keep: Callable[[str, bytes], None], on_done: Callab
     return IndexedRun(sums, totals, list(columns.components), columns.finish() if whole else None, num_before)
 
 
-def known_before(manifest: Manifest | None, row: int | None, entry: ObjectEntry) -> Before:
-    """What is known of the stored index ``entry`` of the shard in this row of the manifest."""
-    if manifest is None or row is None:
+def known_before(manifest: Manifest | None, row: int, entry: ObjectEntry) -> Before:
+    """What is known of the stored index ``entry`` of the shard in this row of the manifest; negative: in none."""
+    if manifest is None or row < 0:
         return Before(entry=entry)
     numbers = (manifest.checksums[row], manifest.index_bytes[row], manifest.index_checksums[row])
     shard_checksum, index_bytes, index_checksum = map(int, numbers)

@@ -172,8 +172,10 @@ def index_each(
     if classes is None:
         classes = read_class_table(shards.store, shards.prefix)
     run = IndexRun(shards=shards, entries=shards.entries(), classes=classes)
+    columns = ColumnsBuilder()
     with index_bar(shards, run.entries, shown=show_progress) as drawn:
-        return join_runs(shards, [index_run(run, keep, drawn.update)], classes=classes)
+        manifest = join_runs(shards, [index_run(run, keep, drawn.update)], columns, classes=classes)
+    return manifest, columns.finish()
 
 
 def index_bar(shards: ShardSet, entries: Sequence[ObjectEntry], *, shown: bool) -> Any:
@@ -184,14 +186,14 @@ def index_bar(shards: ShardSet, entries: Sequence[ObjectEntry], *, shown: bool) 
 
 
 def join_runs(
-    shards: ShardSet, runs: Iterable[IndexedRun], *, classes: Mapping[int, str] | None
-) -> tuple[Manifest, SampleColumns]:
-    """The manifest and the columns of shards whose runs are given in order, by `index_run`.
+    shards: ShardSet, runs: Iterable[IndexedRun], columns: ColumnsBuilder, *, classes: Mapping[int, str] | None
+) -> Manifest:
+    """The manifest of shards whose runs are given in order, by `index_run`; adds their columns to ``columns``.
 
-    The manifest is the same, however the shards were divided into runs.
+    The manifest and the columns are the same, however the shards were divided into runs.
     """
     sums: list[RunSums] = []
-    totals, columns = Totals(), ColumnsBuilder()
+    totals = Totals()
     first = 0
     for run in runs:
         sums.append(run.sums)
@@ -205,7 +207,7 @@ def join_runs(
                 columns.add(ShardIndex.from_bytes(shards.store.read(name), where=shards.store.locate(name)))
         first += num_shards
     joined = RunSums(*map(np.concatenate, zip(RunSums.empty(), *sums, strict=True)))
-    manifest = Manifest(
+    return Manifest(
         names=shards.names,
         classes=classes or {},
         recoded=read_recoded(shards.store, shards.prefix),
@@ -213,7 +215,6 @@ def join_runs(
         **joined._asdict(),
         **totals.sums(),
     )
-    return manifest, columns.finish()
 
 
 def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:

@@ -408,13 +408,14 @@ def _beyond(named: ShardSet, manifest: Manifest, listing: Listing) -> list[str]:
 
 def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:
     """The shards that the store has, and the names of the others."""
-    found = shards.store.find_all(shards.names)
-    missing = [name for name in shards.names if name not in found]
-    if not found:
+    (found,) = shards.store.find_all(shards.names)
+    missing = found.lacking(shards.names)
+    if len(missing) == len(shards.names):
         raise shards.missing(missing)
     if not missing:
         return shards, []
-    return replace(shards, names=tuple(found), manifest_prefix=shards.prefix), missing
+    there = tuple(entry.name for entry in found if entry is not None)
+    return replace(shards, names=there, manifest_prefix=shards.prefix), missing
 
 
 def _missing_files(shards: ShardSet) -> list[str]:

@@ -6,15 +6,14 @@ what the columns of each kind hold. Each of them checks the whole file before it
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.json_texts import read_json
@@ -25,15 +24,58 @@ ReadRange = Callable[[int, int], bytes]
 
 # A column file's header takes some 10 KB at most.
 _HEAD_BYTES, _MAX_HEADER_BYTES = 1 << 14, 1 << 22
-_TYPES = {"U8": "u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U64": "<u8"}
+# In safetensors' order, smallest first.
+_TYPES = {"U8": "u1", "I8": "<i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "I64": "<i8", "U64": "<u8"}
+_NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
+_RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}
+
+
+class ColumnStream(NamedTuple):
+    """A column that is made in pieces, because all of it would take too much memory."""
+
+    dtype: np.dtype[Any]
+    length: int
+    pieces: Callable[[], Iterable[npt.NDArray[Any]]]
+    """Each call makes the pieces anew."""
+
+
+class FileStream(NamedTuple):
+    """The bytes of a file, made in pieces."""
+
+    num_bytes: int
+    chunks: Callable[[], Iterator[memoryview]]
+    """Each call makes the bytes anew."""
 
 
 def save_columns(columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, Any]) -> bytes:
     """The bytes of a file; the same columns and header always give the same bytes."""
-    # One entry only: safetensors writes several in the order of a hash map, which differs between processes.
-    metadata = {"header": json.dumps(header)}
-    contiguous = {name: np.ascontiguousarray(column) for name, column in columns.items()}
-    return cast("bytes", save_tensors(contiguous, metadata=metadata))
+    streams = {
+        name: ColumnStream(column.dtype, len(column), lambda column=column: [column])  # type: ignore[misc]
+        for name, column in columns.items()
+    }
+    return b"".join(stream_columns(streams, header).chunks())
+
+
+def stream_columns(columns: Mapping[str, ColumnStream], header: Mapping[str, Any]) -> FileStream:
+    """The file of `save_columns`, for columns that are made in pieces."""
+    # safetensors' own order: large types first, so that each column is aligned, then by name.
+    names = sorted(columns, key=lambda name: (-_RANKS[columns[name].dtype], name.encode()))
+    entries: dict[str, Any] = {"__metadata__": {"header": json.dumps(header)}}
+    stop = 0
+    for name in names:
+        dtype, length, _ = columns[name]
+        start, stop = stop, stop + length * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": [length], "data_offsets": [start, stop]}
+    head = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+
+    def chunks() -> Iterator[memoryview]:
+        yield memoryview(len(head).to_bytes(8, "little") + head)
+        for name in names:
+            for piece in columns[name].pieces():
+                yield memoryview(np.ascontiguousarray(piece).data).cast("B")
+
+    return FileStream(8 + len(head) + stop, chunks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from dali_pipes.formats.column_file import ColumnFile, save_columns
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.texts import Texts, pack_texts
+from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 
 COLUMNS_VERSIONS = (1, 2)
 COLUMNS_KIND = "dali-pipes column file"
@@ -53,12 +53,12 @@ would grow with the square of the data set."""
 NO_LABEL = -1
 """The label of a sample without ``cls`` in `Columns.labels`."""
 
-_SIZE_TYPES = (np.uint16, np.int32)
-_LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
+SIZE_TYPES = (np.uint16, np.int32)
+LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
 # Keys decoded at a time: as Python strings they take five times the space.
 _ROWS_AT_A_TIME = 1 << 16
-# Shards whose columns are joined before all of them are.
-_SHARDS_JOINED = 256
+# Shards whose columns are joined before all of them are, and their samples.
+_SHARDS_JOINED, _ROWS_JOINED = 256, 1 << 17
 
 Int64s = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
@@ -129,13 +129,7 @@ class SampleColumns:
                 columns[f"has/{name}"] = np.packbits(mask)
         for name, (height, width) in self.sizes.items():
             columns[f"height/{name}"], columns[f"width/{name}"] = height, width
-        header = {
-            "kind": COLUMNS_KIND,
-            "version": 2 if self.sizes else 1,
-            "manifest": manifest,
-            "components": sorted(self.has),
-        }
-        return save_columns(columns, header)
+        return save_columns(columns, columns_header(manifest=manifest, components=self.has, has_sizes=bool(self.sizes)))
 
     @classmethod
     def from_bytes(cls, data: bytes, *, manifest: Manifest, where: str) -> "SampleColumns":
@@ -159,6 +153,16 @@ class SampleColumns:
         }
         file.expect_no_more()
         return cls(keys=keys, labels=labels, has=has, sizes=sizes)
+
+
+def columns_header(*, manifest: str, components: Iterable[str], has_sizes: bool) -> dict[str, Any]:
+    """The header of a column file."""
+    return {
+        "kind": COLUMNS_KIND,
+        "version": 2 if has_sizes else 1,
+        "manifest": manifest,
+        "components": sorted(components),
+    }
 
 
 class AnyColumns(Protocol):
@@ -283,9 +287,10 @@ class ColumnsBuilder:
     """Collects the columns of shards, in the manifest's order, without a Python object per sample."""
 
     def __init__(self) -> None:
-        # The first part is empty, because there may be no shard.
-        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
+        self._parts: list[SampleColumns] = []
         self._last: list[SampleColumns] = []
+        self._last_rows = 0
+        self._restart()
         self.components: dict[str, None] = {}
         """The components that are collected, in the order in which they were found."""
         self.is_cut = False
@@ -299,7 +304,8 @@ class ColumnsBuilder:
         has = {name: None if mask.all() else mask for name, mask in masks.items()}
         sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self.components}
         self._last.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes))
-        if len(self._last) == _SHARDS_JOINED:
+        self._last_rows += index.num_samples
+        if len(self._last) == _SHARDS_JOINED or self._last_rows >= _ROWS_JOINED:
             self._join_last()
 
     def add_columns(self, columns: SampleColumns, components: Iterable[str]) -> None:
@@ -308,7 +314,7 @@ class ColumnsBuilder:
         taken = set(self._admit(components))
         has = {name: mask for name, mask in columns.has.items() if name in taken}
         sizes = {name: pair for name, pair in columns.sizes.items() if name in taken}
-        self._parts.append(replace(columns, has=has, sizes=sizes))
+        self._append(replace(columns, has=has, sizes=sizes))
 
     def finish(self) -> SampleColumns:
         """The columns of all shards that were added."""
@@ -329,13 +335,21 @@ class ColumnsBuilder:
     def _join_last(self) -> None:
         """Join the columns of small shards, whose arrays take more memory than their values."""
         if self._last:
-            self._parts.append(_joined(self._last))
-            self._last = []
+            joined = _joined(self._last)
+            self._last, self._last_rows = [], 0
+            self._append(joined)
+
+    def _append(self, part: SampleColumns) -> None:
+        self._parts.append(part)
+
+    def _restart(self) -> None:
+        # The first part is empty, because there may be no shard.
+        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
 
 
 def _joined(parts: Sequence[SampleColumns]) -> SampleColumns:
     joined = join_columns([(part, {}) for part in parts])
-    return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels, _LABEL_TYPES))
+    return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels, LABEL_TYPES))
 
 
 def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> SampleColumns:
@@ -345,9 +359,6 @@ def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> Sa
         parts: For each of them its columns and its `Manifest.components`. If a component is counted there but missing
             in the column file, the joined columns leave it out.
     """
-    all_keys = [columns.keys for columns, _ in parts]
-    starts = np.cumsum([0, *(len(keys.data) for keys in all_keys)])
-    ends = [keys.ends + start for keys, start in zip(all_keys, starts[:-1], strict=True)]
     labels = None
     if any(columns.labels is not None for columns, _ in parts):
         labels = np.concatenate(
@@ -359,7 +370,7 @@ def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> Sa
             continue
         masks = [_mask(columns, name) for columns, _ in parts]
         has[name] = None if all(mask.all() for mask in masks) else np.concatenate(masks)
-    keys = Texts(np.concatenate([keys.data for keys in all_keys]), np.concatenate(ends))
+    keys = join_texts([columns.keys for columns, _ in parts])
     return SampleColumns(keys=keys, labels=labels, has=has, sizes=_joined_sizes(parts))
 
 
@@ -370,7 +381,7 @@ def _joined_sizes(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> d
             continue
         none = [(np.zeros(len(columns), np.uint16),) * 2 for columns, _ in parts]
         sizes = [columns.sizes.get(name, zeros) for (columns, _), zeros in zip(parts, none, strict=True)]
-        height, width = (_smallest(np.concatenate(column), _SIZE_TYPES) for column in zip(*sizes, strict=True))
+        height, width = (_smallest(np.concatenate(column), SIZE_TYPES) for column in zip(*sizes, strict=True))
         joined[name] = height, width
     return joined
 
@@ -382,11 +393,12 @@ def _mask(columns: SampleColumns, name: str) -> Bools:
 
 def _smallest(values: npt.NDArray[Any], kinds: Sequence[type[np.integer[Any]]]) -> npt.NDArray[Any]:
     """Convert integers to the first of these types that holds all of them."""
-    least, greatest = int(values.min(initial=0)), int(values.max(initial=0))
-    for kind in kinds:
-        if np.iinfo(kind).min <= least and greatest <= np.iinfo(kind).max:
-            return values.astype(kind)
-    raise AssertionError("the last type fits all")
+    return values.astype(smallest_type(int(values.min(initial=0)), int(values.max(initial=0)), kinds))
+
+
+def smallest_type(least: int, greatest: int, kinds: Iterable[type[np.integer[Any]]]) -> type[np.integer[Any]]:
+    """The first of these types that holds both numbers; the last one does."""
+    return next(kind for kind in kinds if np.iinfo(kind).min <= least and greatest <= np.iinfo(kind).max)
 
 
 def _strings(texts: Texts) -> Strings:
@@ -415,7 +427,7 @@ def checked_components(file: ColumnFile, manifest: Manifest) -> list[str]:
 def label_type(file: ColumnFile) -> type[np.signedinteger[Any]]:
     """The type that the file's labels should have: their own, if it is one of those that are allowed."""
     found = file.columns.get("label")
-    return next((kind for kind in _LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
+    return next((kind for kind in LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
 
 
 def _are_names_in_order(value: object) -> bool:

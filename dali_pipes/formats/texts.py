@@ -153,6 +153,13 @@ def pack_texts(texts: Sequence[str]) -> tuple[UInt8s, Int64s]:
     return np.frombuffer(run, np.uint8), ends
 
 
+def join_texts(parts: Sequence[Texts]) -> Texts:
+    """These texts, one run after the other; at least one run."""
+    starts = np.cumsum([0, *(len(part.data) for part in parts)])
+    ends = [part.ends + start for part, start in zip(parts, starts[:-1], strict=True)]
+    return Texts(np.concatenate([part.data for part in parts]), np.concatenate(ends))
+
+
 def object_name_problem(names: Texts) -> str | None:
     """Describe the first name that must not become part of a path; ``None`` if all names are safe.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dali_pipes.fetch.fetcher import Fetcher
     from dali_pipes.store.cluster.transport.proxies import Proxies
+    from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
 
 
@@ -108,10 +109,10 @@ class Store(ABC):
         """Make the bucket or directory, if it does not exist."""
 
     @abstractmethod
-    def list(self, prefix: str) -> "list[ObjectEntry]":
+    def list(self, prefix: str) -> Sequence[ObjectEntry]:
         """The objects whose name starts with ``prefix``, sorted by name; of a directory, only the prefix's folder."""
 
-    def list_all(self, prefix: str) -> "builtins.list[ObjectEntry]":
+    def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
         """As `list`, for callers who take an object that is not listed for one that does not exist.
 
         Raises:
@@ -119,11 +120,13 @@ class Store(ABC):
         """
         return self.list(prefix)
 
-    def find_all(self, names: Sequence[str]) -> "dict[str, ObjectEntry]":
-        """The entries of the named objects that exist, in the order of ``names``: see `list_all`."""
-        prefix = os.path.commonprefix(names)  # noqa: RUF071 (character by character is intended)
-        listed = {entry.name: entry for entry in self.list_all(prefix)}
-        return {name: entry for name in names if (entry := listed.get(name)) is not None}
+    def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
+        """Look for the named objects, and for ``more``, in one listing: see `list_all`. One result for each."""
+        from dali_pipes.store.listings import Found
+
+        prefixes = [os.path.commonprefix(each) for each in (names, *more)]  # noqa: RUF071 (by character)
+        listed = self.list_all(os.path.commonprefix(prefixes))  # noqa: RUF071
+        return [Found.among(listed, each) for each in (names, *more)]
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -144,6 +147,10 @@ class Store(ABC):
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """Create or replace an object; readers see all of it or nothing."""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        """Create or replace a large object: see `StoreAccess.write_stream`."""
+        self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
     @abstractmethod
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:

@@ -13,7 +13,7 @@ DIRECT = "direct"
 """The endpoint that stands for none: buckets of clouds are read without AIStore, also where AIS_ENDPOINT is set."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectEntry:
     """One row of a listing."""
 

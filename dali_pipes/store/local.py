@@ -1,7 +1,9 @@
 """Keep objects as the files of a directory."""
 
+import builtins
 import contextlib
 import errno
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +16,7 @@ from dali_pipes.store.entries import ObjectEntry
 
 if TYPE_CHECKING:
     from dali_pipes.fetch.local import LocalFetcher
+    from dali_pipes.store.listings import Found
 
 
 class LocalStore(Store):
@@ -48,19 +51,23 @@ class LocalStore(Store):
         if not folder.is_dir():
             return []
         # Unlike a bucket's, without the folders below: a directory may be the root of the file system.
-        visible = (path for path in folder.iterdir() if not path.name.startswith("."))
-        named = sorted((str(path.relative_to(self.directory)), path) for path in visible)
+        beginning = "" if folder == self.directory else f"{folder.relative_to(self.directory)}/"
+        # Not `Path.iterdir`: a million paths take more memory than their names.
+        names = sorted(beginning + name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
         # Another writer may delete a file while this runs: such a file has no size, and is not listed.
-        entries = (_entry(name, path) for name, path in named if name.startswith(prefix))
+        entries = (_entry(name, self.directory / name) for name in names if name.startswith(prefix))
         return [entry for entry in entries if entry is not None]
 
-    def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
-        found = super().find_all(names)
+    def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
+        from dali_pipes.store.listings import Found
+
         # The names may lie in several folders, and one listing covers only one of them.
-        for name in names:
-            if name not in found and (entry := _entry(name, self.directory / name)) is not None:
-                found[name] = entry
-        return found
+        return [
+            Found.of([entry or _entry(name, self.directory / name) for name, entry in zip(each, found, strict=True)])
+            if (found.rows < 0).any()
+            else found
+            for each, found in zip((names, *more), super().find_all(names, *more), strict=True)
+        ]
 
     def read(self, name: str) -> bytes:
         with self.open(name) as stream:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import manifest_name
@@ -14,6 +14,7 @@ from dali_pipes.store.shard_names import shared_prefix
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
+    from dali_pipes.store.listings import Found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +56,24 @@ class ShardSet:
             return f"dali-pipes prep remove '{self.store.locate(self.prefix)}' --shard NAME"
         return f"{self.index_command} --overwrite"
 
-    def entries(self) -> list[ObjectEntry]:
+    def entries(self) -> Sequence[ObjectEntry]:
         """The store's entry of each shard. For a shard that is read through an ETL: of the stored shard.
 
         Raises:
             StoreError: If a shard is missing; names the first ones.
         """
-        found = self.store.find_all(self.names)
-        if missing := [name for name in self.names if name not in found]:
+        (found,) = self.store.find_all(self.names)
+        return self.all_of(found)
+
+    def all_of(self, found: "Found") -> Sequence[ObjectEntry]:
+        """What `Store.find_all` found for these shards.
+
+        Raises:
+            StoreError: If a shard is missing; names the first ones.
+        """
+        if missing := found.lacking(self.names):
             raise self.missing(missing)
-        return [found[name] for name in self.names]
+        return cast("Sequence[ObjectEntry]", found)
 
     def missing(self, names: Sequence[str], *, is_read: bool = True) -> StoreError:
         """The error for some of these shards, which are not in the store; ``is_read``: see `missing_shards`."""

@@ -118,7 +118,7 @@ def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
     if same := next((name for name in names if store.identity(name) in inputs), None):
         raise ValueError(f"'{store.locate(same)}' is an input; give the output another place or prefix")
     store.create()
-    there = list(store.find_all(names))
+    there = [entry.name for entry in store.find_all(names)[0] if entry is not None]
     if there and not overwrite:
         raise StoreError(f"'{store.url}' has {shown(there)} already; pass --overwrite to replace, or another output")
     prefix = output.name_of(shards.prefix)

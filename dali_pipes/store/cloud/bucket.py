@@ -4,6 +4,7 @@
 a signed URL (see `dali_pipes.fetch.clouds`).
 """
 
+import builtins
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from dali_pipes.store.shard_names import check_object_name
 if TYPE_CHECKING:
     from dali_pipes.fetch.objects import ObjectFetcher
     from dali_pipes.fetch.parts import ObjectRequest
+    from dali_pipes.store.listings import Found
 
 _BUFFER_BYTES = 1 << 20
 # An object's URL is asked for again long before it expires.
@@ -82,8 +84,10 @@ class CloudStore(Store):
                 f"{_MAKERS[self.settings.scheme].format(bucket=self.settings.bucket)}"
             )
 
-    def list(self, prefix: str) -> list[ObjectEntry]:
+    def list(self, prefix: str) -> Sequence[ObjectEntry]:
         import obstore
+
+        from dali_pipes.store.listings import EntriesBuilder
 
         if self._is_read_only:
             raise StoreError(
@@ -93,7 +97,7 @@ class CloudStore(Store):
         # obstore takes a prefix for a folder. So the folder is listed, from the prefix on and no further than it.
         folder, slash, _ = prefix.rpartition("/")
         position = _just_before(prefix) if prefix != folder + slash and self.settings.is_sorted else None
-        found: list[ObjectEntry] = []
+        found = EntriesBuilder()
 
         def list_on() -> None:
             """Go on after the last page that came."""
@@ -113,16 +117,18 @@ class CloudStore(Store):
                     return
 
         self._client.send(self.locate(prefix), list_on)
-        listed = {entry.name: entry for entry in found}
-        return [listed[name] for name in sorted(listed)]
+        return found.finish()
 
-    def find_all(self, names: Sequence[str]) -> dict[str, ObjectEntry]:
+    def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
+        from dali_pipes.store.listings import Found
+
         if not self._is_read_only:
-            return super().find_all(names)
-        sizes = {name: self.size(name) for name in names}
-        return {
-            name: ObjectEntry(name=name, size=size, checksum=None) for name, size in sizes.items() if size is not None
-        }
+            return super().find_all(names, *more)
+        return [Found.of([self._entry(name) for name in each]) for each in (names, *more)]
+
+    def _entry(self, name: str) -> ObjectEntry | None:
+        size = self.size(name)
+        return None if size is None else ObjectEntry(name=name, size=size, checksum=None)
 
     def read(self, name: str) -> bytes:
         return self._client.send(self.locate(name), lambda: self._get(name))

@@ -3,11 +3,10 @@
 Its requests wait for a cluster that is away: see `dali_pipes.store.cluster.client`.
 """
 
-import builtins
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -96,14 +95,17 @@ class AisStore(Bucket):
         with self.asking(self.url):
             self._bucket.create(exist_ok=True)
 
-    def list(self, prefix: str) -> list[ObjectEntry]:
+    def list(self, prefix: str) -> Sequence[ObjectEntry]:
+        from dali_pipes.store.listings import EntriesBuilder
+
         where = self.locate(prefix)
         with self.asking(where):
-            # Each name once: while objects are moved to another target, both may list one.
-            listed = {entry.name: entry for entry in read_pages(self._bucket, prefix, where=where)}
-        return [listed[name] for name in sorted(listed)]
+            # While objects are moved to another target, both may list one.
+            listed = EntriesBuilder()
+            listed.extend(read_pages(self._bucket, prefix, where=where))
+        return listed.finish()
 
-    def list_all(self, prefix: str) -> "builtins.list[ObjectEntry]":
+    def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
         from dali_pipes.store.cluster.complete_listing import list_completely
 
         return list_completely(self, prefix)

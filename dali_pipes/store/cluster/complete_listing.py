@@ -8,6 +8,7 @@ between. Two listings that agree are the second guard, for clusters that do not 
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dali_pipes.errors import StoreError
@@ -27,7 +28,7 @@ _REBALANCING = 8
 _MAX_LISTINGS = 5
 
 
-def list_completely(bucket: Bucket, prefix: str) -> list[ObjectEntry]:
+def list_completely(bucket: Bucket, prefix: str) -> Sequence[ObjectEntry]:
     """List until two consecutive listings agree, on a cluster that moves no objects.
 
     Raises:

@@ -8,9 +8,8 @@ The size and the checksum of a transformed shard are unknown until it was read. 
 whatever range is asked for.
 """
 
-import builtins
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -72,11 +71,11 @@ class TransformedStore(Store):
         """Whether an object is read through the ETL."""
         return not name.endswith((_DESCRIBES, _CLASSES))
 
-    def list(self, prefix: str) -> list[ObjectEntry]:
+    def list(self, prefix: str) -> Sequence[ObjectEntry]:
         """List the bucket; sizes and checksums are those of the stored shards."""
         return self.stored.list(prefix)
 
-    def list_all(self, prefix: str) -> "builtins.list[ObjectEntry]":
+    def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
         return self.stored.list_all(prefix)
 
     def read(self, name: str) -> bytes:
@@ -136,6 +135,9 @@ class TransformedStore(Store):
 
     def write(self, name: str, data: bytes) -> None:
         self.stored.write(self._beside(name), data)
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        self.stored.write_stream(self._beside(name), chunks, num_bytes=num_bytes)
 
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         return self.stored.write_new(self._beside(name), data, by=by)

@@ -339,7 +339,10 @@ def test_shard_index_round_trips() -> None:
         (with_jpg([1536, 2560], [-1, 1]), "row 0"),
         (with_jpg([-1, 2560], [1, 1]), "row 0, .* found 1 bytes at -1"),
         (with_jpg([1536], [1]), "column 'offset/jpg' of 2 int64, found int64 of shape"),
-        (with_jpg([1536, 2560], [1, 1]) | {"sizes": {"cls": np.zeros(2), "jpg": np.zeros(2)}}, "found float64"),
+        (
+            with_jpg([1536, 2560], [1, 1]) | {"sizes": {"cls": np.zeros(2, np.int32), "jpg": np.zeros(2, np.int32)}},
+            "found int32",
+        ),
         (with_photo(height=np.array([-1, 0], np.int32)), "without negative heights and widths"),
         (with_photo(width=np.array([0, -5], np.int32)), "without negative heights and widths"),
         (with_photo(format=np.array([0, 15], np.uint8)), "formats of photos 'jpg' below 15, found 15"),

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import re
 import threading
 import time
@@ -148,13 +149,13 @@ def test_file_that_goes_while_a_directory_is_listed_is_not_listed(
     store = LocalStore(tmp_path)
     store.write("stays", b"1")
     store.write("goes", b"12")
-    names = list(tmp_path.iterdir())
+    names = [path.name for path in tmp_path.iterdir()]
 
-    def names_before_it_went(directory: Path) -> Iterator[Path]:
-        yield from names
+    def names_before_it_went(_: Path) -> list[str]:
         (tmp_path / "goes").unlink(missing_ok=True)
+        return names
 
-    monkeypatch.setattr(Path, "iterdir", names_before_it_went)
+    monkeypatch.setattr(os, "listdir", names_before_it_went)
     assert [entry.name for entry in store.list("")] == ["stays"]
 
 

@@ -1,0 +1,130 @@
+"""The column file of a large data set, made by temporary files: the same bytes as in memory."""
+
+import errno
+import json
+import os
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from dali_pipes.errors import StoreError
+from dali_pipes.formats import column_spool
+from dali_pipes.formats.column_file import save_columns
+from dali_pipes.formats.column_spool import ColumnsSpool
+from dali_pipes.formats.sample_columns import ColumnsBuilder
+from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
+
+COMPONENTS = ["cls", "jpg", "seg.png", "txt"]
+LABELS = st.one_of(st.integers(-3, 200), st.sampled_from([2**15, -(2**31), 2**31, 2**63 - 1, -(2**63)]))
+SIDES = st.one_of(st.integers(0, 500), st.sampled_from([2**16 - 1, 2**16, 2**31 - 1]))
+ROWS = st.tuples(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+    st.frozensets(st.sampled_from(COMPONENTS), min_size=1),
+    LABELS,
+    SIDES,
+)
+Row = tuple[str, frozenset[str], int, int]  # key, components, label, a photo's height
+
+
+def an_index(rows: list[Row]) -> ShardIndex:
+    components = sorted({name for _, names, _, _ in rows for name in names})
+    offsets = {c: np.array([512 if c in names else -1 for _, names, _, _ in rows], np.int64) for c in components}
+    photos = {}
+    for component in {"jpg", "seg.png"} & {*components}:
+        height = np.array([side if component in names else 0 for _, names, _, side in rows], np.int32)
+        photos[component] = PhotoColumns(height=height, width=height // 2, format=np.zeros(len(rows), np.uint8))
+    labels = np.array([label if "cls" in names else 0 for _, names, label, _ in rows], np.int64)
+    return ShardIndex(
+        shard="s.tar",
+        shard_bytes=4096,
+        shard_checksum=0,
+        keys=[key for key, _, _, _ in rows],
+        offsets=offsets,
+        sizes=offsets,
+        labels=labels if "cls" in components else None,
+        photos=photos,
+    )
+
+
+def fill(builder: ColumnsBuilder, runs: list[list[list[Row]]]) -> None:
+    """Add the shards of each run: of every other run one by one, of the others as its worker's columns."""
+    for number, shards in enumerate(runs):
+        if number % 2:
+            own = ColumnsBuilder()
+            for rows in shards:
+                own.add(an_index(rows))
+            builder.add_columns(own.finish(), own.components)
+        else:
+            for rows in shards:
+                builder.add(an_index(rows))
+
+
+def spooled(runs: list[list[list[Row]]], rows_in_memory: int) -> bytes:
+    with ColumnsSpool(rows_in_memory) as spool:
+        fill(spool, runs)
+        file = spool.stream(manifest="0" * 64)
+        data = b"".join(file.chunks())
+        assert b"".join(file.chunks()) == data, "a transfer that broke is made again"
+    assert file.num_bytes == len(data)
+    return data
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.lists(ROWS, max_size=12), max_size=3), max_size=4),
+    st.sampled_from([1, 2, 5, 20, 1000]),
+    st.sampled_from([8, 16, 1 << 20]),
+)
+def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_memory: int, rows_at_a_time: int) -> None:
+    """Whatever lacks labels, components or sizes first, and wherever the pieces end."""
+    builder = ColumnsBuilder()
+    fill(builder, runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_spool, "_ROWS_AT_A_TIME", rows_at_a_time)
+        assert spooled(runs, rows_in_memory) == builder.finish().to_bytes(manifest="0" * 64)
+
+
+def test_memory_is_flat() -> None:
+    """Of two million samples, whose columns take 80 MB, only some 100,000 at a time are in memory."""
+    rows = np.arange(20_000)
+    same = an_index([(f"key-{row:016d}", frozenset(COMPONENTS), int(row), 500) for row in rows])
+    tracemalloc.start()
+    try:
+        with ColumnsSpool(100_000) as spool:
+            for _ in range(100):
+                spool.add(same)
+            num_bytes = sum(map(len, spool.stream(manifest="0" * 64).chunks()))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes > 75_000_000
+    assert peak < 30_000_000
+
+
+def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(
+        StoreError, match=r"columns of 1 samples .* No space left on device; name a disk .* with TMPDIR"
+    ):
+        spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 1000])
+def test_files_are_those_of_the_safetensors_library(length: int) -> None:
+    """Order of columns, alignment, and the escapes of their names."""
+    rng = np.random.default_rng(length)
+    columns = {
+        f"{name}{kind}": rng.integers(0, 100, length).astype(kind)
+        for name in ("a/", 'é"\\\n', "日本/")
+        for kind in ("u1", "i1", "u2", "i2", "i4", "i8", "u8")
+    }
+    header = {"kind": 'ü "x"', "rows": length}
+    assert save_columns(columns, header) == save(columns, metadata={"header": json.dumps(header)})

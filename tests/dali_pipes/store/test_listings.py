@@ -1,0 +1,99 @@
+"""A listing as columns: the same rows as a list of entries, in less memory."""
+
+import pickle
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.store import listings
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.listings import Entries, EntriesBuilder, Found, rows_among
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+ENTRIES = st.lists(
+    st.builds(
+        ObjectEntry,
+        name=NAMES,
+        size=st.integers(0, 2**62),
+        checksum=st.none() | st.text("0123456789abcdef", min_size=16, max_size=16),
+        written_ns=st.none() | st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)),
+    ),
+    max_size=12,
+)
+
+
+def collected(pages: list[list[ObjectEntry]]) -> Entries:
+    builder = EntriesBuilder()
+    for page in pages:
+        builder.extend(page)
+    return builder.finish()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ENTRIES, max_size=4), st.booleans(), st.lists(NAMES, max_size=12))
+def test_listing_has_each_name_once_and_sorted(
+    pages: list[list[ObjectEntry]], is_sorted: bool, asked: list[str]
+) -> None:
+    """Whatever order the pages come in, and wherever the rows that are collected at a time end."""
+    if is_sorted:
+        pages = [sorted((entry for page in pages for entry in page), key=lambda entry: entry.name)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listings, "_COLLECTED", 3)
+        listed = collected(pages)
+        expected = sorted(
+            {entry.name: entry for page in pages for entry in page}.values(), key=lambda entry: entry.name
+        )
+        rows = list(listed)
+    assert rows == expected
+    assert [entry.written_ns for entry in rows] == [entry.written_ns for entry in expected]
+    assert [listed[row] for row in range(len(listed))] == expected
+    assert listed == expected
+    assert listed[1:3] == expected[1:3]
+    assert pickle.loads(pickle.dumps(listed)) == listed
+    by_name = {entry.name: entry for entry in expected}
+    for wanted in (asked, sorted(asked)):
+        found = Found.among(listed, wanted)
+        assert list(found) == [by_name.get(name) for name in wanted]
+        assert list(Found.of(list(found))) == list(found)
+        assert list(found[1:]) == list(found)[1:]
+        assert found.lacking(wanted) == [name for name in wanted if name not in by_name]
+
+
+def test_listings_that_differ_are_not_equal() -> None:
+    """Two listings of a bucket are compared, to notice that one lacks something."""
+    listed = collected([[ObjectEntry(name="a", size=1, checksum="11"), ObjectEntry(name="b", size=2, checksum=None)]])
+    others = [
+        [ObjectEntry(name="a", size=1, checksum="11")],
+        [ObjectEntry(name="a", size=1, checksum="11"), ObjectEntry(name="c", size=2, checksum=None)],
+        [ObjectEntry(name="a", size=3, checksum="11"), ObjectEntry(name="b", size=2, checksum=None)],
+        [ObjectEntry(name="a", size=1, checksum="12"), ObjectEntry(name="b", size=2, checksum=None)],
+    ]
+    for other in others:
+        assert listed != other
+        assert listed != collected([other])
+
+
+def test_names_are_found_in_any_order() -> None:
+    assert rows_among(["a", "b", "d"], ["a", "c", "d", "d"]).tolist() == [0, -1, 2, 2]
+    assert rows_among(["a", "b", "d"], ["d", "c", "a"]).tolist() == [2, -1, 0]
+    assert rows_among([], ["a"]).tolist() == [-1]
+
+
+def test_memory_of_a_large_listing_is_small() -> None:
+    """A hundred thousand entries with checksums take less than 100 bytes each, and no more while they are collected."""
+    tracemalloc.start()
+    try:
+        builder = EntriesBuilder()
+        builder.extend(
+            ObjectEntry(name=f"train/shard-{row:08d}.tar", size=row, checksum=f"{row:016x}") for row in range(100_000)
+        )
+        listed = builder.finish()
+        del builder
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(listed) == 100_000
+    assert kept < 10_000_000
+    assert peak < 22_000_000
