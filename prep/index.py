@@ -279,13 +279,14 @@ def _check_keeps_all(shards: ShardSet) -> None:
 
 def _warn_of_gaps(shards: ShardSet) -> None:
     """Warn of a first index of shards whose numbers have gaps: a part of the pack may not have run."""
-    numbers = [name.removeprefix(shards.prefix).removesuffix(".tar") for name in shards.names]
+    prefix = shards.prefix
+    numbers = [name.removeprefix(prefix).removesuffix(".tar") for name in shards.names]
     if not numbers or not all(len(number) == _DIGITS and number.isdecimal() for number in numbers):
         return
     found = {int(number) for number in numbers}
     # Other numbers, such as dates, are no count.
     if len(found) <= max(found) < _SPARSE * len(found):
-        lacking = [f"{shards.prefix}{number:0{_DIGITS}}.tar" for number in range(max(found)) if number not in found]
+        lacking = [f"{prefix}{number:0{_DIGITS}}.tar" for number in range(max(found)) if number not in found]
         _log.warning(
             "'%s': shards go up to number %d, but there is no %s; is a part of the pack not done?",
             shards.store.locate(shards.prefix),

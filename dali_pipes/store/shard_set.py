@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from dali_pipes.errors import StoreError, shown
@@ -34,7 +35,7 @@ class ShardSet:
     def __hash__(self) -> int:
         return hash((self.store, len(self.names), self.manifest_prefix, self.version))  # a million names, too
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         """The prefix of the names of these shards' manifest and class table: see `shared_prefix`."""
         return shared_prefix(self.names) if self.manifest_prefix is None else self.manifest_prefix

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
 from prep.index import index_part, index_shards
 from prep.part import JobPart
-from tests.conftest import make_samples, write_shards, write_tar
+from tests.conftest import Sample, make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]
@@ -276,3 +278,19 @@ def test_commands_that_write_samples_refuse_to_lose_those_of_a_missing_shard(
     assert f"no shard '{folder}/{LACKING}'" in str(done.exception)
     assert not out.exists()
     assert not list(folder.glob("shuffled-*"))
+
+
+def test_index_reads_the_names_of_all_shards_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over all names for each shard would take hours for a hundred thousand shards."""
+    num_calls = 0
+
+    def counted(names: Sequence[str]) -> str:
+        nonlocal num_calls
+        num_calls += 1
+        return shared_prefix(names)
+
+    for number in range(300):
+        write_tar(tmp_path / f"s-{number:06d}.tar", [Sample(f"k{number}", {"txt": b"1"})])
+    monkeypatch.setattr("dali_pipes.store.shard_set.shared_prefix", counted)
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    assert 0 < num_calls < 20
