@@ -120,12 +120,29 @@ def merge_indexes(
     return _write(shards, None, on=on, is_indexed=True, show_progress=show_progress)
 
 
-def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) -> Manifest:
+def index_without_manifest(
+    shards: ShardSet,
+    *,
+    classes: Mapping[int, str] | None,
+    on: WorkersKind = "processes",
+    show_progress: bool = False,
+    before_columns: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> Manifest:
+    """As `index_shards`, but the manifest is only returned. ``before_columns`` is a last check."""
     with ColumnsSpool() as columns:
-        manifest = _index(shards, classes, columns, **options)
-        _check_has_no_versions(shards)  # another command may have begun meanwhile
-        num_bytes, chunks = columns.stream(manifest=manifest.digest)
+        manifest = _index(shards, classes, columns, on=on, show_progress=show_progress, **options)
+        before_columns()
+        num_bytes, chunks = columns.stream(manifest=manifest.shards_digest)
         shards.store.write_stream(columns_name(shards.prefix), chunks, num_bytes=num_bytes)
+    return manifest
+
+
+def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) -> Manifest:
+    # Another command may begin meanwhile.
+    manifest = index_without_manifest(
+        shards, classes=classes, before_columns=lambda: _check_has_no_versions(shards), **options
+    )
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
 
@@ -152,7 +169,7 @@ def _index(
         run = IndexRun(shards=shards, entries=(), classes=classes, is_indexed=is_indexed)
         # Threads of one process do a run's shards ahead of each other: it can be large.
         small = {"most": -(-len(entries) // (_TASKS_EACH * workers.jobs)), "num_bytes": _RUN_BYTES}
-        runs = _divided(run, entries, before, **({} if on == "processes" else small))
+        runs = divided_runs(run, entries, before, **({} if on == "processes" else small))
         num_before = 0
 
         def counted(results: Iterable[IndexedRun]) -> Iterator[IndexedRun]:
@@ -163,7 +180,7 @@ def _index(
 
         with index_bar(shards, entries, shown=show_progress) as drawn:
             results = workers.map(
-                _work, runs, on_progress=drawn.update, name=_name_of, max_ahead=_RUNS_AHEAD * workers.jobs
+                _work, runs, on_progress=drawn.update, name=name_of_run, max_ahead=_RUNS_AHEAD * workers.jobs
             )
             made = join_runs(shards, counted(results), columns, classes=classes)
     on_before(num_before)
@@ -175,14 +192,15 @@ def _work(run: IndexRun, report: Report) -> IndexedRun:
     return index_run(run, run.shards.store.write, report)
 
 
-def _name_of(run: IndexRun) -> str:
+def name_of_run(run: IndexRun) -> str:
+    """A run's name in errors."""
     return f"shards '{run.shards.names[0]}' to '{run.shards.names[-1]}'"
 
 
-def _divided(
+def divided_runs(
     run: IndexRun,
     entries: Sequence[ObjectEntry],
-    before: "_Before | None",
+    before: "_Before | None" = None,
     *,
     most: int = _RUN_SHARDS,
     num_bytes: float = math.inf,

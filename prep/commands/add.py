@@ -13,6 +13,7 @@ from prep.commands.options import (
     max_bad_option,
     max_pixels_option,
     no_part_option,
+    on_option,
     pairs_option,
     recode_options,
     take_recoding,
@@ -81,7 +82,8 @@ if TYPE_CHECKING:
 @recode_options
 @dry_run_option
 @jobs_option("Shards in flight, each written by a process of its own")
-@no_part_option("it makes one version of the data set; --jobs shares its work among processes")
+@on_option
+@no_part_option("it makes one version of the data set; --jobs and --on ray share its work")
 @cluster_options
 @json_option
 def add(

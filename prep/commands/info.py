@@ -10,7 +10,7 @@ import click
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
 from dali_pipes.errors import printable, shown
-from prep.commands.options import no_part_option, seed_option, urls_argument
+from prep.commands.options import no_part_option, on_option, seed_option, urls_argument
 from prep.commands.output import counted, print_result, recoded_text
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ _CLASSES = 12
 )
 @click.option("--window-bytes", type=size, help="Window of the shuffle, with these two; all shards by default.")
 @seed_option("the random choice of photos")
+@on_option
 @no_part_option("it reads little; run it once")
 @cluster_options
 @json_option

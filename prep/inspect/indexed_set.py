@@ -1,18 +1,23 @@
 """Read the manifest and the shard indexes of shards, or make them if the shards are not indexed."""
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dali_pipes.data_set.indexing import find_manifest, index_in_memory
+from dali_pipes.data_set.index_runs import IndexedRun, IndexRun, index_run
+from dali_pipes.data_set.indexing import find_manifest, index_bar, join_runs, read_class_table
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.sample_columns import ColumnsBuilder
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.shard_set import ShardSet
+from prep.index import divided_runs, name_of_run
 from prep.threads import in_threads
+from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
@@ -20,6 +25,9 @@ if TYPE_CHECKING:
 
 NUM_READERS = 16
 """Objects and ranges that are requested at a time, to hide the store's latency."""
+
+# A task that indexes shards begins no other shard after so many bytes.
+_RUN_BYTES = 256 << 20
 
 
 class IndexedSet:
@@ -31,17 +39,27 @@ class IndexedSet:
         DataError: If the manifest or a shard cannot be read, or the manifest does not list a shard.
     """
 
-    def __init__(self, shards: ShardSet, *, show_progress: bool = False) -> None:
+    def __init__(self, shards: ShardSet, *, workers: Workers | None = None, show_progress: bool = False) -> None:
         self.shards = shards
         found = find_manifest(shards)
         self.is_indexed = found is not None
         """Whether there is a manifest."""
         self._made: Mapping[str, bytes] = {}
         if found is None:
-            made = index_in_memory(shards, show_progress=show_progress)
-            found, self._made = made.manifest, made.indexes
+            found, self._made = _index_in_memory(shards, workers or Workers(1), show_progress=show_progress)
         self._stored = found.select(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
         self.manifest: Manifest = _without_removed(self._stored)
+
+    def part(self, rows: Sequence[int]) -> "IndexedSet":
+        """Some of the shards, in the order given. It pickles, and is as small as they are few."""
+        own = copy.copy(self)
+        own._stored = self._stored.take(np.array(rows, np.int64))
+        own.manifest = _without_removed(own._stored)
+        own._made = {name: self._made[name] for name in map(index_name, own.manifest.names) if name in self._made}
+        own.shards = replace(
+            self.shards, names=tuple(own.manifest.names), manifest=None, manifest_prefix=self.shards.prefix
+        )
+        return own
 
     def read(self, row: int) -> ShardIndex:
         """The index of one shard.
@@ -63,6 +81,29 @@ class IndexedSet:
     def each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Yield row and index of all shards, in order. The next indexes are read in threads."""
         yield from enumerate(in_threads(self.read, range(self.manifest.num_shards), NUM_READERS))
+
+
+def _index_in_memory(
+    shards: ShardSet, workers: Workers, *, show_progress: bool
+) -> tuple["Manifest", Mapping[str, bytes]]:
+    """The manifest, and the shard indexes by their objects' names, of shards that are read in full, by the workers."""
+    classes, entries = read_class_table(shards.store, shards.prefix), shards.entries()
+    runs = divided_runs(IndexRun(shards=shards, entries=(), classes=classes), entries, num_bytes=_RUN_BYTES)
+    indexes: dict[str, bytes] = {}
+
+    def kept(results: Iterable[tuple[IndexedRun, Mapping[str, bytes]]]) -> Iterator[IndexedRun]:
+        for run, made in results:
+            indexes.update(made)
+            yield run
+
+    with index_bar(shards, entries, shown=show_progress) as drawn:
+        results = workers.map(_index_run, runs, on_progress=drawn.update, name=name_of_run)
+        return join_runs(shards, kept(results), ColumnsBuilder(), classes=classes), indexes
+
+
+def _index_run(run: IndexRun, report: Report) -> tuple[IndexedRun, Mapping[str, bytes]]:
+    made: dict[str, bytes] = {}
+    return index_run(run, made.__setitem__, report), made
 
 
 def _without_removed(stored: "Manifest") -> "Manifest":

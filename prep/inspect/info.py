@@ -25,8 +25,12 @@ from prep.inspect.token_info import TokensInfo
 from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
 from prep.threads import in_threads
+from prep.workers import Report, Workers, WorkersKind, open_workers
 
 MAX_BINS = 16
+# A task reads so many shard indexes, or photos.
+_TASK_SHARDS = 1024
+_TASK_PHOTOS = 64
 
 Int64s = npt.NDArray[np.int64]
 Result = TypeVar("Result")
@@ -167,7 +171,13 @@ class SetInfo:
 
 
 def describe_set(
-    shards: ShardSet, *, num_headers: int = 2000, num_pixels: int = 256, seed: int = 0, show_progress: bool = False
+    shards: ShardSet,
+    *,
+    num_headers: int = 2000,
+    num_pixels: int = 256,
+    seed: int = 0,
+    on: WorkersKind = "processes",
+    show_progress: bool = False,
 ) -> SetInfo:
     """Describe a set of shards. It takes 24 bytes of memory for each photo.
 
@@ -176,24 +186,40 @@ def describe_set(
         num_headers: How many headers of each photo component are read; 0: all.
         num_pixels: How many photos of each component that is not a mask are decoded; 0: none.
         seed: Draws the photos.
+        on: Who reads: threads of this process, or ``"ray"``: see `prep.workers.open_workers`. The result is the same.
         show_progress: Draw bars.
 
     Raises:
         DataError: If the manifest, an index or a shard cannot be read.
+        PipesError: If Ray is not installed, or cannot be reached, or a node has another directory.
         ValueError: If a number is negative.
     """
     for name, number in (("num_headers", num_headers), ("num_pixels", num_pixels)):
         if number < 0:
             raise ValueError(f"{name} must not be negative, got {number}")
-    indexed = IndexedSet(shards, show_progress=show_progress)
+    # Reading waits, and decoders release the GIL: threads of this process do as much as several processes.
+    with open_workers(on, 1 if on == "processes" else None) as workers:
+        workers.check_reach(directory for directory in [shards.store.directory] if directory is not None)
+        return _describe(shards, workers, num_headers, num_pixels, np.random.default_rng(seed), show_progress)
+
+
+def _describe(
+    shards: ShardSet,
+    workers: Workers,
+    num_headers: int,
+    num_pixels: int,
+    draw: np.random.Generator,
+    show_progress: bool,
+) -> SetInfo:
+    indexed = IndexedSet(shards, workers=workers, show_progress=show_progress)
     manifest = indexed.manifest
     info = SetInfo.of(indexed)
     columns = IndexColumns()
-    draw = np.random.default_rng(seed)
+    starts = range(0, manifest.num_shards, _TASK_SHARDS)
+    parts = (indexed.part(range(start, min(start + _TASK_SHARDS, manifest.num_shards))) for start in starts)
     with bar(what="indexes", total=manifest.num_shards, unit="shards", shown=show_progress, delay_s=1) as drawn:
-        for row, index in indexed.each():
-            columns.add(row, index)
-            drawn.update(1)
+        for first, own in zip(starts, workers.map(_add_up, parts, on_progress=drawn.update), strict=True):
+            columns.merge(own, first_row=first)
     columns.fill(info)
     turned = indexed.manifest.turned
     for component, photo in info.photos.items():
@@ -201,12 +227,19 @@ def describe_set(
         photo.is_mask = columns.is_mask(component)
         total = len(columns.sizes[component])
         chosen = np.arange(total) if not num_headers else _draw(draw, total, num_headers)
-        places = columns.places(indexed, component, chosen)
-        _look_at_headers(shards, places, photo, component, show_progress=show_progress)
+        _look_at_headers(workers, columns.photos(indexed, component, chosen), photo, show_progress=show_progress)
         if num_pixels and not photo.is_mask:
-            places = columns.places(indexed, component, _draw(draw, total, num_pixels))
-            photo.pixels = _pixels(shards, places, component, show_progress=show_progress)
+            photos = columns.photos(indexed, component, _draw(draw, total, num_pixels))
+            photo.pixels = _pixels(workers, photos, component, show_progress=show_progress)
     return info
+
+
+def _add_up(indexed: IndexedSet, report: Report) -> "IndexColumns":
+    columns = IndexColumns()
+    for row, index in indexed.each():
+        columns.add(row, index)
+        report(1)
+    return columns
 
 
 def _draw(draw: np.random.Generator, total: int, num: int) -> Int64s:
@@ -249,6 +282,18 @@ class IndexColumns:
             labels, counts = np.unique(index.labels[index.offsets[LABEL_COMPONENT] >= 0], return_counts=True)
             self._labels.update(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
 
+    def merge(self, other: "IndexColumns", *, first_row: int) -> None:
+        """Add the sums of the shards from this row on."""
+        self._components.update(other._components)
+        self._bytes.update(other._bytes)
+        self._labels.update(other._labels)
+        for component, parts in other._parts.items():
+            self._parts.setdefault(component, []).append(np.concatenate(parts))
+            counts = [(first_row + row, number) for row, number in other._counts[component]]
+            self._counts.setdefault(component, []).extend(counts)
+            self._formats[component] = self._formats.get(component, 0) + other._formats[component]
+            self.together.setdefault(component, {component}).update(other.together[component])
+
     def fill(self, info: SetInfo) -> None:
         info.components = dict(sorted(self._components.items()))
         info.component_bytes = dict(sorted(self._bytes.items()))
@@ -272,51 +317,84 @@ class IndexColumns:
         """Whether a component is a mask, see `is_mask_name`."""
         return is_mask_name(component, self.together[component])
 
-    def places(self, indexed: IndexedSet, component: str, chosen: Int64s) -> Iterator[_Place]:
-        """Positions of the photos with these sorted numbers; reads the shard indexes again."""
+    def photos(self, indexed: IndexedSet, component: str, chosen: Int64s) -> "Iterator[_Photos]":
+        """The photos with these sorted numbers, in tasks of some `_TASK_PHOTOS`."""
+        wanted: list[tuple[int, Int64s]] = []
         first = 0
         for row, number in self._counts[component]:
             start, stop = np.searchsorted(chosen, [first, first + number])
-            if start < stop:
-                index = indexed.read(row)
-                rows = np.flatnonzero(index.offsets[component] >= 0)[chosen[start:stop] - first]
-                for at in rows.tolist():
-                    offset, size = int(index.offsets[component][at]), int(index.sizes[component][at])
-                    yield _Place(indexed.manifest.names[row], offset, size)
+            # A shard of many photos is read by several tasks.
+            for begin in range(start, stop, _TASK_PHOTOS):
+                wanted.append((row, chosen[begin : min(begin + _TASK_PHOTOS, stop)] - first))
+                if sum(len(rows) for _, rows in wanted) >= _TASK_PHOTOS:
+                    yield _Photos.of(indexed, component, wanted)
+                    wanted = []
             first += number
+        if wanted:
+            yield _Photos.of(indexed, component, wanted)
 
 
-def _look_at_headers(
-    shards: ShardSet, places: Iterator[_Place], photo: PhotoInfo, component: str, *, show_progress: bool
-) -> None:
+class _Photos(NamedTuple):
+    """Some photos of a component: a task."""
+
+    indexed: IndexedSet
+    """The shards that hold them, each once for each entry of ``wanted``."""
+    component: str
+    wanted: list[Int64s]
+    """For each of these shards, the numbers of photos among its photos."""
+
+    @classmethod
+    def of(cls, indexed: IndexedSet, component: str, wanted: Sequence[tuple[int, Int64s]]) -> "_Photos":
+        return cls(indexed.part([row for row, _ in wanted]), component, [rows for _, rows in wanted])
+
+    def places(self) -> Iterator[_Place]:
+        """Where they lie; reads the shard indexes."""
+        for row, numbers in enumerate(self.wanted):
+            index = self.indexed.read(row)
+            rows = np.flatnonzero(index.offsets[self.component] >= 0)[numbers]
+            for at in rows.tolist():
+                offset, size = int(index.offsets[self.component][at]), int(index.sizes[self.component][at])
+                yield _Place(self.indexed.manifest.names[row], offset, size)
+
+
+def _look_at_headers(workers: Workers, photos: Iterator[_Photos], photo: PhotoInfo, *, show_progress: bool) -> None:
     kinds: Counter[str] = Counter()
     traits: Counter[str] = Counter()
-
-    def look(place: _Place) -> PhotoDetails:
-        start, size = place.offset, min(place.size, HEAD_BYTES)
-        details = photo_details(shards.store.read_range(place.shard, start=start, size=size))
-        if details is None:
-            details = photo_details(
-                shards.store.read_range(place.shard, start=start, size=min(place.size, MAX_PHOTO_BYTES))
-            )
-        return details or PhotoDetails("JPEG", 0, 0, 0, 0, "", "", 0, False, 0)
-
-    what = f"headers of {component}"
-    for details in _drawn(in_threads(look, places, NUM_READERS), what=what, show_progress=show_progress):
-        kinds[_kind(details)] += 1
-        traits.update(_traits(details))
-        photo.num_headers += 1
-        photo.num_for_hardware += details.is_for_hardware
+    with bar(what="headers", total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
+        for found in workers.map(_details_of, photos, on_progress=drawn.update):
+            for details in found:
+                kinds[_kind(details)] += 1
+                traits.update(_traits(details))
+                photo.num_headers += 1
+                photo.num_for_hardware += details.is_for_hardware
     photo.kinds, photo.traits = dict(kinds.most_common()), dict(traits.most_common())
 
 
-def _pixels(shards: ShardSet, places: Iterator[_Place], component: str, *, show_progress: bool) -> Pixels | None:
-    decoder = open_decoder("pillow")
+def _details_of(photos: _Photos, report: Report) -> list[PhotoDetails]:
+    store = photos.indexed.shards.store
 
-    def look(place: _Place) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    def look(place: _Place) -> PhotoDetails:
+        start, size = place.offset, min(place.size, HEAD_BYTES)
+        details = photo_details(store.read_range(place.shard, start=start, size=size))
+        if details is None:
+            details = photo_details(store.read_range(place.shard, start=start, size=min(place.size, MAX_PHOTO_BYTES)))
+        return details or PhotoDetails("JPEG", 0, 0, 0, 0, "", "", 0, False, 0)
+
+    return _told(in_threads(look, photos.places(), NUM_READERS), report)
+
+
+Moments = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""Means of a photo's red, green and blue, and of their squares: float64 [3] each."""
+
+
+def _moments_of(photos: _Photos, report: Report) -> list[Moments | None]:
+    """The moments of each photo; ``None`` for those that cannot be decoded."""
+    store, decoder = photos.indexed.shards.store, open_decoder("pillow")
+
+    def look(place: _Place) -> Moments | None:
         try:
             check_size(place.size)
-            data = shards.store.read_range(place.shard, start=place.offset, size=place.size)
+            data = store.read_range(place.shard, start=place.offset, size=place.size)
             _, pixels = decode(decoder, data, rules=ANY_FORMAT, output="rgb")
         except Undecodable:
             return None
@@ -325,28 +403,34 @@ def _pixels(shards: ShardSet, places: Iterator[_Place], component: str, *, show_
         weights, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
         return weights @ values, weights @ values**2
 
-    total, squares, num, bad = np.zeros(3), np.zeros(3), 0, 0
     # At most one thread for each core, because each thread holds a decoded photo.
-    num_threads, what = len(os.sched_getaffinity(0)), f"pixels of {component}"
-    for moments in _drawn(in_threads(look, places, num_threads), what=what, show_progress=show_progress):
-        if moments is None:
-            bad += 1
-            continue
-        total, squares, num = total + moments[0], squares + moments[1], num + 1
+    return _told(in_threads(look, photos.places(), len(os.sched_getaffinity(0))), report)
+
+
+def _told(results: Iterator[Result], report: Report) -> list[Result]:
+    """All results; each is reported when it is there, by this thread."""
+    found = []
+    for result in results:
+        found.append(result)
+        report(1)
+    return found
+
+
+def _pixels(workers: Workers, photos: Iterator[_Photos], component: str, *, show_progress: bool) -> Pixels | None:
+    total, squares, num, bad = np.zeros(3), np.zeros(3), 0, 0
+    with bar(what=f"pixels of {component}", total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
+        for found in workers.map(_moments_of, photos, on_progress=drawn.update):
+            for moments in found:
+                if moments is None:
+                    bad += 1
+                    continue
+                total, squares, num = total + moments[0], squares + moments[1], num + 1
     if not num:
         return Pixels(num_photos=0, num_undecodable=bad, mean=(0, 0, 0), std=(0, 0, 0)) if bad else None
     mean = total / num
     std = np.sqrt(np.maximum(squares / num - mean**2, 0))
     red, green, blue = mean.tolist()
     return Pixels(num_photos=num, num_undecodable=bad, mean=(red, green, blue), std=tuple(std.tolist()))
-
-
-def _drawn(results: Iterator[Result], *, what: str, show_progress: bool) -> Iterator[Result]:
-    """Yield the results and draw a progress bar."""
-    with bar(what=what, total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
-        for result in results:
-            yield result
-            drawn.update(1)
 
 
 def _kind(details: PhotoDetails) -> str:

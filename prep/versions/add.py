@@ -21,19 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.data_set.indexing import index_each
 from dali_pipes.data_set.joined import concatenate
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.history import Part
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import classes_name, columns_name, recoded_name
+from dali_pipes.formats.names import classes_name, recoded_name
 from dali_pipes.store.shard_set import ShardSet
+from prep.index import index_without_manifest
 from prep.pack.pack import NoRecordLeftError, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
 from prep.versions.classes import fit_classes
 from prep.versions.known import Compared, leave_out_known
 from prep.versions.publish import NewChange, Newest, write_version
+from prep.workers import WorkersKind
 
 if TYPE_CHECKING:
     from prep.left_out import MaxBad
@@ -96,12 +97,12 @@ def add(
         dry_run: Check and plan only.
         show_progress: Draw bars.
         packing: Further arguments of `prep.pack.pack.pack`: ``max_count``, ``max_bytes``, ``on_bad``, ``formats``,
-            ``recode``, ``jobs`` and others; no ``prefix``, ``overwrite`` or ``copy``. A share in ``max_bad`` is one of
-            all records, the known ones included.
+            ``recode``, ``jobs``, ``on`` (who also indexes) and others; no ``prefix``, ``overwrite`` or ``copy``. A
+            share in ``max_bad`` is one of all records, the known ones included.
 
     Raises:
         DataError: If the classes do not fit (see `fit_classes`), keys are known or components missing, and where
-            `pack` and `dali_pipes.data_set.indexing.index_each` raise it. No version is written then.
+            `pack` and `prep.index.index_shards` raise it. No version is written then.
         StoreError: If another command wrote the next version meanwhile, and where `pack` raises it.
     """
     started = time.perf_counter()
@@ -164,7 +165,7 @@ def add(
         return report(old.manifest, packed=None)
     if dry_run:
         return report(old.manifest, packed=packed)
-    added = _index(old, packed, prefix, source.classes, show_progress=show_progress)
+    added = _index(old, packed, prefix, source.classes, on=packing.get("on", "processes"), show_progress=show_progress)
     made = write_version(
         old,
         concatenate([old.manifest, added]),
@@ -175,12 +176,17 @@ def add(
 
 
 def _index(
-    old: Newest, packed: PackReport, prefix: str, classes: Mapping[int, str], *, show_progress: bool
+    old: Newest,
+    packed: PackReport,
+    prefix: str,
+    classes: Mapping[int, str],
+    *,
+    on: WorkersKind,
+    show_progress: bool,
 ) -> Manifest:
     """Write the indexes and the column file of the new shards; returns their manifest, which is not written."""
     shards = ShardSet(store=old.store, names=packed.shards, manifest_prefix=prefix)
-    added, columns = index_each(shards, old.store.write, classes=classes, show_progress=show_progress)
-    old.store.write(columns_name(prefix), columns.to_bytes(manifest=added.shards_digest))
+    added = index_without_manifest(shards, classes=classes, on=on, show_progress=show_progress)
     for name_of in (classes_name, recoded_name):  # the manifest has what they say
         old.store.delete(name_of(prefix))
     return added

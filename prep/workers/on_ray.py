@@ -140,7 +140,12 @@ class RayWorkers(Workers):
             for _ in range(_LOOKS):
                 if not others:
                     break
-                pairs = zip(others, _marks(others), ray.get(look.remote(others)), strict=True)
+                try:
+                    theirs = ray.get(look.remote(others))
+                except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
+                    others = []  # the node died: it gets no task
+                    break
+                pairs = zip(others, _marks(others), theirs, strict=True)
                 others = [path for path, our, their in pairs if our != their]
             for path in others:
                 raise PipesError(

@@ -1,8 +1,11 @@
 """Commands of prep on a real Ray of two nodes on this machine: the result of one process, also after a kill -9."""
 
+import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +20,12 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.etl.local import Output, transform_shards
 from prep.index import index_shards
+from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
 from prep.pack import pack as packing
 from prep.pack.pack import PackReport, pack
+from prep.versions.add import add
+from prep.versions.publish import open_newest
 from prep.workers import WORKERS_KINDS, on_ray
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.sources import REPOSITORY, make_source, write_pets
@@ -111,6 +117,45 @@ def test_pack_whose_worker_is_killed_repeats_its_task(tmp_path: Path) -> None:
     check_packed(target, report, tmp_path / "expected")
 
 
+def test_ctrl_c_cancels_and_leaves_no_half_written_shard(cluster: Any, tmp_path: Path) -> None:
+    """As a terminal sends it, to the command and all of its group. The next run writes what is missing.
+
+    The command is a process of its own: a signal that pytest's process sends to itself once ended Ray's threads in it.
+    """
+    out, gate = tmp_path / "out", tmp_path / "gate"
+    gate.mkdir()
+    command = [sys.executable, "-m", "tests.prep.held_pack", str(out), str(gate)]
+    with (tmp_path / "said").open("wb") as said:
+        running = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | {"RAY_ADDRESS": cluster.address},
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        with running:
+            try:
+                deadline = time.monotonic() + WAIT_S
+                while not (gate / "pid").exists() and running.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                os.killpg(running.pid, signal.SIGINT)
+                running.wait(WAIT_S)
+            finally:
+                running.kill()
+    told = (tmp_path / "said").read_text()
+    assert running.returncode == -signal.SIGINT, told
+    assert "KeyboardInterrupt" in told
+    names = {path.name for path in out.iterdir()}
+    assert "samples-000001.tar" not in names
+    assert not [name for name in names if name.startswith(".partial-")]
+    (gate / "open").touch()
+    report = pack(make_source(43), store=LocalStore(out), max_count=10, on="ray")
+    expected = LocalStore(tmp_path / "expected")
+    pack(make_source(43), store=expected, max_count=10, jobs=1)
+    assert contents(LocalStore(out), report.shards) == contents(expected, report.shards)
+
+
 def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:
     """A thread that calls ``kill`` with the worker that waits at the gate, and then opens it."""
 
@@ -128,6 +173,11 @@ def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:
 
 def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: Path) -> None:
     """The worker dies by kill -9 before it writes an index; the files are equal. Then all indexes are taken over."""
+    index_with_kill(tmp_path, lambda process: os.kill(process, signal.SIGKILL))
+
+
+def index_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> None:
+    """Index on Ray; ``kill`` gets the process id of the worker that is about to write the seventh index."""
     stores = {on: LocalStore(tmp_path / on) for on in WORKERS_KINDS}
     for store in stores.values():
         names = pack(make_source(43), store=store, max_count=3, jobs=1).shards
@@ -137,15 +187,15 @@ def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: P
     held = GatedStore(tmp_path / "ray", held=index_name(names[6]), gate=gate)
     killed: list[int] = []
 
-    def kill(process: int) -> None:
+    def kill_worker(process: int) -> None:
         assert process != os.getpid(), "the index is written by a worker of Ray"
-        os.kill(process, signal.SIGKILL)
+        kill(process)
         killed.append(process)
 
-    thread = killing(gate, kill)
+    thread = killing(gate, kill_worker)
     thread.start()
     before: list[int] = []
-    index_shards(ShardSet(store=held, names=names), on="ray", on_before=before.append)
+    index_shards(ShardSet(store=held, names=names), on="ray", anew=True, on_before=before.append)
     thread.join()
     assert killed
     every = sorted(path.name for path in stores["processes"].directory.iterdir())
@@ -153,8 +203,59 @@ def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: P
     assert found == every
     assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
     index_shards(ShardSet(store=stores["ray"], names=names), on="ray", on_before=before.append)
-    assert before[1] == len(names)
+    assert before == [0, len(names)]
     assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
+
+
+def occupy(folder: str) -> None:
+    """Keep a CPU busy until a file is there."""
+    (Path(folder) / "busy").touch()
+    while not (Path(folder) / "free").exists():
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def without_head(cluster: Any, folder: Path) -> Iterator[Callable[[int], None]]:
+    """Only nodes other than the head do tasks; gives a function that kills the node of a worker."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    cluster.wait_for_nodes()
+    folder.mkdir()
+    on_head = NodeAffinitySchedulingStrategy(cluster.head_node.node_id, soft=False)
+    busy = ray.remote(num_cpus=1, scheduling_strategy=on_head)(occupy).remote(str(folder))
+    deadline = time.monotonic() + WAIT_S
+    while not (folder / "busy").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    def kill(worker: int) -> None:
+        raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        nodes = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
+        for process in (raylet, worker):
+            os.kill(process, signal.SIGKILL)
+        cluster.remove_node(nodes[raylet], allow_graceful=False)
+        (folder / "killed").touch()
+
+    try:
+        yield kill
+        assert (folder / "killed").exists()
+    finally:
+        (folder / "free").touch()
+        ray.get(busy)
+
+
+def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any, tmp_path: Path) -> None:
+    """A node's raylet and its worker die by kill -9 with half of a shard written: another node repeats the task."""
+    with without_head(cluster, tmp_path / "head") as kill:
+        target, report = pack_with_kill(tmp_path, kill)
+    check_packed(target, report, tmp_path / "expected")
+
+
+def test_index_whose_node_is_killed_gives_the_files_of_one_process(cluster: Any, tmp_path: Path) -> None:
+    """Also a node that died just now, as that of the test before, is no error."""
+    with without_head(cluster, tmp_path / "head") as kill:
+        index_with_kill(tmp_path, kill)
 
 
 def test_index_on_ray_names_the_shard_that_is_cut_off(tmp_path: Path) -> None:
@@ -181,6 +282,35 @@ def test_pack_of_files_transform_and_verify_give_the_results_of_one_process(tmp_
         assert (report.num_shards, report.num_samples, report.num_problems) == (3, 7, 0)
     every = (*names, *made.shards)
     assert contents(stores["ray"], every) == contents(stores["processes"], every)
+
+
+def test_add_and_info_give_the_results_of_one_process(tmp_path: Path) -> None:
+    """All files of a version are equal; what info says, too, before the shards are indexed and afterwards."""
+    from prep.sources.pets import pets
+
+    first = pets(write_pets(tmp_path / "first", {f"cat_{number}": 1 for number in range(7)}))
+    more = pets(write_pets(tmp_path / "more", {f"cat_{number}": 1 for number in range(10, 15)}))
+    stores = {on: LocalStore(tmp_path / on) for on in WORKERS_KINDS}
+    told: dict[str, list[Any]] = {}
+    for on, store in stores.items():
+        names = pack(first, store=store, max_count=3, jobs=1).shards
+        told[on] = [describe_set(ShardSet(store=store, names=names), num_pixels=4, on=on)]
+        index_shards(ShardSet(store=store, names=names))
+        report = add(more, open_newest(store.url, endpoint=None), max_count=2, on=on)
+        assert (report.version, report.num_shards, report.num_samples) == (2, 6, 12)
+        grown = open_newest(store.url, endpoint=None).shards
+        told[on] += [describe_set(grown, num_headers=number, on=on) for number in (3, 0)]
+    ours, theirs = ([info.as_json() | {"url": ""} for info in told[on]] for on in WORKERS_KINDS)
+    assert ours == theirs
+    assert [info["num_samples"] for info in ours] == [7, 12, 12]
+    assert [info["photos"]["image.jpg"]["num_headers"] for info in ours] == [7, 3, 12]
+    assert ours[0]["photos"]["image.jpg"]["pixels"]["num_photos"] == 4
+    every = sorted(path.name for path in stores["processes"].directory.iterdir())
+    assert sorted(path.name for path in stores["ray"].directory.iterdir()) == every
+    history = ["samples-manifest.safetensors", "samples-manifest@2.safetensors"]  # they say when
+    for name in set(every) - set(history):
+        assert stores["ray"].read(name) == stores["processes"].read(name)
+    assert set(history) < set(every)
 
 
 def test_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -1,0 +1,18 @@
+"""Pack on Ray, and wait in the middle of the second shard: a program of its own, because a test presses Ctrl-C."""
+
+import sys
+from pathlib import Path
+
+from prep.pack import pack as packing
+from tests.prep.shuffle.gated_store import GatedStore
+from tests.sources import make_source
+
+
+def main(target: str, gate: str) -> None:
+    packing.MIN_SHARED_BYTES = 0
+    store = GatedStore(Path(target), held="samples-000001.tar", gate=Path(gate))
+    packing.pack(make_source(43), store=store, max_count=10, on="ray")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
