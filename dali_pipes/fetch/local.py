@@ -17,7 +17,7 @@ from dali_pipes.formats.manifest import checksum as checksum_of
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 # Bytes to copy in one call, which cannot be interrupted.
 _COPY_BYTES = 64 << 20
-_CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL"
+_CHANGED = "it was cut off or replaced since: put it back, or index the shards anew: dali-pipes prep index URL --anew"
 
 
 class LocalFetcher:

@@ -26,7 +26,7 @@ from dali_pipes.store.cluster.transport.http_rules import RedirectError, redirec
 from dali_pipes.store.cluster.transport.tls_errors import cut_hint, tls_text
 
 INDEX_ANEW = "put it back, or index the shards anew: dali-pipes prep index URL"
-REPLACED = f"it was replaced since: {INDEX_ANEW}"
+REPLACED = f"it was replaced since: {INDEX_ANEW} --anew"
 
 
 class ObjectSource(ABC):

@@ -114,5 +114,5 @@ def _problem(found: PhotoHeaders, places: Places, position: int, *, rules: Photo
         has, says = f"{header.height} x {header.width} pixels", f"{height} x {width}"
         if (header.height, header.width) == (height, width):
             has, says = f"EXIF orientation {found.orientation[position]}", f"{values_of(places.orientation)[position]}"
-        problem = f"has {has}, its index says {says}; index it anew: dali-pipes prep index URL"
+        problem = f"has {has}, its index says {says}; index it anew: dali-pipes prep index URL --anew"
     return problem

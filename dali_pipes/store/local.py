@@ -186,7 +186,8 @@ def _entry(name: str, path: Path) -> ObjectEntry | None:
     with contextlib.suppress(FileNotFoundError):
         if path.is_file():
             found = path.stat()
-            # A copy may keep the older time of its source. The other one is the system's own.
-            first, last = sorted((found.st_mtime_ns, found.st_ctime_ns))
-            return ObjectEntry(name=name, size=found.st_size, checksum=None, written_ns=(first, last))
+            # A copy may keep the older time of its source. The other one is the system's own. A link to older bytes may
+            # be new.
+            times = (found.st_mtime_ns, found.st_ctime_ns, path.lstat().st_ctime_ns)
+            return ObjectEntry(name=name, size=found.st_size, checksum=None, written_ns=(min(times), max(times)))
     return None

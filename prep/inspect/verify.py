@@ -27,7 +27,7 @@ from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import ShardFinding
-from prep.inspect.verify_set import INDEX_ADVICE, SetChecker, VerifyReport
+from prep.inspect.verify_set import INDEX_ADVICE, READ_ADVICE, SetChecker, VerifyReport
 from prep.inspect.verify_shard import Checks, ShardReport, index_problem, verify_shard
 from prep.photos.decoders import DecoderName, choose_decoder, open_decoder
 from prep.workers import Report, WorkersKind, open_workers
@@ -187,7 +187,7 @@ def _index_problem(store: Store, listed: Manifest, report: ShardReport) -> str |
         problem = index_problem(index, report, knows_orientations=listed.turned is not None)
     except DataError as exc:
         return str(exc)
-    return problem and f"its index '{name}' {problem}; {INDEX_ADVICE}"
+    return problem and f"its index '{name}' {problem}; {READ_ADVICE}"
 
 
 class _Counted:

@@ -33,6 +33,8 @@ MAX_FINDINGS = 100_000
 """The largest number of findings that a report holds. Further findings are counted and written to the quarantine."""
 
 INDEX_ADVICE = "index the shards anew: dali-pipes prep index URL"
+READ_ADVICE = f"{INDEX_ADVICE} --anew"
+"""For an index that is not what its shard holds: without ``--anew``, it might be taken over."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -198,7 +200,7 @@ class SetChecker:
         if said != found:
             text = (
                 f"has {found[0]} bytes, xxhash2 {found[1]:016x}, {found[2]} samples; the manifest says {said[0]}, "
-                f"{said[1]:016x}, {said[2]}; {INDEX_ADVICE}"
+                f"{said[1]:016x}, {said[2]}; {READ_ADVICE}"
             )
             self._find(ShardFinding("manifest", self._shards.names[row], "", "", text))
 

@@ -23,7 +23,7 @@ from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
-from prep.index import index_part, index_shards
+from prep.index import index_part, index_shards, merge_indexes
 from prep.part import JobPart
 from tests.conftest import Sample, make_samples, write_shards, write_tar
 
@@ -180,6 +180,41 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     index_shards(shards, on_before=before.append)
     assert before == [3]
     assert manifest_of(folder) == manifest
+
+
+def test_index_of_links_that_point_to_other_shards_is_made_anew(tmp_path: Path) -> None:
+    """The shards are as large as those before, and older than the index; only the links are new."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    releases = [
+        write_shards(tmp_path / release, make_samples([(30, 30)] * 12, first=first), per_shard=3)
+        for release, first in (("v1", 0), ("v2", 50))
+    ]
+    manifests = []
+    for release in releases:
+        for name in NAMES:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(release / name)
+        wait_for_clock(folder)
+        manifests.append(index_shards(resolve_shards(folder, endpoint=None)))
+    assert manifests[0].shard_bytes.tolist() == manifests[1].shard_bytes.tolist()
+    assert (
+        manifests[1].checksums.tolist() == DataSet(name_shards(releases[1], endpoint=None)).manifest.checksums.tolist()
+    )
+
+
+def test_the_advice_of_verify_mends_an_index_that_the_manifest_lists(folder: Path) -> None:
+    """An older release may have read a photo's header wrongly: nothing but the shard itself tells."""
+    path = folder / index_name(NAMES[1])
+    index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
+    photos = {name: replace(photo, height=photo.height + 1) for name, photo in index.photos.items()}
+    path.write_bytes(replace(index, photos=photos).to_bytes())
+    merge_indexes(resolve_shards(folder, endpoint=None))
+    found = run("verify", folder)
+    assert found.exit_code == 1
+    assert "dali-pipes prep index URL --anew" in found.output
+    assert run("index", folder, "--anew").exit_code == 0
+    assert run("verify", folder).exit_code == 0
 
 
 def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:

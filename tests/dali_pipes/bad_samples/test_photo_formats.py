@@ -146,7 +146,7 @@ def test_an_index_that_names_another_size_is_found_out(tmp_path: Path, monkeypat
     with open_loader(tmp_path) as loader:
         assert next(loader)[0]["key"] == ["s00000", "s00000", "s00002", "s00003"]
         assert loader.bad_samples[0].cause == (
-            "has 9000 x 9000 pixels, its index says 40 x 50; index it anew: dali-pipes prep index URL"
+            "has 9000 x 9000 pixels, its index says 40 x 50; index it anew: dali-pipes prep index URL --anew"
         )
 
 

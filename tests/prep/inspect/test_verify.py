@@ -417,7 +417,7 @@ def test_shard_that_was_changed_since(indexed: Path) -> None:
     ((kind, _, _, text),) = found(run(indexed))
     assert kind == "manifest"
     assert text.startswith(f"has {len(data)} bytes, xxhash2 ")
-    assert text.endswith("index the shards anew: dali-pipes prep index URL")
+    assert text.endswith("index the shards anew: dali-pipes prep index URL --anew")
 
 
 def test_shard_with_other_samples_than_indexed(indexed: Path) -> None:
