@@ -85,7 +85,7 @@ def excluded_ordinals(
             labels are needed and there is no column file; if no sample has a component of ``lacking``.
         TypeError: If ``where`` returns anything but one bool for each sample.
         ValueError: If no sample is left; if ``where`` needs too much memory, or judges in parts and its answer for a
-            sample depends on the others.
+            sample depends on the others; if more samples are left out than memory should hold.
     """
     choice = _Choice(indexed)
     if where is not None:
@@ -148,21 +148,13 @@ class _Choice:
             )
 
     def _refused_in_parts(self, where: Where) -> Int64s:
-        refused = [np.empty(0, np.int64)]
-        num_refused = 0
+        refused = _Collected(self._indexed.shards.url)
         for first, columns in self._indexed.columns_in_parts():
             keep = _answer(where, columns)
             if first == 0:
                 _check_judges_alone(where, columns, keep)
-            refused.append(first + np.flatnonzero(~keep))
-            num_refused += len(refused[-1])
-            if num_refused > MAX_REFUSED:
-                raise ValueError(
-                    f"where refuses {num_refused} of the first {first + len(columns)} samples of "
-                    f"'{self._indexed.shards.url}'; a loader leaves out at most {MAX_REFUSED}, at 8 bytes each. Pack "
-                    "the samples that should stay as a data set of their own, or name fewer shards"
-                )
-        return np.concatenate(refused)
+            refused.add(first, ~keep, "where refuses")
+        return refused.all()
 
     def _columns_in_parts(self) -> Iterator[tuple[int, Columns]]:
         """The columns at once, if they fit or are there already; else in parts."""
@@ -294,25 +286,25 @@ class _Choice:
                 f"no sample of '{self._indexed.shards.url}' has component '{component}' (found: {there or 'none'})"
             )
         asked = [name for name, count in counts.items() if count]
-        if self._indexed.has_columns() and (lacks := self._lacking_by_columns(asked)) is not None:
+        if self._indexed.has_columns() and (lacks := self._lacking_by_columns(asked, component)) is not None:
             return lacks
-        ordinals = [np.empty(0, np.int64)]
+        found = _Collected(self._indexed.shards.url)
         for number, index in self._indexes(range(self._manifest.num_shards)):
             is_there = np.zeros(index.num_samples, np.bool_)
             for name in asked:
                 if name in index.offsets:
                     is_there |= index.offsets[name] >= 0
-            ordinals.append(self._first(number) + np.flatnonzero(~is_there))
-        return np.concatenate(ordinals)
+            found.add(self._first(number), ~is_there, f"component '{component}' is missing in")
+        return found.all()
 
-    def _lacking_by_columns(self, names: Sequence[str]) -> Int64s | None:
+    def _lacking_by_columns(self, names: Sequence[str], component: str) -> Int64s | None:
         """The samples without any of these components; ``None`` if the column files do not list all of them."""
-        found = []
+        found = _Collected(self._indexed.shards.url)
         for first, columns in self._columns_in_parts():
             if (lacks := lack(columns.samples, names)) is None:
                 return None
-            found.append(first + np.flatnonzero(lacks))
-        return np.concatenate(found)
+            found.add(first, lacks, f"component '{component}' is missing in")
+        return found.all()
 
     def _first(self, shard: int) -> int:
         """The ordinal of a shard's first sample."""
@@ -328,6 +320,30 @@ class _Choice:
     def _read_index(self, shard: int) -> ShardIndex:
         where = self._indexed.locate(index_name(self._manifest.names[shard]))
         return self._manifest.shard_index(shard, self._indexed.read_index(shard), where=where)
+
+
+class _Collected:
+    """Ordinals that are found part by part, at most `MAX_REFUSED` of them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._parts = [np.empty(0, np.int64)]
+        self._num = 0
+
+    def add(self, first: int, found: Bools, what: str) -> None:
+        """Add the samples of a part that are found; ``first`` is the part's first ordinal."""
+        self._parts.append(first + np.flatnonzero(found))
+        self._num += len(self._parts[-1])
+        if self._num > MAX_REFUSED:
+            raise ValueError(
+                f"{what} {self._num} of the first {first + len(found)} samples of '{self._url}'; a loader leaves out "
+                f"at most {MAX_REFUSED}, at 8 bytes each. Pack the samples that should stay as a data set of their "
+                "own, or name fewer shards"
+            )
+
+    def all(self) -> Int64s:
+        """The ordinals of all parts."""
+        return np.concatenate(self._parts)
 
 
 def _answer(where: Where, columns: Columns) -> Bools:

@@ -202,6 +202,19 @@ def test_more_refused_samples_than_memory_has_room_for_are_refused(
         excluded_ordinals(data_set, where=lambda columns: columns.labels > 1, where_in_parts=True)
 
 
+@pytest.mark.parametrize("has_columns", [True, False])
+def test_more_incomplete_samples_than_memory_has_room_for_are_refused(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, has_columns: bool
+) -> None:
+    monkeypatch.setattr(exclusions, "MAX_REFUSED", 10)
+    monkeypatch.setattr(exclusions, "MAX_BYTES", 0)
+    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    monkeypatch.setattr(DataSet, "has_columns", lambda _: has_columns)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    with pytest.raises(ValueError, match=r"component 'cls' is missing in 1\d of the first \d+ samples .* at most 10"):
+        excluded_ordinals(data_set, lacking=["cls"])
+
+
 def test_keys_and_components_are_found_in_parts(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of keys and incomplete samples on a set whose columns are too large to be held at once."""
     path = tmp_path / "bad.txt"
