@@ -182,6 +182,19 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     assert manifest_of(folder) == manifest
 
 
+def test_index_that_a_manifest_in_another_order_does_not_list_is_made_anew(folder: Path) -> None:
+    before: list[int] = []
+    shards = resolve_shards(folder, endpoint=None)
+    wait_for_clock(folder)
+    index_shards(replace(shards, names=(NAMES[3], *NAMES[:3]), manifest=None), anew=True)
+    path = folder / index_name(NAMES[1])
+    index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
+    path.write_bytes(replace(index, keys=[f"x{key}" for key in index.keys]).to_bytes())
+    index_shards(replace(shards, names=NAMES, manifest=None), on_before=before.append)
+    assert before == [3]
+    assert ShardIndex.from_bytes(path.read_bytes(), where=str(path)).keys == index.keys
+
+
 def test_index_of_links_that_point_to_other_shards_is_made_anew(tmp_path: Path) -> None:
     """The shards are as large as those before, and older than the index; only the links are new."""
     folder = tmp_path / "links"

@@ -79,6 +79,7 @@ def test_names_are_found_in_any_order() -> None:
     assert rows_among(["a", "b", "d"], ["a", "c", "d", "d"]).tolist() == [0, -1, 2, 2]
     assert rows_among(["a", "b", "d"], ["d", "c", "a"]).tolist() == [2, -1, 0]
     assert rows_among([], ["a"]).tolist() == [-1]
+    assert rows_among(["c", "a", "b"], ["a", "b", "d"]).tolist() == [1, 2, -1]
 
 
 def test_memory_of_a_large_listing_is_small() -> None:
