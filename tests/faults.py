@@ -66,6 +66,7 @@ class FaultyProxy:
         context: ssl.SSLContext | None,
         objects: str,
         redirects: bool,
+        writes: Sequence[str],
     ) -> None:
         unknown = set(kinds) - set(KINDS)
         if unknown:
@@ -83,6 +84,7 @@ class FaultyProxy:
         """Of objects, sent."""
         self.seen: deque[Seen] = deque(maxlen=10_000)
         self.closing = threading.Event()
+        self._writes = list(writes)
         self._random, self._lock = random.Random(seed), threading.Lock()
         # Bound, and so nobody else's, but not listening: connections are refused.
         self._dead = socket.socket()
@@ -122,6 +124,11 @@ class FaultyProxy:
             kind = self._random.choice(fitting)
             self.faults[kind] += 1
             return kind
+
+    def draw_write(self) -> str | None:
+        """The fault of the next PUT with a body."""
+        with self._lock:
+            return self._writes.pop(0) if self._writes else None
 
     def place(self, num: int) -> int:
         """A byte of a body: not the first."""
@@ -165,6 +172,7 @@ def faulty(
     context: ssl.SSLContext | None = None,
     objects: str = "/v1/objects/",
     redirects: bool = True,
+    writes: Sequence[str] = (),
 ) -> Iterator[FaultyProxy]:
     """A proxy before a cluster, or another store.
 
@@ -180,6 +188,8 @@ def faulty(
         context: Speak TLS to clients.
         objects: The part of a path by which a GET of an object is known.
         redirects: Whether the store sends clients elsewhere for an object; if not, all faults happen where they ask.
+        writes: What happens to the first PUTs: ``flip``: a byte of the body is another; ``lost``: the store does it,
+            and its answer does not arrive; empty: nothing.
     """
     proxy = FaultyProxy(
         upstream_endpoint,
@@ -193,6 +203,7 @@ def faulty(
         context=context,
         objects=objects,
         redirects=redirects,
+        writes=writes,
     )
     try:
         yield proxy
@@ -289,9 +300,16 @@ class _Handler(BaseHTTPRequestHandler):
         hop = ("expect", "connection", *(["host"] if proxy.redirects else []))  # a signed request signs the host
         headers = {name: value for name, value in self.headers.items() if name.lower() not in hop}
         length = int(self.headers.get("Content-Length", "0"))
-        body = self.rfile.read(length) if length else None
+        body = bytearray(self.rfile.read(length)) if length else None
+        write_fault = proxy.draw_write() if body and self.command == "PUT" else None
+        if body and write_fault == "flip":
+            body[proxy.place(length)] ^= 0xFF
         self._upstream.request(self.command, self.path, body=body, headers=headers)
         answer = self._upstream.getresponse()
+        if write_fault == "lost":
+            answer.read()
+            self._reset()
+            return
         heads = [
             (name, proxy.redirect(value, is_gone=fault == "gone") if name.lower() == "location" else value)
             for name, value in answer.getheaders()

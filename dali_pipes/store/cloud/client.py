@@ -99,12 +99,12 @@ class CloudClient:
         while True:
             try:
                 result = request()
-            except BaseError as exc:
+            except (BaseError, FileNotFoundError) as exc:
                 refusal = refusal_of(exc)
+                self._has_answered |= bool(refusal.status)
                 if not refusal.is_passing:
                     raise
                 self._check_credentials(exc)
-                self._has_answered |= bool(refusal.status)
                 pause_s = waiting.next_pause_s(refusal.text, has_answered=self._has_answered)
                 if pause_s is None:
                     if waiting.num_failures:

@@ -17,6 +17,8 @@ _CAUSE = re.compile(r"^\s*(?:message|error): \"([^\"\n]+)\",$", re.MULTILINE)
 _REGION = re.compile(r"<Region>([^<]+)</Region>")
 # 408: the server waited for the client. 425, 429: too early, too many.
 _PASSING = (408, 425, 429)
+# The bytes that arrived are not those whose SHA-256 the request was signed with: they broke on the way.
+_BROKEN = ("XAmzContentSHA256Mismatch", "BadDigest")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 CHAINS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile (AWS_PROFILE, ~/.aws), a web identity, the role of "
@@ -49,7 +51,8 @@ class Refusal:
     @property
     def is_passing(self) -> bool:
         """Whether another attempt may succeed: the server is away, or asks for a pause."""
-        return self.status >= 500 or self.status in _PASSING or (not self.status and not self.is_unable)
+        is_away = self.status >= 500 or self.status in _PASSING or (not self.status and not self.is_unable)
+        return is_away or self.code in _BROKEN
 
     @property
     def is_unable(self) -> bool:

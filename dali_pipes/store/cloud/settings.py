@@ -53,6 +53,8 @@ _SECRETS = (
     "_secret_access_key", "_token", "_account_key", "_storage_access_key", "_sas_key", "_client_secret",
     "_service_account_key",
 )  # fmt: skip
+# Seconds for which a server may be silent.
+STALL_S = 60
 _TRUE = ("1", "t", "true", "y", "yes", "on")
 # Azurite's address and account, which Microsoft publishes.
 _AZURITE = "http://127.0.0.1:10000/devstoreaccount1"
@@ -179,7 +181,10 @@ class CloudSettings:
             "client_options": {
                 "allow_http": urlsplit(self.base_url).scheme == "http",
                 "connect_timeout": "5s",
-                "timeout": "60s",
+                # Of a silence: an object that comes slowly is read to its end. A part that is written must be
+                # answered in this time.
+                "read_timeout": f"{STALL_S}s",
+                "timeout": "86400s",
                 **_trusted(),
             },
             # Short troubles end here; for longer ones there is `dali_pipes.store.patience`, which tells the user.

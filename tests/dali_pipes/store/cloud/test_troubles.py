@@ -1,6 +1,7 @@
 """Troubles on real servers: streams of a wrong length, forked processes, odd names, access signatures."""
 
 import base64
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -8,20 +9,25 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
+from dali_pipes.store.cloud import settings
 from dali_pipes.store.cloud.access import WHOLE_BYTES
 from dali_pipes.store.cloud.bucket import CloudStore
+from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import open_store
+from tests.faults import faulty
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, cloud_bucket
 
 MIB = memoryview(bytes(1 << 20))
@@ -55,6 +61,7 @@ def test_stream_that_fails_leaves_no_object(store: Store) -> None:
 def test_forked_process_gets_an_error_and_does_not_hang(store: Store) -> None:
     code = f"""
 import os
+from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import open_store
 store = open_store({store.url!r}, endpoint=None)[0]
 assert store.size("x") is None
@@ -157,3 +164,76 @@ def test_no_server_and_no_tls_are_named_with_their_cause(monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     with pytest.raises(StoreError, match=r"Connection refused; is it the right address\? set AWS_ENDPOINT_URL for"):
         open_store("s3://b", endpoint=None)[0].read("x")
+
+
+@pytest.fixture
+def s3_in_environment(request: pytest.FixtureRequest) -> CloudStore:
+    store = open_store(cloud_bucket("s3", request), endpoint=None)[0]
+    assert isinstance(store, CloudStore)
+    return store
+
+
+@contextlib.contextmanager
+def breaking_writes(monkeypatch: pytest.MonkeyPatch, url: str, writes: Sequence[str]) -> Iterator[CloudStore]:
+    """The store behind a proxy that breaks the first writes."""
+    with faulty(os.environ["AWS_ENDPOINT_URL"], redirects=False, writes=writes) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(url, endpoint=None)[0]
+        assert isinstance(store, CloudStore)
+        yield store
+
+
+@pytest.mark.parametrize("num_bytes", [5_000_000, 40 << 20])
+def test_bytes_that_break_on_the_way_to_s3_are_sent_again(
+    s3_in_environment: CloudStore, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """Each request, also of a part of a large object, is signed with the SHA-256 of its bytes, and S3 compares it."""
+    data = np.random.default_rng(num_bytes).bytes(num_bytes)
+    with breaking_writes(monkeypatch, s3_in_environment.url, ["flip"]) as store:
+        store.write("x", data)
+    assert s3_in_environment.read("x") == data
+
+
+def test_new_object_whose_answer_was_lost_is_the_writers_own(
+    s3_in_environment: CloudStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with breaking_writes(monkeypatch, s3_in_environment.url, ["lost", "lost"]) as store:
+        assert store.write_new("x", b"mine", by="a")
+        assert not store.write_new("x", b"theirs", by="b")
+    assert s3_in_environment.read("x") == b"mine"
+
+
+class SlowHandler(SimpleHTTPRequestHandler):
+    """Ten bytes, each after a pause; ``/stalls`` stops in the middle."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "10")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        for number in range(10):
+            if number == 5 and "stalls" in self.path:
+                time.sleep(6)
+                return
+            time.sleep(0.4)
+            self.wfile.write(b"%d" % number)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_only_silence_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that takes longer than the limit is read; one whose server falls silent is an error."""
+    pytest.importorskip("obstore", reason="needs the extra cloud")
+    monkeypatch.setattr(settings, "STALL_S", 2)
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            store = open_store(f"http://127.0.0.1:{server.server_port}/a", endpoint=None)[0]
+            assert store.read("slow") == b"0123456789"
+            with use_patience(Patience(patience_s=0.1)), pytest.raises(StoreError, match="stalls"):
+                open_store(f"http://127.0.0.1:{server.server_port}/a", endpoint=None)[0].read("stalls")
+        finally:
+            server.shutdown()
