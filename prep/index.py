@@ -6,9 +6,10 @@ For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the tr
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from prep.workers import Report, WorkersKind, open_workers
 _log = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 # A run has at most so many shards, and on Ray begins no other after so many bytes; each CPU gets several.
 _RUN_SHARDS = 256
@@ -92,8 +94,9 @@ def index_part(
     _check_has_no_versions(shards)
     own = part.of_shards(shards)
     if own.names:
-        with ColumnsSpool() as columns:  # the part alone has no column file
-            _index(own, None, columns, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
+        # The part alone has no column file: nothing is kept of its runs.
+        each = lambda runs, _: deque(runs, maxlen=0)  # noqa: E731
+        _index(own, None, each, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
     return own
 
 
@@ -131,7 +134,8 @@ def index_without_manifest(
 ) -> Manifest:
     """As `index_shards`, but the manifest is only returned. ``before_columns`` is a last check."""
     with ColumnsSpool() as columns:
-        manifest = _index(shards, classes, columns, on=on, show_progress=show_progress, **options)
+        join = lambda runs, classes: join_runs(shards, runs, columns, classes=classes)  # noqa: E731
+        manifest = _index(shards, classes, join, on=on, show_progress=show_progress, **options)
         before_columns()
         num_bytes, chunks = columns.stream(manifest=manifest.shards_digest)
         shards.store.write_stream(columns_name(shards.prefix), chunks, num_bytes=num_bytes)
@@ -150,15 +154,15 @@ def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) 
 def _index(
     shards: ShardSet,
     classes: Mapping[int, str] | None,
-    columns: ColumnsSpool,
+    join: Callable[[Iterable[IndexedRun], Mapping[int, str] | None], T],
     *,
     on: WorkersKind,
     show_progress: bool,
     anew: bool = False,
     is_indexed: bool = False,
     on_before: Callable[[int], object] = lambda _: None,
-) -> Manifest:
-    """Write the shard indexes, and add to ``columns``; the manifest is only returned."""
+) -> T:
+    """Write the shard indexes; returns what ``join`` makes of the runs, which come in order, and of the classes."""
     # Parsing holds the GIL little enough that a second process would cost more than it gains.
     with open_workers(on, 1 if on == "processes" else None) as workers:
         workers.check_reach(directory for directory in [shards.store.directory] if directory is not None)
@@ -182,7 +186,7 @@ def _index(
             results = workers.map(
                 _work, runs, on_progress=drawn.update, name=name_of_run, max_ahead=_RUNS_AHEAD * workers.jobs
             )
-            made = join_runs(shards, counted(results), columns, classes=classes)
+            made = join(counted(results), classes)
     on_before(num_before)
     return made
 

@@ -182,6 +182,17 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     assert manifest_of(folder) == manifest
 
 
+def test_index_of_a_part_keeps_no_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would fill the disk of temporary files, and nobody reads them."""
+    files = [(folder / name).read_bytes() for name in map(index_name, NAMES)]
+    for name in map(index_name, NAMES):
+        (folder / name).unlink()
+    monkeypatch.setattr("prep.index.ColumnsSpool", None)
+    for number in (1, 2):
+        index_part(resolve_shards(folder, endpoint=None), JobPart(number=number, total=2))
+    assert [(folder / name).read_bytes() for name in map(index_name, NAMES)] == files
+
+
 def test_index_that_a_manifest_in_another_order_does_not_list_is_made_anew(folder: Path) -> None:
     before: list[int] = []
     shards = resolve_shards(folder, endpoint=None)
