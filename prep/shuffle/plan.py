@@ -268,7 +268,7 @@ def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]
         return {}
     entries = list_outputs(request, plan)
     found = [name for name in entries if plan.is_output(name)]
-    same_place = target.url == request.shards.store.url
+    same_place = target.identity("") == request.shards.store.identity("")
     clashing = set(request.shards.names).intersection([*found, *plan.names]) if same_place else set()
     if clashing:
         if isinstance(request.mapped, KeyMap):

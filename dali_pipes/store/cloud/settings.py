@@ -132,6 +132,13 @@ class CloudSettings:
         return f"{parts.scheme}://{parts.netloc}"
 
     @property
+    def identity(self) -> str:
+        """A text that is equal for two URLs of one bucket."""
+        # The names of Amazon's buckets are the same in all regions.
+        is_amazon = self.scheme == "s3" and not self.options.get("aws_endpoint_url")
+        return f"s3://{self.bucket}" if is_amazon else self.base_url
+
+    @property
     def base_url(self) -> str:
         """The URL of the bucket; an object's name follows after a slash."""
         options = self.options

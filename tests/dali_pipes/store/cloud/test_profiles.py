@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import dali_pipes as dp
 from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cloud.profiles import open_profile
 from dali_pipes.store.urls import open_store, resolve_shards
+from prep.commands.group import prep
 from prep.index import index_shards
 from tests.servers.clouds import AZURE_KEY, KINDS, S3_KEYS, Cloud, cloud_bucket
 
@@ -79,6 +81,24 @@ def test_loader_reads_a_profiles_bucket_as_the_directory(bucket: str, small_shar
 def _common(folder: Path) -> str:
     names = sorted(path.name for path in folder.glob("*.tar"))
     return names[0][: next(i for i, (a, b) in enumerate(zip(names[0], names[-1], strict=True)) if a != b)]
+
+
+@pytest.mark.parametrize("bucket", KINDS, indirect=True)
+def test_input_is_not_replaced_under_another_name_of_its_bucket(bucket: str, small_shards: Path) -> None:
+    """Two URLs name one bucket. The input of a shuffle and of a transform stays."""
+    store, _ = open_store("msc://named/x", endpoint=None)
+    for path in small_shards.glob("*.tar"):
+        store.upload(path.name, path)
+    before = [(entry.name, entry.size) for entry in store.list("")]
+    prefix = _common(small_shards).rstrip("0")
+    for command in (
+        ["shuffle", f"msc://named/{prefix}", "--output", f"msc://whole/{bucket}/{prefix}"],
+        ["transform", f"msc://named/{prefix}", f"msc://whole/{bucket}", "--function", "pets"],
+    ):
+        done = CliRunner().invoke(prep, [*command, "--overwrite"])
+        assert isinstance(done.exception, ValueError), done.output
+        assert "input" in str(done.exception)
+    assert [(entry.name, entry.size) for entry in store.list("")] == before
 
 
 @pytest.mark.parametrize("bucket", KINDS, indirect=True)
