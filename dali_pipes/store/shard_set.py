@@ -111,6 +111,9 @@ def missing_shards(
     text = f"no shard {shown([store.locate(name) for name in missing])}{where}; "
     advice = missing_advice(drop_command) if is_read else dropping_advice(drop_command)
     if manifest is None:
+        if store.directory is None and (odd := next((name for name in missing if "*" in name), None)):
+            start = store.locate(odd.partition("*")[0])
+            text += f"'*' is no wildcard in a bucket, '{start}' names all shards that start so; "
         found = there_is(store, os.path.commonprefix(missing))  # noqa: RUF071 (by character is what is meant)
         return StoreError(f"{text}{num_named} were named{found}")
     return StoreError(f"{text}'{manifest}' lists {num_named}, {len(missing)} of them missing; {advice}")

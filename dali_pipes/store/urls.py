@@ -70,6 +70,8 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
         raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS, PROFILES])
+    if not isinstance(url, Path):
+        _check_slashes(url)
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
 
@@ -121,6 +123,8 @@ def open_prefix(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
             f"'{text}' names shards; expected a folder or what the shards' names start with, such as "
             "ais://pets/samples-"
         )
+    if not isinstance(url, Path):
+        _check_slashes(text)
     if is_local(text) and (not text.endswith(("-", "_")) or Path(text).is_dir()):
         return LocalStore(Path(text)), ""
     store, prefix = open_store(text, endpoint=endpoint)
@@ -278,10 +282,22 @@ def _local_path(url: str | Path) -> str:
     elif "://" in text:
         raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, PROFILES, "file"])
     else:
+        if isinstance(url, str):
+            _check_slashes(text)
         path = os.path.expanduser(text)  # noqa: PTH111 (Path drops a slash at the end)
     if "\0" in path:
         raise ValueError(f"'{without_nul(text)}': a path holds no NUL")
     return path
+
+
+def _check_slashes(text: str) -> None:
+    """Refuse ``s3:/b/x``, which would be a folder ``s3:`` here, unless there is one."""
+    scheme, colon, rest = text.partition(":")
+    if not colon or rest.startswith("//") or scheme not in (*PROVIDERS, *SERVERS, PROFILES, "file"):
+        return
+    if not Path(text.partition("/")[0]).exists():
+        meant = f"{scheme}:///{rest.lstrip('/')}" if scheme == "file" else f"{scheme}://{rest.lstrip('/')}"
+        raise ValueError(f"'{text}': expected two slashes after the colon, '{meant}'; for a path here write './{text}'")
 
 
 def _unknown_scheme(url: str, *, supported: Iterable[str]) -> ValueError:

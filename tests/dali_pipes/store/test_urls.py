@@ -12,7 +12,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import shared_prefix
-from dali_pipes.store.urls import is_remote, open_store, parse_shards, resolve_shards
+from dali_pipes.store.urls import is_remote, open_prefix, open_store, parse_shards, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 
@@ -437,3 +437,27 @@ def test_resolve_shards_of_compressed_ones_in_a_bucket(bucket: AisStore) -> None
         assert shards.names == ("p-0.tgz", "p-1.tgz")
         with pytest.raises(DataError, match=rf"shard '{bucket.url}/p-0\.tgz' is compressed, and so are 1 more"):
             resolve_shards(f"{bucket.url}/{url}", endpoint=bucket.endpoint)
+
+
+@pytest.mark.parametrize("url", ["s3:/b/x", "ais:b/x", "gs:/b/x", "https:/server/x", "file:a/x"])
+def test_url_with_too_few_slashes_is_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output would be written to a folder ``s3:`` here. A folder of this name that exists is meant, though."""
+    monkeypatch.chdir(tmp_path)
+    scheme, _, rest = url.partition(":")
+    meant = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+    for opened in (open_prefix, open_store, resolve_shards):
+        with pytest.raises(
+            ValueError, match=re.escape(f"'{url}': expected two slashes after the colon, '{meant}'; for")
+        ):
+            opened(url, endpoint=None)
+    Path(url).parent.mkdir(parents=True)
+    assert open_prefix(f"{url.partition('/')[0]}/x-", endpoint=None)[0].directory is not None
+    assert open_prefix(Path("./s3:/new"), endpoint=None)[0].directory == Path("s3:/new")
+
+
+def test_wildcard_in_a_bucket_is_told(bucket: AisStore) -> None:
+    bucket.create()
+    bucket.write("train-0.tar", b"")
+    told = f"'*' is no wildcard in a bucket, '{bucket.url}/train-' names all shards that start so"
+    with pytest.raises(StoreError, match=re.escape(told)):
+        resolve_shards(f"{bucket.url}/train-*.tar", endpoint=bucket.endpoint).entries()
