@@ -21,7 +21,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
+from dali_pipes.store.urls import open_store, resolve_shards
 from prep.commands.group import prep
 from prep.index import index_part, index_shards, merge_indexes
 from prep.part import JobPart
@@ -260,6 +260,26 @@ def assert_opens(folder: Path) -> None:
     indexed = DataSet(name_shards(folder, endpoint=None))
     assert indexed.manifest.names == NAMES
     assert [len(indexed.read_index(row)) for row in range(4)] == indexed.manifest.index_bytes.tolist()
+
+
+def test_times_that_aistore_lists_as_s3_are_not_believed(
+    folder: Path, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of the last reading: a shard index that was read is newer than the shard that was replaced."""
+    pytest.importorskip("obstore", reason="reads s3:// without AIStore")
+    bucket.create()
+    for path in folder.iterdir():
+        bucket.write(path.name, path.read_bytes())
+    for variable, value in {
+        "AWS_ENDPOINT_URL": f"{bucket.endpoint}/s3/",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    listed = open_store(f"s3://{bucket.bucket}/s-", endpoint=None)[0].list("s-")
+    assert [entry.name for entry in listed] == sorted(path.name for path in folder.iterdir())
+    assert {entry.written_ns for entry in listed} == {None}
 
 
 # --- what verify and info say -----------------------------------------------------------------------------------------

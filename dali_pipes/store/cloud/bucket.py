@@ -109,7 +109,10 @@ class CloudStore(Store):
             for page in obstore.list(self._client.store, folder or None, offset=position, chunk_size=_PAGE):
                 found.extend(
                     ObjectEntry(
-                        name=row["path"], size=row["size"], checksum=None, written_ns=_written_ns(row["last_modified"])
+                        name=row["path"],
+                        size=row["size"],
+                        checksum=None,
+                        written_ns=_written_ns(row["last_modified"]) if self.settings.lists_times else None,
                     )
                     for row in page
                     if row["path"].startswith(prefix)

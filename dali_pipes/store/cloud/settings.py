@@ -139,6 +139,11 @@ class CloudSettings:
         return f"s3://{self.bucket}" if is_amazon else self.base_url
 
     @property
+    def lists_times(self) -> bool:
+        """Whether the server lists when an object was last written. AIStore, below ``/s3``, lists its last reading."""
+        return not urlsplit(self.options.get("aws_endpoint_url", "")).path.rstrip("/").endswith("/s3")
+
+    @property
     def base_url(self) -> str:
         """The URL of the bucket; an object's name follows after a slash."""
         options = self.options
