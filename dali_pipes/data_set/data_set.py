@@ -53,6 +53,8 @@ Int64s = npt.NDArray[np.int64]
 T = TypeVar("T")
 # 20 as the file has them, and once more for those of the loader's shards.
 BYTES_A_SAMPLE = 40
+# A loader of some shards of a data set reads the columns of all, if there are no more samples: 0.6 GB in one request.
+WHOLE_SAMPLES = 1 << 24
 
 
 class DataSet:
@@ -171,10 +173,11 @@ class DataSet:
             DataError: If there is no column file beside the shards, or it belongs to another manifest.
             ValueError: If they do not fit in memory; nothing was read then.
         """
-        needed, available = self.whole.num_samples * BYTES_A_SAMPLE, available_memory()
+        num_read = (self.manifest if self._has_few else self.whole).num_samples
+        needed, available = num_read * BYTES_A_SAMPLE, available_memory()
         if 0 < available < needed:  # 0: the system does not say
             raise ValueError(
-                f"the columns (keys, labels, sizes of photos) of the {self.whole.num_samples} samples indexed at "
+                f"the columns (keys, labels, sizes of photos) of the {num_read} samples indexed at "
                 f"'{self.shards.url}' take about {needed} bytes of memory at once, and {available} are available; "
                 "where= can read them in parts: pass where_in_parts=True. For oversample=, buckets and token budgets "
                 "use a data set of fewer samples, or more memory"
@@ -183,7 +186,17 @@ class DataSet:
 
     def sample_columns(self) -> SampleColumns:
         """Like `columns`, as the files have them."""
-        return self.whole_columns().of_shards(self.whole.samples, self.rows)
+        if not self._has_few:
+            return self.whole_columns().of_shards(self.whole.samples, self.rows)
+        rows = np.sort(self.rows)  # neighbours are read together
+        parts = read_parts(self._open_columns(), rows, max_samples=SAMPLES_AT_A_TIME)
+        own = join_columns([(part.read(), {}) for _, part in parts])
+        return own.of_shards(self.whole.samples[rows], np.searchsorted(rows, self.rows))
+
+    @property
+    def _has_few(self) -> bool:
+        """Whether the loader has only some shards of a data set whose columns are too large to be read for them."""
+        return len(self.rows) < self.whole.num_shards and self.whole.num_samples > WHOLE_SAMPLES
 
     def whole_columns(self) -> SampleColumns:
         """Like `columns`, but for all samples of ``whole``."""
@@ -203,10 +216,12 @@ class DataSet:
         manifest = self.whole if of_whole else self.manifest
         rows = np.arange(manifest.num_shards) if of_whole else self.rows
         firsts = np.append(0, np.cumsum(manifest.samples, dtype=np.int64))
-        files = [file for set_ in self._sets.values() for file in set_.open_columns()]
-        for run, part in read_parts(files, rows, max_samples=SAMPLES_AT_A_TIME):
+        for run, part in read_parts(self._open_columns(), rows, max_samples=SAMPLES_AT_A_TIME):
             shards = slice(run.first, run.stop)
             yield int(firsts[run.first]), Columns(part, names=manifest.names[shards], counts=manifest.samples[shards])
+
+    def _open_columns(self) -> list[ColumnRanges]:
+        return [file for set_ in self._sets.values() for file in set_.open_columns()]
 
     def has_columns(self) -> bool:
         """Whether all data sets have a column file."""

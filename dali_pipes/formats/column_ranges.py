@@ -19,6 +19,7 @@ from dali_pipes.formats.sample_columns import (
     COLUMNS_VERSIONS,
     MAX_COMPONENTS,
     Bools,
+    SampleColumns,
     Sizes,
     checked_components,
     label_type,
@@ -187,6 +188,10 @@ class ColumnsPart:
     def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None:
         labels = self._file.labels(self._start, self._stop)
         return _chosen(labels, self._rows) if self._listed.has_labels else None
+
+    def read(self) -> SampleColumns:
+        """All columns of the part, in memory."""
+        return SampleColumns(keys=self.keys, labels=self.labels, has=dict(self.has), sizes=dict(self.sizes))
 
 
 def _chosen(column: npt.NDArray[Any], rows: Int64s | None) -> npt.NDArray[Any]:

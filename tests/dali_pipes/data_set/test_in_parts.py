@@ -232,6 +232,28 @@ def test_keys_and_components_are_found_in_parts(shards: Path, tmp_path: Path, mo
         excluded_ordinals(data_set, exclude=path)
 
 
+@pytest.mark.parametrize("numbers", [[3], [4, 0, 1]])
+def test_loader_of_few_shards_reads_only_their_columns(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int]
+) -> None:
+    """Of a billion samples, the columns take 20 GB, also if one shard is read."""
+    expected = content(of_shards(shards, numbers).columns())
+    data_set = of_shards(shards, numbers)
+    num_read = []
+    read_range = LocalStore.read_range
+
+    def reading(store: LocalStore, name: str, *, start: int, size: int) -> bytes:
+        num_read.append(size if start else 0)  # without the header
+        return read_range(store, name, start=start, size=size)
+
+    monkeypatch.setattr(LocalStore, "read_range", reading)
+    monkeypatch.setattr(data_set_module, "WHOLE_SAMPLES", 34)
+    monkeypatch.setattr(data_set_module, "available_memory", lambda: 40 * PER_SHARD * len(numbers))
+    monkeypatch.setattr(DataSet, "whole_columns", None)
+    assert content(data_set.columns()) == expected
+    assert 0 < sum(num_read) < (shards / columns_name("s-")).stat().st_size * (len(numbers) + 1) / NUM_SHARDS
+
+
 @pytest.mark.parametrize("keep", [3, 40, 400, -1])
 def test_column_file_that_is_cut_is_refused_in_parts(shards: Path, tmp_path: Path, keep: int) -> None:
     """In the header, or in a column."""
