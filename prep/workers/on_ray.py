@@ -12,11 +12,15 @@ import contextlib
 import logging
 import os
 import platform
+import secrets
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from dali_pipes.errors import PipesError
 from prep.workers.processes import Report, Result, Task, Workers
@@ -43,6 +47,8 @@ class RayWorkers(Workers):
         self._limit = jobs
         self._is_ours = False
         self._is_open = False
+        self._has_token = False
+        self._stdout: _OwnStdout | None = None
 
     def start(self) -> None:
         """Connect to Ray, or start one."""
@@ -63,13 +69,17 @@ class RayWorkers(Workers):
                 if address:
                     ray.init(address=address, **options)
                 else:
+                    self._set_token()
                     ray.init(address="local", num_cpus=self.jobs, include_dashboard=False, **options)
             except Exception as exc:
+                self._unset_token()
                 where = f"the Ray at '{address}' cannot be reached" if address else "no Ray can be started here"
                 raise PipesError(
                     f"{where}: {exc}; is RAY_ADDRESS right? A Ray that asks for a token needs RAY_AUTH_MODE=token"
                 ) from exc
             self._is_ours = True
+            self._stdout = _OwnStdout(sys.stdout)
+            sys.stdout = cast("TextIO", self._stdout)
         self._is_open = True
         self.jobs = self._num_at_a_time(ray)
 
@@ -171,7 +181,48 @@ class RayWorkers(Workers):
         """Leave Ray; a Ray that was started here ends. Can be called twice."""
         if self._is_ours:
             _ray().shutdown()
+            self._unset_token()
+            if self._stdout is not None and cast("object", sys.stdout) is self._stdout:
+                sys.stdout = self._stdout.stream
         self._is_ours = self._is_open = False
+
+    def _set_token(self) -> None:
+        """Give a Ray of our own a token that ends with it.
+
+        Ray would leave one in ``~/.ray/auth_token``, and each Ray that is started there later would ask for it.
+        """
+        if not any(name in os.environ for name in (*_TOKEN, "RAY_AUTH_TOKEN_PATH")):
+            self._has_token = True
+            os.environ["RAY_AUTH_TOKEN"] = _own_token()  # Ray itself sets the mode
+
+    def _unset_token(self) -> None:
+        if self._has_token:
+            for name in _TOKEN:
+                os.environ.pop(name, None)
+        self._has_token = False
+
+
+class _OwnStdout:
+    """Stdout without what Ray says there of workers that died, which goes to stderr: stdout is for a result.
+
+    No setting of Ray 2.60 does that; a thread of this name prints it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        is_rays = threading.current_thread().name == "ray_listen_error_messages"
+        return (sys.stderr if is_rays else self.stream).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@lru_cache
+def _own_token() -> str:
+    """The token of all Rays that this process starts: Ray's client keeps the first one that it reads."""
+    return secrets.token_hex(32)
 
 
 def _check_answers(address: str) -> None:
@@ -186,6 +237,7 @@ def _check_answers(address: str) -> None:
         raise PipesError(f"no Ray answers at '{address}': {why}; is RAY_ADDRESS right, and its head started?") from None
 
 
+_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 # Seconds until a host that does not answer counts as away.
 _CONNECT_S = 10.0
 # A directory that others write to may change between the look here and the look on a node.

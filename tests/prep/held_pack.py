@@ -11,7 +11,8 @@ from tests.sources import make_source
 def main(target: str, gate: str) -> None:
     packing.MIN_SHARED_BYTES = 0
     store = GatedStore(Path(target), held="samples-000001.tar", gate=Path(gate))
-    packing.pack(make_source(43), store=store, max_count=10, on="ray")
+    report = packing.pack(make_source(43), store=store, max_count=10, on="ray")
+    print(len(report.shards))
 
 
 if __name__ == "__main__":

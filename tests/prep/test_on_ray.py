@@ -156,6 +156,48 @@ def test_ctrl_c_cancels_and_leaves_no_half_written_shard(cluster: Any, tmp_path:
     assert contents(LocalStore(out), report.shards) == contents(expected, report.shards)
 
 
+def test_a_killed_worker_leaves_no_line_on_stdout(cluster: Any, tmp_path: Path) -> None:
+    """What Ray says of it is on stderr, or nowhere: a program that reads a command's result is not disturbed."""
+    out, gate = tmp_path / "out", tmp_path / "gate"
+    gate.mkdir()
+    thread = killing(gate, lambda worker: os.kill(worker, signal.SIGKILL))
+    thread.start()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.prep.held_pack", str(out), str(gate)],
+        cwd=REPOSITORY,
+        env=os.environ | {"RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+    )
+    thread.join()
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+def test_a_ray_of_our_own_leaves_nothing_behind(tmp_path: Path) -> None:
+    """No token in the home directory, which every later Ray would ask for; no variable; and it starts twice."""
+    program = """
+import os
+from prep.workers import open_workers
+from tests.prep.workers_tasks import double
+for _ in range(2):
+    with open_workers("ray", 1) as workers:
+        print(list(workers.map(double, [1, 2])))
+print([name for name in os.environ if name.startswith("RAY_AUTH")])
+"""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=own | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "[2, 4]\n[2, 4]\n[]\n"), done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:
     """A thread that calls ``kill`` with the worker that waits at the gate, and then opens it."""
 
