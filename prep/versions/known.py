@@ -71,8 +71,9 @@ def leave_out_known(source: Source, data_set: DataSet, old: Newest, *, skip: boo
 
 def _keys_in(data_set: DataSet, asked: set[str]) -> set[str]:
     removed = set(data_set.manifest.removed.tolist())
-    keys = data_set.columns().samples.keys
-    return {key for row, key in enumerate(keys) if key in asked and row not in removed}
+    # In parts: all keys of a billion samples take 40 GB.
+    parts = ((first, columns.samples.keys) for first, columns in data_set.columns_in_parts())
+    return {key for first, keys in parts for row, key in enumerate(keys, first) if key in asked and row not in removed}
 
 
 def _sets_beside(old: Newest) -> Iterator[Newest]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
@@ -252,6 +253,15 @@ def test_classes_keep_their_ids(local: Place) -> None:
     fixed = fit_classes(source_of({4: "cat", 1: "ant"}), manifest, url="x")
     assert fixed.classes == {1: "ant", 4: "cat", 7: "dog"}
     assert [record.label for record in fixed.records] == [4, 1]
+
+
+def test_known_keys_are_found_in_parts(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of the data set are not held in memory at once."""
+    grown = class_folders(tmp_path / "grown", {"cat": 1, "dog": 1, "owl": 3}, first=1)
+    monkeypatch.setattr("dali_pipes.data_set.data_set.SAMPLES_AT_A_TIME", 3)
+    monkeypatch.setattr(DataSet, "columns", None)
+    with pytest.raises(DataError, match=r"has 3 of the 5 keys .*'cat/001', 'dog/001'"):
+        local.add(grown)
 
 
 @pytest.mark.parametrize(
