@@ -14,6 +14,8 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>|\"code\":\s*\"?([A-Za-z0-9]+)")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>|\"message\":\s*\"([^\"]*)\"")
 # In the debugging part: what the system said when there was no connection.
 _CAUSE = re.compile(r"^\s*(?:message|error): \"([^\"\n]+)\",$", re.MULTILINE)
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_UNTRUSTED = "certificate cannot be trusted"
 _REGION = re.compile(r"<Region>([^<]+)</Region>")
 # 408: the server waited for the client. 425, 429: too early, too many.
 _PASSING = (408, 425, 429)
@@ -57,7 +59,7 @@ class Refusal:
     @property
     def is_unable(self) -> bool:
         """Whether `obstore` or the server cannot do this at all: a wait mends nothing."""
-        return not self.status and "not supported" in self.text
+        return not self.status and any(text in self.text for text in ("not supported", _UNTRUSTED))
 
     @property
     def is_missing(self) -> bool:
@@ -81,6 +83,8 @@ def refusal_of(exc: BaseException) -> Refusal:
         cause = ": ".join([text.rpartition(" - ")[2] or type(exc).__name__, *below[-1:]])
         if "InvalidContentType" in str(exc):
             cause += ": the server does not speak TLS (its address begins with http://)"
+        if wrong := _CERTIFICATE.search(str(exc)):
+            cause += f": its {_UNTRUSTED} ({wrong[1]}); set SSL_CERT_FILE to the file of the CA"
         return Refusal(404 if isinstance(exc, FileNotFoundError) else 0, "", printable(cause, max_chars=300))
     # Azure's message goes on with the numbers of the request.
     said = " ".join(filter(None, [status[1], "" if code.isdigit() else code, message.partition("\n")[0]]))

@@ -1,6 +1,7 @@
 """A loader over a bucket of a real S3 server, without AIStore: the same batches as over a directory and a cluster."""
 
 import hashlib
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 import dali_pipes as dp
+from dali_pipes.errors import StoreError
 from dali_pipes.store.cloud.bucket import CloudStore
 from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.cluster import embedded_node
@@ -122,6 +125,29 @@ def test_epochs_go_on_through_faults(bucket: str, monkeypatch: pytest.MonkeyPatc
         with open_loader(cache=cache_in(tmp_path / "faults")) as loader:
             assert batches_of(loader) == expected
         assert proxy.faults.total() > 0
+
+
+def test_bucket_over_tls_with_an_authority_of_its_own(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Listing, writes, ranges and a loader trust the certificate that a usual variable names; without it, an error."""
+    with open_loader() as loader:
+        expected = batches_of(loader)
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with faulty(bucket, redirects=False, context=context) as proxy:
+        lead_to(proxy.endpoint, monkeypatch)
+        assert proxy.endpoint.startswith("https://")
+        # At once: with the usual patience, a fault that passes would be waited for.
+        with pytest.raises(StoreError, match=r"certificate cannot be trusted \(\w+\); set SSL_CERT_FILE to the file"):
+            resolve_shards(URL, endpoint=None)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+        index_shards(resolve_shards(URL, endpoint=None), anew=True)
+        with open_loader(cache=cache_in(tmp_path / "tls")) as loader:
+            assert batches_of(loader) == expected
 
 
 @pytest.mark.usefixtures("bucket")
