@@ -37,19 +37,21 @@ from bench.engine.options import words
 def compare(
     *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
 ) -> int:
-    """Compare two records of `bench run`, `bench sweep` or `bench feed`; say what became worse.
+    """Compare two records of `bench run` (also with --au), `bench sweep`, `bench feed` or `bench decode`.
+
+    Says what became worse.
 
     A figure's change is given with its 95 % interval.
     Exit 0: no figure became worse, as far as the repeats show. 1: a figure became worse, and its whole 95 % interval is
     on the worse side. 2: the runs cannot be read or compared.
     A 95 % interval of two runs needs 4 repeats of each; with 7 it is narrow enough for most purposes.
     """
-    from bench.reports.record import read_run
+    from bench.reports.comparable import read_comparable
     from bench.reports.regression import JUDGED, compare_runs, format_verdict
     from dali_pipes.errors import DataError
 
     try:
-        runs = read_run(before), read_run(after)
+        runs = read_comparable(before), read_comparable(after)
     except DataError as exc:
         raise ValueError(str(exc)) from exc  # exit 1 is for what became worse
     verdict = compare_runs(

@@ -16,6 +16,8 @@ Report = Mapping[str, Any]
 SETTING_TITLES: Mapping[str, str] = {
     "photo_kb": "photo kB",
     "masks": "masks",
+    "recipe": "recipe",
+    "workers": "workers",
     "threads": "threads",
     "ranks": "ranks",
     "batch_size": "batch",
