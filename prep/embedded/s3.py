@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
+from dali_pipes.store.cluster.transport.http_limits import decimal
 from prep.embedded import wire
 from prep.embedded.exchange import Exchange
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage
@@ -53,7 +54,10 @@ def _list(exchange: Exchange, storage: Storage, bucket: str, query: dict[str, st
     """Answer ``ListObjectsV2``. The token of a page is the last name of the page before."""
     if delimiter := query.get("delimiter"):
         raise wire.unsupported(f"listing with delimiter '{delimiter}'")
-    limit = min(int(query.get("max-keys", _PAGE_SIZE)), _PAGE_SIZE)
+    asked = decimal(query.get("max-keys", str(_PAGE_SIZE)))
+    if not asked:
+        raise RefusalError(400, f"max-keys must be a positive number, got '{query['max-keys']}'", "InvalidArgument")
+    limit = min(asked, _PAGE_SIZE)
     after, prefix = query.get("continuation-token") or query.get("start-after", ""), query.get("prefix", "")
     names = storage.list_names(bucket, prefix=prefix, after=after)
     entries = "".join(

@@ -121,8 +121,9 @@ def run_offline(
     names = [output.name_of(name) for name in shards.names]
     if overwrite:
         # Deleted, so that all outputs that exist afterwards come from this job.
+        outputs = set(names)
         for entry in target.list_all(output.name_of(shards.prefix)):
-            if entry.name in names:
+            if entry.name in outputs:
                 target.delete(entry.name)
     group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))
     to_bucket = target.client.bucket(target.bucket, provider=target.provider)
