@@ -178,6 +178,7 @@ def _shuffle_urls(
     common: dict[str, Any],
 ) -> "ShuffleReport":
     from dali_pipes.data_set.named import list_shards
+    from dali_pipes.errors import StoreError
     from dali_pipes.store.shard_names import extension_of
     from dali_pipes.store.urls import is_remote, open_store
     from prep.shuffle.key_map import Grouping
@@ -197,7 +198,12 @@ def _shuffle_urls(
     shares = parse_shares(options["splits"], option="--splits")
     grouping = Grouping(by=options["by"], shares=shares, seed=seed) if options["by"] else None
     with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
-        shards = list_shards(urls, endpoint=answering, compressed=True)
+        try:
+            shards = list_shards(urls, endpoint=answering, compressed=True)
+        except StoreError as exc:
+            if len(urls) == 1:
+                raise
+            raise StoreError(f"{exc}; every URL is an input here, and --output names the output") from exc
         target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
         key_map = None
         if ekm:

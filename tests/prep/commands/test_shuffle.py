@@ -41,6 +41,13 @@ def test_shuffle_of_a_directory_needs_no_cluster(directory: Path, closed_port: i
     assert "verified (3 of the shards were there already) -> " in again
 
 
+def test_an_output_that_is_named_as_an_input_is_told(directory: Path) -> None:
+    with pytest.raises(
+        StoreError, match=r"matches no \.tar.*; every URL is an input here, and --output names the output"
+    ):
+        _run(f"{directory}/samples-", f"{directory}/mixed-")
+
+
 def test_shuffle_sorts_by_label(directory: Path) -> None:
     options = ("--algorithm", "content", "--component", ".cls", "--key-type", "int", "--decreasing")
     found = _json(directory, "--output", "sorted-", *options)
