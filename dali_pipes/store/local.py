@@ -14,13 +14,19 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
 
+# Errors of file systems that have no files without names.
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+
 if TYPE_CHECKING:
     from dali_pipes.fetch.local import LocalFetcher
     from dali_pipes.store.listings import Found
 
 
 class LocalStore(Store):
-    """A directory of files. Writes go to a temporary name and are renamed. It is its own `access`."""
+    """A directory of files. Each is written without a name, or with a hidden one, and named at the end.
+
+    It is its own `access`.
+    """
 
     directory: Path
 
@@ -157,19 +163,11 @@ class LocalStore(Store):
     def replacing(self, name: str) -> Iterator[BinaryIO]:
         """A stream that creates or replaces an object: it is there whole or not at all."""
         target = self.directory / name
-        # Named before it is made: a worker may be stopped at any point in between.
-        partial = target.parent / f".partial-{secrets.token_hex(8)}"
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with partial.open("xb") as stream:
-                    yield stream
-                    stream.flush()
-                    partial.chmod(0o644)
-                    partial.rename(target)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
+            with unnamed_file(target) as (stream, publish):
+                yield stream
+                stream.flush()
+                publish()
         except OSError as exc:
             raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
 
@@ -191,3 +189,33 @@ def _entry(name: str, path: Path) -> ObjectEntry | None:
             times = (found.st_mtime_ns, found.st_ctime_ns, path.lstat().st_ctime_ns)
             return ObjectEntry(name=name, size=found.st_size, checksum=None, written_ns=(min(times), max(times)))
     return None
+
+
+@contextlib.contextmanager
+def unnamed_file(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
+    """A file without a name, and a function that gives it its name: nothing is left of a process that is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name is chosen before the file is made: a worker may be ended at any point in between.
+    partial = path.parent / f".partial-{os.urandom(8).hex()}"
+    try:
+        try:
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            is_named = False
+        except OSError as exc:
+            if exc.errno not in _NO_UNNAMED:
+                raise
+            descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            is_named = True
+        with os.fdopen(descriptor, "wb") as stream:
+
+            def publish() -> None:
+                os.fchmod(descriptor, 0o644)
+                if not is_named:
+                    # A link cannot replace a file, so the file gets a free name first. The path is absolute, so
+                    # src_dir_fd has no effect; but without it Python calls link(), which does not follow links.
+                    os.link(f"/proc/self/fd/{descriptor}", partial, src_dir_fd=descriptor, follow_symlinks=True)
+                partial.rename(path)
+
+            yield stream, publish
+    finally:
+        partial.unlink(missing_ok=True)

@@ -5,17 +5,16 @@ a second.
 """
 
 import contextlib
-import errno
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import StoredFile
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.local import unnamed_file
 from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report
 
@@ -24,9 +23,6 @@ Stored = tuple[str, str] | Path | StoredFile
 MAX_SENT_BYTES = 8 << 20
 """The largest number of bytes of components in memory that are sent to a worker; a larger task is done in this
 process."""
-
-# Errors of file systems that have no files without names.
-_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 
 class StreamTarget(Protocol):
@@ -137,7 +133,7 @@ class CopiedTarget:
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """Create or replace an object and then its copy; each is there whole or not at all."""
         path = self.directory / name
-        with _writing(path), _unnamed(path) as (stream, publish):
+        with _writing(path), unnamed_file(path) as (stream, publish):
 
             def copied() -> Iterator[memoryview]:
                 # The store may start another attempt, from the first byte on.
@@ -157,36 +153,6 @@ class CopiedTarget:
             stream.flush()
             assert stream.tell() == num_bytes, "the stream's length was announced"
             publish()
-
-
-@contextlib.contextmanager
-def _unnamed(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
-    """A file without a name, and a function that gives it its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is chosen before the file is made: a worker may be ended at any point in between.
-    partial = path.parent / f".partial-{os.urandom(8).hex()}"
-    try:
-        try:
-            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            is_named = False
-        except OSError as exc:
-            if exc.errno not in _NO_UNNAMED:
-                raise
-            descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            is_named = True
-        with os.fdopen(descriptor, "wb") as stream:
-
-            def publish() -> None:
-                os.fchmod(descriptor, 0o644)
-                if not is_named:
-                    # A link cannot replace a file, so the file gets a free name first. The path is absolute, so
-                    # src_dir_fd has no effect; but without it Python calls link(), which does not follow links.
-                    os.link(f"/proc/self/fd/{descriptor}", partial, src_dir_fd=descriptor, follow_symlinks=True)
-                partial.rename(path)
-
-            yield stream, publish
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,10 @@
 """Commands of prep on a real Ray of two nodes on this machine: the result of one process, also after a kill -9."""
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +25,10 @@ from prep.pack.pack import PackReport, pack
 from prep.versions.add import add
 from prep.versions.publish import open_newest
 from prep.workers import WORKERS_KINDS, on_ray
+from tests.prep.ray_nodes import WAIT_S, expect_only_its_tasks_were_repeated, killing, without_head
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.sources import REPOSITORY, make_source, write_pets
 
-WAIT_S = 240.0
 look = on_ray._marks
 
 
@@ -80,6 +78,7 @@ def pack_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> tuple[Gated
     thread.start()
     report = pack(make_source(43), store=target, max_count=10, on="ray")
     thread.join()
+    expect_only_its_tasks_were_repeated(gate)
     return target, report
 
 
@@ -92,15 +91,14 @@ def test_an_address_without_a_ray_is_refused_at_once() -> None:
 
 
 def check_packed(target: LocalStore, report: PackReport, directory: Path) -> None:
-    """The shards are those of one process; of the killed writer a hidden file may be left, as of any killed process."""
+    """The shards are those of one process, and nothing is left of the killed writer."""
     expected = LocalStore(directory)
     names = pack(make_source(43), store=expected, max_count=10, jobs=1).shards
     assert report.shards == names
     assert report.num_written == len(names) == 5
     assert contents(target, names) == contents(expected, names)
     assert target.directory is not None
-    found = sorted(path.name for path in target.directory.iterdir() if not path.name.startswith(".partial-"))
-    assert found == sorted(path.name for path in directory.iterdir())
+    assert sorted(path.name for path in target.directory.iterdir()) == sorted(path.name for path in directory.iterdir())
 
 
 def test_pack_whose_worker_is_killed_repeats_its_task(tmp_path: Path) -> None:
@@ -198,21 +196,6 @@ print([name for name in os.environ if name.startswith("RAY_AUTH")])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:
-    """A thread that calls ``kill`` with the worker that waits at the gate, and then opens it."""
-
-    def wait_and_kill() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not (gate / "pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        try:
-            kill(int((gate / "pid").read_text()))
-        finally:
-            (gate / "open").touch()
-
-    return threading.Thread(target=wait_and_kill)
-
-
 def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: Path) -> None:
     """The worker dies by kill -9 before it writes an index; the files are equal. Then all indexes are taken over."""
     index_with_kill(tmp_path, lambda process: os.kill(process, signal.SIGKILL))
@@ -240,51 +223,13 @@ def index_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> None:
     index_shards(ShardSet(store=held, names=names), on="ray", anew=True, on_before=before.append)
     thread.join()
     assert killed
+    expect_only_its_tasks_were_repeated(gate)
     every = sorted(path.name for path in stores["processes"].directory.iterdir())
-    found = sorted(path.name for path in stores["ray"].directory.iterdir() if not path.name.startswith(".partial-"))
-    assert found == every
+    assert sorted(path.name for path in stores["ray"].directory.iterdir()) == every
     assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
     index_shards(ShardSet(store=stores["ray"], names=names), on="ray", on_before=before.append)
     assert before == [0, len(names)]
     assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
-
-
-def occupy(folder: str) -> None:
-    """Keep a CPU busy until a file is there."""
-    (Path(folder) / "busy").touch()
-    while not (Path(folder) / "free").exists():
-        time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def without_head(cluster: Any, folder: Path) -> Iterator[Callable[[int], None]]:
-    """Only nodes other than the head do tasks; gives a function that kills the node of a worker."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
-    cluster.wait_for_nodes()
-    folder.mkdir()
-    on_head = NodeAffinitySchedulingStrategy(cluster.head_node.node_id, soft=False)
-    busy = ray.remote(num_cpus=1, scheduling_strategy=on_head)(occupy).remote(str(folder))
-    deadline = time.monotonic() + WAIT_S
-    while not (folder / "busy").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-    def kill(worker: int) -> None:
-        raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-        nodes = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
-        for process in (raylet, worker):
-            os.kill(process, signal.SIGKILL)
-        cluster.remove_node(nodes[raylet], allow_graceful=False)
-        (folder / "killed").touch()
-
-    try:
-        yield kill
-        assert (folder / "killed").exists()
-    finally:
-        (folder / "free").touch()
-        ray.get(busy)
 
 
 def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any, tmp_path: Path) -> None:

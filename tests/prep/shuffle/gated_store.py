@@ -9,7 +9,10 @@ from dali_pipes.store.local import LocalStore
 
 
 class GatedStore(LocalStore):
-    """The writer of ``held`` puts its process id into ``gate/pid`` and waits until ``gate/open`` exists."""
+    """The writer of ``held`` puts its process id into ``gate/pid`` and waits until ``gate/open`` exists.
+
+    ``gate/writes`` has a line for each write that began: its name, and the writer's process id.
+    """
 
     def __init__(self, directory: Path, *, held: str, gate: Path) -> None:
         super().__init__(directory)
@@ -17,6 +20,8 @@ class GatedStore(LocalStore):
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """As of a directory, but late, and after half of the object."""
+
+        self._note(name)
 
         def gated() -> Iterable[memoryview]:
             for chunk in chunks():
@@ -28,8 +33,13 @@ class GatedStore(LocalStore):
 
     def write(self, name: str, data: bytes) -> None:
         """As of a directory, but late."""
+        self._note(name)
         self._wait(name)
         super().write(name, data)
+
+    def _note(self, name: str) -> None:
+        with (self.gate / "writes").open("a") as writes:
+            writes.write(f"{name} {os.getpid()}\n")
 
     def _wait(self, name: str) -> None:
         if name == self.held and not (self.gate / "open").exists():

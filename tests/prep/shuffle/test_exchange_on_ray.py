@@ -2,8 +2,6 @@
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,10 @@ from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
 from prep.workers import open_workers
+from tests.prep.ray_nodes import expect_only_its_tasks_were_repeated, killing, without_head
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.prep.workers_tasks import double
 from tests.sources import REPOSITORY, make_source
-
-WAIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -88,40 +85,25 @@ def test_worker_that_is_killed_repeats_its_task_only(directory: ShardSet, tmp_pa
     gate = tmp_path / "gate"
     gate.mkdir()
     target = GatedStore(tmp_path / "out", held="ray-000001.tar", gate=gate)
-
-    def kill() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not (gate / "pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        (gate / "open").touch()
-        os.kill(int((gate / "pid").read_text()), signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
+    thread = killing(gate, lambda worker: os.kill(worker, signal.SIGKILL))
     thread.start()
     report = run(directory, "ray", on="ray", target=target)
     thread.join()
+    expect_only_its_tasks_were_repeated(gate)
     expected = run(directory, "client", engine="client")
     assert [target.read(name) for name in report.shards] == [directory.store.read(name) for name in expected.shards]
 
 
 def test_node_that_is_killed_repeats_its_tasks_only(cluster: Any, directory: ShardSet, tmp_path: Path) -> None:
-    """A node with its raylet and workers is killed while one of them writes: others do its tasks."""
-    lost = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
-    cluster.wait_for_nodes()
+    """The node, with its raylet, whose worker is in the middle of an output is killed: another one does its task."""
     gate = tmp_path / "gate"
     gate.mkdir()
     target = GatedStore(tmp_path / "out", held="ray-000001.tar", gate=gate)
-
-    def kill() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not (gate / "pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        cluster.remove_node(lost, allow_graceful=False)
-        (gate / "open").touch()
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    report = run(directory, "ray", on="ray", target=target)
-    thread.join()
+    with without_head(cluster, tmp_path / "head") as kill:
+        thread = killing(gate, kill)
+        thread.start()
+        report = run(directory, "ray", on="ray", target=target)
+        thread.join()
+    expect_only_its_tasks_were_repeated(gate)
     expected = run(directory, "client", engine="client")
     assert [target.read(name) for name in report.shards] == [directory.store.read(name) for name in expected.shards]
