@@ -152,7 +152,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """Pack DIRECTORY, which has one folder of photos for each class, to URL.
 
     DIRECTORY/cat/001.JPG becomes key "cat/001" with the components jpg and cls; class ids number the sorted folders
-    from 0. Files named .jpeg become jpg, too. Two photos of one key, a.jpg and a.gif, are a bad record: see --on-bad.
+    that have photos from 0. Files named .jpeg become jpg, too. Two photos of one key, a.jpg and a.gif, are a bad record: see --on-bad.
     Files that are not photos are left out and named. Links are followed; one that leads to a folder found elsewhere as
     well is an error.
     """
@@ -365,7 +365,7 @@ def print_packed(report: "PackReport", source: "Source") -> None:
 
 def pack_document(report: "PackReport", source: "Source") -> dict[str, Any]:
     """A report as part of a JSON document."""
-    classes = {str(label): source.classes[label] for label in sorted(source.classes)}
+    classes = {str(label): report.classes[label] for label in sorted(report.classes)}
     recoded = [step.as_json() for step in report.recoded]
     return fields_of(report) | {"classes": classes, "unused": dict(source.unused), "recoded": recoded}
 

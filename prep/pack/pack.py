@@ -38,7 +38,7 @@ from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write
 from prep.part import ALL, JobPart
 from prep.recode.settings import Recoding
 from prep.recode.stage import recode_source
-from prep.sources.record import Source, as_entry, component_names
+from prep.sources.record import Source, as_entry, component_names, without_empty_classes
 from prep.spool import open_spool
 from prep.tar.writer import Range
 from prep.workers import Workers, WorkersKind, open_workers
@@ -79,8 +79,10 @@ class PackReport:
     """Files beside the photos that are no pictures, in the same form."""
     kept: tuple[str, ...]
     """Bad records that were packed nevertheless, in the same form."""
+    classes: Mapping[int, str]
+    """class id -> name, of the classes that have samples if the source only numbers their names."""
     noted: tuple[str, ...]
-    """Records with a photo in another format than its name says; DALI decodes it, and it is packed."""
+    """Records with a photo in another format than its name says, which DALI decodes, and classes without samples."""
     recoded: tuple[RecodedStep, ...]
     """What was done to the photos, in this pack and in those before it."""
     elapsed_s: float
@@ -194,6 +196,9 @@ def pack(
             )
         checked = check_records(source, rules=rules, workers=workers, show_progress=show_progress)
         numbers, skipped, kept = _choose(source, checked, on_bad=on_bad)
+        named = source.classes
+        source = without_empty_classes(source, numbers)
+        empty = sorted({*named.values()} - {*source.classes.values()})
         reasons = count_reasons(skipped)
         _check_number(source, skipped, reasons, num_packed=len(numbers), max_bad=max_bad)
         if check_components is not None:
@@ -238,7 +243,12 @@ def pack(
         reasons=reasons,
         others=tuple(source.others),
         kept=kept,
-        noted=(*source.noted, *(checked.noted[number] for number in numbers if number in checked.noted)),
+        classes=source.classes,
+        noted=(
+            *source.noted,
+            *(f"{name}: no record of this class is left, so it has no class id" for name in empty),
+            *(checked.noted[number] for number in numbers if number in checked.noted),
+        ),
         recoded=steps,
         elapsed_s=time.perf_counter() - started,
         dry_run=dry_run,

@@ -11,7 +11,14 @@ from typing import NoReturn
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.progress import bar
-from prep.sources.record import OTHER_PICTURES, Record, Source, photo_component, require_directory
+from prep.sources.record import (
+    OTHER_PICTURES,
+    Record,
+    Source,
+    photo_component,
+    require_directory,
+    without_empty_classes,
+)
 
 
 @dataclass
@@ -37,9 +44,9 @@ class _Found:
 
     def source(self, name: str, directory: Path, folders: Sequence[str]) -> Source:
         if not self.records:
-            problems = [*self.broken, *self.skipped, *self.others]
+            problems = [*self.broken, *self.skipped, *self.noted, *self.others]
             raise DataError(f"'{directory}' holds no photo: {shown(problems, are_names=False) or 'no file'}")
-        return Source(
+        source = Source(
             name=f"{name} '{directory}'",
             records=self.records,
             classes=dict(enumerate(folders)),
@@ -50,12 +57,13 @@ class _Found:
             broken=self.broken,
             noted=self.noted,
         )
+        return without_empty_classes(source, range(len(self.records)))
 
 
 def imagefolder(directory: Path, *, splits: Sequence[str] = (), show_progress: bool = False) -> Source:
     """The records of a directory with one folder for each class, sorted by class and name.
 
-    Class ids number the sorted folders from 0. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the component
+    Class ids number the sorted folders that have photos from 0; an empty one is noted. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the component
     ``jpg``; a file named ``.jpeg`` or ``.jpe`` has this component, too. A dot in a photo's name is a dash in its key,
     and noted: WebDataset cuts keys at a dot. Files that start with a dot are ignored; files that are not photos are
     skipped and named. Photos that would have one key are bad: ``a.jpg`` and ``a.gif`` are one doubtful record,
@@ -91,7 +99,7 @@ def imagefolder(directory: Path, *, splits: Sequence[str] = (), show_progress: b
                 _add(found, directory, sorted(_walk(root / folder, seen)), label)
             if len(found.records) == before:
                 # A split may lack a class of another one: then no record is left out.
-                lines = found.skipped if (root / folder).is_dir() else found.others
+                lines = found.noted if (root / folder).is_dir() else found.others
                 lines.append(f"{(root / folder).relative_to(directory)}: no photo in this class")
             drawn.update(1)
     return found.source("imagefolder", directory, folders)

@@ -9,7 +9,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,20 @@ def as_entry(record: Record, source: Source, *, without: Set[str] = frozenset())
         parts = [part for part in parts if part[0] != LABEL_COMPONENT]
         parts.append((LABEL_COMPONENT, b"%d" % record.label))
     return record.key, parts if source.keeps_order else sorted(parts, key=lambda part: part[0])
+
+
+def without_empty_classes(source: Source, numbers: Iterable[int]) -> Source:
+    """The source with the classes of the records ``numbers`` alone, counted from 0; unchanged if its ids must stay."""
+    if not source.numbers_classes:
+        return source
+    labels = {source.records[number].label for number in numbers}
+    ids = {label: number for number, label in enumerate(sorted(source.classes.keys() & labels))}
+    if len(ids) == len(source.classes):
+        return source
+    records = [
+        record if record.label is None else replace(record, label=ids.get(record.label)) for record in source.records
+    ]
+    return replace(source, records=records, classes={number: source.classes[label] for label, number in ids.items()})
 
 
 def component_names(record: Record, *, without: Set[str] = frozenset()) -> Set[str]:

@@ -35,12 +35,14 @@ def fit_classes(source: Source, manifest: Manifest, *, url: str) -> Source:
     for name in sorted(source.classes.values()):
         ids.setdefault(name, max(ids.values(), default=-1) + 1)
     numbers = {label: ids[name] for label, name in source.classes.items()}
+    # From here on the ids are the data set's: nothing may number the classes again.
+    source = replace(source, classes={label: name for name, label in ids.items()}, numbers_classes=False)
     if all(label == number for label, number in numbers.items()):
-        return replace(source, classes={label: name for name, label in ids.items()})
+        return source
     records = [
         record if record.label is None else replace(record, label=numbers[record.label]) for record in source.records
     ]
-    return replace(source, records=records, classes={label: name for name, label in ids.items()})
+    return replace(source, records=records)
 
 
 def _check_agree(source: Source, known: Mapping[int, str], *, url: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import dali_pipes as dp
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
@@ -68,6 +69,16 @@ def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_
     assert sum(numbers) == 40
     assert printed[1] == repr({"image": (numbers[0], 3, 224, 224), "label": (numbers[0],)})
     assert printed[3] == repr({"image": (numbers[1], 3, 224, 224), "label": (numbers[1],)})
+
+
+def test_empty_class_folder_shifts_no_label(photos: Path, tmp_path: Path) -> None:
+    """It is named, counts for nothing in --max-bad, and the labels count the classes that have photos."""
+    (photos / "bee").mkdir()
+    done = _make(photos, tmp_path / "out", "--max-bad", "0", *QUICK)
+    assert "noted: bee: no photo in this class" in done.stderr
+    with dp.loader(tmp_path / "out" / "shuffled-", dp.classification_eval(), batch_size=40, device="cpu") as loader:
+        assert loader.parts.inputs.manifest.classes == {0: "cat", 1: "dog"}
+        assert set(next(iter(loader.as_dicts()))["label"].tolist()) == {0, 1}
 
 
 def test_again_writes_nothing_and_says_so(photos: Path, tmp_path: Path) -> None:
