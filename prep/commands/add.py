@@ -104,7 +104,8 @@ def add(
     """Add the samples of SOURCE to DATASET: pack and index new shards, and write a new version of the data set.
 
     SOURCE is what prep pack takes: class folders, photos, the pets layout, a table, Hugging Face's Parquet files,
-    TFRecord files or tars. DATASET is an indexed data set: ais://BUCKET/PREFIX or DIRECTORY[/PREFIX].
+    TFRecord files or tars. A folder of photos that is called as a class of DATASET, or the only one in SOURCE, is a
+    class folder. DATASET is an indexed data set: ais://BUCKET/PREFIX or DIRECTORY[/PREFIX].
 
     The data set's own shards are neither read nor changed, and older versions stay: DATASET@1 is the first. Loaders
     that name no version read the newest from when they are opened. Class ids never change; new classes get new ids.
@@ -118,10 +119,10 @@ def add(
     from prep.versions.publish import open_newest
 
     with endpoint_for([source, dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
-        found = detect(source, kind=kind)
+        old = open_newest(dataset, endpoint=answering)
+        found = detect(source, kind=kind, classes=old.manifest.classes.values())
         if not as_json:
             print_note(f"'{source}' is {found.text}")
-        old = open_newest(dataset, endpoint=answering)
         fields = {"components": components, "label": label, "key": key}
         records = found.open(endpoint=answering, fields=fields, jobs=jobs, show_progress=not as_json)
         report = add_records(

@@ -152,9 +152,9 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """Pack DIRECTORY, which has one folder of photos for each class, to URL.
 
     DIRECTORY/cat/001.JPG becomes key "cat/001" with the components jpg and cls; class ids number the sorted folders
-    that have photos from 0. Files named .jpeg become jpg, too. Two photos of one key, a.jpg and a.gif, are a bad record: see --on-bad.
-    Files that are not photos are left out and named. Links are followed; one that leads to a folder found elsewhere as
-    well is an error.
+    that have photos from 0. Files named .jpeg become jpg, too. Two photos of one key, a.jpg and a.gif, are a bad
+    record: see --on-bad. Files that are not photos are left out and named. Links are followed; one that leads to a
+    folder found elsewhere as well is an error.
     """
     from prep.sources.imagefolder import imagefolder
 

@@ -6,7 +6,7 @@ Nothing is read but names, the columns of tables, and the first photo in each fo
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -45,6 +45,8 @@ class Detected:
     """The files of the source, for kinds that take files."""
     splits: tuple[str, ...] = ()
     """The splits that the source has: folders, or names of files."""
+    is_class: bool = False
+    """Whether the source is the folder of one class."""
 
     def open(
         self,
@@ -79,6 +81,9 @@ class Detected:
         if self.kind == "imagefolder":
             from prep.sources.imagefolder import imagefolder
 
+            if self.is_class:
+                folder = directory.absolute()
+                return imagefolder(folder.parent, only=folder.name, show_progress=show_progress)
             return imagefolder(directory, splits=self.splits, show_progress=show_progress)
         if self.kind == "photos":
             from prep.sources.imagefolder import photo_folder
@@ -124,12 +129,15 @@ _OPTIONS = {
 }
 
 
-def detect(source: str, *, kind: Kind | None = None) -> Detected:
+def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = ()) -> Detected:
     """What ``source`` is: a directory, a file, or a URL, glob or list in braces of tars.
 
     Args:
         source: The source.
         kind: What it is to be taken for, where it might be several things.
+        classes: The classes of the data set to which the source is added. They decide: a folder with the name of one
+            is a class, also if it is ``source`` itself. With classes, a folder of photos that is the only one is a
+            class, too, as each of several is.
 
     Raises:
         DataError: If there is no such file or directory, or it is no source that is known, or might be several, or is
@@ -139,7 +147,7 @@ def detect(source: str, *, kind: Kind | None = None) -> Detected:
     if is_remote(source) or "://" in source or not os.path.lexists(path):
         candidates = _by_name(source)
     elif path.is_dir():
-        candidates = _in_directory(path)
+        candidates = _in_directory(path, classes)
         if kind == "photos" and not any(one.kind == kind for one in candidates) and holds_photos(path):
             candidates.append(Detected(source=source, kind=kind, text="photos without classes"))
     else:
@@ -186,13 +194,13 @@ def _file(path: Path) -> list[Detected]:
     return []
 
 
-def _in_directory(path: Path) -> list[Detected]:
+def _in_directory(path: Path, classes: Collection[str]) -> list[Detected]:
     """All that a directory may be."""
     if pets := _pets(path):
         return [pets]
     names = [entry.name for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith(".")]
     tables = [one for name in sorted(names) for one in _tables(path / name)]
-    return [*_parquet(path), *_packed(path, names), *tables, *_photos(path, names)]
+    return [*_parquet(path), *_packed(path, names), *tables, *_photos(path, names, classes)]
 
 
 def _pets(path: Path) -> Detected | None:
@@ -247,23 +255,28 @@ def _tables(path: Path) -> list[Detected]:
     return [Detected(source=str(path), kind="table", text=text, files=(path,))]
 
 
-def _photos(path: Path, names: Sequence[str]) -> list[Detected]:
+def _photos(path: Path, names: Sequence[str], classes: Collection[str]) -> list[Detected]:
     """Class folders, or photos without classes."""
     source = str(path)
     here = sum(map(is_photo, (name for name in names if "." in name)))
     folders = [name for name in folders_of(path) if holds_photos(path / name)]
     flat = Detected(source=source, kind="photos", text="photos without classes")
+    are_known = not here and set(folders) <= set(classes)
+    if here and (name := path.absolute().name) in classes:
+        text = f"{_counted(here, 'photo')} of the class {shown([name])}"
+        return [Detected(source=source, kind="imagefolder", text=text, is_class=True)]
     if here and not folders:
         return [Detected(source=source, kind="photos", text=f"{_counted(here, 'photo')} without classes")]
-    if folders and not here and all(map(split_of_folder, folders)):
+    if folders and not here and not are_known and all(map(split_of_folder, folders)):
         return [_splits(path, folders)]
-    if len(folders) == 1 and not here:
+    if len(folders) == 1 and not here and not are_known:
         inside = [name for name in folders_of(path / folders[0]) if holds_photos(path / folders[0] / name)]
         text = f"photos without classes, in the folder {shown(folders)}"
         found = [Detected(source=source, kind="photos", text=text)]
         if inside:
             return [*found, Detected(source=source, kind="imagefolder", text=f"one class {shown(folders)}")]
-        return found
+        if not classes or folders[0].lower() in _PHOTO_FOLDERS:
+            return found
     if folders:
         text = f"class folders: {_counted(len(folders), 'class', 'classes')} ({shown(folders)})"
         by_class = Detected(source=source, kind="imagefolder", text=text)

@@ -60,20 +60,21 @@ class _Found:
         return without_empty_classes(source, range(len(self.records)))
 
 
-def imagefolder(directory: Path, *, splits: Sequence[str] = (), show_progress: bool = False) -> Source:
+def imagefolder(directory: Path, *, splits: Sequence[str] = (), only: str = "", show_progress: bool = False) -> Source:
     """The records of a directory with one folder for each class, sorted by class and name.
 
-    Class ids number the sorted folders that have photos from 0; an empty one is noted. ``cats/a/001.JPG`` becomes the key ``cats/a/001`` with the component
-    ``jpg``; a file named ``.jpeg`` or ``.jpe`` has this component, too. A dot in a photo's name is a dash in its key,
-    and noted: WebDataset cuts keys at a dot. Files that start with a dot are ignored; files that are not photos are
-    skipped and named. Photos that would have one key are bad: ``a.jpg`` and ``a.gif`` are one doubtful record,
-    ``a.jpg`` and ``a.JPG`` are broken. With ``show_progress`` a bar counts classes, if finding the photos takes more
-    than a second.
+    Class ids number the sorted folders that have photos from 0; an empty one is noted. ``cats/a/001.JPG`` becomes the
+    key ``cats/a/001`` with the component ``jpg``; a file named ``.jpeg`` or ``.jpe`` has this component, too. A dot in
+    a photo's name is a dash in its key, and noted: WebDataset cuts keys at a dot. Files that start with a dot are
+    ignored; files that are not photos are skipped and named. Photos that would have one key are bad: ``a.jpg`` and
+    ``a.gif`` are one doubtful record, ``a.jpg`` and ``a.JPG`` are broken. With ``show_progress`` a bar counts classes,
+    if finding the photos takes more than a second.
 
     Args:
         directory: The directory.
         splits: Folders of ``directory`` that have the folders of classes, such as ``train`` and ``val``: keys begin
             with their names, and a class has the same id in all of them. By default ``directory`` itself has them.
+        only: The one class whose photos are taken; what lies beside its folder is ignored.
         show_progress: Draw a bar.
 
     Raises:
@@ -83,12 +84,12 @@ def imagefolder(directory: Path, *, splits: Sequence[str] = (), show_progress: b
     """
     require_directory(directory)
     roots = [directory / split for split in splits] or [directory]
-    folders = sorted({name for root in roots for name in folders_of(root)})
+    folders = [only] if only else sorted({name for root in roots for name in folders_of(root)})
     if not folders:
         raise DataError(f"'{directory}' holds no folder; expected one for each class: {directory}/cat/001.jpg")
     found = _Found()
     seen = {_identity(directory): directory}
-    for root in roots:
+    for root in () if only else roots:
         for path in _files_of(root):
             found.leave_out(path.relative_to(directory))
     places = [(root, label, folder) for root in roots for label, folder in enumerate(folders)]

@@ -105,6 +105,25 @@ def test_kind_decides_and_must_fit(tmp_path: Path) -> None:
     assert detect(str(tmp_path / "years"), kind="photos").open().classes == {}
 
 
+@pytest.mark.parametrize(
+    ("names", "folder", "kind", "text"),
+    [
+        (["cat/1.jpg"], "", "imagefolder", "class folders: 1 class ('cat')"),
+        (["cat/old/1.jpg"], "", "imagefolder", "class folders: 1 class ('cat')"),  # else photos, or one class
+        (["train/1.jpg"], "", "imagefolder", "class folders: 1 class ('train')"),  # else a split
+        (["cat/1.jpg", "cat/old/2.jpg"], "cat", "imagefolder", "1 photo of the class 'cat'"),
+        (["fox/1.jpg"], "", "imagefolder", "class folders: 1 class ('fox')"),  # a new class, as one of several would be
+        (["images/1.jpg"], "", "photos", "photos without classes, in the folder 'images'"),
+        (["val/1.jpg"], "", "photos", "photos without classes, splits 'val'"),
+        (["fox/1.jpg"], "fox", "photos", "1 photo without classes"),
+    ],
+)
+def test_classes_of_a_data_set_decide(tmp_path: Path, names: list[str], folder: str, kind: str, text: str) -> None:
+    """What is added to a data set that has class names; one class folder alone is no less than several."""
+    found = detect(str(write(tmp_path, *names) / folder), classes=["cat", "train"])
+    assert (found.kind, found.text) == (kind, text)
+
+
 def test_options_that_a_kind_does_not_take_are_refused(tmp_path: Path) -> None:
     """In silence, --label would change nothing."""
     found = detect(str(write(tmp_path, "cat/1.jpg", "dog/2.jpg")))

@@ -56,6 +56,22 @@ def test_a_data_set_lives(place: Place, more: Path) -> None:
     assert versions[1]["command"].endswith(" --known skip")
 
 
+@pytest.mark.parametrize("inside", ["", "dog"])
+def test_photos_of_one_class_are_added(local: Place, tmp_path: Path, inside: str) -> None:
+    """By a folder with this class alone, and by the folder of the class itself: with the same keys."""
+    folder = class_folders(tmp_path / "dogs", {"dog": 2}, first=50)
+    assert "new class" not in run("add", folder / inside, local.url)
+    assert local.keys() == [*OLD_KEYS, "dog/050", "dog/051"]
+    labels = local.open().columns().labels
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2, 1, 1]
+    assert "nothing to add" in run("add", folder, local.url, "--known", "skip")
+
+
+def test_a_new_class_alone_is_added_as_one_of_several(local: Place, tmp_path: Path) -> None:
+    assert "1 new class: 'fox' (3)" in run("add", class_folders(tmp_path / "foxes", {"fox": 1}), local.url)
+    assert local.open().whole.classes == {0: "cat", 1: "dog", 2: "owl", 3: "fox"}
+
+
 def test_the_log_of_a_data_set_that_never_changed(local: Place) -> None:
     assert run_json("log", local.url)["versions"][0]["num_samples"] == 6
     assert "1 version" in run("log", local.url)
