@@ -1,9 +1,9 @@
 """Add the records of a source to a data set: pack and index new shards, and write a version that has them, too.
 
-The shards of the data set are not read, nor are their indexes; of its files, the manifest is read. If keys are
-compared, column files are read, too: its own, and those of the data sets beside it. The names of the new shards hold a
-digest of the records, such as ``shuffled-add-3f9a6c01d2-000000.tar``. So two writers at a time use different names, and
-an interrupted command finds the shards that it has written already when it is run again.
+Of the data set's files the manifest is read. If keys are compared, column files are read, too: its own, and those of
+the data sets beside it; and where its photos are as large as an added one, some shard indexes and photos. The names of
+the new shards hold a digest of the records, such as ``shuffled-add-3f9a6c01d2-000000.tar``. So two writers at a time
+use different names, and an interrupted command finds the shards that it has written already when it is run again.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.joined import concatenate
-from dali_pipes.errors import DataError, shown
+from dali_pipes.errors import DataError, PipesError, printable, shown
 from dali_pipes.formats.history import Part
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, recoded_name
@@ -34,6 +34,7 @@ from prep.tar.writer import Part as Content
 from prep.versions.classes import fit_classes
 from prep.versions.known import Compared, leave_out_known
 from prep.versions.publish import NewChange, Newest, write_version
+from prep.versions.same_photos import find_same_photos
 from prep.workers import WorkersKind
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class AddReport:
     """Records that were left out, because the data set has their keys."""
     elsewhere: Mapping[str, int]
     """URL of another data set beside it -> records that were left out, because that one has their keys."""
+    num_same_photos: int
+    """Added samples whose photo the data set had under another key: see `find_same_photos`."""
     new_classes: dict[int, str]
     """Class id -> name, of the classes that the data set did not have."""
     num_shards: int
@@ -90,7 +93,7 @@ def add(
         old: The data set: see `prep.versions.publish.open_newest`.
         command: The command line, for the history.
         compare_keys: Whether the column files of the data set and of those beside it are read, which takes about 20
-            bytes a sample, to find keys that they have already.
+            bytes a sample, to find keys that they have already; and to warn of photos that the data set has already.
         skip_known: Leave out records whose key the data set has, or one beside it; otherwise they are an error.
         shares_keys: Take keys that only other data sets have.
         any_components: Allow records that lack a component which all samples of the data set have.
@@ -111,13 +114,14 @@ def add(
 
     compared = Compared(source)
 
-    def report(manifest: Manifest, *, packed: PackReport | None) -> AddReport:
+    def report(manifest: Manifest, *, packed: PackReport | None, num_same_photos: int = 0) -> AddReport:
         return AddReport(
             url=old.url,
             version=manifest.version,
             packed=packed,
             num_known=compared.num_known,
             elsewhere=compared.elsewhere or {},
+            num_same_photos=num_same_photos,
             new_classes=new_classes,
             num_shards=manifest.num_shards,
             num_samples=manifest.num_kept,
@@ -166,13 +170,15 @@ def add(
     if dry_run:
         return report(old.manifest, packed=packed)
     added = _index(old, packed, prefix, source.classes, on=packing.get("on", "processes"), show_progress=show_progress)
+    new = ShardSet(store=old.store, names=packed.shards, manifest=added, manifest_prefix=prefix)
+    num_same_photos = _warn_of_same_photos(DataSet(new), data_set, old.url) if compare_keys else 0
     made = write_version(
         old,
         concatenate([old.manifest, added]),
         [*old.parts, Part(part, added.num_shards)],
         NewChange(what=WHAT, token=token, command=command),
     )
-    return report(made, packed=packed)
+    return report(made, packed=packed, num_same_photos=num_same_photos)
 
 
 def _index(
@@ -190,6 +196,23 @@ def _index(
     for name_of in (classes_name, recoded_name):  # the manifest has what they say
         old.store.delete(name_of(prefix))
     return added
+
+
+def _warn_of_same_photos(new: DataSet, data_set: DataSet, url: str) -> int:
+    """Warn of added photos that the data set has already, and return their number."""
+    try:
+        found, is_whole = find_same_photos(new, data_set)
+    except PipesError as exc:
+        _log.warning("added photos are not compared with those of '%s': %s", printable(url), exc)
+        return 0
+    if found:
+        pairs = [f"'{printable(key)}' is '{printable(known)}'" for key, known in found.items()]
+        _log.warning(
+            "%d of %d added photos are in '%s' already, under other keys: %s; prep remove --key takes them out%s",
+            len(found), new.manifest.num_samples, printable(url), shown(pairs, are_names=False),
+            "" if is_whole else " (not all photos were compared: it would take long)",
+        )  # fmt: skip
+    return len(found)
 
 
 def token_of(source: Source, packing: Mapping[str, Any]) -> str:

@@ -209,6 +209,37 @@ def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(place: Place, tmp_
     assert place.keys()[-2:] == ["eel/000", "eel/001"]
 
 
+def test_photos_that_the_data_set_has_under_other_keys_are_told(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant."""
+    folder = class_folders(tmp_path / "again", {"bee": 1, "owl": 1}, first=90)
+    (folder / "bee" / "old.jpg").write_bytes(photo_bytes(0, 40, 30))
+    (folder / "bee" / "removed.jpg").write_bytes(photo_bytes(1, 40, 30))
+    same_size = bytearray(photo_bytes(0, 40, 30))
+    same_size[-9] ^= 1
+    (folder / "owl" / "like.jpg").write_bytes(same_size)
+    place.remove("cat/001", "dog/001", "owl/001")
+    assert place.add(folder).num_same_photos == 1
+    assert "1 of 5 added photos are in " in caplog.text
+    assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
+    assert "bee/old" in set(place.keys())
+    others = class_folders(tmp_path / "others", {"eel": 4}, first=0)
+    monkeypatch.setattr("prep.versions.same_photos.MAX_READ", 400_000)  # of three requests
+    caplog.clear()
+    assert 0 < place.add(others).num_same_photos < 4
+    assert "(not all photos were compared: it would take long)" in caplog.text
+
+
+def test_shards_that_cannot_be_read_for_comparison_are_no_error(
+    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for index in (tmp_path / "set").glob("*.index.safetensors"):
+        index.unlink()
+    assert local.add(class_folders(tmp_path / "eels", {"eel": 1})).num_samples == 7
+    assert "added photos are not compared with those of " in caplog.text
+
+
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
     records = [Record(key="plain", components={"jpg": next((tmp_path / "old").rglob("*.jpg"))}, label=None)]
     source = Source(name="photos", records=records, classes={})
