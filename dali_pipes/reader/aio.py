@@ -12,12 +12,16 @@ import ctypes
 import errno
 import os
 import platform
+import time
 
 import numpy as np
 import numpy.typing as npt
 
 # Reads in one call. The kernel limits the sum over the machine's contexts: /proc/sys/fs/aio-max-nr, 65,536 by default.
 MAX_READS = 256
+# How often the kernel may refuse reads (EAGAIN), and the pause after it: 20 ms in all. Then `os.preadv` reads.
+MAX_REFUSED = 20
+PAUSE_S = 0.001
 
 _PREAD = 0  # IOCB_CMD_PREAD
 _IOCB = np.dtype(
@@ -100,11 +104,20 @@ class Aio:
         iocbs = self._iocbs[:num]
         iocbs["file"], iocbs["offset"], iocbs["size"], iocbs["address"] = file, offsets, sizes, addresses
         results = np.zeros(num, np.int64)
-        submitted = finished = 0
+        submitted = finished = refused = 0
         while finished < num:
             if submitted < num:
                 pointers = self._pointers.ctypes.data + 8 * submitted
-                submitted += self._call(self._submit, self._context, num - submitted, pointers)
+                try:
+                    submitted += self._call(self._submit, self._context, num - submitted, pointers)
+                except BlockingIOError:  # the kernel has no place for the reads now
+                    refused += 1
+                    if refused > MAX_REFUSED:
+                        num = submitted  # the others are read below, one after the other
+                    elif submitted == finished:
+                        time.sleep(PAUSE_S)
+            if submitted == finished:
+                continue
             found = self._call(
                 self._get_events, self._context, submitted - finished, MAX_READS, self._events.ctypes.data, 0
             )
@@ -113,9 +126,9 @@ class Aio:
             finished += found
         for position in np.flatnonzero(results != sizes).tolist():
             result, offset, size = (int(column[position]) for column in (results, offsets, sizes))
-            if result < 0:
+            if result < 0 and result != -errno.EAGAIN:
                 raise OSError(-result, os.strerror(-result))
-            _read_rest(file, offset, size, int(addresses[position]), result)
+            _read_rest(file, offset, size, int(addresses[position]), max(0, result))
 
     def close(self) -> None:
         """Free the context. Can be called twice; a forked child has no context to free."""
@@ -133,7 +146,7 @@ class Aio:
 
 
 def _read_rest(file: int, offset: int, size: int, address: int, done: int) -> None:
-    """Finish a read that returned fewer bytes: the kernel gives at most 2 GiB at a time."""
+    """Finish a read that returned fewer bytes: the kernel gives at most 2 GiB at a time, and none if it was refused."""
     memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
     while done < size:
         num = os.preadv(file, [memory[done:]], offset + done)

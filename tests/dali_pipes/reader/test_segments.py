@@ -297,6 +297,42 @@ def test_read_that_fails_is_an_error(aio: Aio, file: Path) -> None:
     assert read_all(aio, file, np.array([5]), np.array([3])) == [file.read_bytes()[5:8]]
 
 
+@pytest.mark.parametrize("num_refused", [1, 3, 1000])
+def test_reads_that_the_kernel_refuses_are_tried_again_and_then_read_otherwise(
+    aio: Aio, file: Path, monkeypatch: pytest.MonkeyPatch, num_refused: int
+) -> None:
+    """``io_submit`` fails with EAGAIN, at first or after some reads were taken: the bytes are those of the file."""
+    call, submitted = Aio._call, []
+
+    def scarce(self: Aio, number: int, *arguments: int | None) -> int:
+        if number != self._submit:
+            return call(self, number, *arguments)
+        submitted.append(number)
+        if len(submitted) > 1 and len(submitted) <= num_refused + 1:
+            raise BlockingIOError(11, os.strerror(11))
+        context, num, pointers = arguments
+        return call(self, number, context, min(3, num or 0), pointers)
+
+    monkeypatch.setattr(Aio, "_call", scarce)
+    offsets, sizes = np.arange(8) * 512, np.full(8, 100)
+    content = file.read_bytes()
+    for _ in range(2):
+        assert read_all(aio, file, offsets, sizes) == [content[start : start + 100] for start in offsets]
+
+
+def test_context_without_a_free_place_reads_all_the_same(aio: Aio, file: Path) -> None:
+    """The kernel itself refuses here: nobody has taken the results of earlier reads."""
+    byte = np.zeros(1, np.uint8)
+    with file.open("rb") as opened:
+        aio._iocbs["file"], aio._iocbs["size"], aio._iocbs["address"] = opened.fileno(), 1, byte.ctypes.data
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(10_000):
+                aio._call(aio._submit, aio._context, MAX_READS, aio._pointers.ctypes.data)
+            pytest.fail("the kernel refuses nothing")
+    content = file.read_bytes()
+    assert read_all(aio, file, np.array([512, 0]), np.array([7, 9])) == [content[512:519], content[:9]]
+
+
 def test_forked_child_may_close_its_copy(file: Path) -> None:
     """The context is the parent's."""
     with contextlib.closing(Aio()) as aio:
