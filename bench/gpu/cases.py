@@ -218,7 +218,8 @@ def _own_reader(*, is_pinned: bool) -> Define:
         held: deque[Any] = deque(maxlen=8)
 
         def read() -> Iterator[Any]:
-            buffers = pinned_buffers() if is_pinned and setting.device == "gpu" else Buffers()
+            pins = is_pinned and setting.device == "gpu"
+            buffers = pinned_buffers(torch.cuda.current_device()) if pins else Buffers()
             reader = open_reader(str(path), kind="aio", buffers=buffers)
             with contextlib.closing(reader):
                 while True:

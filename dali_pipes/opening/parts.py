@@ -104,7 +104,7 @@ def open_parts(arguments: LoaderArguments, process: Rank, resources: contextlib.
     # The first batch's shards are on their way while the graph waits for its example.
     example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
     share, stager = _open_cache(data_set, inputs, batching, cache, resources)
-    buffers = Buffers() if device_id is None else pinned_buffers()
+    buffers = Buffers() if device_id is None else pinned_buffers(device_id)
     reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
     resources.callback(reader.close)
     components: list[str] = []  # filled when the graph is known

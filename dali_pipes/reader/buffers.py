@@ -31,21 +31,32 @@ class _Lent(weakref.ref):  # type: ignore[type-arg]
 class Buffers:
     """Buffers that come back by themselves. They do not shrink: each keeps the size of the largest batch that it held.
 
-    ``allocate`` makes the memory of this number of bytes: an object that numpy can view.
+    ``allocate`` makes the memory of this number of bytes: an object that numpy can view. ``set_device`` makes the CUDA
+    device of page-locked memory that of the calling thread; ``None``: the memory is not page-locked.
     """
 
-    def __init__(self, allocate: Callable[[int], Any] | None = None, *, is_pinned: bool = False) -> None:
-        self.is_pinned = is_pinned
-        """Whether the memory is page-locked."""
+    def __init__(
+        self, allocate: Callable[[int], Any] | None = None, *, set_device: Callable[[], None] | None = None
+    ) -> None:
+        self._set_device = set_device
         self._allocate = allocate or _mapped
         self._lent: dict[int, _Lent] = {}
         self._free: list[_Lent] = []
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the memory is page-locked."""
+        return self._set_device is not None
+
     def take(self, num_bytes: int) -> UInt8s:
         """Take a buffer of at least ``num_bytes``: uint8 [bytes], of any content.
 
-        It is free again when this array, and everything that views it, is gone: also DALI's tensors.
+        It is free again when this array, and everything that views it, is gone: also DALI's tensors. DALI notes the
+        thread's CUDA device in page-locked tensors, and torch allocates for it: so it is set here, in the thread that
+        makes both.
         """
+        if self._set_device is not None:
+            self._set_device()
         memory = self._pop(num_bytes)
         if memory is None:
             capacity = max(1, int(num_bytes * HEADROOM))
@@ -68,14 +79,14 @@ class Buffers:
         return None
 
 
-def pinned_buffers() -> Buffers:
+def pinned_buffers(device_id: int) -> Buffers:
     """Make buffers in page-locked memory, from which a GPU copies by itself; from other memory DALI copies first."""
     import torch
 
     def allocate(num_bytes: int) -> UInt8s:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
 
-    return Buffers(allocate, is_pinned=True)
+    return Buffers(allocate, set_device=lambda: torch.cuda.set_device(device_id))
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:

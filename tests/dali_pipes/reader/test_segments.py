@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, types
@@ -23,7 +24,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from dali_pipes.reader.aio import _CALLS, MAX_READS, Aio
 from dali_pipes.reader.aio_reader import AioReader
-from dali_pipes.reader.buffers import Buffers, as_dali
+from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
 from dali_pipes.reader.opening import open_reader
 from dali_pipes.reader.segments import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
@@ -390,6 +391,32 @@ def test_ordinary_memory_is_private() -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert buffer[0] == 1
+
+
+def test_page_locked_batches_are_made_with_the_loaders_device(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI and torch ask for the thread's CUDA device, which is 0 in a new thread; a stand-in answers here."""
+    current, made = threading.local(), []
+    empty = torch.empty
+
+    def allocate(num_bytes: int, *, pin_memory: bool, **options: Any) -> torch.Tensor:
+        made.append((pin_memory, getattr(current, "device", 0)))
+        return empty(num_bytes, **options)
+
+    def make_tensor(data: Any, *, is_pinned: bool = False) -> TensorCPU:
+        made.append((is_pinned, getattr(current, "device", 0)))
+        return TensorCPU(data)
+
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: setattr(current, "device", device))
+    monkeypatch.setattr("torch.empty", allocate)
+    monkeypatch.setattr("dali_pipes.reader.buffers.TensorCPU", make_tensor)
+    read = lines([np.arange(8) * 512], [np.full(8, 100)])
+    with contextlib.closing(AioReader(str(file), aio=Aio(), buffers=pinned_buffers(1))) as reader:
+        segment = reader.open(read, batch_size=4)
+        for _ in range(2):
+            segment.read()
+        segment.close()
+    assert len(made) >= 9
+    assert set(made) == {(True, 1)}
 
 
 def test_reader_keeps_few_buffers(file: Path) -> None:
