@@ -288,7 +288,6 @@ def _check_keeps_all(shards: ShardSet) -> None:
         _log.warning("%s; it is replaced", exc)
         return
     if old is None:
-        _warn_of_gaps(shards)
         return
     missing = np.flatnonzero(rows_among(sorted(shards.names), old.names) < 0)
     if lost := [old.names[row] for row in missing.tolist()]:
@@ -297,26 +296,3 @@ def _check_keeps_all(shards: ShardSet) -> None:
             f"{len(shards.names)} to be indexed: {shown(lost)}; put them back, or name them too; --overwrite replaces "
             "the manifest, and the data set is then without them"
         )
-
-
-def _warn_of_gaps(shards: ShardSet) -> None:
-    """Warn of a first index of shards whose numbers have gaps: a part of the pack may not have run."""
-    prefix = shards.prefix
-    numbers = [name.removeprefix(prefix).removesuffix(".tar") for name in shards.names]
-    if not numbers or not all(len(number) == _DIGITS and number.isdecimal() for number in numbers):
-        return
-    found = {int(number) for number in numbers}
-    # Other numbers, such as dates, are no count.
-    if len(found) <= max(found) < _SPARSE * len(found):
-        lacking = [f"{prefix}{number:0{_DIGITS}}.tar" for number in range(max(found)) if number not in found]
-        _log.warning(
-            "'%s': shards go up to number %d, but there is no %s; is a part of the pack not done?",
-            shards.store.locate(shards.prefix),
-            max(found),
-            shown(lacking),
-        )
-
-
-# Digits of the numbers that `pack` gives to shards.
-_DIGITS = 6
-_SPARSE = 64

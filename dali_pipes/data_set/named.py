@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.data_set.indexing import read_manifest, stored_versions
+from dali_pipes.data_set.written import expected_shards
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
@@ -24,7 +25,14 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Listing, Pattern
 from dali_pipes.store.shard_names import grown_prefix
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import ShardUrls, check_compression, parse_shards, resolve_shards, shard_set
+from dali_pipes.store.urls import (
+    ShardUrls,
+    check_compression,
+    parse_shards,
+    resolve_parsed,
+    resolve_shards,
+    shard_set,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -62,34 +70,45 @@ def name_shards(
         DataError: If the manifest is broken, and where `dali_pipes.store.urls.resolve_shards` raises it.
         StoreError: If the data set has no such version; if shards are missing in a directory, or, with
             ``allow_missing``, all of them are; if they must be listed, and cannot be; a `LostManifestError` if a
-            bucket has shards' indexes and no manifest. A bucket is not listed: if it lacks a shard, the first read of
-            the shard fails.
+            bucket has shards' indexes and no manifest. With a manifest, a bucket is not listed: if it lacks a shard,
+            the first read of the shard fails. Without one, see `dali_pipes.data_set.written`.
         ValueError: See `dali_pipes.store.urls.resolve_shards` and
             `dali_pipes.store.cluster.transformed.open_transformed`.
     """
     shards = known_shards(urls, endpoint=endpoint, etl=etl)
     if not allow_missing:
-        if shards.store.directory is not None and (missing := _missing_files(shards)):
+        if shards.store.directory is not None:
+            missing = _missing_files(shards)
+        else:
+            missing = _present(shards)[1] if shards.named_by else []
+        if missing:
             raise shards.missing(missing)
         return shards
     present, missing = _present(shards)
     if missing:
-        _log.warning(
-            "'%s' lacks %d of %d shards, which are left out: %s%s",
-            shards.url, len(missing), len(shards.names), ", ".join(map(repr, missing[:_MAX_LOGGED])),
-            f" and {len(missing) - _MAX_LOGGED} more" if len(missing) > _MAX_LOGGED else "",
-        )  # fmt: skip
+        _log_missing(shards, missing)
     return present
 
 
-def list_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = False) -> ShardSet:
+def _log_missing(shards: ShardSet, missing: Sequence[str]) -> None:
+    _log.warning(
+        "'%s' lacks %d of %d shards, which are left out: %s%s",
+        shards.url, len(missing), len(shards.names), ", ".join(map(repr, missing[:_MAX_LOGGED])),
+        f" and {len(missing) - _MAX_LOGGED} more" if len(missing) > _MAX_LOGGED else "",
+    )  # fmt: skip
+
+
+def list_shards(
+    urls: ShardUrls, *, endpoint: str | None, compressed: bool = False, allow_missing: bool = False
+) -> ShardSet:
     """The shards that are listed now, for commands that take more than a manifest lists: packed since, or compressed.
 
     The shards of a data set with versions are those of its manifest: shards of older versions lie beside them.
 
     Raises:
         DataError: If samples were removed from the data set: these commands read whole shards.
-        StoreError: If a manifest beside the shards names a shard that is not listed, and where
+        StoreError: If a shard is not listed that a manifest beside the shards names, or the record of the command that
+            wrote them, or a gap in their numbers (with ``allow_missing``, the log has its name); and where
             `dali_pipes.store.urls.resolve_shards` raises it.
         DataError, ValueError: See `dali_pipes.store.urls.resolve_shards`.
     """
@@ -103,25 +122,29 @@ def list_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = Fal
                     "name it alone"
                 )
             return without_removals(named)
-    shards = resolve_shards(urls, endpoint=endpoint, compressed=compressed)
+    shards = resolve_parsed(parts, endpoint=endpoint, compressed=compressed)
     listed = {shards.store.locate(name) for name in shards.names}
     for named in filter(None, answers):
         if missing := [name for name in named.names if named.store.locate(name) not in listed]:
-            raise named.missing(missing, is_read=False)
+            if not allow_missing:
+                raise named.missing(missing, is_read=False)
+            _log_missing(named, missing)
+        elif len(parts) == 1:
+            shards = replace(shards, recorded_bytes=named.recorded_bytes)
     return without_removals(shards)
 
 
 def _listed_answer(pattern: Pattern) -> ShardSet | None:
-    """The shards that a pattern names; ``None`` if there is no manifest, or a broken one, which names no shard."""
+    """The shards that a pattern names; those that are listed if the manifest is broken. ``None``: see below."""
     try:
         return _answer(pattern)
     except DataError:
-        return None
+        return _listed(pattern.literal or pattern)
     except LostManifestError as exc:
         # A manifest that was never written is what `prep index` is for.
         if exc.missing:
             raise
-        return None
+        return _listed(pattern.literal or pattern)
     except (StoreError, ValueError):
         if pattern.version is not None:
             raise
@@ -190,7 +213,7 @@ def compare_shards(urls: ShardUrls, *, endpoint: str | None) -> FoundShards:
     parts = [part for _, part in parse_shards(urls, endpoint=endpoint)]
     beyond: list[str] = []
     if shards.manifest is not None and isinstance(parts[0], Pattern):
-        beyond = _beyond(shards, shards.manifest, parts[0].listing())
+        beyond = _beyond(shards, shards.manifest, parts[0].listing)
     return FoundShards(present, list(map(shards.store.locate, missing)), beyond)
 
 
@@ -264,7 +287,7 @@ def _answer_newest(pattern: Pattern, etl: str | None) -> ShardSet:
     for prefix in pattern.manifest_prefixes:
         if (named := _by_manifest(pattern, pattern.store, prefix, etl)) is not None:
             return named
-    listing = pattern.listing()
+    listing = pattern.listing
     if not listing.shards and len(listing.manifest_prefixes) == 1:
         prefix = listing.manifest_prefixes[0]
         if (named := _by_manifest(pattern, pattern.store, prefix, etl)) is not None:
@@ -279,9 +302,8 @@ def _answer_newest(pattern: Pattern, etl: str | None) -> ShardSet:
         )
     if pattern.version is not None:
         raise StoreError(f"'{pattern.url}': there is no manifest, so there are no versions; index the shards first")
-    found = pattern.choose(listing.shards)
-    check_compression(found, url=pattern.url, compressed=False)
-    listed = shard_set(found, endpoint=pattern.store.endpoint)
+    listed = _listed(pattern)
+    check_compression(list(map(listed.store.locate, listed.names)), url=pattern.url, compressed=False)
     # If shards are gone, the others may share more text than the manifest's prefix.
     prefixes = sorted(filter(listed.prefix.startswith, listing.manifest_prefixes), key=len, reverse=True)
     grown = grown_prefix(listed.names)
@@ -294,7 +316,7 @@ def _answer_newest(pattern: Pattern, etl: str | None) -> ShardSet:
                 )  # fmt: skip
             return named
     if listed.store.directory is not None and (missing := _missing_of_several(pattern, listed)):
-        return shard_set(sorted([*found, *missing]), endpoint=None)
+        return shard_set(sorted([*pattern.choose(listing.shards), *missing]), endpoint=None)
     if listed.store.directory is None and listing.indexed:
         raise LostManifestError(
             f"'{pattern.url}': {len(listing.indexed)} shards have an index, and there is no manifest; is a node of the "
@@ -303,6 +325,17 @@ def _answer_newest(pattern: Pattern, etl: str | None) -> ShardSet:
             sorted(set(listing.indexed) - set(listing.shards)),
         )
     return listed if etl is None else through_etl(listed, etl)
+
+
+def _listed(pattern: Pattern) -> ShardSet:
+    return shards_of(pattern, pattern.choose(pattern.listing.shards))
+
+
+def shards_of(pattern: Pattern, found: Sequence[str]) -> ShardSet:
+    """The ``found`` shards of a pattern, and those that should be there: see `dali_pipes.data_set.written`."""
+    expected = expected_shards(pattern, found)
+    shards = shard_set(expected.locations, endpoint=pattern.store.endpoint)
+    return replace(shards, named_by=expected.source, recorded_bytes=expected.num_bytes)
 
 
 def _with_versions(pattern: Pattern, listing: Listing, etl: str | None) -> ShardSet | None:
@@ -415,7 +448,7 @@ def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:
     if not missing:
         return shards, []
     there = tuple(entry.name for entry in found if entry is not None)
-    return replace(shards, names=there, manifest_prefix=shards.prefix), missing
+    return replace(shards, names=there, manifest_prefix=shards.prefix, recorded_bytes=None), missing
 
 
 def _missing_files(shards: ShardSet) -> list[str]:

@@ -17,10 +17,8 @@ from dali_pipes.fetch.transport.http1 import AnswerBody
 from dali_pipes.formats.json_texts import read_json
 from dali_pipes.store.cluster.transport.http_limits import ProtocolError
 from dali_pipes.store.cluster.transport.http_rules import is_away
-from dali_pipes.store.cluster.transport.proxies import ClusterMap
+from dali_pipes.store.cluster.transport.proxies import SETTLED_S, ClusterMap
 
-# An object may still be missing for a moment after the map has changed.
-SETTLED_S = 10.0
 _MAX_MAP_BYTES = 4 << 20
 
 

@@ -39,6 +39,14 @@ def recoded_name(prefix: str) -> str:
     return f"{prefix}recoded.json"
 
 
+def record_names(prefix: str) -> list[str]:
+    """``a/x-`` -> ``a/x-written.json``, ``a/x-written-2.json``, ...: see `dali_pipes.data_set.written`.
+
+    A cluster has the record under two of these names, on two targets.
+    """
+    return [f"{prefix}written.json", *(f"{prefix}written-{number}.json" for number in range(2, 17))]
+
+
 def transformed_name(name: str, *, etl: str) -> str:
     """The name of the index, manifest or column file for shards that are read through an ETL.
 

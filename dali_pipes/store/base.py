@@ -152,6 +152,10 @@ class Store(ABC):
         """Create or replace a large object: see `StoreAccess.write_stream`."""
         self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
+    def write_apart(self, names: Sequence[str], data: bytes) -> None:
+        """Write a small object that must outlive a node: to the first name, or to some until two nodes have it."""
+        self.write(names[0], data)
+
     @abstractmethod
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         """Create a small object, unless there is one of this name; whether it was created.

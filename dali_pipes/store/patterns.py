@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name
 
 # A version of a data set is at the end of a URL's last part.
 _VERSION = re.compile(r"(.+)@([1-9][0-9]{0,8})", re.DOTALL)
+_RECORD = re.compile(r"(.*)written(-[0-9]+)?\.json", re.DOTALL)
 
 
 class Listing(NamedTuple):
@@ -33,6 +35,8 @@ class Listing(NamedTuple):
     """URLs or paths of the shards whose indexes are among the listed objects; the shards may be missing."""
     lost: list[str]
     """URLs or paths of the listed manifests of versions whose data set's newest manifest is not listed."""
+    recorded: list[str]
+    """The prefixes of the listed records of written shards: see `dali_pipes.data_set.written`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +80,9 @@ class Pattern:
             return names
         return tuple(name for name in names if name.startswith(self.prefix) and not (is_flat and "/" in name))
 
+    @cached_property
     def listing(self) -> Listing:
-        """Everything that the store lists for the pattern now.
+        """Everything that the store lists for the pattern; it is listed once.
 
         Raises:
             DataError: If a bucket lists a shard whose name would mean another object in an HTTP path or on a disk.
@@ -99,6 +104,7 @@ class Pattern:
             [name.removesuffix(ending) for name in names if name.endswith(ending)],
             [f"{place}/{name}" for name in self.matching(indexed, self.store)],
             [f"{place}/{name}" for name, prefix in versions.items() if manifest_name(prefix) not in names],
+            sorted({match[1] for name in names if (match := _RECORD.fullmatch(name))}),
         )
 
     def _listed_names(self) -> list[str]:

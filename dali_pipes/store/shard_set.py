@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from dali_pipes.errors import StoreError, shown
-from dali_pipes.formats.names import manifest_name
+from dali_pipes.formats.names import manifest_name, record_names
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.inventory import there_is
@@ -32,6 +32,11 @@ class ShardSet:
     version: int | None = None
     """The version of the data set that was asked for; ``None``: the newest."""
 
+    named_by: str = field(default="", compare=False)
+    """Without a manifest: what names shards beside the listing, for errors: see `dali_pipes.data_set.written`."""
+    recorded_bytes: int | None = field(default=None, compare=False)
+    """Bytes of all these shards, as the record of the command that wrote them says."""
+
     def __hash__(self) -> int:
         return hash((self.store, len(self.names), self.manifest_prefix, self.version))  # a million names, too
 
@@ -55,7 +60,7 @@ class ShardSet:
         """The command that drops shards from this data set, for messages."""
         if self.manifest is not None and self.manifest.version > 1:
             return f"dali-pipes prep remove '{self.store.locate(self.prefix)}' --shard NAME"
-        return f"{self.index_command} --overwrite"
+        return f"{self.index_command} --allow-missing"
 
     def entries(self) -> Sequence[ObjectEntry]:
         """The store's entry of each shard. For a shard that is read through an ETL: of the stored shard.
@@ -70,14 +75,32 @@ class ShardSet:
         """What `Store.find_all` found for these shards.
 
         Raises:
-            StoreError: If a shard is missing; names the first ones.
+            StoreError: If a shard is missing (names the first ones), or their bytes are not those of the record.
         """
         if missing := found.lacking(self.names):
             raise self.missing(missing)
-        return cast("Sequence[ObjectEntry]", found)
+        entries = cast("Sequence[ObjectEntry]", found)
+        if self.recorded_bytes is not None and (num := sum(entry.size for entry in entries)) != self.recorded_bytes:
+            raise StoreError(
+                f"'{self.url}': the {len(self.names)} shards have {num} bytes, and the command that wrote them "
+                f"recorded {self.recorded_bytes}; it was stopped, or a shard was replaced: run it again, or delete "
+                f"'{self.store.locate(record_names(self.prefix)[0])}' if the shards are complete"
+            )
+        return entries
 
     def missing(self, names: Sequence[str], *, is_read: bool = True) -> StoreError:
         """The error for some of these shards, which are not in the store; ``is_read``: see `missing_shards`."""
+        if self.named_by:
+            causes = "was the command that writes them stopped?"
+            if self.store.cluster is not None:
+                causes = "is a target of the cluster away, or was the command that writes them stopped?"
+            where = f" at {self.store.endpoint}" if self.store.endpoint else ""
+            return StoreError(
+                f"no shard {shown([self.store.locate(name) for name in names])}{where}; {self.named_by}, "
+                f"{len(names)} of {len(self.names)} are missing; {causes} put them back, or write them again; "
+                "to go on without them: --allow-missing (select=Select(allow_missing=True)), or name the others with "
+                "braces: PREFIX{000000..000009}.tar"
+            )
         manifest = None if self.manifest is None else self.store.locate(manifest_name(self.prefix))
         return missing_shards(
             self.store,
@@ -119,7 +142,7 @@ def missing_shards(
     return StoreError(f"{text}'{manifest}' lists {num_named}, {len(missing)} of them missing; {advice}")
 
 
-def missing_advice(drop_command: str = "dali-pipes prep index URL --overwrite") -> str:
+def missing_advice(drop_command: str = "dali-pipes prep index URL --allow-missing") -> str:
     """What to do about a shard that the manifest lists and the store lacks, as the end of an error's text."""
     without = "to read the data set without it, pass select=Select(allow_missing=True) (--allow-missing); "
     return f"put it back; {without}{dropping_advice(drop_command).removeprefix('put it back; ')}"

@@ -155,12 +155,19 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
         ValueError: If the list is empty, names a shard twice, or spans stores; if braces expand to more than
             `MAX_EXPANDED` names, or an object's name is not valid; if a prefix or directory holds several sets.
     """
+    return resolve_parsed(parse_shards(urls, endpoint=endpoint), endpoint=endpoint, compressed=compressed)
+
+
+def resolve_parsed(
+    parts: Sequence[tuple[str, list[str] | Pattern]], *, endpoint: str | None, compressed: bool = False
+) -> ShardSet:
+    """As `resolve_shards`, for what `parse_shards` made of the URLs; a pattern is listed once."""
     locations: list[str] = []
-    for url, named in parse_shards(urls, endpoint=endpoint):
+    for url, named in parts:
         if isinstance(named, Pattern):
             # Only a manifest knows versions: here the names are those that begin with the URL.
             named = named.literal or named
-            found = named.choose(named.listing().shards)
+            found = named.choose(named.listing.shards)
         else:
             found = named
         check_compression(found, url=url, compressed=compressed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from prep.commands.options import on_option, overwrite_option, part_option, urls_argument
+from prep.commands.options import allow_missing_option, on_option, overwrite_option, part_option, urls_argument
 from prep.commands.output import counted, print_empty_part, print_result
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Read each shard.  [default: take over the shard indexes that are surely of the shards as they are now]",
 )
-@overwrite_option("a manifest that lists shards which are no longer there, or are not named")
+@allow_missing_option
+@overwrite_option("a manifest that lists shards which are not named")
 @cluster_options
 @json_option
 def index(
@@ -47,6 +48,7 @@ def index(
     merge: bool,
     on: "WorkersKind",
     anew: bool,
+    allow_missing: bool,
     overwrite: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
@@ -65,12 +67,14 @@ def index(
     is of these bytes; in other stores, if the index was written after the shard's last change.
 
     From then on the manifest says which shards the data set has: run the command again when shards were added. It never
-    drops a shard from a manifest without --overwrite, and refuses while the cluster moves objects and lists only some.
+    drops a shard from a manifest without --overwrite or --allow-missing, and waits while the cluster moves objects and
+    lists only some. Shards that a command has written, by its record, must be there.
     """
     from dali_pipes.data_set.named import list_shards
+    from dali_pipes.data_set.written import WrittenShards, stored_records, write_record
     from dali_pipes.formats.names import manifest_name
     from dali_pipes.store.cluster.transformed import through_etl
-    from dali_pipes.store.urls import is_remote, resolve_shards
+    from dali_pipes.store.urls import is_remote
     from prep.index import index_part, index_shards, merge_indexes
 
     started = time.perf_counter()
@@ -85,7 +89,8 @@ def index(
     before: list[int] = []
     how: dict[str, Any] = {"on": on, "show_progress": not as_json}
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
-        shards = (resolve_shards if overwrite else list_shards)(urls, endpoint=answering)
+        shards = list_shards(urls, endpoint=answering, allow_missing=allow_missing)
+        overwrite = overwrite or allow_missing
         if etl is not None:
             shards = through_etl(shards, etl)
         if not part.is_all:
@@ -99,6 +104,15 @@ def index(
             manifest = merge_indexes(shards, overwrite=overwrite, **how)
         else:
             manifest = index_shards(shards, overwrite=overwrite, anew=anew, on_before=before.append, **how)
+        if allow_missing and (before_names := stored_records(shards.store, shards.prefix)):
+            written = WrittenShards(
+                names=[name.rpartition("/")[2] for name in shards.names],
+                num_samples=manifest.num_samples,
+                num_bytes=manifest.total_bytes,
+            )
+            for name in before_names:
+                shards.store.delete(name)
+            write_record(shards.store, shards.prefix, written)
     elapsed_s = time.perf_counter() - started
     where = shards.store.locate(manifest_name(shards.prefix))
     print_result(

@@ -34,7 +34,8 @@ def seed_option(what: str) -> Callable[[Command], Command]:
 allow_missing_option = click.option(
     "--allow-missing",
     is_flag=True,
-    help="Leave out shards that the manifest lists and the store lacks, and log their names.  [default: an error]",
+    help="Leave out shards that should be there and are not (by the manifest, or by the record of the command that "
+    "wrote them), and log their names.  [default: an error]",
 )
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Check, print what would be written, and write nothing.")

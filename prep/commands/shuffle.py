@@ -11,6 +11,7 @@ import click
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line
 from prep.commands.options import (
+    allow_missing_option,
     dry_run_option,
     jobs_option,
     on_option,
@@ -29,7 +30,7 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
 # Options that a dSort spec contains.
 _IN_SPEC = (
     *("output", "kind", "seed", "epoch", "component", "key_type", "decreasing", "shard_bytes", "extension"),
-    *("ekm", "by", "splits"),
+    *("ekm", "by", "splits", "allow_missing"),
 )
 
 
@@ -116,6 +117,7 @@ _IN_SPEC = (
     help="Where this machine builds shards.  [default: $TMPDIR; for a directory, beside its shards]",
 )
 @dry_run_option
+@allow_missing_option
 @overwrite_option("other shards under the output's names")
 @cluster_options
 @json_option
@@ -199,7 +201,7 @@ def _shuffle_urls(
     grouping = Grouping(by=options["by"], shares=shares, seed=seed) if options["by"] else None
     with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
         try:
-            shards = list_shards(urls, endpoint=answering, compressed=True)
+            shards = list_shards(urls, endpoint=answering, compressed=True, allow_missing=options["allow_missing"])
         except StoreError as exc:
             if len(urls) == 1:
                 raise

@@ -55,7 +55,8 @@ def transform(
 
     *inputs, out = inputs_and_output(urls)
     with endpoint_for(inputs, endpoint, embedded_dir, writes=[out]) as answering:
-        own = part.of_shards(list_shards(inputs, endpoint=answering))
+        shards = list_shards(inputs, endpoint=answering)
+        own = part.of_shards(shards)
         if not own.names:
             print_empty_part(part, own.url, as_json=as_json)
             return
@@ -63,6 +64,7 @@ def transform(
             own,
             open_output(out, endpoint=answering),
             transform=function,
+            whole=shards,
             overwrite=overwrite,
             jobs=jobs,
             on=on,

@@ -16,7 +16,7 @@ from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.etl import asking_etl
 from dali_pipes.store.messages import message_of
 from dali_pipes.store.shard_set import ShardSet
-from prep.etl.local import Output, TransformReport, check_output, copy_classes
+from prep.etl.local import Output, TransformReport, check_output, copy_classes, write_names
 
 if TYPE_CHECKING:
     from aistore import Client
@@ -117,6 +117,7 @@ def run_offline(
     with asking_etl(source, etl):
         source.client.etl(etl).view()  # refuses an ETL that does not run, before any output is deleted or created
     check_output(shards, output, overwrite=overwrite)
+    write_names(shards, output)
     started = time.perf_counter()
     names = [output.name_of(name) for name in shards.names]
     if overwrite:

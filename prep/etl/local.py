@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dali_pipes.errors import StoreError, shown
-from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, record_names
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
@@ -61,6 +61,7 @@ def transform_shards(
     output: Output,
     *,
     transform: str,
+    whole: ShardSet | None = None,
     overwrite: bool = False,
     jobs: int | None = None,
     on: WorkersKind = "processes",
@@ -68,9 +69,10 @@ def transform_shards(
 ) -> TransformReport:
     """Apply a transform to each shard, and copy the class table beside the outputs.
 
-    ``transform`` is ``pets`` or ``MODULE:FUNCTION``; ``jobs`` is the number of processes, by default the number of
-    cores, at most 16; ``on`` says who works, see `prep.workers.open_workers`. An output is either complete or does not
-    exist. Outputs that were written before an error stay.
+    ``transform`` is ``pets`` or ``MODULE:FUNCTION``; ``whole`` has all shards, if these are a part of them; ``jobs`` is
+    the number of processes, by default the number of cores, at most 16; ``on`` says who works, see
+    `prep.workers.open_workers`. An output is either complete or does not exist. Outputs that were written before an
+    error stay.
 
     Raises:
         DataError: If a shard cannot be read or a sample cannot be transformed; names shard and key.
@@ -79,6 +81,7 @@ def transform_shards(
     """
     load_transform(transform)  # so that a wrong name is refused before any work
     check_output(shards, output, overwrite=overwrite)
+    write_names(whole or shards, output)
     started = time.perf_counter()
     tasks = [_Task(transform, shards.store, name, output.store, output.name_of(name)) for name in shards.names]
     with (
@@ -124,8 +127,16 @@ def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
     prefix = output.name_of(shards.prefix)
     for name in there:
         store.delete(index_name(name))
-    for name in (manifest_name(prefix), columns_name(prefix)) if there else ():
+    for name in (manifest_name(prefix), columns_name(prefix), *record_names(prefix)) if there else ():
         store.delete(name)
+
+
+def write_names(shards: ShardSet, output: Output) -> None:
+    """Write the record of the outputs of these shards, all of them: see `dali_pipes.data_set.written`."""
+    from dali_pipes.data_set.written import WrittenShards, write_record  # not in workers, as below
+
+    names = [name.rpartition("/")[2] for name in shards.names]
+    write_record(output.store, output.name_of(shards.prefix), WrittenShards(names=names))
 
 
 def copy_classes(shards: ShardSet, output: Output) -> None:

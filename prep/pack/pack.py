@@ -11,6 +11,7 @@ not in files (`prep.pack.tasks.MAX_SENT_BYTES`; this process itself writes a sha
 """
 
 import json
+import posixpath
 import shutil
 import tempfile
 import time
@@ -22,8 +23,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from dali_pipes.data_set.written import WrittenShards, write_record
 from dali_pipes.errors import DataError, StoreError, shown
-from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, recoded_name
+from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, recoded_name, record_names
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.recoded import RecodedStep, write_steps
@@ -227,7 +229,16 @@ def pack(
             ]
             if copy is not None:
                 _check_space(copy, sum(shard.num_bytes for shard in missing[1]))
-            targets[0].create()
+            written = WrittenShards(
+                names=[posixpath.basename(shard.name) for shard in shards],
+                num_samples=sum(shard.num_samples for shard in shards),
+                num_bytes=sum(shard.num_bytes for shard in shards),
+            )
+            for target in targets:
+                target.create()
+                if not target.holds(record_names(prefix)[0], written.to_bytes()):
+                    target.delete(record_names(prefix))
+                write_record(target.store, prefix, written)
             _write(own, targets, missing, task, file_workers)
             for target, gone in zip(targets, stale, strict=True):
                 _finish(target, gone, source.classes, steps)

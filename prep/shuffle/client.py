@@ -18,7 +18,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,6 +99,7 @@ def write_outputs(
     prefix: str,
     spool_dir: Path | None = None,
     spool_bytes: int | None = None,
+    before_writing: Callable[[], object] = lambda: None,
     show_progress: bool = False,
 ) -> int:
     """Write the outputs, replacing objects of the same names; read each output back and compare it.
@@ -112,6 +113,7 @@ def write_outputs(
         spool_dir: Local disk on which shards are put together. ``None``: for a directory, beside the output; for a
             bucket, the temporary directory (``TMPDIR``).
         spool_bytes: The most bytes to use there; ``None``: nine tenths of the free space.
+        before_writing: Called when nothing more can be refused, before the first output is written.
         show_progress: Draw bars.
 
     Returns:
@@ -136,6 +138,7 @@ def write_outputs(
                 "'%s' has space for %d MiB of %d MiB: the input is read %d times; name a larger disk with --spool-dir",
                 folder, space >> 20, sum(sizes) >> 20, len(rounds),
             )  # fmt: skip
+        before_writing()
         for start, stop in rounds:
             _fill(source, contents, outputs[start:stop], folder=folder, show_progress=show_progress)
             with bar(what="publish", total=stop - start, unit="shards", shown=show_progress) as drawn:

@@ -23,6 +23,7 @@ from dali_pipes.formats.names import (
     index_name,
     manifest_name,
     recoded_name,
+    record_names,
     version_start,
 )
 from dali_pipes.formats.tar_reader import BLOCK
@@ -281,6 +282,7 @@ def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]
             f"{request.way_out}, or delete it first"
         )
     describing = {name(prefix) for prefix in plan.prefixes for name in _DESCRIBING}
+    describing |= {name for prefix in plan.prefixes for name in record_names(prefix)}
     describing |= set(map(index_name, {*found, *plan.names}))
     return {name: entries[name] for name in [*(name for name in entries if name in describing), *found]}
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
+from dali_pipes.data_set.named import shards_of
 from dali_pipes.errors import StoreError, keep_secret
 from dali_pipes.store.base import Bucket, Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.inventory import there_is
 from dali_pipes.store.messages import is_loopback
+from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_names import EXTENSIONS, check_object_name, extension_of
 from dali_pipes.store.shard_set import ShardSet, missing_shards
 from dali_pipes.store.templates import Template
@@ -241,14 +243,18 @@ def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
     """The names of a spec's input shards; raises `StoreError` if some do not exist."""
     if not isinstance(spec.inputs, Template):
         return spec.inputs
-    listed = [entry.name for entry in store.list_all(spec.inputs.prefix)]
+    where = store.locate(spec.inputs.prefix)
     if not len(spec.inputs):
         # A cluster would accept a prefix and read nothing; here a prefix stands for its shards.
-        names = [name for name in listed if name.endswith(spec.input_extension)]
-        if not names:
-            where = store.locate(spec.inputs.prefix)
+        pattern = Pattern(url=where, store=store, prefix=spec.inputs.prefix)
+        found = [name for name in pattern.listing.shards if name.endswith(spec.input_extension)]
+        if not found:
             raise StoreError(f"'{where}' matches no {spec.input_extension}{there_is(store, spec.inputs.prefix)}")
-        return tuple(names)
+        shards = shards_of(pattern, found)
+        if missing := [name for name in shards.names if store.locate(name) not in found]:
+            raise shards.missing(missing, is_read=False)
+        return tuple(shards.names)
+    listed = [entry.name for entry in store.list_all(spec.inputs.prefix)]
     names, missing, existing = [], [], frozenset(listed)
     for stem in spec.inputs.names():
         names.append(f"{stem}{spec.input_extension}")

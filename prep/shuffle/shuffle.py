@@ -7,11 +7,16 @@ the cluster gets a request that leads to it, this machine carries it out (`prep.
 
 import contextlib
 import logging
+import posixpath
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from dali_pipes.data_set.written import WrittenShards, write_record
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import classes_name, index_name, recoded_name
 from dali_pipes.store.entries import ObjectEntry
@@ -108,6 +113,10 @@ def _shuffle(request: Request, workers: Workers | None, started: float) -> Shuff
         if engine == "dsort":
             came_out = read_contents(request.output_store, names, what="verify", show_progress=request.show_progress)
             check_same(request.output_store, contents, came_out, kept=plan.kept)
+            counts = np.diff(came_out.starts).tolist()
+            _write_records(request, plan, zip(names, counts, (entry.size for entry in made), strict=True))
+        else:
+            _write_records(request, plan)
         _copy_tables(request, plan)
         num_written = len(names) - len(done)
     elif found and not request.overwrite:
@@ -244,6 +253,7 @@ def _write(
                 raise
             _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
     if exchange is not None:
+        _write_records(request, plan)
         exchange.write(left)
         return engine
     write_outputs(
@@ -253,9 +263,40 @@ def _write(
         target=target,
         prefix=request.prefix,
         spool_dir=request.spool_dir,
+        before_writing=lambda: _write_records(request, plan),
         show_progress=request.show_progress,
     )
     return "client"
+
+
+def _write_records(
+    request: Request, plan: ShufflePlan, shards: Iterable[tuple[str, int, int | None]] | None = None
+) -> None:
+    """Write the record of each set of output shards: see `dali_pipes.data_set.written`.
+
+    Args:
+        request: The shuffle.
+        plan: Its plan.
+        shards: Name, samples and bytes of each shard; ``None``: as planned, for all parts.
+    """
+    if shards is None:
+        is_plain = request.extension == ".tar"
+        shards = (
+            (output.name, len(output.positions), output.num_bytes(plan.contents) if is_plain else None)
+            for output in plan.outputs
+        )
+    prefixes = sorted(plan.prefixes, key=len, reverse=True)
+    sets: dict[str, list[tuple[str, int, int | None]]] = {}
+    for name, num_samples, num_bytes in shards:
+        prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
+        sets.setdefault(prefix, []).append((posixpath.basename(name), num_samples, num_bytes))
+    for prefix, rows in sets.items():
+        written = WrittenShards(
+            names=[row[0] for row in rows],
+            num_samples=sum(row[1] for row in rows),
+            num_bytes=None if rows[0][2] is None else sum(row[2] or 0 for row in rows),
+        )
+        write_record(request.output_store, prefix, written)
 
 
 def _list_made(request: Request, plan: ShufflePlan, *, engine: str) -> list[ObjectEntry]:

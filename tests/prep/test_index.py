@@ -48,15 +48,17 @@ def manifest_of(folder: Path) -> bytes:
 @pytest.mark.parametrize("url", ["{folder}", "{folder}/s-", "{folder}/*.tar", "{folder}/s-{{000002..000003}}.tar"])
 def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, url: str) -> None:
     """A listing that lacks a shard, or a part of the set that is named, is no reason."""
-    if "{{" not in url:
+    named = url
+    if "{{" not in named:
         (folder / LACKING).unlink()
-    before, url = manifest_of(folder), url.format(folder=folder)
+    before, url = manifest_of(folder), named.format(folder=folder)
     done = run("index", url)
     assert isinstance(done.exception, StoreError)
     assert LACKING in str(done.exception)
-    assert "--overwrite" in str(done.exception)
+    option = "--overwrite" if "{{" in named else "--allow-missing"
+    assert option in str(done.exception)
     assert manifest_of(folder) == before
-    assert run("index", url, "--overwrite").exit_code == 0
+    assert run("index", url, option).exit_code == 0
     assert LACKING not in name_shards(folder, endpoint=None).names
 
 
@@ -78,20 +80,24 @@ def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
     assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
 
 
-def test_a_first_index_of_shards_with_gaps_in_their_numbers_warns(
+def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A part of the pack that was forgotten; but numbers that are far apart are no count."""
     folder = write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3, index=False)
     (folder / LACKING).unlink()
-    index_shards(resolve_shards(folder, endpoint=None))
-    assert f"shards go up to number 3, but there is no '{LACKING}'; is a part of the pack" in caplog.text
+    done = run("index", folder)
+    assert isinstance(done.exception, StoreError)
+    assert f"no shard '{folder}/{LACKING}'; the numbers of its 3 shards have gaps, 1 of 4 are missing" in str(
+        done.exception
+    )
+    assert run("index", folder, "--allow-missing").exit_code == 0
+    assert f"'{folder}/{LACKING}'" in caplog.text or f"'{LACKING}'" in caplog.text
     caplog.clear()
-    index_shards(resolve_shards(folder, endpoint=None))  # a manifest is there, which somebody has accepted
-    assert not caplog.records
+    assert run("index", folder).exit_code == 0  # a manifest is there, which somebody has accepted
     (folder / manifest_name("s-")).unlink()
     (folder / NAMES[3]).rename(folder / "s-261123.tar")
-    index_shards(resolve_shards(folder, endpoint=None), overwrite=False)
+    assert run("index", folder).exit_code == 0
     assert not caplog.records
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
@@ -17,7 +18,7 @@ from dali_pipes.store.cluster.client import ais_client, prompt_client
 from dali_pipes.store.cluster.listing_pages import read_pages
 from dali_pipes.store.cluster.rights import refusal_advice
 from dali_pipes.store.cluster.token import Token
-from dali_pipes.store.cluster.transport.http_rules import is_missing
+from dali_pipes.store.cluster.transport.http_rules import is_missing, object_url
 from dali_pipes.store.cluster.transport.proxies import Proxies, split_endpoints
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.messages import cause_of, error_text, first_line, innermost, no_answer, unchained
@@ -165,6 +166,29 @@ class AisStore(Bucket):
     def write(self, name: str, data: bytes) -> None:
         with self.asking(self.locate(name)):
             self._bulk.object(name).get_writer().put_content(data)
+
+    def write_apart(self, names: Sequence[str], data: bytes) -> None:
+        """See `Store.write_apart`; the hash of a name chooses its target, so names are tried."""
+        first = None
+        for name in names:
+            self.write(name, data)
+            target = self._target_of(name)
+            if not target or first not in (None, target):
+                return
+            if first is not None:
+                self.delete(name)
+            first = target
+
+    def _target_of(self, name: str) -> str:
+        """The address of the target that has an object; empty if the cluster has one target, or does not redirect."""
+        self.learn_map()
+        if self.proxies.map is not None and len(self.proxies.map.targets) < 2:
+            return ""
+        client = self._bucket.client
+        url = object_url(self.proxies.current, self.bucket, name, provider=self.provider)
+        with self.asking(self.locate(name)):
+            answer = client.session_manager.session.head(url, allow_redirects=False, timeout=client.timeout)
+        return str(urlsplit(answer.headers.get("Location", "")).netloc)
 
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         from dali_pipes.store.cluster.claims import write_claimed

@@ -1,20 +1,26 @@
-"""List a bucket completely, or say that the cluster cannot do it now.
+"""List a bucket completely: wait until the cluster can do it, or say that it cannot.
 
 While a cluster moves objects between its targets (a rebalance: a target went to maintenance, came or left) or between
 the disks of a target (a resilver), it lists only some of them, without an error. Seen on AIS 4.9: 10,536 of 20,000 for
 some seconds. Its jobs tell that it does so; it is asked before and after the listing, because the job may begin in
 between. Two listings that agree are the second guard, for clusters that do not tell their jobs to everyone.
+
+A target that died starts no job: the map lacks it, and its objects are not listed. So the map is asked, too, before and
+after. A target that was lost before the first look is not noticed here: see `dali_pipes.data_set.written`.
 """
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Bucket
+from dali_pipes.store.cluster.transport.proxies import SETTLED_S
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.messages import error_text
+from dali_pipes.store.messages import cause_of, error_text
+from dali_pipes.store.patience import Waiting, pause
 
 if TYPE_CHECKING:
     from aistore.sdk.types import JobSnap
@@ -29,53 +35,107 @@ _MAX_LISTINGS = 5
 
 
 def list_completely(bucket: Bucket, prefix: str) -> Sequence[ObjectEntry]:
-    """List until two consecutive listings agree, on a cluster that moves no objects.
+    """List until two consecutive listings agree, on a cluster that moves no objects and has all its targets.
 
     Raises:
-        StoreError: If the cluster moves objects, did not finish moving them, or the listings keep changing.
+        StoreError: If within the patience the cluster does not finish moving objects, or a target does not come back;
+            if the listings keep changing.
     """
     if bucket.provider != "ais":
         return bucket.list(prefix)  # the cloud lists it
-    where = bucket.locate(prefix)
-    _refuse_while_moving(bucket, where)
-    entries = bucket.list(prefix)
-    for _ in range(_MAX_LISTINGS - 1):
+    watch = _Watch(bucket, bucket.locate(prefix))
+    watch.wait_for_rest()
+    entries, num_listings = bucket.list(prefix), 1
+    while num_listings < _MAX_LISTINGS:
         before, entries = entries, bucket.list(prefix)
+        num_listings += 1
         if entries == before:
-            _refuse_while_moving(bucket, where)
-            return entries
+            if not watch.wait_for_rest():
+                return entries
+            # Something changed meanwhile: both listings may lack the same objects.
+            entries, num_listings = bucket.list(prefix), 1
     raise StoreError(
-        f"'{where}' at {bucket.endpoint}: {_MAX_LISTINGS} listings differ, the last ones have {len(before)} and "
+        f"'{watch.where}' at {bucket.endpoint}: {_MAX_LISTINGS} listings differ, the last ones have {len(before)} and "
         f"{len(entries)} objects; wait for whoever writes or deletes there, and for a cluster that is changing"
     )
 
 
-def _refuse_while_moving(bucket: Bucket, where: str) -> None:
-    from aistore.sdk.errors import AISError
+class _Watch:
+    """Looks at a cluster's jobs and map, and waits while objects may not be listed."""
 
-    for kind in _KINDS:
-        with bucket.asking(bucket.url):
-            try:
-                by_target = bucket.client.job(job_kind=kind).get_details().root
-            except AISError as exc:
-                if _is_rebalancing(bucket):
-                    raise _moves(bucket, where, "rebalance", "runs") from None
-                _log.warning(
-                    "%s does not tell its jobs (%s): if a target was restarted or a disk replaced just now, a listing "
-                    "of '%s' may lack objects",
-                    bucket.endpoint, error_text(exc), where,
-                )  # fmt: skip
-                return
-        if state := next((state for jobs in by_target.values() if (state := _state(jobs))), None):
-            raise _moves(bucket, where, kind, state)
+    def __init__(self, bucket: Bucket, where: str) -> None:
+        self.where = where
+        self._bucket = bucket
+        self._waiting = Waiting(bucket.patience, bucket.endpoint)
+        self._tells_jobs = True
+        self._map_version: int | None = None
+        self._settles_at = 0.0
 
+    def wait_for_rest(self) -> bool:
+        """Wait until the cluster is at rest; whether it was not at the first look.
 
-def _moves(bucket: Bucket, where: str, kind: str, state: str) -> StoreError:
-    return StoreError(
-        f"'{where}' at {bucket.endpoint} cannot be listed now: a {kind} of the cluster {state}, and until one has "
-        "finished, only some of the objects are listed; wait for it (ais show job), or name the shards so that nothing "
-        "is listed: by the prefix of their manifest, or with braces: PREFIX{000000..000099}.tar"
-    )
+        Raises:
+            StoreError: If it is not at rest within the patience.
+        """
+        has_waited = False
+        while cause := self._moving() or self._changed_map():
+            has_waited = True
+            pause_s = self._waiting.next_pause_s(cause)
+            if pause_s is None:
+                raise StoreError(
+                    f"'{self.where}' at {self._bucket.endpoint} cannot be listed now: {cause}, and until then only "
+                    "some of the objects are listed; wait for it (ais show job, ais show cluster), or name the shards "
+                    "so that nothing is listed: by the prefix of their manifest, or with braces: "
+                    "PREFIX{000000..000099}.tar"
+                )
+            pause(pause_s)
+        self._waiting.progress()
+        return has_waited
+
+    def _moving(self) -> str:
+        """What moves objects; empty for nothing, or if the cluster does not tell it."""
+        from aistore.sdk.errors import AISError
+
+        bucket = self._bucket
+        for kind in _KINDS if self._tells_jobs else ():
+            with bucket.asking(bucket.url):
+                try:
+                    by_target = bucket.client.job(job_kind=kind).get_details().root
+                except AISError as exc:
+                    if not _is_rebalancing(bucket):
+                        self._tells_jobs = False
+                        _log.warning(
+                            "%s does not tell its jobs (%s): if a target was restarted or a disk replaced just now, a "
+                            "listing of '%s' may lack objects",
+                            bucket.endpoint, error_text(exc), self.where,
+                        )  # fmt: skip
+                        break
+                    return "a rebalance of the cluster runs and must finish"
+            if state := next((state for jobs in by_target.values() if (state := _state(jobs))), None):
+                return f"a {kind} of the cluster {state} and must finish"
+        return ""
+
+    def _changed_map(self) -> str:
+        """What the map says against a complete listing; empty for nothing, or if it cannot be read."""
+        from requests import RequestException
+
+        bucket, session = self._bucket, self._bucket.client.cluster().client.session_manager.session
+        bucket.learn_map()
+        try:
+            found = session.cluster_map()
+        except ValueError:
+            return ""  # the token may not read it
+        except RequestException as exc:
+            return f"the cluster does not show its map ({cause_of(exc)}) and must answer"
+        if bucket.proxies.lacks_targets(found):
+            return "a target that was there when this command began is missing and must come back"
+        first = bucket.proxies.map
+        before = self._map_version if self._map_version is not None or first is None else first.version
+        if before is not None and found.version != before:
+            # A rebalance begins a moment after the map has changed.
+            self._settles_at = time.monotonic() + SETTLED_S
+        self._map_version = found.version
+        return "targets came or left, and it must settle" if time.monotonic() < self._settles_at else ""
 
 
 def _is_rebalancing(bucket: Bucket) -> bool:

@@ -320,7 +320,11 @@ def test_transform_here_writes_all_shards_and_the_class_table(shards: Path, tmp_
     wanted = load_transform(f"{THIS}:shout").transform(words(3, 2), "s")
     assert (out / "samples-000001.tar").read_bytes() == wanted
     assert (out / "samples-classes.json").read_text() == '{"0": "zero"}'
-    assert sorted(path.name for path in out.iterdir()) == [*report.shards, "samples-classes.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        *report.shards,
+        "samples-classes.json",
+        "samples-written.json",
+    ]
 
 
 def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_transform_here_that_fails_leaves_no_part(shards: Path, tmp_path: Path) 
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
     with pytest.raises(DataError, match=r"shard 'samples-00000[01].tar', key 'd/00[03]': transform .* returned None"):
         transform_shards(found, open_output(tmp_path / "out", endpoint=None), transform=f"{THIS}:forget", jobs=2)
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-written.json"]
 
 
 # Through an ETL
@@ -370,7 +374,11 @@ def test_three_ways_give_the_same_bytes(source: AisStore, tmp_path: Path) -> Non
     assert report.shards == ("new/samples-000000.tar", "new/samples-000001.tar")
     assert [target.read(name) for name in report.shards] == wanted
     assert report.num_bytes == sum(map(len, wanted))
-    assert [entry.name for entry in target.list("")] == [*report.shards, "new/samples-classes.json"]
+    assert [entry.name for entry in target.list("")] == [
+        *report.shards,
+        "new/samples-classes.json",
+        "new/samples-written.json",
+    ]
 
 
 def test_transform_that_fails_in_an_etl_names_shard_and_key(source: AisStore) -> None:
@@ -382,7 +390,7 @@ def test_transform_that_fails_in_an_etl_names_shard_and_key(source: AisStore) ->
             get_transformed(source, "samples-000000.tar", io.BytesIO(), etl=etl)
         with pytest.raises(StoreError, match=f"left 2 of 2 shards untransformed, .*{told}"):
             run_offline(found, Output(store=target, prefix=""), etl=etl)
-    assert target.list("") == []
+    assert [entry.name for entry in target.list("")] == ["samples-written.json"]
 
 
 def test_offline_refuses_before_anything_is_written(source: AisStore) -> None:

@@ -456,7 +456,7 @@ def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, m
     monkeypatch.setattr("prep.pack.target.Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
     with pytest.raises(DataError, match=r"shard 'samples-000000\.tar' came out at .* source files changed"):
         pack(source, store=LocalStore(tmp_path / "out"))
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-written.json"]
 
 
 # What is there already
@@ -548,7 +548,7 @@ def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_runni
     assert process.returncode != 0
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
-    written = sorted(path.name for path in out.iterdir())  # hidden ones, too
+    written = sorted({path.name for path in out.iterdir()} - {"samples-written.json"})  # hidden ones, too
     assert 2 <= len(written) < 40
     assert all(re.fullmatch(r"samples-\d{6}\.tar", name) for name in written)
     assert {(out / name).stat().st_size for name in written} == {(30 << 20) + 10240}
@@ -557,7 +557,10 @@ def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_runni
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     names = {path.name for path in out.iterdir()}
-    assert names == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {"samples-classes.json"}
+    assert names == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {
+        "samples-classes.json",
+        "samples-written.json",
+    }
 
 
 NO_ROOM = """
@@ -586,7 +589,7 @@ def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: P
     output, errors = process.communicate(timeout=120)
     assert errors == ""
     assert output == f"cannot write '{tmp_path}/out/samples-000001.tar': File too large\n"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-000000.tar"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"samples-000000.tar", "samples-written.json"}
     assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
 
 

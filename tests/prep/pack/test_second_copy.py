@@ -55,6 +55,7 @@ def test_copy_has_the_bytes_of_what_is_uploaded(
         "x-000001.tar",
         "x-000002.tar",
         "x-classes.json",
+        "x-written.json",
     ]
     assert {path.stat().st_mode & 0o777 for path in copy.rglob("*") if path.is_file()} == {0o644}
     manifest = index_shards(resolve_shards(copy / "a", endpoint=None))
@@ -124,15 +125,15 @@ def test_copy_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_copy_of_a_pack_that_fails_leaves_no_part(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source file that grows: neither side has the shard, and no file is left."""
+    """A source file that grows: neither side has the shard, and nothing is left but the record of what is missing."""
     path = tmp_path / "a.jpg"
     path.write_bytes(encode_photo())
     source = Source(name="s", records=[Record(key="a", components={"jpg": path}, label=0)], classes={})
     monkeypatch.setattr("prep.pack.target.Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000) and [])
     with pytest.raises(DataError, match="source files changed"):
         pack(source, store=store, copy=tmp_path / "copy")
-    assert store.list("") == []
-    assert list((tmp_path / "copy").iterdir()) == []
+    assert [entry.name for entry in store.list("")] == ["samples-written.json"]
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["samples-written.json"]
 
 
 # One stream, two places

@@ -194,7 +194,7 @@ def test_output_of_another_seed_needs_overwrite_and_leaves_nothing_of_the_old(di
         shuffle(Request(directory, algorithm=Algorithm(seed=8)))
     report = shuffle(Request(directory, algorithm=Algorithm(seed=8), overwrite=True))
     names = [entry.name for entry in directory.store.list("shuffled-")]
-    assert names == [*report.shards, "shuffled-classes.json"]
+    assert names == [*report.shards, "shuffled-classes.json", "shuffled-written.json"]
 
 
 KILLED = """
@@ -447,7 +447,7 @@ def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatc
     monkeypatch.setattr(client_shuffle, "_fill", change)
     with pytest.raises(DataError, match=r"samples-000001\.tar': changed while it was being read; start again"):
         shuffle(Request(directory))
-    assert store.list("shuffled-") == []
+    assert [entry.name for entry in store.list("shuffled-")] == ["shuffled-written.json"]
 
 
 def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:

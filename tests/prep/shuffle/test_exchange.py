@@ -237,7 +237,7 @@ def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet
     command.kill()
     said = command.communicate()
     target = LocalStore(tmp_path / "out")
-    assert [entry.name for entry in target.list("shuffled-")] == [f"shuffled-{n:06d}.tar" for n in range(3)], said
+    assert [entry.name for entry in target.list("shuffled-0")] == [f"shuffled-{n:06d}.tar" for n in range(3)], said
     report = run(directory, "shuffled", target=target)
     assert report.num_written == len(report.shards) - 3
     expected = run(directory, "whole")

@@ -109,10 +109,10 @@ def test_shuffle_over_output_that_is_there_needs_overwrite(packed: ShardSet, buc
         StoreError, match=r"/shuffled-' holds 43 shards already, from 'shuffled-000000\.tar'; --overwrite"
     ):
         shuffle(Request(packed))
-    assert len(_names(bucket, "shuffled-")) == 2 * NUM_SAMPLES + 3
+    assert len(_names(bucket, "shuffled-")) == 2 * NUM_SAMPLES + 4
     report = shuffle(Request(packed, overwrite=True))
     # Neither a shard of the first time is left, nor its index, nor the manifest and its columns.
-    assert _names(bucket, "shuffled-") == [*report.shards, "shuffled-classes.json"]
+    assert _names(bucket, "shuffled-") == [*report.shards, "shuffled-classes.json", "shuffled-written.json"]
 
 
 # What is refused before a job is started
@@ -263,7 +263,7 @@ def test_shuffle_interrupted_aborts_the_job(
     with pytest.raises(KeyboardInterrupt):
         shuffle(Request(packed))
     assert len(aborted) == 1
-    assert _names(bucket, "samples-") == [*packed.names, "samples-classes.json"]
+    assert _names(bucket, "samples-") == [*packed.names, "samples-classes.json", "samples-written.json"]
 
 
 # A job that ends well and should not have

@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 from dali_pipes.store.messages import check_endpoint_url
 
+SETTLED_S = 10.0
+"""An object may still be missing for a moment after the map has changed: a rebalance begins late."""
+
 
 @dataclass(frozen=True)
 class ClusterMap:

@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,7 +14,10 @@ from aistore.sdk.types import AggregatedJobSnap
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.transport.proxies import ClusterMap
+from dali_pipes.store.cluster.transport.sessions import PatientSession
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
@@ -40,6 +43,12 @@ def job(kind: str, *, started: str, ended: str = "0001-01-01T00:00:00Z", aborted
 
 
 ENDED = "2026-11-22T13:35:43.53635993Z"
+
+
+@pytest.fixture(autouse=True)
+def _short_patience() -> Iterator[None]:
+    with use_patience(Patience(patience_s=0.5, longest_pause_s=0.05)):
+        yield
 
 
 def say(monkeypatch: pytest.MonkeyPatch, kind: str, *answers: Sequence[dict[str, object]]) -> None:
@@ -115,6 +124,55 @@ def test_rebalance_that_begins_while_it_lists_is_noticed(filled: AisStore, monke
     say(monkeypatch, "rebalance", [], [job("rebalance", started="34:57")])
     with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
         filled.list_all("s-")
+
+
+def lacking_at_first(monkeypatch: pytest.MonkeyPatch, bucket: AisStore) -> list[int]:
+    """Have the first two listings lack two objects; returns a list with the number of listings."""
+    whole, num_listings = bucket.list("s-"), [0]
+
+    def listed(self: AisStore, prefix: str) -> Sequence[ObjectEntry]:
+        num_listings[0] += 1
+        return whole[:1] if num_listings[0] <= 2 else whole
+
+    monkeypatch.setattr(AisStore, "list", listed)
+    return num_listings
+
+
+def test_listing_waits_until_a_rebalance_has_ended(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loader does: a target's restart of three seconds ended `prep shuffle` before."""
+    runs, ended = job("rebalance", started="34:57"), job("rebalance", started="34:57", ended=ENDED)
+    say(monkeypatch, "rebalance", [], [runs], [runs], [ended])
+    num_listings = lacking_at_first(monkeypatch, filled)
+    assert len(filled.list_all("s-")) == 3
+    assert num_listings == [4]  # those before the rebalance do not count
+
+
+def show_maps(monkeypatch: pytest.MonkeyPatch, *maps: tuple[int, str]) -> None:
+    """Have the cluster show these maps, versions and targets, one for each look; the last one stays."""
+    left = [ClusterMap(version, (), frozenset(targets)) for version, targets in maps]
+    monkeypatch.setattr(PatientSession, "cluster_map", lambda _: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr("dali_pipes.store.cluster.complete_listing.SETTLED_S", 0.1)
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_target_that_died_is_waited_for_and_then_refused(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """Seen on AIS 4.9: the listing lacks its objects, and no job runs. Before the listing, and while it is taken."""
+    show_maps(monkeypatch, *[(1, "ab")] * looks, (2, "a"))
+    with pytest.raises(StoreError, match="cannot be listed now: a target that was there when this command began"):
+        filled.list_all("s-")
+
+
+@pytest.mark.parametrize("after", [[(2, "a"), (3, "ab")], [(2, "abc")]], ids=["came back", "is new"])
+def test_listing_is_taken_anew_after_a_target_came(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, after: list[tuple[int, str]]
+) -> None:
+    """A rebalance begins a moment after it has joined."""
+    show_maps(monkeypatch, (1, "ab"), (1, "ab"), *after)
+    num_listings = lacking_at_first(monkeypatch, filled)
+    assert len(filled.list_all("s-")) == 3
+    assert num_listings == [4]
 
 
 def test_listing_is_taken_again_until_two_agree(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
