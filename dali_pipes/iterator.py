@@ -89,7 +89,8 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
         self.num_substituted: int = 0
         """The number of such positions in all delivered batches."""
         self.taker: object | None = None
-        """What has taken the last batch: an iterator of `as_dataloader`; ``None``: anything else."""
+        """A token of the face's iteration, or of the loader's own loop, that took the last batch; ``None``: the loader
+        was put to another position since."""
         profiling.follow_environment()
         super().__init__(
             [parts.decode.pipeline],
@@ -195,7 +196,7 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
     def __next__(self) -> list[BatchDict]:
         return [self.next_batch()]
 
-    def next_batch(self, form: Callable[[dict[str, Any]], Any] | None = None, *, taker: object | None = None) -> Any:
+    def next_batch(self, form: Callable[[dict[str, Any]], Any] | None = None, *, taker: object = "own loop") -> Any:
         """Return the next batch as a plain dict, or what ``form`` makes of it; remember the ``taker``.
 
         Raises:

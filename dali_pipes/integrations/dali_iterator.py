@@ -14,6 +14,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from dali_pipes.arguments import as_bool
 from dali_pipes.graph.dali_internals import set_auto_reset
 from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
+from dali_pipes.integrations.data_loader import iterated_elsewhere
 
 if TYPE_CHECKING:
     from dali_pipes.iterator import Loader
@@ -103,6 +104,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         self._is_automatic = _AUTO_RESET[auto_reset]
         set_auto_reset(self, self._is_automatic)
         self._arguments, self._reader_name, self._ever_consumed = arguments, reader_name, False
+        self._token: object | None = None  # of an iteration that has begun
         if loader.is_open:
             _ = self._names
 
@@ -140,13 +142,18 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
 
     def __iter__(self) -> "DaliIterator":
         iter(self._loader)
+        self._token = None
         return self
 
     def __next__(self) -> list[dict[str, Any]]:
         _ = self._names  # refused here, not when a batch is there
         self._ever_consumed = True
+        if self._token is None:
+            self._token = object()
+        elif self._loader.taker not in (None, self._token):
+            raise iterated_elsewhere()
         try:
-            return [self._loader.next_batch(self._renamed)]
+            return [self._loader.next_batch(self._renamed, taker=self._token)]
         except StopIteration:
             if self._is_automatic:
                 self._loader.set_epoch(self._loader.epoch + 1)

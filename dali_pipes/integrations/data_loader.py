@@ -242,10 +242,7 @@ class Iteration(Iterator[Any]):
         loader = self._loader
         self._face.check_newest(self._token)
         if loader.taker is not self._token:
-            raise RuntimeError(
-                "the loader was iterated elsewhere, or put to another position, since this iterator's last batch; "
-                "make a new iterator, or open a loader for each loop"
-            )
+            raise iterated_elsewhere()
         if self._announcement is not None:
             self._announcement.announce(is_last=loader.num_batches_left == 1)
         try:
@@ -280,6 +277,14 @@ class Iteration(Iterator[Any]):
     @shortens_traceback
     def _check_usable(self) -> None:
         self._face.check_newest(self._token)
+
+
+def iterated_elsewhere() -> RuntimeError:
+    """Make the error of an iterator that is not the last one that took a batch: the batches between would be lost."""
+    return RuntimeError(
+        "the loader was iterated elsewhere, or put to another position, since this iterator's last batch; make a new "
+        "iterator, or open a loader for each loop"
+    )
 
 
 def _form(outputs: OutputNames, given: Sequence[str]) -> Callable[[dict[str, Any]], Any]:

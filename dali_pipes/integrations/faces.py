@@ -82,9 +82,10 @@ class Faces:
 
     def as_dataset(self) -> LoaderDataset:
         """Give the batches to torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or to
-        torchdata's ``StatefulDataLoader``, which resumes at the exact next batch.
+        torchdata's ``StatefulDataLoader``, which resumes at the exact next batch. A new iteration is the next epoch, as
+        of `as_dataloader`.
         """
-        return LoaderDataset(self.as_dataloader(each_iter="rest"))
+        return LoaderDataset(self.as_dataloader())
 
     @shortens_traceback
     def as_dataloader(self, outputs: OutputNames = None, *, each_iter: EachIter = "next") -> LoaderBatches:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from dali_pipes.graph.outputs import BatchDict
+from dali_pipes.integrations.data_loader import iterated_elsewhere
 
 if TYPE_CHECKING:
     from dali_pipes.integrations.data_loader import LoaderBatches
@@ -33,24 +34,27 @@ class DictBatches(Iterator[BatchDict]):
 
     def __init__(self, loader: "Loader") -> None:
         self._loader = loader
-        self._has_begun = self._is_over = False
+        self._token: object | None = None  # of an iteration that has begun
+        self._is_over = False
 
     def __len__(self) -> int:
         """Batches of the loader's whole epoch."""
         return len(self._loader)
 
     def __iter__(self) -> "DictBatches":
-        self._has_begun = self._is_over = False
+        self._token, self._is_over = None, False
         return self
 
     def __next__(self) -> BatchDict:
         if self._is_over:
             raise StopIteration  # and not the next epoch's first batch
-        if not self._has_begun:
+        if self._token is None:
             iter(self._loader)
-            self._has_begun = True
+            self._token = object()
+        elif self._loader.taker not in (None, self._token):
+            raise iterated_elsewhere()
         try:
-            batch: BatchDict = self._loader.next_batch()
+            batch: BatchDict = self._loader.next_batch(taker=self._token)
             return batch
         except StopIteration:
             self._is_over = True
@@ -60,9 +64,9 @@ class DictBatches(Iterator[BatchDict]):
 class LoaderDataset(IterableDataset[BatchDict]):
     """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
 
-    Each iteration gives the rest of the loader's epoch, and after its end the next epoch. If the loader was opened with
-    ``state=``, the first iteration gives the rest of that state's epoch; a ``load_state_dict`` to the same position
-    then does no further work.
+    Each iteration gives the next epoch, also after `break`: who looks at a batch first, as Keras and Lightning's sanity
+    check do, trains on all samples. If the loader was opened with ``state=``, the first iteration gives the rest of
+    that state's epoch; a ``load_state_dict`` to the same position then does no further work.
 
     Raises:
         TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.

@@ -13,7 +13,15 @@ import torch
 
 import dali_pipes as dp
 from tests.conftest import make_samples, write_shards
-from tests.dali_pipes.integrations.test_faces import BATCHES, NUM_SAMPLES, Epochs, open_loader, torchs_loader, whole
+from tests.dali_pipes.integrations.test_faces import (
+    BATCHES,
+    FACES,
+    NUM_SAMPLES,
+    Epochs,
+    open_loader,
+    torchs_loader,
+    whole,
+)
 
 __all__ = ["whole"]  # a fixture
 
@@ -183,6 +191,32 @@ def test_iterator_that_is_not_the_newest_is_refused(small_shards: Path, whole: E
         loader.set_epoch(0)
         with pytest.raises(RuntimeError, match="or put to another position"):
             next(ended)
+
+
+@pytest.mark.parametrize("newer", ["loader", "as_dali", "as_dicts", "as_dataset", "as_dataloader"])
+@pytest.mark.parametrize("older", ["as_dali", "as_dicts", "as_dataset", "as_dataloader"])
+def test_older_of_two_faces_that_take_batches_in_turn_is_refused(small_shards: Path, older: str, newer: str) -> None:
+    """Each would lose the batches of the other; a new iteration of the older face is the newer one then."""
+    with open_loader(small_shards) as loader:
+        faces = [FACES[name].wrap(loader) for name in (older, newer)]
+        first, second = map(iter, faces)
+        next(first)
+        next(second)
+        with pytest.raises(RuntimeError, match="make a new iterator, or open a loader for each loop"):
+            next(first)
+        next(second)  # it goes on
+        next(iter(faces[0]))
+        loader.reset()
+        assert len(FACES[newer].read(faces[1])[0]) == BATCHES
+
+
+def test_who_looks_at_a_batch_first_loses_none(small_shards: Path, whole: Epochs) -> None:
+    """As Keras does to build a model, and Lightning's sanity check: the next iteration of a ``DataLoader`` is whole."""
+    with open_loader(small_shards) as loader:
+        batches = torchs_loader(loader)
+        peeked = next(iter(batches))
+        assert peeked["key"] == whole[0][0]
+        assert [[batch["key"] for batch in batches] for _ in range(2)] == whole[1:3]
 
 
 def test_outputs_are_tuples_or_dicts(small_shards: Path) -> None:

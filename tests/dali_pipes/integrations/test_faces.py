@@ -67,9 +67,10 @@ FACES = {
     "as_dicts": Face(
         wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._loader, ends_resumed_epoch=False
     ),
-    "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset),
+    "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset, after_break="next"),
     "as_dataset, torchdata": Face(
-        wrap=lambda loader: StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
+        wrap=lambda loader: StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0),
+        after_break="next",
     ),
     "as_dataloader": Face(
         wrap=lambda loader: loader.as_dataloader(("label", "key")), keys=lambda batch: batch[1], after_break="next"
