@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+OWN_LOADER = (
+    "use data parallelism alone, or open dali_pipes.loader(rank=..., world_size=...) with the data-parallel ranks in a "
+    "loop of your own"
+)
+"""What to do where several processes share the batches of one data-parallel rank."""
+
 EachIter: TypeAlias = Literal["next", "rest", "same"]
 """What each iteration of `LoaderBatches` gives."""
 

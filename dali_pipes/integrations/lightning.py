@@ -59,7 +59,8 @@ class DataModule(LightningDataModule):
 
     Raises:
         TypeError: If `dali_pipes.loader` has no such argument, or a required one is missing.
-        ValueError: If an argument must come from the trainer, or no loader is described.
+        ValueError: If an argument must come from the trainer, or no loader is described. When a loader is opened: if
+            the trainer's strategy has fewer data-parallel ranks than processes, as under tensor parallelism.
 
     >>> data = DataModule(  # doctest: +SKIP
     ...     train={"shards": "ais://imagenet/train-", "graph": dp.classification_train()},
@@ -140,6 +141,7 @@ class DataModule(LightningDataModule):
 
     def _open(self, stage: str) -> "_Batches":
         """Open the stage's loader; with ``reload_dataloaders_every_n_epochs`` the trainer asks for it again."""
+        from dali_pipes.integrations.data_loader import OWN_LOADER
         from dali_pipes.opening.loader import loader
 
         if stage not in self._batches:
@@ -148,6 +150,14 @@ class DataModule(LightningDataModule):
                 raise ValueError(
                     f"the {stage} loader needs a trainer, which knows its rank; pass the data module to a trainer as "
                     "datamodule="
+                )
+            # What Lightning would tell a sampler of torch's.
+            sampled = getattr(trainer.strategy, "distributed_sampler_kwargs", {})
+            if (num_ranks := sampled.get("num_replicas", trainer.world_size)) != trainer.world_size:
+                raise ValueError(
+                    f"{type(trainer.strategy).__name__} has {num_ranks} data-parallel ranks in {trainer.world_size} "
+                    "processes: those of one rank must get the same batches, and a DataModule gives each process "
+                    f"others; {OWN_LOADER}"
                 )
             root = trainer.strategy.root_device
             found: dict[str, Any] = {

@@ -8,7 +8,7 @@ or counted twice.
 
 from typing import TYPE_CHECKING, Any
 
-from dali_pipes.integrations.data_loader import LoaderBatches
+from dali_pipes.integrations.data_loader import OWN_LOADER, LoaderBatches
 from dali_pipes.integrations.torch_dataset import LoaderDataset
 from dali_pipes.iterator import Loader
 from dali_pipes.order.state import LoaderState, StateError
@@ -35,8 +35,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     Raises:
         TypeError: If ``train_dataset`` or ``eval_dataset`` is a loader or its ``as_dataset()``.
         ValueError: When training or evaluation begins: if the loader's batch size, number of processes or last-batch
-            policy is not that of ``TrainingArguments``; or if the last batches of an evaluation differ in size between
-            ranks.
+            policy is not that of ``TrainingArguments``; if the last batches of an evaluation differ in size between
+            ranks; or if processes share batches: tensor, context or sequence parallelism.
         StateError: If a checkpoint is resumed with other shards, another seed, or another number of samples in a step.
 
     >>> names = {"pixel_values": "image", "labels": "label"}  # doctest: +SKIP
@@ -96,6 +96,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 "both"
             )
         process = batches.loader.parts.batching.process
+        sizes = {name: getattr(self, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp")}
+        if shared := [f"{name}_size={size}" for name, size in sizes.items() if size > 1]:
+            raise ValueError(
+                f"Trainer has {', '.join(shared)}: several processes must get the same batches, and the loader gives "
+                f"each of the {process.world_size} processes others; {OWN_LOADER}"
+            )
         if process.world_size != self.args.world_size:
             raise ValueError(
                 f"the loader is of rank {process.rank} of {process.world_size}, and Trainer knows of "

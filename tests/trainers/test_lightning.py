@@ -27,6 +27,7 @@ need("lightning")
 
 import lightning.pytorch as pl  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
@@ -155,6 +156,52 @@ def test_bare_loader_gives_lists_and_skips_what_the_sanity_check_saw(shards: Pat
 def test_processes_that_get_a_copy_of_the_loader_are_refused(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(dp.WorkerProcessError, match="cannot be copied or sent to another process"):
         fit(shards, tmp_path, devices=2, strategy="ddp_spawn")
+
+
+class ParallelModule(Module):
+    """Is trained by Lightning's `ModelParallelStrategy`, which wants this hook."""
+
+    def configure_model(self) -> None:
+        """Nothing is split: what counts is which process gets which batches."""
+
+
+def fitted_with_mesh(shards: Path, folder: Path, data_size: int, tensor_size: int) -> tuple[str, list[Step]]:
+    """The error of a fit with a data module, and the steps of this rank; the mesh is Lightning's own."""
+    from dali_pipes.lightning import DataModule
+
+    graph = dp.classification_train(crop=16, photo="jpg")
+    options = {"batch_size": BATCH_SIZE, "decode": dp.Decode(threads=1), "outputs": dp.Outputs(keys=True)}
+    data = DataModule(train={"shards": str(shards), "graph": graph}, **options)
+    strategy = ModelParallelStrategy(
+        data_parallel_size=data_size, tensor_parallel_size=tensor_size, process_group_backend="gloo"
+    )
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        **quiet,
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_steps=2,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+    )
+    module = ParallelModule()
+    try:
+        trainer.fit(module, datamodule=data)
+    except ValueError as exc:
+        return str(exc), module.steps
+    return "", module.steps
+
+
+def test_data_module_under_tensor_parallelism_is_refused(shards: Path, tmp_path: Path) -> None:
+    """The processes of one data rank would train on different batches; a mesh with data ranks alone is as DDP."""
+    for error, steps in run_ranks(2, fitted_with_mesh, shards, tmp_path, 1, 2):
+        assert "ModelParallelStrategy has 1 data-parallel ranks in 2 processes" in error
+        assert "use data parallelism alone, or open dali_pipes.loader(rank=..., world_size=...)" in error
+        assert steps == []
+    errors, steps = zip(*run_ranks(2, fitted_with_mesh, shards, tmp_path, 2, 1), strict=True)
+    assert errors == ("", "")
+    assert len({key for rank in steps for step in rank for key in step.keys}) == 2 * 2 * BATCH_SIZE
 
 
 def test_program_of_the_page_runs(shards: Path, tmp_path: Path) -> None:

@@ -207,6 +207,34 @@ def test_settings_that_would_train_on_wrong_data_are_refused(shards: Path, tmp_p
             assert text in errors[name], errors[name]
 
 
+def refused_with_mesh(shards: Path, folder: Path) -> dict[str, str]:
+    """The errors of a training and an evaluation whose batches several processes share."""
+    from accelerate import ParallelismConfig
+
+    errors = {}
+    for name in ("tp", "cp", "sp"):
+        with open_loader(shards, last_batch_policy="FILL") as loader:
+            batches = loader.as_dataloader(NAMES)
+            trainer = make_trainer(folder, batches, evaluation=batches)
+            # Accelerate itself takes a mesh on accelerators only; `Trainer` asks it for the sizes.
+            trainer.accelerator.state.parallelism_config = ParallelismConfig(**{f"{name}_size": 2})
+            for call in (trainer.train, trainer.evaluate):
+                with pytest.raises(ValueError, match="must get the same batches") as caught:
+                    call()
+                errors[f"{name} {call.__name__}"] = str(caught.value)
+            assert loader.num_delivered == 0
+    return errors
+
+
+def test_processes_that_share_batches_are_refused(shards: Path, tmp_path: Path) -> None:
+    """Tensor, context and sequence parallelism: each process of a data rank would get other batches."""
+    for errors in run_ranks(2, refused_with_mesh, shards, tmp_path):
+        assert len(errors) == 6
+        for call, error in errors.items():
+            assert f"Trainer has {call[:2]}_size=2: several processes must get the same batches" in error
+            assert "use data parallelism alone" in error
+
+
 def test_program_of_the_page_goes_on_where_it_was_broken_off(shards: Path, tmp_path: Path) -> None:
     """Under torchrun, from its last checkpoint to the same model."""
     program = write_program("trainer_train.py", shards, tmp_path)
