@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.joined import concatenate
-from dali_pipes.errors import DataError, PipesError, printable, shown
+from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.history import Part
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, recoded_name
@@ -34,7 +34,7 @@ from prep.tar.writer import Part as Content
 from prep.versions.classes import fit_classes
 from prep.versions.known import Compared, leave_out_known
 from prep.versions.publish import NewChange, Newest, write_version
-from prep.versions.same_photos import find_same_photos
+from prep.versions.same_photos import warn_of_same_photos
 from prep.workers import WorkersKind
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class AddReport:
     elsewhere: Mapping[str, int]
     """URL of another data set beside it -> records that were left out, because that one has their keys."""
     num_same_photos: int
-    """Added samples whose photo the data set had under another key: see `find_same_photos`."""
+    """Added samples whose photo the data set had under another key: see `warn_of_same_photos`."""
     new_classes: dict[int, str]
     """Class id -> name, of the classes that the data set did not have."""
     num_shards: int
@@ -171,7 +171,7 @@ def add(
         return report(old.manifest, packed=packed)
     added = _index(old, packed, prefix, source.classes, on=packing.get("on", "processes"), show_progress=show_progress)
     new = ShardSet(store=old.store, names=packed.shards, manifest=added, manifest_prefix=prefix)
-    num_same_photos = _warn_of_same_photos(DataSet(new), data_set, old.url) if compare_keys else 0
+    num_same_photos = warn_of_same_photos(DataSet(new), data_set) if compare_keys else 0
     made = write_version(
         old,
         concatenate([old.manifest, added]),
@@ -196,23 +196,6 @@ def _index(
     for name_of in (classes_name, recoded_name):  # the manifest has what they say
         old.store.delete(name_of(prefix))
     return added
-
-
-def _warn_of_same_photos(new: DataSet, data_set: DataSet, url: str) -> int:
-    """Warn of added photos that the data set has already, and return their number."""
-    try:
-        found, is_whole = find_same_photos(new, data_set)
-    except PipesError as exc:
-        _log.warning("added photos are not compared with those of '%s': %s", printable(url), exc)
-        return 0
-    if found:
-        pairs = [f"'{printable(key)}' is '{printable(known)}'" for key, known in found.items()]
-        _log.warning(
-            "%d of %d added photos are in '%s' already, under other keys: %s; prep remove --key takes them out%s",
-            len(found), new.manifest.num_samples, printable(url), shown(pairs, are_names=False),
-            "" if is_whole else " (not all photos were compared: it would take long)",
-        )  # fmt: skip
-    return len(found)
 
 
 def token_of(source: Source, packing: Mapping[str, Any]) -> str:
