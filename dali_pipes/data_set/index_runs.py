@@ -24,14 +24,13 @@ from dali_pipes.formats.orientation import UPRIGHT, values_of
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.sample_columns import ColumnsBuilder, SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.checksums import XXH64_TYPES
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.patience import PatientThreads
-from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.shard_set import ShardSet, check_bytes
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
-# AIStore's names of the checksum that a shard index has.
-_XXH64 = ("xxhash", "xxhash2")
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
@@ -150,6 +149,7 @@ def _index_one(run: IndexRun, row: int) -> tuple[ShardIndex, bytes, bool]:
             # The size of a transformed shard is not known before it is read.
             size = None if store.etl else entry.size
             index = index_shard(stream, shard=name, size=size, classes=run.classes)
+        check_bytes(store, entry, index.shard_checksum)
     except DataError as exc:
         if not store.etl:
             raise
@@ -162,7 +162,7 @@ def _taken_over(run: IndexRun, name: str, entry: ObjectEntry, before: Before) ->
     """The stored index of a shard, and its bytes, if it is what would be written: see Note [indexed before]."""
     store = run.shards.store
     kind, known = store.access().known_checksum(entry) or ("", "")
-    if store.etl or not (kind in _XXH64 or _is_newer(before.entry, entry)):
+    if store.etl or not (kind in XXH64_TYPES or _is_newer(before.entry, entry)):
         return None
     data = store.find(index_name(name))
     if data is None:
@@ -173,7 +173,7 @@ def _taken_over(run: IndexRun, name: str, entry: ObjectEntry, before: Before) ->
         return None
     if (index.shard, index.shard_bytes) != (name, entry.size) or index.to_bytes() != data:
         return None
-    if kind in _XXH64 and known != f"{index.shard_checksum:016x}":
+    if kind in XXH64_TYPES and known != f"{index.shard_checksum:016x}":
         return None
     listed = before.listed
     if listed is not None and listed[0] == index.shard_checksum and listed[1:] != (len(data), checksum(data)):
@@ -207,7 +207,7 @@ def _stored_index(shards: ShardSet, entry: ObjectEntry, name: str) -> tuple[Shar
     if index.shard_bytes != entry.size:
         raise DataError(f"'{where}' is of a shard of {index.shard_bytes} bytes, the shard has {entry.size}; {again}")
     kind, known = shards.store.access().known_checksum(entry) or ("", "")
-    if kind in _XXH64 and known != f"{index.shard_checksum:016x}":
+    if kind in XXH64_TYPES and known != f"{index.shard_checksum:016x}":
         raise DataError(
             f"'{where}' is of a shard with the checksum {index.shard_checksum:016x}, the shard has {known}; {again}"
         )

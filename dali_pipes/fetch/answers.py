@@ -1,8 +1,9 @@
 """AIStore's answers about an object: whether they are its bytes, and which error or new attempt follows."""
 
 import logging
+from urllib.parse import urlsplit
 
-from dali_pipes.errors import StoreError, printable
+from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.fetch.missing import may_come_back
 from dali_pipes.fetch.parts import FaultError, FetchedObject, MissingObjectError, ObjectPart, ObjectRequest, Version
 from dali_pipes.fetch.source import INDEX_ANEW, REPLACED, ObjectSource
@@ -14,7 +15,7 @@ from dali_pipes.store.checksums import CHECKSUM_TYPES
 from dali_pipes.store.cluster.rights import refusal_advice
 from dali_pipes.store.cluster.transport.http_rules import is_away, is_missing, is_passing, object_url, retry_after_s
 from dali_pipes.store.entries import PROVIDERS
-from dali_pipes.store.messages import answer_text
+from dali_pipes.store.messages import answer_text, damaged
 from dali_pipes.store.shard_set import missing_advice
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,11 @@ class StoredObjects(ObjectSource):
             case _:
                 advice = ""
         return StoreError(f"{item.address}: {text}{advice}")
+
+    def damaged(self, item: FetchedObject, cause: str) -> DataError:
+        """See `ObjectSource.damaged`."""
+        target = urlsplit(item.target or "").netloc
+        return DataError(damaged(item.where, cause, target=target, bucket=self.where("").rstrip("/")))
 
     def given_up(
         self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str

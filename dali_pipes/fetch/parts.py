@@ -11,9 +11,15 @@ from dali_pipes.cache.extents import BLOCK_BYTES, Extent
 from dali_pipes.errors import CacheError, StoreError, printable
 from dali_pipes.fetch.transport.event_loop import NOW, Task
 from dali_pipes.fetch.transport.http1 import AnswerBody, Pipe
-from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, Checksum, new_checksum
+from dali_pipes.store.checksums import (
+    CHECKSUM_TYPES,
+    DEFAULT_CHECKSUM_TYPE,
+    NO_CHECKSUM_TYPE,
+    XXH64_TYPES,
+    Checksum,
+    new_checksum,
+)
 
-XXH64_TYPES = (DEFAULT_CHECKSUM_TYPE, "xxhash")  # AIStore has two implementations of it, and a name for each
 CAUSE_CHARS = 1000
 
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.parts import (
-    XXH64_TYPES,
     FaultError,
     FetchedObject,
     NoRangesError,
@@ -20,7 +19,7 @@ from dali_pipes.fetch.transport.access import HttpAccess
 from dali_pipes.fetch.transport.connection_pool import ConnectionPool, host_of
 from dali_pipes.fetch.transport.event_loop import Task
 from dali_pipes.fetch.transport.http_head import Answer
-from dali_pipes.store.checksums import Checksum
+from dali_pipes.store.checksums import XXH64_TYPES, Checksum
 from dali_pipes.store.cluster.transport.http_limits import ProtocolError, TooSlowError, decimal
 from dali_pipes.store.cluster.transport.http_rules import RedirectError, redirect_target
 from dali_pipes.store.cluster.transport.tls_errors import cut_hint, tls_text
@@ -137,15 +136,23 @@ class ObjectSource(ABC):
         """Raise an error if an object that was read in one part has another checksum."""
         hashes, found = part.hashes, (part.position, part.hashes[0].hexdigest())
         part.restart()
-        if cause := self.other_checksum(item, hashes):
-            raise FaultError(cause, is_fruitless=True)
-        if found[1] == f"{item.checksum:016x}":
+        cause = self.other_checksum(item, hashes)
+        if cause is None and found[1] == f"{item.checksum:016x}":
             return
-        # The store's own checksum is right, or the same bytes came twice: so the stored object has these bytes.
-        if len(hashes) > 1 or (item.checksum_type not in XXH64_TYPES and item.wrong[-1:] == [found]):
+        # The same bytes came twice: so the stored object has these bytes.
+        is_stored = item.wrong[-1:] == [found]
+        # The store's own checksum is right, or it has none: another object has taken the name.
+        if cause is None and (len(hashes) > 1 or (item.checksum_type not in XXH64_TYPES and is_stored)):
             raise self._replaced(item, found[1])
+        cause = cause or item.differs(found[1])
+        if is_stored:
+            raise self.damaged(item, cause)
         item.wrong.append(found)
-        raise FaultError(item.differs(found[1]), is_fruitless=True)
+        raise FaultError(cause, is_fruitless=True)
+
+    def damaged(self, item: FetchedObject, cause: str) -> DataError:
+        """The error for an object whose stored bytes are not those of which the store has the checksum."""
+        return DataError(f"'{item.where}' is damaged where it is stored: {cause}; write it again")
 
     def other_checksum(self, item: FetchedObject, hashes: list[Checksum]) -> str | None:
         """Describe the difference if the received bytes do not have the checksum that the store reports."""

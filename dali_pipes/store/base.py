@@ -219,6 +219,10 @@ class Bucket(Store):
         """Turn errors of the SDK and its transport into a `StoreError` that says where it failed and what to do."""
 
     @abstractmethod
+    def target_of(self, name: str) -> str:
+        """The address of the target that has an object; empty if the cluster has one target, or does not say it."""
+
+    @abstractmethod
     def learn_map(self) -> None:
         """Look at the cluster's map once, while it is well: for other proxies, and to notice later what it lacks.
 

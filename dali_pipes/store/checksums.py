@@ -51,6 +51,8 @@ _MAKERS: dict[str, Callable[[], Checksum]] = {
 }
 CHECKSUM_TYPES = tuple(_MAKERS)
 """The types, in the order in which AIS lists them."""
+XXH64_TYPES = ("xxhash2", "xxhash")
+"""AIStore has two implementations of XXH64, and a name for each."""
 
 
 def new_checksum(checksum_type: str) -> Checksum:

@@ -132,3 +132,13 @@ def _proxy_of(endpoint: str) -> str:
     proxy = str(select_proxy(endpoint, get_environ_proxies(endpoint)))
     scheme, mark, rest = proxy.rpartition("://")
     return f"'{scheme}{mark}{rest.rpartition('@')[2]}'"
+
+
+def damaged(where: str, cause: str, *, target: str, bucket: str) -> str:
+    """The text for an object of AIStore whose bytes on a target's disk have changed; ``target`` may be empty."""
+    at = f" on the disk of the target at {target}" if target else " on its target's disk"
+    return (
+        f"'{where}' is damaged{at}: {cause}; write it again. A bucket with mirroring or erasure coding mends it when "
+        f"it is read after 'ais bucket props set {bucket} checksum.validate_warm_get=true'; without copies, AIStore "
+        "deletes the damaged object then"
+    )

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from dali_pipes.errors import StoreError, shown
+from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import manifest_name, record_names
 from dali_pipes.store.base import Store
+from dali_pipes.store.checksums import XXH64_TYPES
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.inventory import there_is
+from dali_pipes.store.messages import damaged
 from dali_pipes.store.shard_names import shared_prefix
 
 if TYPE_CHECKING:
@@ -151,3 +153,19 @@ def missing_advice(drop_command: str = "dali-pipes prep index URL --allow-missin
 def dropping_advice(drop_command: str) -> str:
     """The same where a command cannot go on without the shard."""
     return f"put it back; to drop it for good: {drop_command}"
+
+
+def check_bytes(store: Store, entry: ObjectEntry, checksum: int) -> None:
+    """Refuse a shard that was read with other bytes than AIStore stored: a target sends what its disk has.
+
+    Raises:
+        DataError: If the listing's checksum is another XXH64.
+    """
+    found, cluster = f"{checksum:016x}", store.cluster
+    if store.etl or cluster is None or entry.checksum in (None, found):
+        return
+    kind, known = store.access().known_checksum(entry) or ("", "")
+    if kind in XXH64_TYPES and known != found:
+        cause = f"its bytes have the {kind} {found}, AIStore stored it with {known}"
+        target = cluster.target_of(entry.name)
+        raise DataError(damaged(store.locate(entry.name), cause, target=target, bucket=store.url))

@@ -238,7 +238,7 @@ def pack(
                 target.create()
                 if not target.holds(record_names(prefix)[0], written.to_bytes()):
                     target.delete(record_names(prefix))
-                write_record(target.store, prefix, written)
+                    write_record(target.store, prefix, written)
             _write(own, targets, missing, task, file_workers)
             for target, gone in zip(targets, stale, strict=True):
                 _finish(target, gone, source.classes, steps)

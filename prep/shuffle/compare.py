@@ -13,6 +13,7 @@ from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.store.base import Store
+from dali_pipes.store.shard_set import check_bytes
 from prep.shuffle.contents import Contents, UInt64s, indexed_contents, read_contents, sorted_rows
 from prep.shuffle.order import key_of
 from prep.shuffle.request import Request
@@ -34,13 +35,13 @@ def read_input(request: Request, workers: Workers | None = None) -> Contents:
         DataError: See `prep.shuffle.shuffle.shuffle`.
     """
     shards, algorithm = request.shards, request.algorithm
-    listed = {entry.name: entry.size for entry in shards.entries()}
+    entries = {entry.name: entry for entry in shards.entries()}
     components = {algorithm.component.lower()} if algorithm.component else set()
     components |= {LABEL_COMPONENT} if request.needs_labels else set()
     manifest = find_manifest(shards) if all(name.endswith(".tar") for name in shards.names) else None
     if manifest is not None and (request.dry_run or (request.is_exchange and algorithm.kind in _BY_KEYS)):
         sizes = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
-        if all(sizes.get(name) == listed[name] for name in shards.names):
+        if all(sizes.get(name) == entries[name].size for name in shards.names):
             found = indexed_contents(shards, manifest, components=sorted(components))
             if found is not None:
                 _check_unique(shards.store, found)
@@ -59,6 +60,9 @@ def read_input(request: Request, workers: Workers | None = None) -> Contents:
         show_progress=request.show_progress,
         workers=workers,
     )
+    for name, checksum in zip(contents.shards, contents.checksums.tolist(), strict=True):
+        if name.endswith(".tar"):
+            check_bytes(shards.store, entries[name], checksum)
     counts = {} if manifest is None else dict(zip(manifest.names, manifest.samples.tolist(), strict=True))
     for name, count in zip(shards.names, np.diff(contents.starts).tolist(), strict=True):
         if counts.get(name, count) != count:

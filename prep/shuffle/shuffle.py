@@ -18,7 +18,7 @@ import numpy as np
 
 from dali_pipes.data_set.written import WrittenShards, write_record
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import classes_name, index_name, recoded_name
+from dali_pipes.formats.names import classes_name, index_name, recoded_name, record_names
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import extension_of, shared_prefix
 from prep.shuffle.client import find_done, write_outputs
@@ -296,7 +296,8 @@ def _write_records(
             num_samples=sum(row[1] for row in rows),
             num_bytes=None if rows[0][2] is None else sum(row[2] or 0 for row in rows),
         )
-        write_record(request.output_store, prefix, written)
+        if request.output_store.find(record_names(prefix)[0]) != written.to_bytes():
+            write_record(request.output_store, prefix, written)
 
 
 def _list_made(request: Request, plan: ShufflePlan, *, engine: str) -> list[ObjectEntry]:

@@ -169,18 +169,15 @@ class AisStore(Bucket):
 
     def write_apart(self, names: Sequence[str], data: bytes) -> None:
         """See `Store.write_apart`; the hash of a name chooses its target, so names are tried."""
-        first = None
+        targets: set[str] = set()
         for name in names:
             self.write(name, data)
-            target = self._target_of(name)
-            if not target or first not in (None, target):
+            targets.add(self.target_of(name))
+            if len(targets) > 1 or "" in targets:
                 return
-            if first is not None:
-                self.delete(name)
-            first = target
 
-    def _target_of(self, name: str) -> str:
-        """The address of the target that has an object; empty if the cluster has one target, or does not redirect."""
+    def target_of(self, name: str) -> str:
+        """See `Bucket.target_of`: the proxy redirects to it."""
         self.learn_map()
         if self.proxies.map is not None and len(self.proxies.map.targets) < 2:
             return ""

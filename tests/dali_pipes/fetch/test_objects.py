@@ -297,7 +297,7 @@ def test_bucket_of_each_checksum_type(store: AisStore, kind: str) -> None:
         (
             404,
             None,
-            "404 no good; was it deleted\\? put it back; .* prep index URL --overwrite",
+            "404 no good; was it deleted\\? put it back; .* prep index URL --allow-missing",
         ),
         (416, None, "416 no good$"),
         (501, None, "501 no good$"),
