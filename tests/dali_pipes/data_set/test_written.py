@@ -151,7 +151,12 @@ def test_record_is_on_two_targets(bucket: AisStore, monkeypatch: pytest.MonkeyPa
     targets = iter(["a", "a", "a", "b"])
     monkeypatch.setattr(AisStore, "target_of", lambda self, name: next(targets))
     write_record(bucket, "x-", WrittenShards(names=["x-000000.tar", "x-000001.tar"]))
-    assert stored_records(bucket, "x-") == ["x-written-2.json", "x-written-3.json", "x-written-4.json", "x-written.json"]
+    assert stored_records(bucket, "x-") == [
+        "x-written-2.json",
+        "x-written-3.json",
+        "x-written-4.json",
+        "x-written.json",
+    ]
     bucket.write("x-000000.tar", b"")
     bucket.delete("x-written.json")
     pattern = Pattern(url=bucket.locate("x-"), store=bucket, prefix="x-")
