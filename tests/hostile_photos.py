@@ -1,6 +1,7 @@
 """Photos in formats that must not reach DALI's decoders, whole and broken; made here, from noise."""
 
 import io
+import struct
 import zlib
 from typing import Any
 
@@ -34,6 +35,45 @@ def broken_jpeg2000(data: bytes = b"") -> bytes:
     at = broken.index(b"\xff\x51") + 2 + 2 + 2 + 5 * 4
     broken[at : at + 4] = bytes(4)
     return bytes(broken)
+
+
+def misleading_jpeg(seed: int = 0) -> bytes:
+    """A JPEG with start and end whole, and no second table of Huffman codes: nvImageCodec's parser refuses it."""
+    jpeg = encoded(pixels_of(seed), "JPEG")
+    at = jpeg.index(b"\xff\xc4", jpeg.index(b"\xff\xc4") + 2)
+    return jpeg[:at] + b"\xff" * 7 + jpeg[at + 7 :]
+
+
+def odd_webp(*, size: tuple[int, int] = (50, 40)) -> bytes:
+    """A valid lossless WEBP with EXIF data behind a chunk of odd length: nvImageCodec's parser refuses it."""
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    for seed in range(100):
+        webp = encoded(pixels_of(seed, size=size), "WEBP", lossless=True, exif=exif)
+        if webp[webp.index(b"VP8L") + 4] % 2:
+            return webp
+    raise AssertionError("all of them are even")
+
+
+def bmp_of_16_bits(*, size: tuple[int, int] = (50, 40)) -> bytes:
+    """A BMP of 16 bits a pixel: nvImageCodec's parser reads it, and DALI refuses its kind of pixels."""
+    pixels = bytes(2 * size[0] * size[1])
+    header = struct.pack("<IiiHHIIiiII", 40, *size, 1, 16, 0, len(pixels), 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + len(pixels), 0, 0, 54) + header + pixels
+
+
+def with_fill(jpeg: bytes, num: int = 3) -> bytes:
+    """A JPEG with fill bytes before its scan, which is valid."""
+    at = jpeg.index(b"\xff\xda")
+    return jpeg[:at] + b"\xff" * num + jpeg[at:]
+
+
+def with_long_marker(jpeg: bytes) -> bytes:
+    """A valid JPEG with a marker without a length: nvImageCodec's parser takes two bytes for its length.
+
+    They lead it to fill bytes before the next marker but one, so that it reads the photo.
+    """
+    return jpeg[:2] + b"\xff\x01\xff\xfe" + (65_534).to_bytes(2) + bytes(65_530) + b"\xff\xff" + jpeg[2:]
 
 
 def tiff(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> bytes:

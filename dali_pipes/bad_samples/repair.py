@@ -37,6 +37,7 @@ from torch.utils.dlpack import from_dlpack
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.photo_header import DALI_FORMATS
+from dali_pipes.graph.alone import reason_of
 from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.reader.batch import Batch
@@ -299,12 +300,3 @@ def _pillow_says(data: npt.NDArray[np.uint8]) -> str:
         # Its text for an unknown format names an object in memory.
         return str(exc).partition(" <")[0][:120] or type(exc).__name__
     return ""
-
-
-def reason_of(exc: RuntimeError) -> str:
-    """Put DALI's reason for a failure into one line."""
-    reason = str(exc).partition("encountered:")[2].strip() or str(exc)
-    # Without the number in the batch and the place in the cache file, which mean nothing to the user.
-    reason = re.split(r"C\+\+ context|Current pipeline object is no longer valid", reason)[0]
-    reason = re.sub(r" sample #\d+ :.*", " ", reason)
-    return " ".join(reason.split())

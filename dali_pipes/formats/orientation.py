@@ -19,8 +19,9 @@ value  the upright photo is the stored one, ...
 
 Decoders agree on what encoders usually write, and differ on odd EXIF data: DALI 2.4 takes the size from one of several
 EXIF blocks and the turn from another, and ignores data with a text that ends outside; Pillow also looks for a value in
-XMP. So this module has the one rule, and says which photos are *plain*: those on which DALI is sure to agree. Of any
-other photo DALI gets a copy with plain EXIF data, see `plain_copy`.
+XMP. So this module has the one rule, and says which photos are *plain*: those whose headers DALI is sure to read, see
+Note [parallel parsers], and on whose orientation it is sure to agree. Of any other photo DALI gets a copy with plain
+EXIF data, see `plain_copy`.
 
 The rule: the first EXIF block counts (JPEG: APP1 before the first scan; PNG: ``eXIf``; WEBP: ``EXIF``, if the header
 announces it), in it the first entry of tag 274 in the first directory, if it is one whole number from 1 to 8. In any
@@ -35,6 +36,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.formats.photo_header import JPEG_FRAMES
+from dali_pipes.formats.sure_headers import (
+    JPEG_CHANNELS,
+    JPEG_TAIL_BYTES,
+    PNG_KINDS,
+    PNG_START,
+    WEBP_HEADER_BYTES,
+    is_sure_bmp,
+    is_sure_pnm,
+)
 
 UPRIGHT = 1
 """The orientation of a photo that is stored as it is seen."""
@@ -55,8 +65,8 @@ _SOS, _APP1 = 0xDA, 0xE1
 _CHUNK = struct.Struct(">I4s")
 # Segments or chunks of a file that are looked at; no encoder writes so many. A photo with more is not plain.
 _MAX_PARTS = 1 << 16
-_PNG_HEADER = 8 + 25
-_VP8X_HEADER = 12 + 18
+# Where EXIF data may stand first.
+_FIRST_PARTS = {"JPEG": 2, "PNG": 8 + 25, "WEBP": WEBP_HEADER_BYTES}
 _HAS_EXIF = 0x08
 
 Data = bytes | memoryview
@@ -69,7 +79,7 @@ class Orientation(NamedTuple):
     value: int = UPRIGHT
     """1 to 8."""
     is_plain: bool = True
-    """Whether DALI's decoders are sure to find this value."""
+    """Whether DALI's decoders are sure to read the photo's header, and to find this value."""
     is_late: bool = False
     """Whether EXIF data come after a JPEG's frame header or a PNG's pixels, where nearly no program writes them."""
 
@@ -97,7 +107,7 @@ class _Place(NamedTuple):
 class _Places(NamedTuple):
     places: list[_Place]
     is_sure: bool = True
-    """Whether DALI sees the same blocks."""
+    """Whether DALI surely reads the header, and sees the same blocks."""
     is_late: bool = False
     """See `Orientation.is_late`."""
 
@@ -128,6 +138,11 @@ def read_orientation(data: Data, format: str) -> Orientation:
         return Orientation(UPRIGHT, is_sure)
     found = exif_orientation(data[places[0].block : places[0].stop])
     return Orientation(found.value, found.is_plain and is_sure and len(places) == 1, is_late)
+
+
+def is_surely_read(data: Data, format: str) -> bool:
+    """Whether DALI surely reads the header of a photo, whatever it finds in it, see Note [parallel parsers]."""
+    return _exif_places(data, format).is_sure
 
 
 def exif_orientation(block: Data) -> Orientation:
@@ -163,10 +178,12 @@ def exif_orientation(block: Data) -> Orientation:
 def plain_copy(data: Data, format: str, orientation: int) -> bytes:
     """A copy of a photo that is not plain with this orientation, in EXIF data that all decoders read alike.
 
-    All other EXIF data are left out; the pixels are as they were.
+    All other EXIF data are left out; the pixels are as they were. A photo that cannot have EXIF data stays as it is.
     """
+    if format not in _FIRST_PARTS or (format == "WEBP" and data[12:16] != b"VP8X"):
+        return bytes(data)
     block = b"II*\0" + struct.pack("<IHHHIHHI", 8, 1, ORIENTATION_TAG, _SHORT, 1, orientation, 0, 0)
-    start = {"JPEG": 2, "PNG": _PNG_HEADER, "WEBP": _VP8X_HEADER}[format]
+    start = _FIRST_PARTS[format]
     pieces, at = [bytes(data[:start]), _as_part(block, format)], start
     for place in _exif_places(data, format).places:
         pieces.append(bytes(data[at : place.start]))
@@ -193,32 +210,40 @@ def _exif_places(data: Data, format: str) -> _Places:
         return _in_jpeg(data)
     if format in ("PNG", "APNG"):
         return _in_png(data)
-    is_announced = data[12:16] == b"VP8X" and len(data) > _VP8X_HEADER and data[20] & _HAS_EXIF
-    return _in_webp(data) if format == "WEBP" and is_announced else _Places([])
+    if format == "WEBP":
+        has_header = len(data) >= WEBP_HEADER_BYTES
+        is_announced = has_header and data[12:16] == b"VP8X" and data[20] & _HAS_EXIF
+        return _in_webp(data) if is_announced else _Places([], has_header)
+    is_sure = {"BMP": is_sure_bmp, "PPM": is_sure_pnm}.get(format)
+    return _Places([], is_sure is None or is_sure(data))
 
 
 def _in_jpeg(data: Data) -> _Places:
     places: list[_Place] = []
-    at, last, is_sure, has_frame, is_late = 2, len(data) - 4, True, False, False
+    at, last, is_sure, num_frames, is_late = 2, len(data) - JPEG_TAIL_BYTES - 4, True, 0, False
     for _ in range(_MAX_PARTS):
         while at <= last and data[at] == 0xFF == data[at + 1]:
             at += 1  # fill
-        if at > last or data[at] != 0xFF or (marker := data[at + 1]) == _SOS:
+        if at > last or data[at] != 0xFF:
             break
+        marker = data[at + 1]
+        if marker == _SOS:
+            return _Places(places, is_sure and num_frames == 1, is_late)
         if marker == 0x01 or 0xD0 <= marker <= 0xD9:  # without a length: DALI takes the bytes after it for one
-            is_sure &= has_frame
+            is_sure = False
             at += 2
             continue
         end = at + 2 + (data[at + 2] << 8 | data[at + 3])
         if marker == _APP1 and data[at + 4 : at + 10] == EXIF_MARK:
             places.append(_Place(at, at + 10, min(end, len(data)), end))
-            is_late |= has_frame
+            is_late |= num_frames > 0
+            is_sure &= at + 10 <= end
         elif marker in JPEG_FRAMES:
-            has_frame = True
+            num_frames += 1
+            is_sure &= data[at + 9] in JPEG_CHANNELS
+        is_sure &= marker != 0
         at = end
-    else:
-        is_sure = has_frame
-    return _Places(places, is_sure, is_late)
+    return _Places(places, False, is_late)
 
 
 def _in_png(data: Data) -> _Places:
@@ -226,7 +251,7 @@ def _in_png(data: Data) -> _Places:
     at, last, has_pixels, is_late = 8, len(data) - 8, False, False
     for _ in range(_MAX_PARTS):
         if at > last:
-            return _Places(places, has_pixels, is_late)
+            break
         size, kind = _CHUNK.unpack_from(data, at)
         if kind == b"IDAT":
             has_pixels = True
@@ -234,9 +259,10 @@ def _in_png(data: Data) -> _Places:
             places.append(_Place(at, at + 8, min(at + 8 + size, len(data)), min(at + 12 + size, len(data))))
             is_late |= has_pixels
         elif kind == b"IEND":
-            return _Places(places, True, is_late)
+            is_sure = data[8:16] == PNG_START and bytes(data[24:26]) in PNG_KINDS
+            return _Places(places, is_sure, is_late)
         at += 12 + size
-    return _Places(places, has_pixels, is_late)
+    return _Places(places, False, is_late)
 
 
 def _in_webp(data: Data) -> _Places:
@@ -249,6 +275,7 @@ def _in_webp(data: Data) -> _Places:
         end = min(at + 8 + size + size % 2, len(data))
         if kind == b"EXIF":
             places.append(_Place(at, at + 8, min(at + 8 + size, len(data)), end))
+            is_sure &= at + 8 + size <= len(data)
         elif not places:
             is_sure &= size % 2 == 0  # DALI does not skip the byte that fills up a chunk of odd length
         at = end

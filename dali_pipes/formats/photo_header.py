@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.formats.png_chunks import damage
+from dali_pipes.formats.sure_headers import WEBP_HEADER_BYTES
 
 MAX_PIXELS = 89_478_485
 """Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
@@ -35,8 +36,9 @@ CONVERTIBLE_FORMATS = ("HEIC", "AVIF")
 """Formats of phones and of the web that no loader decodes: ``prep pack --convert`` makes JPEGs of such photos."""
 
 DALI_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM")
-"""The formats that reach DALI's decoders. None of 72,600 mutated files of these ended the process. JPEG 2000 and TIFF
-are left out because files of theirs did; GIF and APNG because DALI does not decode them, or gives other pixels."""
+"""The formats that reach DALI's decoders. None of 72,600 mutated files of these ended the process, one at a time, and
+none of 370,000 in large batches, see Note [parallel parsers]. JPEG 2000 and TIFF are left out because files of theirs
+did; GIF and APNG because DALI does not decode them, or gives other pixels."""
 
 OTHER_FORMATS = {"jpeg2000": "JPEG2000", "tiff": "TIFF", "gif": "GIF", "apng": "APNG"}
 """The name of a format in options -> the format. Pillow decodes these in a process of its own, if they are asked for;
@@ -220,7 +222,7 @@ JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 def _webp(data: Data, head: bytes) -> tuple[int, int]:
     kind = head[12:16]
-    if kind == b"VP8X":
+    if kind == b"VP8X" and len(head) >= WEBP_HEADER_BYTES:
         return int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1
     if kind == b"VP8L" and head[20] == 0x2F:
         bits = int.from_bytes(head[21:25], "little")

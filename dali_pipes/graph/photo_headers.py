@@ -1,7 +1,8 @@
 """Read the headers of a batch's photos together, from the one buffer in which their bytes lie.
 
-One call of numpy takes the next bytes of all JPEGs or PNGs. Other photos, and those that are not written as usual, are
-read by `read_whole_photo_header`, one by one; both ways always say the same.
+One call of numpy takes the next bytes of all JPEGs or PNGs. It goes on to the pixels of a JPEG and to the end of a PNG,
+as far as a decoder's parser reads, see Note [parallel parsers]. Other photos, and those that are not written as usual,
+are read by `read_whole_photo_header`, one by one; both ways always say the same.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.orientation import UPRIGHT, read_orientation, upright_size
+from dali_pipes.formats.orientation import EXIF_MARK, UPRIGHT, is_surely_read, read_orientation, upright_size
 from dali_pipes.formats.photo_header import (
     JPEG_FRAMES,
     PHOTO_FORMATS,
@@ -19,6 +20,7 @@ from dali_pipes.formats.photo_header import (
     PhotoHeader,
     read_whole_photo_header,
 )
+from dali_pipes.formats.sure_headers import JPEG_CHANNELS, JPEG_TAIL_BYTES, PNG_KINDS, PNG_START
 from dali_pipes.graph.exif_headers import read_plain_orientations
 from dali_pipes.reader.buffers import EncodedBatch
 
@@ -30,6 +32,8 @@ _MIN_BYTES = 48
 # Segments before the size of a JPEG or the pixels of a PNG. Most have 1 to 6; the few that have more are read alone.
 _MAX_STEPS = 32
 _FEW = 1 / 32
+# Encoders write a PNG's pixels in chunks of 8 KiB or more.
+_MIN_CHUNK = 1024
 # Fewer photos are read one by one, 2 us each. That is as fast for 30; 64 together take 1 us each, 256 take 0.3.
 _MIN_PHOTOS = 32
 _JPEG, _PNG = (PHOTO_FORMATS.index(name) for name in ("JPEG", "PNG"))
@@ -37,6 +41,10 @@ _PNG_MAGIC = int.from_bytes(b"\x89PNG\r\n\x1a\n")
 _IHDR, _IDAT, _ACTL, _IEND, _EXIF = (int.from_bytes(name) for name in (b"IHDR", b"IDAT", b"acTL", b"IEND", b"eXIf"))
 # Marker and first four bytes of a JPEG's segment of EXIF data; between them stands its length.
 _EXIF_MASK, _EXIF_SEGMENT = np.array([0xFFFF0000FFFFFFFF, 0xFFE1000045786966], np.uint64).view(np.int64)
+_FIRST_CHUNK = int.from_bytes(PNG_START)
+_ARE_CHANNELS = np.isin(np.arange(1 << 8), JPEG_CHANNELS)
+_ARE_PNG_KINDS = np.isin(np.arange(1 << 16), [int.from_bytes(kind) for kind in PNG_KINDS])
+_SCAN = 0xFFDA
 _NONE = np.zeros(0, np.int64)
 _OTHER, _FRAME, _PASSED, _APP1 = range(4)
 
@@ -55,6 +63,7 @@ def _kinds_of_markers() -> UInt8s:
 
 
 _KINDS = _kinds_of_markers()
+_IS_PASSED = _KINDS == _PASSED
 
 
 class PhotoHeaders(NamedTuple):
@@ -68,7 +77,7 @@ class PhotoHeaders(NamedTuple):
     orientation: Int64s
     """1 to 8, as `read_orientation` gives it; 1 if it was not asked for."""
     is_plain: Bools
-    """Whether DALI's decoders are sure to see that orientation."""
+    """Whether DALI's decoders are sure to read the header and, if it was asked for, to see that orientation."""
 
     @property
     def sizes(self) -> tuple[Int64s, Int64s]:
@@ -90,18 +99,23 @@ def read_photo_headers(photos: Sequence[Any], *, orient: bool = False, late: Boo
         late: Photos whose EXIF data come late by their index, see `Orientation.is_late`: bool [B]. They are read alone.
     """
     format, height, width = np.zeros((3, len(photos)), np.int64)
-    is_read = np.zeros(len(photos), np.bool_)
+    is_read, is_sure = np.zeros((2, len(photos)), np.bool_)
     found = PhotoHeaders(format, height, width, np.full(len(photos), UPRIGHT), np.ones(len(photos), np.bool_))
     if len(photos) >= _MIN_PHOTOS and isinstance(photos, EncodedBatch):
-        _read_together(photos, found, is_read, orient=orient)
+        _read_together(photos, found, is_read, is_sure, orient=orient)
         if orient and late is not None:
             is_read &= ~late
-    for row in np.flatnonzero(~is_read).tolist():
+    for row in np.flatnonzero(~(is_read & is_sure)).tolist():
         data = photo_bytes(photos, row)
-        header = read_whole_photo_header(data)
-        format[row], height[row], width[row] = PHOTO_FORMATS.index(header.format), header.height, header.width
+        if is_read[row]:
+            name = PHOTO_FORMATS[format[row]]
+        else:
+            name, height[row], width[row] = read_whole_photo_header(data)
+            format[row] = PHOTO_FORMATS.index(name)
         if orient:
-            found.orientation[row], found.is_plain[row], _ = read_orientation(data, header.format)
+            found.orientation[row], found.is_plain[row], _ = read_orientation(data, name)
+        elif not is_surely_read(data, name):
+            found.is_plain[row] = False
     return found
 
 
@@ -110,8 +124,11 @@ def photo_bytes(photos: Sequence[Any], row: int) -> memoryview:
     return memoryview(np.asarray(photos[row]))  # type: ignore[arg-type]  # mypy does not know numpy's buffers
 
 
-def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools, *, orient: bool) -> None:
-    """Fill the rows of ``found`` whose photos are written as usual, and set them in ``is_read``."""
+def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools, is_sure: Bools, *, orient: bool) -> None:
+    """Fill the rows of ``found`` whose photos are written as usual, and set them in ``is_read``.
+
+    ``is_sure`` is set for photos whose headers DALI surely reads.
+    """
     buffer, starts, sizes = photos.buffer, photos.starts, photos.sizes
     long = np.flatnonzero(sizes >= _MIN_BYTES)
     if not len(long):
@@ -129,7 +146,7 @@ def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools, *,
             rows = long[some]
             together = read(words, starts[rows], stops[some], orient=orient)
             found.format[rows], found.height[rows], found.width[rows] = code, together.height, together.width
-            is_read[rows] = together.height > 0
+            is_read[rows], is_sure[rows] = together.height > 0, together.is_sure
             if len(together.with_exif):
                 turned = rows[together.with_exif]
                 found.orientation[turned] = read_plain_orientations(buffer, together.starts, together.stops)
@@ -142,6 +159,8 @@ class _Read(NamedTuple):
     height: Int64s
     """0 where a photo must be read alone."""
     width: Int64s
+    is_sure: Bools
+    """Whether a decoder's parser surely reads what follows these, too."""
     with_exif: Int64s = _NONE
     """Photos, by their numbers, that have one EXIF block each; those with several are read alone."""
     starts: Int64s = _NONE
@@ -150,19 +169,24 @@ class _Read(NamedTuple):
 
     @classmethod
     def of(
-        cls, height: Int64s, width: Int64s, is_read: Bools, exif: Sequence[tuple[Int64s, Int64s, Int64s]]
+        cls,
+        height: Int64s,
+        width: Int64s,
+        is_read: Bools,
+        is_sure: Bools,
+        exif: Sequence[tuple[Int64s, Int64s, Int64s]],
     ) -> "_Read":
         """Make it from sizes, of which some are not valid, and the EXIF blocks that were found, by step."""
         if not exif:
-            return cls(height * is_read, width * is_read)
+            return cls(height * is_read, width * is_read, is_sure)
         rows, starts, stops = (np.concatenate(column) for column in zip(*exif, strict=True))
         is_read &= np.bincount(rows, minlength=len(is_read)) <= 1
         kept = is_read[rows]
-        return cls(height * is_read, width * is_read, rows[kept], starts[kept], stops[kept])
+        return cls(height * is_read, width * is_read, is_sure, rows[kept], starts[kept], stops[kept])
 
 
 def _read_jpegs(words: UInt64s, starts: Int64s, stops: Int64s, *, orient: bool) -> _Read:
-    at, last = starts + 2, stops - 9  # a frame's size ends nine bytes after its marker
+    at, last = starts + 2, stops - JPEG_TAIL_BYTES - 4
     few = len(starts) * _FEW
     exif: list[tuple[Int64s, Int64s, Int64s]] = []
     for _ in range(_MAX_STEPS):
@@ -175,11 +199,31 @@ def _read_jpegs(words: UInt64s, starts: Int64s, stops: Int64s, *, orient: bool) 
             break
         if orient and kind.max() == _APP1 and len(rows := np.flatnonzero(segment & _EXIF_MASK == _EXIF_SEGMENT)):
             exif.append(_exif_blocks(words, at, segment, rows))
+        elif kind.max() == _APP1 and not orient:  # a block without room for its mark is refused; else it is read below
+            passes &= (kind != _APP1) | (segment >> 32 & 0xFFFF >= 2 + len(EXIF_MARK))
         at += ((segment >> 32 & 0xFFFF) + 2) * passes
-    frame = words[np.where(kind == _FRAME, at, starts) + 1].astype(np.int64)  # marker, length, bits, height, width
-    height, width = frame >> 16 & 0xFFFF, frame & 0xFFFF
-    is_read = (kind == _FRAME) & (frame >> 32 & 0xFF == 8) & (height > 0) & (width > 0)
-    return _Read.of(height, width, is_read, exif)
+    has_frame = kind == _FRAME
+    np.copyto(at, starts, where=~has_frame)
+    frame = words[at + 2].astype(np.int64)  # length, bits, height, width, channels
+    height, width = frame >> 24 & 0xFFFF, frame >> 8 & 0xFFFF
+    is_read = has_frame & (frame >> 40 & 0xFF == 8) & (height > 0) & (width > 0)
+    is_sure = _ARE_CHANNELS[frame & 0xFF] & _reach_scan(words, at + 2 + (frame >> 48 & 0xFFFF), last, few)
+    return _Read.of(height, width, is_read, is_sure, exif)
+
+
+def _reach_scan(words: UInt64s, at: Int64s, last: Int64s, few: float) -> Bools:
+    """Tell which JPEGs have nothing but usual segments from these places on, behind their frames, to their scans."""
+    segments = words[:, None].view(">u4")[:, 0]
+    for _ in range(_MAX_STEPS):
+        # The bytes behind a JPEG's end are in the same buffer, and no scan counts there.
+        np.minimum(at, len(segments) - 1, out=at)
+        segment = segments[at].astype(np.int64)  # marker, length
+        passes = _IS_PASSED[marker := segment >> 16]
+        if np.count_nonzero(passes) <= few:
+            break
+        at += ((segment & 0xFFFF) + 2) * passes
+    reach: Bools = (marker == _SCAN) & (at <= last)
+    return reach
 
 
 def _exif_blocks(words: UInt64s, at: Int64s, segment: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -207,4 +251,33 @@ def _read_pngs(words: UInt64s, starts: Int64s, stops: Int64s, *, orient: bool) -
         at = np.where(passes, after, at)
     is_read = (kind == _IDAT) & (words[starts + 8] & 0xFFFFFFFF == _IHDR)
     is_read &= (height > 0) & (height < 2**31) & (width > 0) & (width < 2**31)
-    return _Read.of(height, width, is_read, exif)
+    is_sure = (words[starts + 8] == _FIRST_CHUNK) & _ARE_PNG_KINDS[words[starts + 24] >> 48]
+    is_sure &= _reach_end(words, at * is_read + starts * ~is_read, last, few)
+    return _Read.of(height, width, is_read, is_sure, exif)
+
+
+def _reach_end(words: UInt64s, at: Int64s, last: Int64s, few: float) -> Bools:
+    """Tell which PNGs have whole chunks from these places on, where pixels begin, to their ends.
+
+    Most encoders write pixels in chunks of one length: these are passed together.
+    """
+    chunk = words[at].astype(np.int64)
+    step = 12 + (chunk >> 32)
+    num = np.where(step >= _MIN_CHUNK, np.maximum(last - at, 0) // step, 0)
+    if num.max() > 1:
+        rows = np.repeat(np.arange(len(at)), num)  # [chunk of a photo, photo after photo]
+        places = at[rows] + step[rows] * (np.arange(len(rows)) - np.repeat(np.cumsum(num) - num, num))
+        others = np.flatnonzero(words[places].astype(np.int64) != chunk[rows])
+        photos, first = np.unique(rows[others], return_index=True)
+        num[photos] = (places[others[first]] - at[photos]) // step[photos]
+        at = at + step * num
+    for _ in range(_MAX_STEPS):
+        chunk = words[at].astype(np.int64)
+        kind = chunk & 0xFFFFFFFF
+        after = at + 12 + (chunk >> 32 & 0xFFFFFFFF)
+        passes = (kind != _IEND) & (after <= last)
+        if np.count_nonzero(passes) <= few:
+            break
+        at = np.where(passes, after, at)
+    reach: Bools = kind == _IEND
+    return reach

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.orientation import LATE, plain_copy, values_of
+from dali_pipes.formats.orientation import LATE, plain_copy, read_orientation, values_of
 from dali_pipes.formats.photo_header import DALI_FORMATS, PHOTO_FORMATS, Bools, PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
+from dali_pipes.graph.alone import header_problems
 from dali_pipes.graph.asked import GraphInputs
 from dali_pipes.graph.parse import Problems
 from dali_pipes.graph.photo_headers import PhotoHeaders, photo_bytes, read_photo_headers
@@ -36,8 +37,8 @@ class JudgedPhotos(NamedTuple):
     problems: Problems
     others: list[OtherPhoto]
     copies: dict[tuple[str, int], npt.NDArray[np.uint8]]
-    """Component and position of each photo that DALI might turn in another way than it should -> a copy that it turns
-    rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
+    """Component and position of each photo whose header DALI might not read, or that it might turn in another way than
+    it should -> a copy that it reads and turns rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
     pixels: npt.NDArray[np.int64]
     """int64 [B]: pixels of all photos of each sample."""
 
@@ -46,12 +47,13 @@ def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, ru
     """Judge the photos of a batch that reach a decoder.
 
     ``encoded`` is as in `complete_batch`. A photo is bad by ``rules``, or if its size or orientation differs from the
-    index, or its size from that of the photo with which it shares a crop. Sizes are those of the decoded photos: of
-    the upright ones where the graph turns them.
+    index, or its size from that of the photo with which it shares a crop, or if DALI cannot read its header, see
+    Note [parallel parsers]. Sizes are those of the decoded photos: of the upright ones where the graph turns them.
     """
     problems: Problems = {}
     others: list[OtherPhoto] = []
     copies: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
+    unsure: list[tuple[str, int, PhotoHeader]] = []
     # [component, (height, width), sample]; 0 where a sample lacks the component.
     sizes = np.zeros((len(asked.decoded.components), 2, len(batch)), np.int64)
     stored = sizes.copy()
@@ -73,8 +75,16 @@ def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, ru
             others.append(OtherPhoto(component, position, found.header(position), data, turn))
         for position in np.flatnonzero(~found.is_plain & ~_FOR_PILLOW[found.format] & good).tolist():
             data, format = photo_bytes(photos, position), PHOTO_FORMATS[found.format[position]]
-            copy = plain_copy(data, format, int(found.orientation[position]))
+            # Whether decoders turn the photo is not known here if the index does not know orientations.
+            copy = plain_copy(data, format, read_orientation(data, format).value)
             copies[component, position] = np.frombuffer(copy, np.uint8)
+            if not read_orientation(copy, format).is_plain:
+                unsure.append((component, position, found.header(position)))
+    if unsure:
+        read_alone = header_problems([(copies[component, at], header) for component, at, header in unsure])
+        for (component, position, _), problem in zip(unsure, read_alone, strict=True):
+            if problem is not None:
+                problems.setdefault(position, (component, problem))
     for photo, mask in asked.decoded.same_size:
         numbers = [asked.decoded.components.index(name) for name in (photo, mask)]
         of_photo, of_mask = sizes[numbers]

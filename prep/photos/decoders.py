@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import PipesError
+from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
 from dali_pipes.formats.photo_header import OTHER_FORMATS, PhotoHeader, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from dali_pipes.formats.png_chunks import needed_chunks
@@ -184,8 +185,10 @@ class _Dali:
 
     def __call__(self, data: bytes, header: PhotoHeader, output: Output) -> Pixels:
         pipeline = self._masks if output == "gray" else self._photos
+        # As loaders do, which decode a copy.
+        readable = data if is_surely_read(data, header.format) else plain_copy(data, header.format, UPRIGHT)
         try:
-            pipeline.feed_input("encoded", [np.frombuffer(data, np.uint8)])
+            pipeline.feed_input("encoded", [np.frombuffer(readable, np.uint8)])
             (decoded,) = pipeline.run()
             pixels = np.asarray(decoded.at(0))
         except RuntimeError as exc:

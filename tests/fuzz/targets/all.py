@@ -8,6 +8,7 @@ from tests.fuzz.targets.formats import ColumnFiles, Manifests, ShardIndexes
 from tests.fuzz.targets.http_answers import ListingAnswers, ObjectAnswers
 from tests.fuzz.targets.node_requests import NodeRequests
 from tests.fuzz.targets.parquet_cells import ParquetFiles
+from tests.fuzz.targets.photo_batches import PhotoBatches
 from tests.fuzz.targets.photos import Photos
 from tests.fuzz.targets.texts import Texts
 from tests.fuzz.targets.tfrecords import TFRecords
@@ -16,6 +17,7 @@ TARGETS: dict[str, type[Target]] = {
     target.name: target
     for target in (
         Photos,
+        PhotoBatches,
         Archives,
         Manifests,
         ShardIndexes,

@@ -1,0 +1,124 @@
+"""Batches of broken photos: none ends the process, at sizes and numbers of threads at which DALI parses in parallel."""
+
+from collections.abc import Sequence
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+from nvidia.dali import fn, types
+from nvidia.dali.pipeline import Pipeline
+
+from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.graph.asked import GraphInputs
+from dali_pipes.graph.photos import judge_photos
+from dali_pipes.reader.batch import DecodedPhotos, Places
+from dali_pipes.reader.buffers import EncodedBatch
+from tests.fuzz.mutations import mutant
+from tests.fuzz.seeds.photos import photos
+from tests.fuzz.target import BrokenPromiseError, Target
+from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, odd_webp, with_fill, with_long_marker
+from tests.turned_photos import exif_block, slope, stored_photo, turned_photo, with_exif
+
+BATCH_SIZES = (64, 128, 256, 512, 1024)
+NUM_THREADS = (1, 2, 3, 4, 8, 16)
+# More would only measure this machine's memory.
+MAX_PIXELS = 100_000
+MAX_BYTES = 1 << 16
+# The bytes in which most headers stand.
+HEADER_BYTES = 800
+UNBROKEN = b"unbroken"
+
+
+class PhotoBatches(Target):
+    """`judge_photos`, then DALI's decoder with many photos at a time.
+
+    An input is the seed of a batch, so that it names all of its photos; `UNBROKEN` is a batch of the seeds.
+    """
+
+    name = "photo-batches"
+
+    def __init__(self) -> None:
+        self.num_mutants = self.num_decoded = self.num_copies = 0
+        self._good = photos()[0]
+        formats = ("JPEG", "PNG", "WEBP")
+        self._photos = [
+            *photos(),
+            *(turned_photo(slope(), 6, format) for format in formats),
+            *(with_exif(stored_photo(slope(), format), exif_block(3), exif_block(8)) for format in formats),
+            odd_webp(),
+            with_fill(photos()[0]),
+            with_long_marker(photos()[0]),
+        ]
+        self._hostile = [misleading_jpeg(), bmp_of_16_bits()]
+
+    def seeds(self) -> Sequence[bytes]:
+        return [UNBROKEN]
+
+    def strangers(self) -> Sequence[bytes]:
+        return [b"a batch", b"another one"]
+
+    def check(self, data: bytes) -> Literal["taken", "refused"]:
+        draw = Random(data)
+        batch_size, num_threads = draw.choice(BATCH_SIZES), draw.choice(NUM_THREADS)
+        share = draw.choice((0.02, 0.5, 1, 1))
+        batch = [self._drawn(draw, share=0 if data == UNBROKEN else share) for _ in range(batch_size)]
+        orient = draw.random() < 0.5
+        judged = judged_batch(batch, orient=orient)
+        self.num_copies += len(judged.copies)
+        decoded = [np.frombuffer(photo, np.uint8) for photo in batch]
+        for (_, at), copy in judged.copies.items():
+            decoded[at] = copy
+        for at in judged.problems:
+            decoded[at] = np.frombuffer(self._good, np.uint8)
+        self.num_decoded += batch_size - len(judged.problems)
+        return decode(decoded, orient=orient, num_threads=num_threads)
+
+    def _drawn(self, draw: Random, *, share: float) -> bytes:
+        if draw.random() >= share:
+            return draw.choice(self._photos)
+        self.num_mutants += 1
+        if draw.random() < 0.5:
+            return mutant(draw, [*self._photos, *self._hostile])[:MAX_BYTES]
+        photo = bytearray(draw.choice([*self._photos, *self._hostile]))
+        for _ in range(draw.choice((1, 1, 1, 2, 4))):
+            photo[draw.randrange(min(len(photo), HEADER_BYTES))] = draw.choice((0, 0xFF, draw.randrange(256)))
+        return bytes(photo)
+
+
+def judged_batch(batch: Sequence[bytes], *, orient: bool) -> Any:
+    """The photos as a loader judges them that knows nothing of their headers."""
+    sizes = np.array([len(photo) for photo in batch], np.int64)
+    zeros = np.zeros(len(batch), np.int64)
+    places = Places(zeros, sizes, zeros, zeros, zeros - 1, zeros + 1)
+    upright = frozenset(["photo"] if orient else [])
+    asked = GraphInputs(read=["photo"], decoded=DecodedPhotos(components=("photo",), upright=upright))
+    encoded = EncodedBatch(np.frombuffer(b"".join(batch) + bytes(8), np.uint8), np.cumsum(sizes) - sizes, sizes)
+
+    class OneComponent(SimpleNamespace):
+        def __len__(self) -> int:
+            return len(batch)
+
+    one: Any = OneComponent(places=lambda component: places)
+    return judge_photos(asked, one, [encoded], rules=PhotoRules(max_pixels=MAX_PIXELS))
+
+
+def decode(batch: list[Any], *, orient: bool, num_threads: int) -> Literal["taken", "refused"]:
+    """Decode a batch.
+
+    Raises:
+        BrokenPromiseError: If DALI refuses the header of a photo, which it may do only for a photo alone.
+    """
+    pipeline = Pipeline(
+        batch_size=len(batch), num_threads=num_threads, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
+    )
+    with pipeline:
+        encoded = fn.external_source(source=lambda: batch, batch=True, dtype=types.UINT8, ndim=1)
+        pipeline.set_outputs(fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=orient))
+    try:
+        pipeline.run()
+    except RuntimeError as exc:
+        if "Failed to decode sample" not in str(exc):
+            raise BrokenPromiseError(f"a header is refused in a batch: {exc}") from exc
+        return "refused"
+    return "taken"
