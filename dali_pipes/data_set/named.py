@@ -130,7 +130,7 @@ def list_shards(
                 raise named.missing(missing, is_read=False)
             _log_missing(named, missing)
         elif len(parts) == 1:
-            shards = replace(shards, recorded_bytes=named.recorded_bytes)
+            shards = replace(shards, recorded=named.recorded)
     return without_removals(shards)
 
 
@@ -335,7 +335,7 @@ def shards_of(pattern: Pattern, found: Sequence[str]) -> ShardSet:
     """The ``found`` shards of a pattern, and those that should be there: see `dali_pipes.data_set.written`."""
     expected = expected_shards(pattern, found)
     shards = shard_set(expected.locations, endpoint=pattern.store.endpoint)
-    return replace(shards, named_by=expected.source, recorded_bytes=expected.num_bytes)
+    return replace(shards, named_by=expected.source, recorded=expected.recorded)
 
 
 def _with_versions(pattern: Pattern, listing: Listing, etl: str | None) -> ShardSet | None:
@@ -448,7 +448,7 @@ def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:
     if not missing:
         return shards, []
     there = tuple(entry.name for entry in found if entry is not None)
-    return replace(shards, names=there, manifest_prefix=shards.prefix, recorded_bytes=None), missing
+    return replace(shards, names=there, manifest_prefix=shards.prefix), missing
 
 
 def _missing_files(shards: ShardSet) -> list[str]:

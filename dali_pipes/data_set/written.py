@@ -89,8 +89,8 @@ class Expected:
     """URLs or paths of all of them, also of those that are not listed."""
     source: str
     """Who names them, for errors: ``'ais://pets/samples-written.json' lists 64 shards``; empty: the listing alone."""
-    num_bytes: int | None = None
-    """Bytes of all shards, if one record names all of them."""
+    recorded: tuple[int, int] | None = None
+    """Number and bytes of the shards, if one record names all of them."""
 
 
 def expected_shards(pattern: Pattern, found: Sequence[str]) -> Expected:
@@ -108,23 +108,25 @@ def expected_shards(pattern: Pattern, found: Sequence[str]) -> Expected:
     prefixes = [p for p in pattern.listing.recorded if any(name.startswith(f"{place}/{p}") for name in found)]
     if not prefixes and pattern.prefix != (whole := pattern.prefix.rstrip("0123456789")):
         prefixes = [whole] if stored_records(store, whole) else []
-    named, sources, num_bytes = set(found), [], None
+    named, sources, recorded = set(found), [], None
+    stems = {stem_of(name) for name in found}  # a shard may have been compressed since
     for prefix in prefixes:
         name = stored_records(store, prefix)[0]
         written = WrittenShards.from_bytes(store.read(name), where=store.locate(name))
         folder = prefix.rpartition("/")[0]
         names = [f"{folder}/{name}" if folder else name for name in written.names]
         chosen = {f"{place}/{name}" for name in pattern.matching(names, store)}
-        named |= chosen
+        named |= {name for name in chosen if stem_of(name) not in stems}
         samples = "" if written.num_samples is None else f" with {written.num_samples} samples"
         sources.append(f"'{store.locate(name)}' lists {len(written.names)} shards{samples}")
-        num_bytes = written.num_bytes if len(prefixes) == 1 and len(chosen) == len(names) == len(named) else None
+        if written.num_bytes is not None and chosen == named and len(chosen) == len(names):
+            recorded = len(named), written.num_bytes
     if not prefixes and (gaps := _numbers_in_gaps(found)):
         in_gaps = pattern.matching([name.removeprefix(f"{place}/") for name in gaps], store)
         if in_gaps:
             named.update(f"{place}/{name}" for name in in_gaps)
             sources = [f"the numbers of its {len(found)} shards have gaps"]
-    return Expected(locations=sorted(named), source=", ".join(sources), num_bytes=num_bytes)
+    return Expected(locations=sorted(named), source=", ".join(sources), recorded=recorded)
 
 
 def _numbers_in_gaps(found: Iterable[str]) -> list[str]:

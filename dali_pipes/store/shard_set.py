@@ -36,8 +36,8 @@ class ShardSet:
 
     named_by: str = field(default="", compare=False)
     """Without a manifest: what names shards beside the listing, for errors: see `dali_pipes.data_set.written`."""
-    recorded_bytes: int | None = field(default=None, compare=False)
-    """Bytes of all these shards, as the record of the command that wrote them says."""
+    recorded: tuple[int, int] | None = field(default=None, compare=False)
+    """Number and bytes of all shards of the set, as the record of the command that wrote them says."""
 
     def __hash__(self) -> int:
         return hash((self.store, len(self.names), self.manifest_prefix, self.version))  # a million names, too
@@ -82,10 +82,11 @@ class ShardSet:
         if missing := found.lacking(self.names):
             raise self.missing(missing)
         entries = cast("Sequence[ObjectEntry]", found)
-        if self.recorded_bytes is not None and (num := sum(entry.size for entry in entries)) != self.recorded_bytes:
+        num_shards, num_bytes = self.recorded or (0, 0)
+        if num_shards == len(entries) and (num := sum(entry.size for entry in entries)) != num_bytes:
             raise StoreError(
-                f"'{self.url}': the {len(self.names)} shards have {num} bytes, and the command that wrote them "
-                f"recorded {self.recorded_bytes}; it was stopped, or a shard was replaced: run it again, or delete "
+                f"'{self.url}': the {num_shards} shards have {num} bytes, and the command that wrote them recorded "
+                f"{num_bytes}; it was stopped, or a shard was replaced: run it again, or delete "
                 f"'{self.store.locate(record_names(self.prefix)[0])}' if the shards are complete"
             )
         return entries

@@ -50,7 +50,7 @@ def test_parts_of_a_pack_make_the_whole(photos: Path, tmp_path: Path, total: int
     """Also with more parts than shards, in any order, and one of them twice."""
     run_prep("pack", "imagefolder", photos, f"{tmp_path}/whole/", "--max-count", "3")
     whole = contents(tmp_path / "whole")
-    assert len(whole) == 8 + 1
+    assert len(whole) == 8 + 2
     num_written = 0
     for number in [*range(total, 0, -1), total]:
         found = json_of_prep(
@@ -107,6 +107,8 @@ def test_merge_refuses_an_index_of_another_shard(directory: Path) -> None:
         run_prep("index", directory, "--part", f"{number}/2")
     path = directory / "samples-000002.tar"
     path.write_bytes(path.read_bytes() + bytes(10240))
+    assert "recorded" in refused("index", directory, "--merge")
+    (directory / "samples-written.json").unlink()
     said = refused("index", directory, "--merge")
     assert "samples-000002.index.safetensors' is of a shard of " in said
     assert "index the shard again" in said
@@ -174,6 +176,7 @@ def test_parts_of_a_shuffle_make_the_whole(directory: Path) -> None:
         )
         assert found["engine"] == "exchange"
     made = contents(directory)
+    made |= {name: data.replace(b"parts-", b"whole-") for name, data in made.items() if name.endswith("written.json")}
     whole = {name: data for name, data in made.items() if name.startswith("whole-")}
     assert {name.replace("parts-", "whole-"): data for name, data in made.items() if name.startswith("parts-")} == whole
 
