@@ -71,7 +71,7 @@ def index(
     lists only some. Shards that a command has written, by its record, must be there.
     """
     from dali_pipes.data_set.named import list_shards
-    from dali_pipes.data_set.written import WrittenShards, stored_records, write_record
+    from dali_pipes.data_set.written import stored_records
     from dali_pipes.formats.names import manifest_name
     from dali_pipes.store.cluster.transformed import through_etl
     from dali_pipes.store.urls import is_remote
@@ -104,15 +104,9 @@ def index(
             manifest = merge_indexes(shards, overwrite=overwrite, **how)
         else:
             manifest = index_shards(shards, overwrite=overwrite, anew=anew, on_before=before.append, **how)
-        if allow_missing and (before_names := stored_records(shards.store, shards.prefix)):
-            written = WrittenShards(
-                names=[name.rpartition("/")[2] for name in shards.names],
-                num_samples=manifest.num_samples,
-                num_bytes=manifest.total_bytes,
-            )
-            for name in before_names:
-                shards.store.delete(name)
-            write_record(shards.store, shards.prefix, written)
+        # The manifest names the shards from now on, and the record may name more.
+        for name in stored_records(shards.store, shards.prefix) if allow_missing else ():
+            shards.store.delete(name)
     elapsed_s = time.perf_counter() - started
     where = shards.store.locate(manifest_name(shards.prefix))
     print_result(

@@ -73,7 +73,7 @@ def test_allow_missing_goes_on_and_says_what_is_lost(
     assert f"lacks 1 of 4 shards, which are left out: '{LAST}'" in caplog.text
 
 
-def test_index_that_may_leave_shards_out_makes_the_record_true_again(store: Store) -> None:
+def test_index_that_may_leave_shards_out_ends_the_record(store: Store) -> None:
     store.delete(LAST)
     assert run(store, "index", store.locate("samples-"), "--allow-missing").exit_code == 0
     assert run(store, "shuffle", store.locate("samples-")).exit_code == 0
