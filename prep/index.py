@@ -44,6 +44,7 @@ def index_shards(
     *,
     classes: Mapping[int, str] | None = None,
     overwrite: bool = False,
+    allow_missing: bool = False,
     on: WorkersKind = "processes",
     anew: bool = False,
     show_progress: bool = False,
@@ -59,6 +60,7 @@ def index_shards(
         shards: The shards, in the order in which their samples are numbered.
         classes: Class id -> name; ``None``: the table that `pack` left beside the shards, if there is one.
         overwrite: Replace a manifest that lists other shards, too: they will belong to no data set.
+        allow_missing: Replace a manifest that lists shards which the store lacks.
         on: Who reads the shards: threads of this process, or ``"ray"``: see `prep.workers.open_workers`.
         anew: Read each shard, also those whose index could be taken over.
         show_progress: Draw a bar, in bytes.
@@ -74,7 +76,7 @@ def index_shards(
         PipesError: If Ray is not installed, or cannot be reached, or a node has another directory. Nothing is written
             then.
     """
-    _check(shards, overwrite=overwrite)
+    _check(shards, overwrite=overwrite, allow_missing=allow_missing)
     return _write(shards, classes, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
 
 
@@ -101,7 +103,12 @@ def index_part(
 
 
 def merge_indexes(
-    shards: ShardSet, *, overwrite: bool = False, on: WorkersKind = "processes", show_progress: bool = False
+    shards: ShardSet,
+    *,
+    overwrite: bool = False,
+    allow_missing: bool = False,
+    on: WorkersKind = "processes",
+    show_progress: bool = False,
 ) -> Manifest:
     """Write the column file and, last, the manifest of shards whose indexes `index_part` has written.
 
@@ -119,7 +126,7 @@ def merge_indexes(
             f"{shown([store.locate(name) for name in lacking])}; a part is not done, or was stopped: run it again, "
             f"{shards.index_command} --part I/N"
         )
-    _check(shards, overwrite=overwrite)
+    _check(shards, overwrite=overwrite, allow_missing=allow_missing)
     return _write(shards, None, on=on, is_indexed=True, show_progress=show_progress)
 
 
@@ -261,10 +268,10 @@ def _look_before(shards: ShardSet) -> tuple[Sequence[ObjectEntry], _Before | Non
     return entries, _Before(indexes, old, rows_among(old.names, names))
 
 
-def _check(shards: ShardSet, *, overwrite: bool) -> None:
+def _check(shards: ShardSet, *, overwrite: bool, allow_missing: bool) -> None:
     _check_has_no_versions(shards)
     if not overwrite:
-        _check_keeps_all(shards)
+        _check_keeps_all(shards, allow_missing=allow_missing)
 
 
 def _check_has_no_versions(shards: ShardSet) -> None:
@@ -279,8 +286,8 @@ def _check_has_no_versions(shards: ShardSet) -> None:
         )
 
 
-def _check_keeps_all(shards: ShardSet) -> None:
-    """Refuse to replace a manifest by one that lacks a shard of it."""
+def _check_keeps_all(shards: ShardSet, *, allow_missing: bool) -> None:
+    """Refuse to replace a manifest by one that lacks a shard of it, or one that the store has."""
     where = shards.store.locate(manifest_name(shards.prefix))
     try:
         old = find_manifest(shards)
@@ -290,7 +297,10 @@ def _check_keeps_all(shards: ShardSet) -> None:
     if old is None:
         return
     missing = np.flatnonzero(rows_among(sorted(shards.names), old.names) < 0)
-    if lost := [old.names[row] for row in missing.tolist()]:
+    lost = [old.names[row] for row in missing.tolist()]
+    if lost and allow_missing:
+        lost = [entry.name for entry in shards.store.find_all(lost)[0] if entry is not None]
+    if lost:
         raise StoreError(
             f"manifest '{where}' lists {old.num_shards} shards, and {len(lost)} of them are not among the "
             f"{len(shards.names)} to be indexed: {shown(lost)}; put them back, or name them too; --overwrite replaces "

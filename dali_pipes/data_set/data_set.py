@@ -361,6 +361,6 @@ def _index_now(shards: ShardSet) -> IndexedShards:
         f" as ETL '{etl}' gives them" if etl else "",
         made.manifest.num_shards,
         time.perf_counter() - started,
-        shards.index_command,
+        shards.drop_command if shards.named_by else shards.index_command,
     )
     return made

@@ -129,13 +129,13 @@ def list_shards(
             if not allow_missing:
                 raise named.missing(missing, is_read=False)
             _log_missing(named, missing)
-        elif len(parts) == 1:
+        elif len(parts) == 1 and not allow_missing:
             shards = replace(shards, recorded=named.recorded)
     return without_removals(shards)
 
 
 def _listed_answer(pattern: Pattern) -> ShardSet | None:
-    """The shards that a pattern names; those that are listed if the manifest is broken. ``None``: see below."""
+    """The shards that a pattern names; without a manifest that can be read, the listed ones. ``None``: none found."""
     try:
         return _answer(pattern)
     except DataError:
@@ -214,6 +214,7 @@ def compare_shards(urls: ShardUrls, *, endpoint: str | None) -> FoundShards:
     beyond: list[str] = []
     if shards.manifest is not None and isinstance(parts[0], Pattern):
         beyond = _beyond(shards, shards.manifest, parts[0].listing)
+    present = replace(present, recorded=None)  # other bytes are a finding of those who compare, and no error
     return FoundShards(present, list(map(shards.store.locate, missing)), beyond)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from dali_pipes.errors import DataError
 from dali_pipes.formats.json_texts import read_json
 from dali_pipes.formats.names import record_names
@@ -21,8 +23,10 @@ from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name
 from dali_pipes.store.templates import MAX_EXPANDED, Template, template_of
 
 _EXPECTED = 'expected {"shards": "x-{000000..000063}.tar", "num_samples": 2400, "num_bytes": 10485760}'
-# Numbers that are further apart on average count nothing.
+# Numbers that are further apart on average do not count shards.
 _SPARSE = 64
+# Fewer numbers may have equal distances by accident.
+_MIN_CHOSEN = 4
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
@@ -35,7 +39,7 @@ class WrittenShards:
     num_samples: int | None = None
     """``None``: not known before the shards were written."""
     num_bytes: int | None = None
-    """Bytes of all shards; ``None``: as of ``num_samples``."""
+    """Bytes of all shards; ``None``: not known then."""
 
     def to_bytes(self) -> bytes:
         """The object's bytes; the same shards always give the same."""
@@ -47,7 +51,7 @@ class WrittenShards:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> Self:
-        """Read a record; raises `DataError` if it is none."""
+        """Read a record; raises `DataError` for other files."""
         try:
             value = read_json(data)
             shards, *counts = (value[name] for name in ("shards", "num_samples", "num_bytes"))
@@ -63,7 +67,8 @@ class WrittenShards:
             return cls(names=tuple(shards), num_samples=counts[0], num_bytes=counts[1])
         except (KeyError, TypeError, ValueError) as exc:
             raise DataError(
-                f"'{where}' is not a record of written shards ({_EXPECTED}); if the shards are complete, delete it"
+                f"'{where}' is not a record of written shards ({_EXPECTED}); write the shards again; if they are "
+                "complete, delete it, and the like that end in 'written-2.json' and so on"
             ) from exc
 
 
@@ -79,6 +84,12 @@ def stored_records(store: Store, prefix: str) -> list[str]:
     """The names under which the record of the shards under a prefix is stored; empty for none."""
     names = record_names(prefix)
     return [entry.name for entry in store.list(names[0].removesuffix(".json")) if entry.name in names]
+
+
+def read_record(store: Store, prefix: str) -> WrittenShards | None:
+    """The record of the shards under a prefix; ``None`` for none; raises `DataError` if it is broken."""
+    names = stored_records(store, prefix)
+    return WrittenShards.from_bytes(store.read(names[0]), where=store.locate(names[0])) if names else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +143,10 @@ def expected_shards(pattern: Pattern, found: Sequence[str]) -> Expected:
 def _numbers_in_gaps(found: Iterable[str]) -> list[str]:
     """The names that are missing between the first and the last number of shards that are counted.
 
-    Numbers count shards if some begin with 0, and they are not far apart: dates and other ids are no count.
+    Numbers count shards if they have three digits or more, some begin with 0, and they are not far apart: dates and ids
+    do not count. Numbers at equal distances are every tenth shard, say, which somebody has chosen.
 
-    >>> _numbers_in_gaps(["a-007.tar", "a-009.tar", "b-20261101.tar", "b-20261103.tar"])
+    >>> _numbers_in_gaps(["a-007.tar", "a-009.tar", "b-2026-11-01.tar", "b-2026-11-03.tar"])
     ['a-008.tar']
     """
     numbers: dict[tuple[str, int, str], list[int]] = {}
@@ -144,7 +156,8 @@ def _numbers_in_gaps(found: Iterable[str]) -> list[str]:
     return [
         f"{start}{number:0{width}}{ending}"
         for (start, width, ending), there in numbers.items()
-        if width > 1 and min(there) < 10 ** (width - 1) and max(there) - min(there) < _SPARSE * len(there)
+        if width > 2 and min(there) < 10 ** (width - 1) and max(there) - min(there) < _SPARSE * len(there)
+        if len(there) < _MIN_CHOSEN or len(set(np.diff(sorted(there)).tolist())) > 1
         for before, after in itertools.pairwise(sorted(there))
         for number in range(before + 1, after)
     ]

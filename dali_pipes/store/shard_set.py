@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from dali_pipes.errors import DataError, StoreError, shown
-from dali_pipes.formats.names import manifest_name, record_names
+from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import XXH64_TYPES
 from dali_pipes.store.entries import ObjectEntry
@@ -86,23 +86,22 @@ class ShardSet:
         if num_shards == len(entries) and (num := sum(entry.size for entry in entries)) != num_bytes:
             raise StoreError(
                 f"'{self.url}': the {num_shards} shards have {num} bytes, and the command that wrote them recorded "
-                f"{num_bytes}; it was stopped, or a shard was replaced: run it again, or delete "
-                f"'{self.store.locate(record_names(self.prefix)[0])}' if the shards are complete"
+                f"{num_bytes}; it was stopped, or a shard was replaced: run it again, or, if the shards are complete: "
+                f"{self.drop_command}"
             )
         return entries
 
     def missing(self, names: Sequence[str], *, is_read: bool = True) -> StoreError:
         """The error for some of these shards, which are not in the store; ``is_read``: see `missing_shards`."""
         if self.named_by:
-            causes = "was the command that writes them stopped?"
+            causes = "perhaps the command that writes them was stopped"
             if self.store.cluster is not None:
-                causes = "is a target of the cluster away, or was the command that writes them stopped?"
+                causes = f"perhaps a target of the cluster is away, or {causes.removeprefix('perhaps ')}"
             where = f" at {self.store.endpoint}" if self.store.endpoint else ""
             return StoreError(
-                f"no shard {shown([self.store.locate(name) for name in names])}{where}; {self.named_by}, "
-                f"{len(names)} of {len(self.names)} are missing; {causes} put them back, or write them again; "
-                "to go on without them: --allow-missing (select=Select(allow_missing=True)), or name the others with "
-                "braces: PREFIX{000000..000009}.tar"
+                f"no shard {shown([self.store.locate(name) for name in names])}{where}; {self.named_by}, missing: "
+                f"{len(names)} of {len(self.names)}; {causes}; put them back, or write them again; to go on without "
+                f"them: {self.drop_command}; a loader also takes select=Select(allow_missing=True)"
             )
         manifest = None if self.manifest is None else self.store.locate(manifest_name(self.prefix))
         return missing_shards(

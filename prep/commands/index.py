@@ -90,7 +90,6 @@ def index(
     how: dict[str, Any] = {"on": on, "show_progress": not as_json}
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = list_shards(urls, endpoint=answering, allow_missing=allow_missing)
-        overwrite = overwrite or allow_missing
         if etl is not None:
             shards = through_etl(shards, etl)
         if not part.is_all:
@@ -101,11 +100,12 @@ def index(
             print_part(own, part, time.perf_counter() - started, sum(before), as_json=as_json)
             return
         if merge:
-            manifest = merge_indexes(shards, overwrite=overwrite, **how)
+            manifest = merge_indexes(shards, overwrite=overwrite, allow_missing=allow_missing, **how)
         else:
-            manifest = index_shards(shards, overwrite=overwrite, anew=anew, on_before=before.append, **how)
+            how |= {"overwrite": overwrite, "allow_missing": allow_missing, "anew": anew}
+            manifest = index_shards(shards, on_before=before.append, **how)
         # The manifest names the shards from now on, and the record may name more.
-        for name in stored_records(shards.store, shards.prefix) if allow_missing else ():
+        for name in stored_records(shards.store, shards.prefix) if allow_missing and etl is None else ():
             shards.store.delete(name)
     elapsed_s = time.perf_counter() - started
     where = shards.store.locate(manifest_name(shards.prefix))

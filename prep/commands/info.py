@@ -130,7 +130,7 @@ def _print_set(found: "SetInfo") -> None:
         f"{format_bytes(found.num_bytes)}{'' if found.is_indexed else ' (not indexed: read in full)'}"
     )
     for number, what, names, colour in (
-        (len(found.missing), "missing, which the manifest lists", found.missing, "red"),
+        (len(found.missing), "missing, which should be there", found.missing, "red"),
         (len(found.beyond), "there that the manifest does not list", found.beyond, "yellow"),
     ):
         if number:

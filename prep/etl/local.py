@@ -10,6 +10,7 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, record_names
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
+from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_prefix
 from prep.etl.transforms import load_transform
@@ -69,8 +70,8 @@ def transform_shards(
 ) -> TransformReport:
     """Apply a transform to each shard, and copy the class table beside the outputs.
 
-    ``transform`` is ``pets`` or ``MODULE:FUNCTION``; ``whole`` has all shards, if these are a part of them; ``jobs`` is
-    the number of processes, by default the number of cores, at most 16; ``on`` says who works, see
+    ``transform`` is ``pets`` or ``MODULE:FUNCTION``; ``whole``: all shards of the input, if ``shards`` is a part of
+    them; ``jobs`` is the number of processes, by default the number of cores, at most 16; ``on`` says who works, see
     `prep.workers.open_workers`. An output is either complete or does not exist. Outputs that were written before an
     error stay.
 
@@ -132,11 +133,17 @@ def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
 
 
 def write_names(shards: ShardSet, output: Output) -> None:
-    """Write the record of the outputs of these shards, all of them: see `dali_pipes.data_set.written`."""
-    from dali_pipes.data_set.written import WrittenShards, write_record  # not in workers, as below
+    """Write the record of the outputs of these shards, beside those of earlier runs: `dali_pipes.data_set.written`."""
+    from dali_pipes.data_set.written import WrittenShards, read_record, write_record  # not in workers, as below
 
-    names = [name.rpartition("/")[2] for name in shards.names]
-    write_record(output.store, output.name_of(shards.prefix), WrittenShards(names=names))
+    folders: dict[str, list[str]] = {}
+    for name in map(output.name_of, shards.names):
+        folders.setdefault(name.rpartition("/")[0], []).append(name)
+    for folder, names in folders.items():
+        prefix = shared_prefix(names)
+        before = read_record(output.store, prefix)
+        own = {name.removeprefix(f"{folder}/") for name in names}.union(before.names if before is not None else ())
+        write_record(output.store, prefix, WrittenShards(names=sorted(own)))
 
 
 def copy_classes(shards: ShardSet, output: Output) -> None:

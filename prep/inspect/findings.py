@@ -8,7 +8,7 @@ from dali_pipes.errors import printable
 
 KINDS: Mapping[str, str] = {
     # Differences between the manifest and the store.
-    "gone": "shards that the manifest lists and the store lacks",
+    "gone": "shards that should be there and are not",
     "beyond": "shards that the manifest does not list",
     # Faults of a shard: no loader can read the shard.
     "archive": "shards that are not complete tars",

@@ -237,6 +237,8 @@ def _write(
 
     if engine == "dsort":
         assert spec is not None
+        # Until the cluster has finished: a record that no shards fulfil. The names are known only then.
+        _write_records(request, plan, ((output.name, len(output.positions), 0) for output in plan.outputs))
         try:
             run_job(
                 source.need_cluster("dSort runs in a cluster"),

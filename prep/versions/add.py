@@ -25,7 +25,7 @@ from dali_pipes.data_set.joined import concatenate
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.history import Part
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import classes_name, recoded_name
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, recoded_name
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_without_manifest
 from prep.pack.pack import NoRecordLeftError, PackReport, pack
@@ -282,9 +282,12 @@ def _check_components(old: Newest, name: str, samples: Iterable[Set[str]]) -> No
         seen |= components
     if lacking:
         counted = ", ".join(f"'{component}' ({number} records)" for component, number in sorted(lacking.items()))
+        way = "name the components alike, or add the records as they are with --any-components"
+        if LABEL_COMPONENT in lacking:
+            way = f"for photos of a new class, give the folder that holds the class folder; or {way}"
         raise DataError(
             f"{name}: records lack components that every sample of '{old.url}' has: {counted}; found: "
-            f"{shown(sorted(seen))}; name the components alike, or add the records as they are with --any-components"
+            f"{shown(sorted(seen))}; {way}"
         )
 
 

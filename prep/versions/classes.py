@@ -21,7 +21,8 @@ def fit_classes(source: Source, manifest: Manifest, *, url: str) -> Source:
     """
     known = dict(manifest.classes)
     if not source.classes:
-        return replace(source, classes=known)  # ids that the table lacks are refused when the shards are indexed
+        # Ids that the table lacks are refused when the shards are indexed.
+        return replace(source, classes=known, numbers_classes=False)
     if not known and manifest.labels:
         raise DataError(
             f"'{url}' has class ids from {manifest.labels['min']} to {manifest.labels['max']} and no class table, and "

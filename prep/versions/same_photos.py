@@ -58,11 +58,16 @@ def _find(new: DataSet, old: DataSet, found: dict[str, str]) -> bool:
         for key, start, size in _photos(new, shard, names):
             places.setdefault(size, []).append((key, shard, start))
 
+    budget = MAX_READ
+
     @cache
     def checksums(size: int) -> dict[str, int]:
+        nonlocal budget
+        budget -= (size + _REQUEST) * len(places[size])
+        if budget < 0:
+            return {}
         return {key: checksum(new.read_range(shard, start=start, size=size)) for key, shard, start in places[size]}
 
-    budget = MAX_READ
     for shard, rows in _alike(old, shapes, names):
         photos = [photo for photo in _photos(old, shard, names, rows) if photo[2] in places]
         budget -= int(old.manifest.index_bytes[shard]) + sum(size for *_, size in photos) + _REQUEST * (1 + len(photos))
@@ -71,7 +76,7 @@ def _find(new: DataSet, old: DataSet, found: dict[str, str]) -> bool:
         for known, start, size in photos:
             same = checksum(old.read_range(shard, start=start, size=size))
             found |= {key: known for key, value in checksums(size).items() if value == same}
-    return True
+    return budget >= 0
 
 
 def _shapes(columns: Columns, name: str) -> Int64s:

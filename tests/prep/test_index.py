@@ -88,7 +88,7 @@ def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(
     (folder / LACKING).unlink()
     done = run("index", folder)
     assert isinstance(done.exception, StoreError)
-    assert f"no shard '{folder}/{LACKING}'; the numbers of its 3 shards have gaps, 1 of 4 are missing" in str(
+    assert f"no shard '{folder}/{LACKING}'; the numbers of its 3 shards have gaps, missing: 1 of 4" in str(
         done.exception
     )
     assert run("index", folder, "--allow-missing").exit_code == 0
@@ -304,7 +304,7 @@ def test_verify_names_missing_shards_and_those_beyond_the_manifest(folder: Path)
         ("beyond", f"{folder}/s-000004.tar"),
     ]
     text = run("verify", folder, "--workers", "1").stdout
-    assert "1  shards that the manifest lists and the store lacks" in text
+    assert "1  shards that should be there and are not" in text
     assert "1  shards that the manifest does not list" in text
     assert "nothing is wrong" not in text
 
@@ -332,7 +332,7 @@ def test_info_names_missing_shards_and_those_beyond_the_manifest(folder: Path) -
     assert (found["num_shards"], found["num_samples"]) == (3, 9)
     assert found["missing"] == [f"{folder}/{LACKING}"]
     assert found["beyond"] == [f"{folder}/s-000004.tar"]
-    assert "1 shard missing, which the manifest lists" in run("info", folder).stdout
+    assert "1 shard missing, which should be there" in run("info", folder).stdout
 
 
 def test_view_and_export_leave_missing_shards_out_if_they_may(folder: Path, tmp_path: Path) -> None:

@@ -68,11 +68,10 @@ class _Watch:
         self._bucket = bucket
         self._waiting = Waiting(bucket.patience, bucket.endpoint)
         self._tells_jobs = True
-        self._map_version: int | None = None
         self._settles_at = 0.0
 
     def wait_for_rest(self) -> bool:
-        """Wait until the cluster is at rest; whether it was not at the first look.
+        """Wait until the cluster is at rest; whether there was anything to wait for.
 
         Raises:
             StoreError: If it is not at rest within the patience.
@@ -116,7 +115,7 @@ class _Watch:
         return ""
 
     def _changed_map(self) -> str:
-        """What the map says against a complete listing; empty for nothing, or if it cannot be read."""
+        """Why the map says that a listing may not be complete; empty if it does not, or cannot be read."""
         from requests import RequestException
 
         bucket, session = self._bucket, self._bucket.client.cluster().client.session_manager.session
@@ -129,13 +128,11 @@ class _Watch:
             return f"the cluster does not show its map ({cause_of(exc)}) and must answer"
         if bucket.proxies.lacks_targets(found):
             return "a target that was there when this command began is missing and must come back"
-        first = bucket.proxies.map
-        before = self._map_version if self._map_version is not None or first is None else first.version
-        if before is not None and found.version != before:
+        if bucket.proxies.settled_version not in (None, found.version):
             # A rebalance begins a moment after the map has changed.
             self._settles_at = time.monotonic() + SETTLED_S
-        self._map_version = found.version
-        return "targets came or left, and it must settle" if time.monotonic() < self._settles_at else ""
+        bucket.proxies.settled_version = found.version
+        return "nodes came or left, and the cluster must settle" if time.monotonic() < self._settles_at else ""
 
 
 def _is_rebalancing(bucket: Bucket) -> bool:

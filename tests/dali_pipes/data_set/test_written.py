@@ -14,12 +14,16 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Pattern
+from dali_pipes.store.shard_set import ShardSet
 from prep.commands.group import prep
 from prep.pack.pack import pack
+from prep.shuffle.request import Request
+from prep.shuffle.shuffle import shuffle
 from tests.conftest import make_samples, write_shards, write_tar
 from tests.sources import make_source
 
 LAST = "samples-000003.tar"
+IDENTITY = "tests.dali_pipes.etl_transforms:AsTold"
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -57,7 +61,7 @@ def test_commands_refuse_packed_shards_of_which_the_last_is_not_listed(store: St
     assert isinstance(done.exception, StoreError)
     text = str(done.exception)
     assert f"no shard '{store.locate(LAST)}'" in text
-    assert "samples-written.json' lists 4 shards with 40 samples, 1 of 4 are missing" in text
+    assert "samples-written.json' lists 4 shards with 40 samples, missing: 1 of 4" in text
     assert "--allow-missing" in text
     assert [entry.name for entry in store.list("")] == before
 
@@ -103,7 +107,7 @@ def test_loader_without_a_manifest_refuses(tmp_path: Path) -> None:
 def test_loader_of_a_bucket_without_a_manifest_refuses(bucket: AisStore) -> None:
     pack(make_source(40), store=bucket, max_count=10)
     bucket.delete(LAST)
-    with pytest.raises(StoreError, match="1 of 4 are missing; is a target of the cluster away"):
+    with pytest.raises(StoreError, match="missing: 1 of 4; perhaps a target of the cluster is away"):
         dp.loader(
             bucket.locate("samples-"),
             dp.classification_eval(crop=16),
@@ -168,11 +172,13 @@ def test_record_is_on_two_targets(bucket: AisStore, monkeypatch: pytest.MonkeyPa
     ("names", "lacking"),
     [
         (["a-000000", "a-000002"], ["a-000001"]),
+        (["a-000000", "a-000010", "a-000020", "a-000030"], []),  # every tenth, which somebody has chosen
         (["a-000001", "a-000002"], []),  # some count from 1
         (["a-20261101", "a-20261103"], []),  # dates
+        (["a-2026-11-01", "a-2026-11-03"], []),
         (["a-000000", "a-099999"], []),  # ids
         (["a-7", "a-9"], []),  # no counter with zeros before it
-        (["a-00", "a-02", "b-00", "b-01"], ["a-01"]),
+        (["a-000", "a-002", "b-000", "b-001"], ["a-001"]),
     ],
 )
 def test_gaps_in_numbers_are_missing_shards(tmp_path: Path, names: list[str], lacking: list[str]) -> None:
@@ -211,3 +217,49 @@ def test_moved_data_set_takes_its_record_along(tmp_path: Path) -> None:
     (tmp_path / "b" / "x-000003.tar").unlink()
     done = run(LocalStore(tmp_path), "index", str(tmp_path / "b"))
     assert f"no shard '{tmp_path}/b/x-000003.tar'" in str(done.exception)
+
+
+@pytest.mark.parametrize("num_copies", [1, 2])
+def test_shards_that_were_replaced_are_indexed_as_the_error_says(store: Store, num_copies: int) -> None:
+    for name in record_names("samples-")[1:num_copies]:
+        store.write(name, store.read(record_names("samples-")[0]))
+    store.write(LAST, store.read("samples-000000.tar") + bytes(10240))
+    done = run(store, "index", store.locate("samples-"))
+    assert "recorded" in str(done.exception)
+    assert f"dali-pipes prep index '{store.locate('samples-')}' --allow-missing" in str(done.exception)
+    assert run(store, "verify", store.locate("samples-"), "--workers", "1").exit_code in (0, 1)  # it says what it finds
+    assert run(store, "index", store.locate("samples-"), "--allow-missing").exit_code == 0
+    assert run(store, "index", store.locate("samples-")).exit_code == 0
+
+
+def test_index_that_may_leave_shards_out_drops_no_shard_that_is_there(store: Store) -> None:
+    """It is named by nobody, and not missing: that is what ``--overwrite`` is for."""
+    assert run(store, "index", store.locate("samples-")).exit_code == 0
+    done = run(store, "index", f"{store.url}/samples-{{000000..000001}}.tar", "--allow-missing")
+    assert "lists 4 shards, and 2 of them are not among the 2 to be indexed" in str(done.exception)
+
+
+def test_transform_in_two_runs_has_one_record(store: Store, tmp_path: Path) -> None:
+    """Runs over disjoint shards, and parts, name all of them together."""
+    out = tmp_path / "out"
+    for shards in ("{000000..000001}", "{000002..000003}"):
+        done = run(store, "transform", f"{store.url}/samples-{shards}.tar", f"{out}/", "--function", IDENTITY)
+        assert done.exit_code == 0, done.exception
+    (out / "samples-000000.tar").unlink()
+    done = run(LocalStore(out), "index", str(out))
+    assert f"no shard '{out}/samples-000000.tar'; '{out}/samples-written.json' lists 4 shards" in str(done.exception)
+
+
+def test_dsort_that_is_stopped_is_not_taken_for_complete(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last shards may be missing: the record says so until the output was compared."""
+    pack(make_source(40), store=bucket, max_count=10)
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prep.shuffle.shuffle.check_same", stop)
+    shards = ShardSet(store=bucket, names=[f"samples-00000{number}.tar" for number in range(4)])
+    with pytest.raises(KeyboardInterrupt):
+        shuffle(Request(shards, engine="dsort"))
+    monkeypatch.undo()
+    assert isinstance(run(bucket, "index", bucket.locate("shuffled-")).exception, StoreError)

@@ -71,6 +71,8 @@ class Proxies:
         self._current = 0
         self.map: ClusterMap | None = None
         """The first look at the map."""
+        self.settled_version: int | None = None
+        """The version of the map at the last look of a listing."""
         self.has_asked_map = False
         """Whether there was an attempt at it: a token may not be allowed to look."""
 
@@ -106,7 +108,8 @@ class Proxies:
         """
         scheme = f"{urlsplit(self.named[0]).scheme}://"
         with self._lock:
-            self.map = self.map or found
+            if self.map is None:
+                self.map, self.settled_version = found, found.version
             if not has_token:
                 self._add(url for url in found.proxies if url.startswith(scheme))
 
