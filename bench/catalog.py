@@ -4,15 +4,11 @@ import importlib
 from typing import Any
 
 SCENARIOS = {
-    "decode": "Time JPEG decoders on one core and on all, and compare their pixels.",
     "feed": "Time loaders without decoding: what reading and the hand-over cost.",
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
     "open": "Open loaders of a simulated bucket of a million shards, and list it.",
-    "pack": "Pack the same files with `prep pack`, and with tar and curl.",
     "resume": "Time the first batch after a resume, and at the start of an epoch.",
     "scale": "Time the steps before the first sample, for up to a million shards.",
-    "shuffle": "Measure how far from uniform the orders of windows and buffers are.",
-    "small": "Load whole and resized photos; pack with resizing, beside libjpeg alone.",
     "tfrecord": "Write, read and decode the same samples as tars and as TFRecord files.",
     "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
 }

@@ -33,7 +33,6 @@ from dali_pipes.graph.dali_internals import set_epoch_size, set_pipelines
 from dali_pipes.graph.outputs import BatchDict
 from dali_pipes.graph.packed import Packed
 from dali_pipes.integrations.faces import Faces
-from dali_pipes.integrations.notebook import shorten, shortens_traceback
 from dali_pipes.metrics.figures import LOADERS, read_figures
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.agreement import Agreement, make_name
@@ -232,9 +231,6 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
             self._counts.batches += 1
             self._counts.samples += batch.num_valid
             self.num_valid, self.substituted, self.num_substituted = batch.num_valid, batch.substituted, num_substituted
-        except Exception as exc:
-            shorten(exc)
-            raise
         finally:
             uses = self._uses
             if "now" in uses and uses["now"] is use:
@@ -508,7 +504,6 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
         if not epoch.has_failed:
             self._feeds.prepare_after(epoch.feed, is_read=delivered + len(scheduled) >= epoch.num_batches)
 
-    @shortens_traceback
     def _check_usable(self) -> None:
         self._check_process()
         if self._closed:

@@ -5,18 +5,16 @@ Each class is frozen and checks types and values when it is made; of numpy's it 
 ``dp.Shuffle(**config["shuffle"])``.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dali_pipes.arguments import as_bool, as_integer, as_number
 from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.formats.photo_rules import checked_formats
-from dali_pipes.integrations.notebook import shortens_traceback
 from dali_pipes.order.shapes import Buckets
 from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.store.patience import PATIENCE_S, as_seconds
@@ -32,9 +30,6 @@ Labels = Literal["raw", "contiguous"]
 ReaderKind = Literal["auto", "aio", "webdataset"]
 Paths = str | Path | Iterable[str | Path]
 
-_Arguments = ParamSpec("_Arguments")
-_Returned = TypeVar("_Returned")
-
 
 @dataclass(frozen=True)
 class Shards:
@@ -48,7 +43,6 @@ class Shards:
     URL --etl NAME``) and lie in another cache file. The ETL must give the same bytes each time. ``None``: the shards as
     they are stored. For the data sets of a mixture see `dali_pipes.Mixture`."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         if isinstance(self.urls, Iterable) and not isinstance(self.urls, str):
             object.__setattr__(self, "urls", tuple(self.urls))
@@ -93,7 +87,6 @@ class Select:
     """``True``: read the data set without the shards that its manifest lists and the store lacks, and log their names.
     Without them it is another data set, with another order. ``False``: a missing shard is an error."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, str | Path):
             object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -132,7 +125,6 @@ class Shuffle:
     enabled: bool = True
     """``False`` reads in the manifest's order, as ``shuffle=False`` does, with the windows and slices given here."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         if self.window_bytes != "all":
             try:
@@ -163,7 +155,6 @@ class BadSamples:
     number. ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, with the manifest's digest. It is
     made with the first bad sample, and only for ``on_error="substitute"``."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         _check_choice("on_error", self.on_error, OnError)
         _keep_integer(self, "max_bad", at_least=0)
@@ -199,7 +190,6 @@ class Cache:
     show_progress: bool = True
     """Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         _check_path("directory", self.directory)
         _keep_integer(self, "max_bytes", at_least=1, none=True)
@@ -244,7 +234,6 @@ class Decode:
     into this rank's part of half of the free memory, and at most 4,294,967,296, which is 1,000 photos of 4 million
     pixels; at least ``BadSamples.max_pixels``."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         _keep_integer(self, "threads", at_least=1, none=True)
         _keep_integer(self, "queue_depth", at_least=1, none=True)
@@ -271,68 +260,10 @@ class Outputs:
     labels: Labels = "raw"
     """``"raw"``: class ids as ``cls`` holds them. ``"contiguous"``: from 0, by the manifest's class table."""
 
-    @shortens_traceback
     def __post_init__(self) -> None:
         _keep_bool(self, "keys")
         _keep_bool(self, "valid")
         _check_choice("labels", self.labels, Labels)
-
-
-_GROUPS = {
-    "select": Select,
-    "shuffle": Shuffle,
-    "bad_samples": BadSamples,
-    "cache": Cache,
-    "decode": Decode,
-    "outputs": Outputs,
-}
-# Arguments that `dali_pipes.loader` once had, where an option class now has another name for them.
-_RENAMED = {
-    "shuffle": {"shuffle_window": "window_bytes", "num_slices": "slices"},
-    "cache": {"cache_dir": "directory", "cache_bytes": "max_bytes", "num_fetchers": "fetchers"},
-    "decode": {"num_threads": "threads", "prefetch_queue_depth": "queue_depth", "hw_decoder_load": "engine_share"},
-    "outputs": {"with_keys": "keys", "with_valid": "valid"},
-}
-# Arguments that `dali_pipes.loader` once had or other loaders have, and attributes of the option classes -> what to do
-# instead.
-NEW_FORMS = {
-    old: f"pass {argument}=dali_pipes.{group.__name__}({new}=...)"
-    for argument, group in _GROUPS.items()
-    for old, new in ({field.name: field.name for field in fields(group)} | _RENAMED.get(argument, {})).items()
-} | {
-    "local_rank": 'pass device="cuda:N"',
-    "device_id": 'pass device="cuda:N"',
-    "drop_last": 'pass last_batch_policy="DROP"',
-    "num_workers": "threads decode, without workers: pass decode=dali_pipes.Decode(threads=...), or nothing",
-    "pin_memory": "on a GPU, batches are on the device already; drop it",
-    "etl": "pass dali_pipes.Shards(urls, etl=...) as the shards",
-    **{
-        name: f"use loader.as_dali({name}=...)"
-        for name in ("output_map", "column_labels", "auto_reset", "reader_name", "fill_last_batch")
-    },
-}
-
-
-def refuse_old_arguments(names: Iterable[str]) -> None:
-    """Refuse arguments that `dali_pipes.loader` once had, or that an option class or another loader has.
-
-    Raises:
-        TypeError: Names the first of them, and its new form.
-    """
-    for name in names:
-        if name in NEW_FORMS:
-            raise TypeError(f"loader() has no argument '{name}'; {NEW_FORMS[name]}")
-
-
-def names_new_form(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-    """Make a function refuse the old arguments in `NEW_FORMS`; its signature stays as it is."""
-
-    @functools.wraps(function)
-    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
-        refuse_old_arguments(kwargs)
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def _keep_integer(options: object, name: str, *, at_least: int, none: bool = False) -> None:

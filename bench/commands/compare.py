@@ -37,7 +37,7 @@ from bench.engine.options import words
 def compare(
     *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
 ) -> int:
-    """Compare two records of `bench run` (also with --au), `bench sweep`, `bench feed` or `bench decode`.
+    """Compare two records of `bench run` (also with --au), `bench sweep` or `bench feed`.
 
     Says what became worse.
 

@@ -1,6 +1,8 @@
-"""``bench report``: show records as a page, Markdown, the tables of a document, or on the terminal."""
+"""``bench report``: show records as Markdown, plots, the tables of a document, or on the terminal."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,11 +10,19 @@ from bench.commands.options import target_option
 from bench.engine.options import words
 from dali_pipes.commands.output import print_note
 
+if TYPE_CHECKING:
+    from bench.reports.summary import Report
+
 
 @click.command()
 @click.argument("records", metavar="[RECORD]...", nargs=-1, type=click.Path(path_type=Path))
-@target_option("-o", "--output", "html_path", help="Write one HTML page that needs no other file: tables and plots.")
-@target_option("--markdown", "markdown_path", help="Write Markdown, without the plots; - for stdout.")
+@target_option("--markdown", "markdown_path", help="Write Markdown; - for stdout.")
+@click.option(
+    "--plots",
+    "plots_dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Draw the figures of runs into this directory, as RECORD-FIGURE.svg.",
+)
 @click.option("--baseline", help="Show ratios to this loader.  [default: as in the run]")
 @click.option("--loaders", help="Comma separated: show these only.  [default: all of the run]")
 @click.option(
@@ -26,8 +36,8 @@ from dali_pipes.commands.output import print_note
 def report(
     *,
     records: tuple[Path, ...],
-    html_path: Path | None,
     markdown_path: Path | None,
+    plots_dir: Path | None,
     baseline: str | None,
     loaders: str | None,
     documents: tuple[Path, ...],
@@ -45,7 +55,7 @@ def report(
     Reads the records. Writes the files that are named.
     """
     from bench.reports.documents import page_parts, terminal_text, update_document
-    from bench.reports.page import html_page, markdown_page
+    from bench.reports.markdown import markdown_page
     from bench.reports.record import write_text
 
     if check and not documents:
@@ -54,13 +64,11 @@ def report(
         raise ValueError("name at least one record, or a document: --update DOCUMENT")
     if not records and (baseline or loaders):
         raise ValueError("--baseline and --loaders apply to RECORDs; for a document's tables they stand in its marks")
-    for target in (html_path, markdown_path):
-        if target is not None and target.resolve() in {record.resolve() for record in records}:
-            raise ValueError(f"'{target}' is one of the records; name another file to write")
+    if markdown_path is not None and markdown_path.resolve() in {record.resolve() for record in records}:
+        raise ValueError(f"'{markdown_path}' is one of the records; name another file to write")
     runs, texts = page_parts(records, baseline=baseline, loaders=None if loaders is None else words(loaders))
-    if html_path is not None:
-        write_text(html_page(runs, texts), html_path)
-        print_note(f"wrote {html_path}, {len(records)} records")
+    if plots_dir is not None:
+        print_note(f"wrote {_draw(runs, plots_dir)} plots to {plots_dir}")
     if markdown_path is not None:
         page = markdown_page(runs, texts)
         if str(markdown_path) == "-":
@@ -74,6 +82,18 @@ def report(
         changed = "as they were" if not updated.changed else "would change" if check else "changed"
         print_note(f"{document}: {updated.num_tables} tables, {changed}")
         would_change |= check and updated.changed
-    if records and html_path is None and markdown_path is None:
+    if records and plots_dir is None and markdown_path is None:
         click.echo(terminal_text(runs, texts))
     return int(would_change)
+
+
+def _draw(runs: "Sequence[tuple[str, Report]]", directory: Path) -> int:
+    """Write the plots of runs into a directory, which is made if it is not there; return their number."""
+    from bench.reports.plots import plots_of
+    from bench.reports.record import write_text
+
+    plots = {f"{title}-{name}.svg": svg for title, report in runs for name, svg in plots_of(report).items()}
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, svg in plots.items():
+        write_text(svg, directory / name)
+    return len(plots)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.commands.options import json_option, opened_shards, target_option
+from bench.commands.options import json_option, opened_shards
 from bench.commands.running import needs_extras, run_and_tell
 from bench.engine.options import at_least, words
 from bench.loaders.registry import LOADERS
@@ -111,7 +111,6 @@ timing_options = join_options(
         type=click.Path(path_type=Path),
         help="Directory for packed, served and converted shards.  [default: the directory for temporary files]",
     ),
-    target_option("-o", "--output", "html_path", help="Write the report here, as `bench report -o` does."),
     json_option,
     cluster_options,
 )
@@ -160,7 +159,6 @@ _NOT_WITH_AU = {
     "baseline": "its table has no ratios",
     "recipe": "--au-photos says what loaders make of a sample",
     "mask": "it reads photos alone",
-    "html_path": "write the record with --json, and the page from it: dali-pipes bench report RECORD -o PAGE",
 }
 
 
@@ -171,7 +169,7 @@ _NOT_WITH_AU = {
 def run(**given: Any) -> None:
     """Compare each loader's outputs with Pillow's and torchvision's, then time the loaders, and print a table.
 
-    Reads the shards. Writes the files that --json and -o name, and, until the end, packed, served and converted shards
+    Reads the shards. Writes the file that --json names, and, until the end, packed, served and converted shards
     under --work. A loader of another project that fails is left out, the others are timed, and the command ends with 1.
     If Ctrl-C, or a failure of one of our own loaders, ends the run early, the complete rounds before that are printed
     and written, too.
@@ -260,9 +258,6 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
     from bench.loaders.selection import LoaderSpec, select_loaders
     from bench.tools.folders import check_writable
 
-    if given["json_path"] is not None and given["json_path"] == given["html_path"]:
-        raise ValueError(f"--json and --output name the same file, '{given['json_path']}'")
-
     def some(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}
 
@@ -298,4 +293,4 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
             bystanders=node,
             **some("repeats", "epochs", "num_samples", "direct", "work", "seed", "timeout_s"),
         )
-        run_and_tell(scenario, **some("json_path", "html_path"))
+        run_and_tell(scenario, json_path=given["json_path"])

@@ -62,7 +62,7 @@ def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:
     return command
 
 
-def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None, html_path: Path | None = None) -> None:
+def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None) -> None:
     """Run a scenario, print its table, and write the record where that was asked for.
 
     If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
@@ -70,41 +70,31 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
     Args:
         scenario: The scenario to run.
         json_path: For the record; ``None``: it is not written.
-        html_path: For the page of a run's record; ``None``: it is not written.
 
     Raises:
         PipesError: At the end, if a loader failed that the run went on without.
     """
     from bench.engine.run import run_scenario
 
-    paths = [path for path in (json_path, html_path) if path is not None]
-
     def keep(report: dict[str, Any]) -> None:
-        _tell(scenario, report, json_path=json_path, html_path=html_path)
-        files = " and ".join(f"'{path}'" for path in paths)
+        _tell(scenario, report, json_path=json_path)
+        where = "above; --json FILE writes them" if json_path is None else f"in '{json_path}'"
         click.echo(
-            f"stopped in {report['stopped'] or 'its last moment'}; kept: {report['num_rounds']} whole rounds, "
-            f"{f'in {files}' if files else 'above; --json FILE writes them'}",
+            f"stopped in {report['stopped'] or 'its last moment'}; kept: {report['num_rounds']} whole rounds, {where}",
             err=True,
         )
 
     report = run_scenario(scenario, keep=keep)
-    _tell(scenario, report, json_path=json_path, html_path=html_path)
+    _tell(scenario, report, json_path=json_path)
     if failed := report.get("failed"):
         names = dict.fromkeys(row["loader"] for row in failed)
         raise PipesError(f"failed, and left out of the table: {shown([*names])}; the notes below the table say why")
 
 
-def _tell(
-    scenario: "Scenario[Any, Any, Any]", report: dict[str, Any], *, json_path: Path | None, html_path: Path | None
-) -> None:
-    """Print the table first: it is on the terminal even if a file cannot be written."""
-    from bench.reports.record import write_record, write_text
+def _tell(scenario: "Scenario[Any, Any, Any]", report: dict[str, Any], *, json_path: Path | None) -> None:
+    """Print the table first: it is on the terminal even if the file cannot be written."""
+    from bench.reports.record import write_record
 
     click.echo(scenario.table(report))
     if json_path is not None:
         write_record(report, json_path)
-    if html_path is not None:
-        from bench.reports.page import html_page
-
-        write_text(html_page([(html_path.stem, report)]), html_path)

@@ -27,7 +27,7 @@ def sweep(over: tuple[str, ...], **given: Any) -> None:
     dali-pipes bench sweep --shards pets/ --over ranks=1,2,4 --over cache=cold,warm
     dali-pipes bench sweep --shards pets/ --samples 20000 --over shards=10,100,1000,10000
 
-    Reads the shards. Writes the files that --json and -o name, and, until the end, packed, served and converted shards
+    Reads the shards. Writes the file that --json names, and, until the end, packed, served and converted shards
     under --work. If Ctrl-C or a failing loader ends the run early, the complete rounds before that are printed and
     written, too.
     """

@@ -101,12 +101,6 @@ LOADERS: dict[str, LoaderEntry] = {
         decodes_window=True,
     ),
     "dali-external": LoaderEntry(module="bench.loaders.peers.dali_external", decodes_window=True),
-    "imagefolder": LoaderEntry(
-        module="bench.loaders.peers.imagefolder",
-        decodes=DECODES,
-        source=("converted",),
-        makes="a file for each component, by one process",
-    ),
     "aistore": LoaderEntry(
         module="bench.loaders.peers.aistore",
         extra="aistore-pytorch",
@@ -122,13 +116,6 @@ LOADERS: dict[str, LoaderEntry] = {
         source=("ais", "s3"),
     ),
     "spdl": LoaderEntry(module="bench.loaders.peers.spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
-    "hf": LoaderEntry(
-        module="bench.loaders.peers.hf",
-        extra="hf",
-        requires=("datasets",),
-        decodes=DECODES,
-        source=("local",),
-    ),
     "energon": LoaderEntry(
         module="bench.loaders.peers.energon",
         extra="energon",
@@ -136,14 +123,6 @@ LOADERS: dict[str, LoaderEntry] = {
         decodes=DECODES,
         source=("local",),
         makes="Energon's index, by a process on each core",
-    ),
-    "grain": LoaderEntry(
-        module="bench.loaders.peers.grain",
-        extra="grain",
-        requires=("grain", "array_record"),
-        decodes=DECODES,
-        source=("converted",),
-        makes="ArrayRecord files, by one process",
     ),
     "litdata": LoaderEntry(
         module="bench.loaders.peers.litdata",

@@ -27,9 +27,6 @@ from bench.loaders.recipe import Crop, crop_of
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-NewTensor = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes an uninitialised tensor of a shape and dtype."""
-
 
 class TensorSample(TypedDict):
     """One row of a `BenchBatch`."""
@@ -118,12 +115,10 @@ class BatchDecoder:
 
     Args:
         options: For the components' names, the crop and the decoder.
-        new_tensor: Makes the tensors of photos and masks; ``None``: tensors that a ``DataLoader`` sends without a copy.
     """
 
-    def __init__(self, options: LoaderOptions, *, new_tensor: NewTensor | None = None) -> None:
+    def __init__(self, options: LoaderOptions) -> None:
         self._options, self._crop = options, options.crop
-        self._new_tensor = new_tensor or _new_tensor
         put, put_crop = (_put_turbo, _put_crop_turbo) if options.decode == "turbo" else (_put_pil, _put_crop_pil)
         self._put_mask = put
         self._put_photo = put_crop if options.recipe == "classification" else put
@@ -139,11 +134,11 @@ class BatchDecoder:
         """
         if self._options.recipe == "encoded":
             encoded = [components_of(sample, self._options) for sample in samples]
-            return encoded_batch(encoded, new_tensor=self._new_tensor)
-        images = self._new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
+            return encoded_batch(encoded)
+        images = _new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
         masks = None
         if self._options.mask is not None:
-            masks = self._new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
+            masks = _new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
         labels, keys = [], []
         for row, sample in enumerate(samples):
             photo, mask, label, key = components_of(sample, self._options)
@@ -157,10 +152,10 @@ class BatchDecoder:
         return batch if masks is None else {**batch, "mask": masks}
 
 
-def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]], *, new_tensor: NewTensor | None = None) -> BenchBatch:
+def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
     """Join the photos' files of ``samples``, as `components_of` returns them, by one copy of each."""
     ends = np.cumsum([0, *(len(photo) for photo, *_ in samples)])
-    joined = (new_tensor or _new_tensor)((int(ends[-1]),), torch.uint8)
+    joined = _new_tensor((int(ends[-1]),), torch.uint8)
     place = joined.numpy()
     for (photo, *_), start, end in zip(samples, ends[:-1], ends[1:], strict=True):
         place[start:end] = np.frombuffer(photo, np.uint8)

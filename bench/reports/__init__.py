@@ -1,1 +1,1 @@
-"""Make tables, pages and verdicts from records."""
+"""Make tables, plots and verdicts from records."""

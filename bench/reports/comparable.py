@@ -1,7 +1,7 @@
-"""Read records for `bench compare`: those of runs, and those of `bench run --au` and `bench decode` in their form.
+"""Read records for `bench compare`: those of runs, and those of `bench run --au` in their form.
 
-Such a record has no settings, or other figures. Here each loader, or each decoder with a number of workers, becomes a
-record with a setting, whose repeats have the figures that the comparison judges.
+Such a record has other figures. Here each loader with a recipe becomes a record with a setting, whose repeats have the
+figures that the comparison judges.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionEr
 
 
 def read_comparable(path: Path) -> dict[str, Any]:
-    """Read a record of `bench run`, also with ``--au``, of `bench sweep`, `bench feed` or `bench decode`.
+    """Read a record of `bench run`, also with ``--au``, of `bench sweep` or `bench feed`.
 
     Raises:
         DataError: If it is not such a record, or has an unknown version.
@@ -32,16 +32,9 @@ def read_comparable(path: Path) -> dict[str, Any]:
         options = dict(report["options"])
         if accelerator := report.get("accelerator"):
             options["recipe"] = f"accelerator {accelerator['name']}"
-        return dict(report) | {"options": options, "data": [_data(report)], "records": list(records(report))}
+        return dict(report) | {"options": options, "data": [dict(report["data"])], "records": list(records(report))}
     except _MALFORMED as exc:
         raise DataError(f"'{path}': expected a record of '{kind}' ({type(exc).__name__}: {exc})") from exc
-
-
-def _data(report: Report) -> dict[str, Any]:
-    if "data" in report:
-        return dict(report["data"])
-    num = int(report["num_photos"])
-    return {"num_samples": num, "shard_bytes": round(report["mean_bytes"] * num)}
 
 
 def _of_accelerators(report: Report) -> Iterator[dict[str, Any]]:
@@ -51,19 +44,6 @@ def _of_accelerators(report: Report) -> Iterator[dict[str, Any]]:
         setting = dict(report["options"]["setting"]) | {"recipe": record["recipe"]}
         figures = [{name: trial[name] for name in ("samples_per_s", "cpu_ms_per_sample")} for trial in best]
         yield _record(record["loader"], setting, figures)
-
-
-def _of_decoders(report: Report) -> Iterator[dict[str, Any]]:
-    for record in report["records"]:
-        for workers, turns in record["repeats"].items():
-            figures = [
-                {
-                    "samples_per_s": turn["num_photos"] / turn["wall_s"],
-                    "cpu_ms_per_sample": 1000 * turn["cpu_s"] / turn["num_photos"],
-                }
-                for turn in turns
-            ]
-            yield _record(record["decoder"], {"workers": int(workers)}, figures)
 
 
 def _record(loader: str, setting: Mapping[str, Any], figures: list[dict[str, float]]) -> dict[str, Any]:
@@ -77,5 +57,4 @@ def _record(loader: str, setting: Mapping[str, Any], figures: list[dict[str, flo
 
 _RECORDS: Mapping[str, Callable[[Report], Iterator[dict[str, Any]]]] = {
     f"{FORMAT}-au": _of_accelerators,
-    f"{FORMAT}-decode": _of_decoders,
 }

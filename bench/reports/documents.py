@@ -1,4 +1,4 @@
-"""Show records: as parts of a page, on the terminal, and in the tables of documents such as the README."""
+"""Show records: as Markdown, on the terminal, and in the tables of documents such as the README."""
 
 import re
 from collections.abc import Sequence
@@ -19,9 +19,7 @@ _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", r
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
 
 _SIGNS = {
-    "order": "shuffle",
     "client": "fetch",
-    "packer": "pack",
     "scenario": "resume",
     "window_shards": "scale",
     "reader": "tfrecord",

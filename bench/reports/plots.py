@@ -1,8 +1,9 @@
-"""Draw the figures of a run with matplotlib, as SVG inside a page.
+"""Draw the figures of a run with matplotlib, as SVG.
 
 There are two kinds of plots: a row for each loader under one setting, with every repeat as a dot; and a line for each
-loader over a setting that was swept. Both begin at zero, so that twice as long is twice as much. Text and axes have the
-page's text colour, which suits light and dark pages. The same records give the same SVG.
+loader over a setting that was swept. Both begin at zero, so that twice as long is twice as much. A dot is a repeat, a
+band or whisker the 95 % interval, a line or mark the median. Text and axes have the text colour of the page that the
+SVG stands in, which suits light and dark pages. The same records give the same SVG.
 """
 
 import contextlib
@@ -14,9 +15,20 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.loaders.registry import LOADERS, is_ours
-from bench.reports.figures import Figure
+from bench.reports.figures import FIGURES, Figure
 from bench.reports.intervals import Interval
-from bench.reports.summary import Measured
+from bench.reports.summary import (
+    BRIEF,
+    SETTING_TITLES,
+    Measured,
+    Record,
+    Report,
+    format_setting,
+    is_telling,
+    label_of,
+    measured,
+    setting_names,
+)
 from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:
@@ -56,7 +68,7 @@ WHISKER_SHIFT = 3
 
 
 class Style(NamedTuple):
-    """How a loader is drawn, on every page."""
+    """How a loader is drawn, in every plot."""
 
     colour: str
     marker: str
@@ -101,7 +113,7 @@ class Mark:
 
 @contextlib.contextmanager
 def _styled(more: Any = None) -> Iterator[None]:
-    """Give matplotlib the style of the page.
+    """Give matplotlib the style of the plots.
 
     Raises:
         PipesError: If matplotlib is not installed.
@@ -112,6 +124,64 @@ def _styled(more: Any = None) -> Iterator[None]:
         raise PipesError("plots need matplotlib; install: pip install 'dali-pipes[bench]'") from exc
     with mpl.rc_context({**STYLE, **(more or {})}):
         yield
+
+
+def plots_of(report: Report) -> dict[str, str]:
+    """Draw a plot for each figure, in a sweep also for each combination of the settings that are not on the axis.
+
+    Loaders that read no shard are left out: their figures are off any scale.
+
+    Returns:
+        A name for a file, without its ending -> the plot as SVG.
+
+    Raises:
+        PipesError: If matplotlib is not installed.
+    """
+    records = [record for record in report["records"] if _is_plotted(record)]
+    varied = setting_names(report["records"])
+    # The setting with the most values is the axis.
+    axis = max(varied, key=lambda name: len({record["setting"].get(name) for record in records}), default=None)
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        # With a dash for None: a plot's title names each setting that varies.
+        others = [
+            f"{SETTING_TITLES[name]} {format_setting(record['setting'].get(name))}" for name in varied if name != axis
+        ]
+        groups.setdefault(", ".join(others), []).append(record)
+    plots = {}
+    for name in (name for name in BRIEF if is_telling(report, name)):
+        for number, (where, group) in enumerate(groups.items(), start=1):
+            marks = [
+                Mark(
+                    label=label_of(record),
+                    style=style_of(record["loader"], record["decode"]),
+                    measured=one,
+                    x=_place(record, axis),
+                )
+                for record in group
+                if (one := measured(report, record, name)) is not None
+            ]
+            if not marks:
+                continue
+            title, unit = FIGURES[name].title, FIGURES[name].unit
+            if axis is None:
+                plots[name] = svg_of(draw_rows(marks), label=f"{title}, {unit}")
+                continue
+            x_title = SETTING_TITLES[axis]
+            label = f"{title}{f', {where}' if where else ''} over {x_title}, {unit}"
+            drawing = draw_lines(marks, x_title=x_title, where=where)
+            plots[f"{name}-{number}" if len(groups) > 1 else name] = svg_of(drawing, label=label)
+    return plots
+
+
+def _is_plotted(record: Record) -> bool:
+    """Return whether a loader reads shards; the loaders of the oldest records, with ``None``, all do."""
+    return record.get("gives") is None or bool(record["gives"])
+
+
+def _place(record: Record, axis: str | None) -> float | str:
+    value = 0.0 if axis is None else record["setting"].get(axis)
+    return value if isinstance(value, str) else "as it is" if value is None else float(value)
 
 
 @_styled()

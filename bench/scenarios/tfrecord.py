@@ -1,21 +1,22 @@
 """Time the same samples as tars and as TFRecord files: written, read and decoded, in turns.
 
-The writers are `prep export tfrecord`, and `prep pack tars` with its index; both write the same shards into one
-directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and `fn.readers.tfrecord` from the
-TFRecord files, the last two in plain pipelines (`bench.loaders.peers.dali_readers`). Before anything is timed, all
-three must give what Pillow and torchvision make of the shards, sample for sample. Ours gives the samples in a shuffled
-order, and verifies the checksums of the bytes; the plain readers give them in the order of the files and check nothing.
+The writers are `bench.tools.tfrecords`, a loop in one process, and `prep pack tars` with its index; both write the same
+shards into one directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and
+`fn.readers.tfrecord` from the TFRecord files, the last two in plain pipelines (`bench.loaders.peers.dali_readers`).
+Before anything is timed, all three must give what Pillow and torchvision make of the shards, sample for sample. Ours
+gives the samples in a shuffled order, and verifies the checksums of the bytes; the plain readers give them in the order
+of the files and check nothing.
 """
 
 import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import bench.loaders.dali
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
@@ -32,25 +33,23 @@ from bench.scenarios.on_shards import FORMS, ShardsScenario
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
 from bench.tools.processes import ProcessTree
+from bench.tools.tfrecords import RecordFiles, write_tfrecords
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import format_bytes
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
+from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from prep.export.export import export_tfrecords
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
 from prep.pack.pack import pack
 from prep.sources.tars import tars
 
-if TYPE_CHECKING:
-    from prep.export.export import ExportReport
-
-
 MIB = 1 << 20
 OURS, WEBDATASET, TFRECORD = READER_NAMES = ("tar, dali_pipes", "tar, readers.webdataset", "tfrecord, readers.tfrecord")
-EXPORT, PACK = WRITER_NAMES = ("export tfrecord", "pack tars and index")
+RECORDS, PACK = WRITER_NAMES = ("tfrecord, one process", "pack tars and index")
 _SAMPLES = Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Samples a second.")
 _CPU = Figure(title="CPU-ms/sample", unit="ms", better="low", digits=2, about="CPU time of all processes.")
 FIGURES = {
@@ -142,16 +141,16 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         """
         # Tars, TFRecord files, the files of a writer in its turn, and the loader's own copy, which by default is in
         # memory as well.
+        self._check_components()
         needed = 4 * self.num_bytes
         check_room(folder.parent, needed, what="writing both formats", option="--cache", less="take fewer shards")
-        exported = self._export(tfrecords := folder.new())
-        self._check_features(exported)
+        records = self._write_records(folder.new())
         self._pack(packed := folder.new())
-        made = _files(exported, tfrecords, packed, indexes=folder.new(), place=folder.new())
+        made = _files(records, packed, indexes=folder.new(), place=folder.new())
         return made._replace(outputs=self._compare(made))
 
-    def _export(self, place: Path) -> "ExportReport":
-        return export_tfrecords(self.given, store=LocalStore(place), prefix="samples-", photo=self._chosen.photo)
+    def _write_records(self, place: Path) -> RecordFiles:
+        return write_tfrecords(self.given, place, options=self.options)
 
     def _pack(self, place: Path) -> int:
         store = LocalStore(place)
@@ -159,14 +158,20 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         index_shards(resolve_shards(place, endpoint=None))
         return num_samples
 
-    def _check_features(self, exported: "ExportReport") -> None:
+    def _check_components(self) -> None:
+        manifest = find_manifest(self.given)
+        if manifest is None:
+            where = self.given.store.locate(manifest_name(self.given.prefix))
+            raise DataError(
+                f"no manifest '{where}': the shards are not indexed; dali-pipes prep index {self.given.url}"
+            )
         mask = self._chosen.mask
         assert mask is not None, "the segmentation recipe has one"
-        for feature, what in ((mask, f"mask '{mask}'"), ("image/class/label", "label 'cls'")):
-            if feature not in exported.features:
+        for what, names in (("photo", self._chosen.photo), ("mask", mask), ("label", LABEL_COMPONENT)):
+            if not set(names.split(";")) & set(manifest.components):
                 raise DataError(
-                    f"'{self.given.url}': no sample has the {what}, and no record a feature '{feature}' "
-                    f"(found: {', '.join(exported.features)})"
+                    f"'{self.given.url}': no sample has the {what} '{names}' "
+                    f"(found: {', '.join(sorted(manifest.components))})"
                 )
 
     def _compare(self, made: Files) -> dict[str, Comparison]:
@@ -206,7 +211,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         place.mkdir()
         touch_memory(self.num_bytes)  # Note [cold memory]
         with _timed() as timed:
-            num_samples = self._export(place).num_samples if name == EXPORT else self._pack(place)
+            num_samples = self._write_records(place).num_samples if name == RECORDS else self._pack(place)
         shutil.rmtree(place)
         return timed(num_samples)
 
@@ -293,31 +298,32 @@ def _timed() -> Iterator[Callable[[int], TfrecordTurn]]:
     wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
 
 
-def _files(exported: "ExportReport", tfrecords: Path, packed: Path, *, indexes: Path, place: Path) -> Files:
+def _files(records: RecordFiles, packed: Path, *, indexes: Path, place: Path) -> Files:
     shards = resolve_shards(packed, endpoint=None)
     indexed = IndexedSet(shards)
     index_paths = write_webdataset_indexes(indexed, indexes)
-    paths = [tfrecords / name for name in exported.files]
     tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
     tar_bytes = indexed.manifest.total_bytes
     # All other files beside the tars describe them.
-    beside = sum(path.stat().st_size for path in packed.iterdir()) - tar_bytes
+    beside = _total_bytes(packed.iterdir()) - tar_bytes
     return Files(
         place=place,
         shards=shards,
         files={
             WEBDATASET: ReaderFiles(kind="webdataset", paths=tar_paths, index_paths=index_paths),
-            TFRECORD: ReaderFiles(
-                kind="tfrecord", paths=paths, index_paths=[path.with_suffix(".idx") for path in paths]
-            ),
+            TFRECORD: ReaderFiles(kind="tfrecord", paths=records.paths, index_paths=records.index_paths),
         },
         num_bytes={
             OURS: (tar_bytes, beside),
-            WEBDATASET: (tar_bytes, sum(path.stat().st_size for path in index_paths)),
-            TFRECORD: (exported.num_bytes, exported.index_bytes),
+            WEBDATASET: (tar_bytes, _total_bytes(index_paths)),
+            TFRECORD: (_total_bytes(records.paths), _total_bytes(records.index_paths)),
         },
         outputs={},
     )
+
+
+def _total_bytes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 # Note [mapped]: without decoding, `fn.readers.webdataset` in its default form only walks its index, because samples are

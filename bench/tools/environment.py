@@ -25,9 +25,6 @@ PACKAGES = (
     "spdl",
     "litdata",
     "mosaicml-streaming",
-    "simplejpeg",
-    "opencv-python-headless",
-    "ajpegli",
 )
 """Packages whose versions may change a figure."""
 

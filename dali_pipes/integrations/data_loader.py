@@ -31,7 +31,6 @@ from dali_pipes.arguments import as_integer
 from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
 from dali_pipes.integrations.batch_tokens import TokenDataset, TokenSampler
 from dali_pipes.integrations.gradient_state import make_announcement
-from dali_pipes.integrations.notebook import shortens_traceback
 from dali_pipes.processes.one_thread import Use, alone
 
 if TYPE_CHECKING:
@@ -280,7 +279,6 @@ class Iteration(Iterator[Any]):
         )
         self.has_begun, self.num_taken = True, skip
 
-    @shortens_traceback
     def _check_usable(self) -> None:
         self._face.check_newest(self._token)
 

@@ -7,7 +7,6 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from dali_pipes.integrations.dali_iterator import DaliArguments, DaliIterator
 from dali_pipes.integrations.data_loader import EachIter, LoaderBatches, OutputNames
-from dali_pipes.integrations.notebook import shortens_traceback
 from dali_pipes.integrations.torch_dataset import DictBatches, LoaderDataset
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ class Faces:
     def _loader(self) -> "Loader":
         return cast("Loader", self)
 
-    @shortens_traceback
     def as_dali(
         self,
         *,
@@ -87,7 +85,6 @@ class Faces:
         """
         return LoaderDataset(self.as_dataloader())
 
-    @shortens_traceback
     def as_dataloader(self, outputs: OutputNames = None, *, each_iter: EachIter = "next") -> LoaderBatches:
         """Give the batches to a trainer, as an object that it takes for a data loader and leaves alone.
 

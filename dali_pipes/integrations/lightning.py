@@ -224,15 +224,10 @@ class _TrainBatches(_Batches):
 
 def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
     from dali_pipes.opening.loader import loader
-    from dali_pipes.options import refuse_old_arguments
 
     for name in _OF_THE_TRAINER:
         if name in arguments:
             raise ValueError(f"{stage}: the trainer gives '{name}'; leave it out")
-    try:
-        refuse_old_arguments(arguments)
-    except TypeError as exc:
-        raise TypeError(f"{stage}: {exc}") from None
     try:
         inspect.signature(loader).bind(**arguments)
     except TypeError as exc:

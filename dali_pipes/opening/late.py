@@ -7,7 +7,6 @@ from typing import Any
 
 from dali_pipes.data_set.find import is_in_directories
 from dali_pipes.description import describe_unopened
-from dali_pipes.integrations.notebook import shortens_traceback
 from dali_pipes.iterator import Loader
 from dali_pipes.opening.checked import LoaderArguments
 from dali_pipes.opening.parts import named_shards, open_parts, refuse_workers
@@ -81,7 +80,6 @@ class LateLoader(Loader):
                 self._closed, self._pid = True, os.getpid()
         super().close()
 
-    @shortens_traceback
     def _open(self) -> None:
         unopened = dict(vars(self))
         self._is_opening = True

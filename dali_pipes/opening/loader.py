@@ -9,19 +9,16 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from dali_pipes.data_set.find import Mixture
 from dali_pipes.graph.definition import Graph
-from dali_pipes.integrations.notebook import shortens_traceback
 from dali_pipes.iterator import Loader
 from dali_pipes.opening.checked import check_arguments
 from dali_pipes.opening.late import LateLoader
 from dali_pipes.opening.parts import open_parts
-from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select, Shards, Shuffle, names_new_form
+from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select, Shards, Shuffle
 from dali_pipes.order.plan import LastBatchPolicyName
 from dali_pipes.processes.ranks import find_rank
 from dali_pipes.store.urls import ShardUrls
 
 
-@shortens_traceback
-@names_new_form
 def loader(
     shards: ShardUrls | Shards | Mixture,
     graph: Graph,

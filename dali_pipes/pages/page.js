@@ -21,10 +21,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
         const found = Number.isNaN(a) ? shown(one).localeCompare(shown(other)) : a - b;
         return down ? -found : found;
       };
-      for (const row of [...body.rows].sort(order)) {
-        row.classList.remove("split");
-        body.append(row);
-      }
+      body.append(...[...body.rows].sort(order));
     });
   });
 }

@@ -75,7 +75,6 @@ def html_table(
     rows: Sequence[Sequence[str]],
     *,
     num_names: int = 1,
-    classes: Sequence[str] = (),
     is_sortable: bool = True,
 ) -> str:
     """Return a table in a box of its own that scrolls if it is wider than the page.
@@ -83,7 +82,6 @@ def html_table(
     Args:
         rows: Cells as plain text, the header first.
         num_names: Columns from the left that are names, and are aligned to the left.
-        classes: The ``class`` of each row below the header; empty: none has one.
         is_sortable: A click on a column's title sorts by it, numbers as numbers.
     """
 
@@ -91,10 +89,7 @@ def html_table(
         marks = [' class="name"' if column < num_names else "" for column in range(len(row))]
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True))
 
-    lines = []
-    for number, row in enumerate(rows[1:]):
-        mark = f' class="{classes[number]}"' if classes and classes[number] else ""
-        lines.append(f"<tr{mark}>{cells(row, 'td')}</tr>")
+    lines = [f"<tr>{cells(row, 'td')}</tr>" for row in rows[1:]]
     kind = ' class="sortable"' if is_sortable else ""
     return (
         f'<div class="wide" tabindex="0"><table{kind}><thead><tr>{cells(rows[0], "th")}</tr></thead>'

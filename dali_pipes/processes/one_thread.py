@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from dali_pipes.integrations.notebook import shorten
-
 
 class Use:
     """One call of a loader's method ``name``, in the current thread."""
@@ -47,9 +45,6 @@ def alone(
                 self._check_usable()  # it may be closed by now
                 raise running.refusal(use)
             return method(self, *args, **kwargs)
-        except Exception as exc:
-            shorten(exc)
-            raise
         finally:
             uses = self._uses
             if "now" in uses and uses["now"] is use:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 """URL scheme to AIS provider. With an endpoint, a bucket of a cloud is read through the cluster that has it as a
 backend."""
-PROFILES = "msc"
-"""The scheme of buckets that a profile of the Multi-Storage Client names; they are read without AIStore."""
 SERVERS = ("https", "http")
 """The schemes of servers that only send files."""
 DIRECT = "direct"

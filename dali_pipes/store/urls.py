@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from dali_pipes.errors import DataError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import DIRECT, PROFILES, PROVIDERS, SERVERS
+from dali_pipes.store.entries import DIRECT, PROVIDERS, SERVERS
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Pattern, local_pattern, split_version
 from dali_pipes.store.shard_names import (
@@ -30,8 +30,8 @@ ShardUrls = str | Path | Sequence[str | Path]
 
 
 def is_remote(url: str | Path) -> bool:
-    """Whether a URL names a bucket or a server: ``ais://``, ``s3://``, ``gs://``, ``az://``, ``https://``, ``msc://``."""
-    return isinstance(url, str) and "://" in url and url.partition("://")[0] in (*PROVIDERS, *SERVERS, PROFILES)
+    """Whether a URL names a bucket or a server: ``ais://``, ``s3://``, ``gs://``, ``az://``, ``https://``."""
+    return isinstance(url, str) and "://" in url and url.partition("://")[0] in (*PROVIDERS, *SERVERS)
 
 
 def is_in_cluster(url: str | Path, endpoint: str | None) -> bool:
@@ -61,15 +61,13 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
                 f"got '{bucket}'"
             )
         check_object_name(name, url=str(url))
-        if scheme == PROFILES:
-            return _open_profile(str(url))
         if not is_in_cluster(url, endpoint):
             return _open_cloud(scheme, bucket), name
         if endpoint in (None, DIRECT):
             raise ValueError(f"'{url}' is in a bucket of AIStore, and no endpoint is given; set AIS_ENDPOINT")
         return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
     if "://" in str(url):
-        raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS, PROFILES])
+        raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS])
     if not isinstance(url, Path):
         _check_slashes(url)
     folder, _, name = str(url).rpartition("/")
@@ -82,14 +80,6 @@ def _open_cloud(scheme: str, bucket: str) -> Store:
     from dali_pipes.store.cloud.settings import CloudSettings
 
     return CloudStore(CloudSettings.from_environment(scheme, bucket))
-
-
-def _open_profile(url: str) -> tuple[Store, str]:
-    from dali_pipes.store.cloud.bucket import CloudStore
-    from dali_pipes.store.cloud.profiles import open_profile
-
-    settings, name = open_profile(url)
-    return CloudStore(settings), name
 
 
 def _check_host(url: str, host: str) -> None:
@@ -287,7 +277,7 @@ def _local_path(url: str | Path) -> str:
             raise ValueError(f"'{text}': expected file:///PATH, with three slashes and an absolute path")
         path = f"/{unquote(rest)}"
     elif "://" in text:
-        raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, PROFILES, "file"])
+        raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, "file"])
     else:
         if isinstance(url, str):
             _check_slashes(text)
@@ -300,7 +290,7 @@ def _local_path(url: str | Path) -> str:
 def _check_slashes(text: str) -> None:
     """Refuse ``s3:/b/x``, which would be a folder ``s3:`` here, unless there is one."""
     scheme, colon, rest = text.partition(":")
-    if not colon or rest.startswith("//") or scheme not in (*PROVIDERS, *SERVERS, PROFILES, "file"):
+    if not colon or rest.startswith("//") or scheme not in (*PROVIDERS, *SERVERS, "file"):
         return
     if not Path(text.partition("/")[0]).exists():
         meant = f"{scheme}:///{rest.lstrip('/')}" if scheme == "file" else f"{scheme}://{rest.lstrip('/')}"

@@ -10,7 +10,6 @@ _COMMANDS = {
     "diff": "Compare two versions, or two data sets.",
     "embedded": "Run an AIStore-compatible node here.",
     "etl": "Transforms inside the cluster.",
-    "export": "Shards into TFRecord files.",
     "index": "Locate every component of every sample.",
     "info": "Classes, sizes, formats, means.",
     "log": "The versions of a data set.",

@@ -212,9 +212,7 @@ def pack(
         steps = (*source.steps, *([source.step(numbers)] if source.step is not None else []))
         shards = _plan(numbers, checked, prefix=prefix, max_count=max_count, max_bytes=max_bytes)
         places = [store, *([LocalStore(copy)] if copy is not None else [])]
-        targets = [
-            Target(place, prefix, overwrite=overwrite, job="pack", files="shards", endings="tar") for place in places
-        ]
+        targets = [Target(place, prefix, overwrite=overwrite) for place in places]
         for target in targets:
             _check_apart(target.store, source, (*(shard.name for shard in shards), *target.existing))
         stale = [target.stale(shards) for target in targets]

@@ -1,7 +1,7 @@
-"""Write a set of numbered files to a store. Equal files that it has already are kept; other files stop the job.
+"""Write the numbered shards of a pack to a store. Equal shards are kept; other shards stop the pack.
 
-With ``overwrite`` the other files are replaced. The shards of a pack and the files of an export are such sets. Sizes
-and contents of all files are known before the first is written, so running an interrupted job again finishes it.
+With ``overwrite`` the other shards are replaced. Sizes and contents of all shards are known before the first is
+written, so running an interrupted pack again finishes it.
 """
 
 import re
@@ -81,46 +81,42 @@ class FileWorkers:
 
 
 class Target:
-    """A store, which may not exist yet, and the names under a prefix that a job writes there.
+    """A store, which may not exist yet, and the names under a prefix that a pack writes there.
 
     Args:
         store: The store.
         prefix: The beginning of all names.
-        overwrite: Replace files of other content, and delete those beyond the last one.
-        job: ``"pack"`` or ``"export"``, for errors.
-        files: The job's word for its files, for errors.
-        endings: Endings of the numbered files, as a regular expression.
+        overwrite: Replace shards of other content, and delete those beyond the last one.
     """
 
-    def __init__(self, store: Store, prefix: str, *, overwrite: bool, job: str, files: str, endings: str) -> None:
+    def __init__(self, store: Store, prefix: str, *, overwrite: bool) -> None:
         self.store, self.prefix = store, prefix
         self.existing: dict[str, ObjectEntry] = {}
-        """The objects under the prefix, by name, before the job writes."""
+        """The objects under the prefix, by name, before the pack writes."""
         if store.exists():
             self.existing = {entry.name: entry for entry in store.list_all(prefix)}
-        self._overwrite, self._job, self._files = overwrite, job, files
-        self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.({endings})")
+        self._overwrite = overwrite
+        self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.tar")
 
-    def stale(self, files: Sequence[PlannedFile], *, companions: Iterable[str] = ()) -> list[str]:
-        """The numbered files of another job beyond the planned ones and their ``companions``, to be deleted at the end.
+    def stale(self, files: Sequence[PlannedFile]) -> list[str]:
+        """The numbered shards of another pack beyond the planned ones, to be deleted at the end.
 
         Raises:
-            StoreError: If there are such files, or files of another size under the planned names, and they must stay.
+            StoreError: If there are such shards, or shards of another size under the planned names, and they must stay.
         """
         sizes = {file.name: file.num_bytes for file in files}
-        known = {*sizes, *companions}
-        stale = [name for name in self.existing if self._pattern.fullmatch(name) and name not in known]
+        stale = [name for name in self.existing if self._pattern.fullmatch(name) and name not in sizes]
         others = [name for name, size in sizes.items() if self.size(name) not in (None, size)]
         versions = [name for name in self.existing if name.startswith(version_start(self.prefix))]
         if (stale or others) and versions:
             raise StoreError(
                 f"'{self.store.locate(self.prefix)}' is a data set with versions, {shown(versions)}; "
-                f"{self._job} under another prefix, or delete it first"
+                "pack under another prefix, or delete it first"
             )
         if (stale or others) and not self._overwrite:
             raise StoreError(
-                f"'{self.store.locate(self.prefix)}' holds {self._files} of another {self._job}: "
-                f"{shown(stale + others)}; --overwrite replaces them, or {self._job} under another prefix"
+                f"'{self.store.locate(self.prefix)}' holds shards of another pack: "
+                f"{shown(stale + others)}; --overwrite replaces them, or pack under another prefix"
             )
         return stale
 
@@ -142,7 +138,7 @@ class Target:
             more = f", and {len(others) - 1} more are" if len(others) > 1 else ""
             raise StoreError(
                 f"'{self.store.locate(others[0])}' is there with other content{more}; "
-                f"--overwrite replaces it, or {self._job} under another prefix"
+                "--overwrite replaces it, or pack under another prefix"
             )
         return [file for file in files if file.name not in there]
 
@@ -157,7 +153,7 @@ class Target:
             self.store.create()
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object that was there before the job; ``None`` if there was none."""
+        """Bytes of an object that was there before the pack; ``None`` if there was none."""
         entry = self.existing.get(name)
         return None if entry is None else entry.size
 
@@ -170,7 +166,7 @@ class Target:
         return self.size(name) == len(data) and self.store.read(name) == data
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete the named objects that were there before the job."""
+        """Delete the named objects that were there before the pack."""
         for name in names:
             if self.existing.pop(name, None) is not None:
                 self.store.delete(name)

@@ -1,4 +1,4 @@
-"""Options of a loader: types and values are checked when an option class is made; old arguments name their new form."""
+"""Options of a loader: types and values are checked when an option class is made."""
 
 import inspect
 import json
@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
-from dali_pipes import options
-from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import find_rank
@@ -150,86 +148,6 @@ def test_groups_hold_plain_values_and_cannot_be_changed(group: str) -> None:
 
 def test_loader_has_sixteen_parameters() -> None:
     assert len(inspect.signature(dp.loader).parameters) == 16
-
-
-OLD = {
-    "exclude": "pass select=dali_pipes.Select(exclude=...)",
-    "where": "pass select=dali_pipes.Select(where=...)",
-    "where_in_parts": "pass select=dali_pipes.Select(where_in_parts=...)",
-    "oversample": "pass select=dali_pipes.Select(oversample=...)",
-    "missing": "pass select=dali_pipes.Select(missing=...)",
-    "epoch_samples": "pass select=dali_pipes.Select(epoch_samples=...)",
-    "buckets": "pass select=dali_pipes.Select(buckets=...)",
-    "tokens": "pass select=dali_pipes.Select(tokens=...)",
-    "allow_missing": "pass select=dali_pipes.Select(allow_missing=...)",
-    "shuffle_window": "pass shuffle=dali_pipes.Shuffle(window_bytes=...)",
-    "ramp_up": "pass shuffle=dali_pipes.Shuffle(ramp_up=...)",
-    "num_slices": "pass shuffle=dali_pipes.Shuffle(slices=...)",
-    "on_error": "pass bad_samples=dali_pipes.BadSamples(on_error=...)",
-    "max_bad": "pass bad_samples=dali_pipes.BadSamples(max_bad=...)",
-    "max_pixels": "pass bad_samples=dali_pipes.BadSamples(max_pixels=...)",
-    "quarantine": "pass bad_samples=dali_pipes.BadSamples(quarantine=...)",
-    "cache_dir": "pass cache=dali_pipes.Cache(directory=...)",
-    "cache_bytes": "pass cache=dali_pipes.Cache(max_bytes=...)",
-    "num_fetchers": "pass cache=dali_pipes.Cache(fetchers=...)",
-    "show_progress": "pass cache=dali_pipes.Cache(show_progress=...)",
-    "num_threads": "pass decode=dali_pipes.Decode(threads=...)",
-    "prefetch_queue_depth": "pass decode=dali_pipes.Decode(queue_depth=...)",
-    "hw_decoder_load": "pass decode=dali_pipes.Decode(engine_share=...)",
-    "tuning": "pass decode=dali_pipes.Decode(tuning=...)",
-    "formats": "pass decode=dali_pipes.Decode(formats=...)",
-    "reader": "pass decode=dali_pipes.Decode(reader=...)",
-    "max_batch_pixels": "pass decode=dali_pipes.Decode(max_batch_pixels=...)",
-    "with_keys": "pass outputs=dali_pipes.Outputs(keys=...)",
-    "with_valid": "pass outputs=dali_pipes.Outputs(valid=...)",
-    "labels": "pass outputs=dali_pipes.Outputs(labels=...)",
-    "enabled": "pass shuffle=dali_pipes.Shuffle(enabled=...)",
-    "window_bytes": "pass shuffle=dali_pipes.Shuffle(window_bytes=...)",
-    "slices": "pass shuffle=dali_pipes.Shuffle(slices=...)",
-    "directory": "pass cache=dali_pipes.Cache(directory=...)",
-    "max_bytes": "pass cache=dali_pipes.Cache(max_bytes=...)",
-    "fetchers": "pass cache=dali_pipes.Cache(fetchers=...)",
-    "verify": "pass cache=dali_pipes.Cache(verify=...)",
-    "patience_s": "pass cache=dali_pipes.Cache(patience_s=...)",
-    "start_patience_s": "pass cache=dali_pipes.Cache(start_patience_s=...)",
-    "threads": "pass decode=dali_pipes.Decode(threads=...)",
-    "queue_depth": "pass decode=dali_pipes.Decode(queue_depth=...)",
-    "engine_share": "pass decode=dali_pipes.Decode(engine_share=...)",
-    "keys": "pass outputs=dali_pipes.Outputs(keys=...)",
-    "valid": "pass outputs=dali_pipes.Outputs(valid=...)",
-    "local_rank": 'pass device="cuda:N"',
-    "device_id": 'pass device="cuda:N"',
-    "drop_last": 'pass last_batch_policy="DROP"',
-    "num_workers": "threads decode, without workers: pass decode=dali_pipes.Decode(threads=...), or nothing",
-    "pin_memory": "on a GPU, batches are on the device already; drop it",
-    "etl": "pass dali_pipes.Shards(urls, etl=...) as the shards",
-    "output_map": "use loader.as_dali(output_map=...)",
-    "column_labels": "use loader.as_dali(column_labels=...)",
-    "auto_reset": "use loader.as_dali(auto_reset=...)",
-    "reader_name": "use loader.as_dali(reader_name=...)",
-    "fill_last_batch": "use loader.as_dali(fill_last_batch=...)",
-}
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_old_argument_names_its_new_form(name: str) -> None:
-    """Refused before any work starts."""
-    graph: Any = None
-    arguments: dict[str, Any] = {"batch_size": 2, name: None}
-    with pytest.raises(TypeError) as refused:
-        dp.loader("/nowhere", graph, **arguments)
-    assert str(refused.value) == f"loader() has no argument '{name}'; {OLD[name]}"
-
-
-def test_table_of_old_arguments_is_complete_and_names_what_there_is() -> None:
-    assert options.NEW_FORMS.keys() == OLD.keys()
-    for form in OLD.values():
-        group, _, rest = form.rpartition("dali_pipes.")[2].partition("(")
-        if group in GROUPS:
-            assert rest.partition("=")[0] in vars(getattr(dp, group)())
-    for name in ("output_map", "column_labels", "auto_reset"):
-        assert name in inspect.signature(DaliIterator).parameters
-        assert name in inspect.signature(dp.Loader.as_dali).parameters
 
 
 def test_shards_keep_a_list_that_can_be_read_once() -> None:

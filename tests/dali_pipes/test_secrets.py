@@ -37,7 +37,6 @@ _COMMANDS = [
     "prep shuffle ais://b/x- ais://b/y --engine client",
     "prep shuffle ais://b/x- ais://b/y --engine dsort",
     "prep transform ais://b/x- ais://b/y --function f:g",
-    "prep export tfrecord ais://b/x- out",
     "prep etl get ais://b/x-0.tar out.tar --etl e",
     "prep etl run ais://b/x- ais://b/y --etl e",
     "prep etl stop e",

@@ -72,7 +72,6 @@ def test_what_is_there_is_told_alike(bucket: str, photos: Path, tmp_path: Path) 
             r'"[a-z_]*(seconds|_s)": [0-9.e-]+', "", str(shown).replace(f"{place}/", "").replace("'", '"')
         )
         run_prep("view", f"{place}/a-", tmp_path / "view.html")
-        run_prep("export", "tfrecord", f"{place}/a-", tmp_path / "records", "--overwrite")
     assert len(set(found.values())) == 1
 
 

@@ -20,9 +20,9 @@ from bench.loaders.peers.plain_dali import (
     plain_pipeline,
 )
 from bench.loaders.protocol import BenchLoader, LoaderOptions
+from bench.tools.tfrecords import ENCODED, KEY, LABEL
 from dali_pipes.errors import DataError
 from dali_pipes.formats.keys import split_key
-from prep.export.records import ENCODED, KEY, LABEL
 
 if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex

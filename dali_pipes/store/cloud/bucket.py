@@ -54,10 +54,6 @@ class CloudStore(Store):
     def locate(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def identity(self, name: str) -> str:
-        # Profiles of msc:// give one bucket several URLs.
-        return f"{self.settings.identity}/{name}"
-
     def check_name(self, name: str) -> None:
         check_object_name(name, url=self.locate(name))
 

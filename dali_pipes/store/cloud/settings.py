@@ -69,8 +69,6 @@ class CloudSettings:
     """The bucket, the container, or for HTTP the host."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """obstore's options. They hold secrets."""
-    named: str = ""
-    """The URL by which the user names the bucket, if it is not ``SCHEME://BUCKET``: ``msc://PROFILE``."""
 
     def __post_init__(self) -> None:
         for name, value in self.options.items():
@@ -98,14 +96,14 @@ class CloudSettings:
             options.setdefault("google_skip_signature", "true")
         if scheme == "az":
             text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").strip()
-            options = connection_options(text, name="AZURE_STORAGE_CONNECTION_STRING") | options
+            options = _connection_options(text) | options
         _check_addresses(options)
         return cls(scheme=scheme, bucket=bucket, options=options)
 
     @property
     def url(self) -> str:
         """The bucket's URL, as the user writes it."""
-        return self.named or f"{self.scheme}://{self.bucket}"
+        return f"{self.scheme}://{self.bucket}"
 
     @property
     def cloud(self) -> str:
@@ -130,13 +128,6 @@ class CloudSettings:
         """The server, for messages: ``https://s3.eu-west-1.amazonaws.com``."""
         parts = urlsplit(self.base_url)
         return f"{parts.scheme}://{parts.netloc}"
-
-    @property
-    def identity(self) -> str:
-        """A text that is equal for two URLs of one bucket."""
-        # The names of Amazon's buckets are the same in all regions.
-        is_amazon = self.scheme == "s3" and not self.options.get("aws_endpoint_url")
-        return f"s3://{self.bucket}" if is_amazon else self.base_url
 
     @property
     def lists_times(self) -> bool:
@@ -289,15 +280,17 @@ def _trusted() -> dict[str, Any]:
     return {}
 
 
-def connection_options(text: str, *, name: str) -> dict[str, str]:
-    """The options in Azure's connection string, which `obstore` does not read. ``name`` is its name, for the error."""
+def _connection_options(text: str) -> dict[str, str]:
+    """The options in AZURE_STORAGE_CONNECTION_STRING, which `obstore` does not read."""
     if not text:
         return {}
     fields = {}
     for part in filter(None, text.split(";")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"{name} must be fields NAME=VALUE with ';' between them; one field has no '='")
+            raise ValueError(
+                "AZURE_STORAGE_CONNECTION_STRING must be fields NAME=VALUE with ';' between them; one field has no '='"
+            )
         fields[key.strip().lower()] = value.strip()
     if fields.get("usedevelopmentstorage", "").lower() == "true":
         return {"azure_storage_use_emulator": "true"}

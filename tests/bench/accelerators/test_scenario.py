@@ -136,7 +136,6 @@ def test_command_searches_and_writes_a_record(
         (["--au", "mine:8:0.1", "--batch-size", "4"], "--au excludes --batch-size: the accelerator has a batch size"),
         (["--au", "mine:8:0.1", "--ranks", "2"], "--au excludes --ranks: each accelerator is a rank"),
         (["--au", "mine:8:0.1", "--compute-ms", "5"], "--au excludes --compute-ms"),
-        (["--au", "mine:8:0.1", "-o", "page.html"], "--au excludes --output: write the record with --json"),
         (["--au", "mine:8:0.1", "--au-most", "65"], "--au-most must be at most 64, got 65"),
         (["--au", "mine:12:0.1"], "needs 2 in an epoch, 24 samples; the shards hold 22; .*: --samples 24"),
     ],

@@ -67,10 +67,10 @@ TINY = ["--batch-size", "5", "--num-threads", "2", "--crop", "64", "--device", "
 
 
 def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -> None:
-    """The command compares, times, prints a table and writes JSON with every promised field, and a page."""
-    out, page = tmp_path / "run.json", tmp_path / "run.html"
+    """The command compares, times, prints a table and writes JSON with every promised field."""
+    out = tmp_path / "run.json"
     arguments = ["run", "--shards", shards.store.url, "--loaders", "dali,webloader:turbo", "--repeats", "2"]
-    arguments += ["--epochs", "3", *TINY, "--json", str(out), "-o", str(page)]
+    arguments += ["--epochs", "3", *TINY, "--json", str(out)]
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
 
     assert done.exit_code == 0
@@ -106,7 +106,6 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
             assert repeat["figures"]["accelerator_utilisation"] is None, "no step was emulated"
             assert repeat["figures"]["peak_memory_mib"] >= repeat["start_mib"] > 0
         assert set(FIGURES) <= set(row["summary"]["figures"])
-    assert page.read_text().startswith("<!doctype html>")
 
     shown = CliRunner().invoke(bench_command, ["report", str(out)], catch_exceptions=False)
     assert shown.stdout == done.stdout
@@ -258,7 +257,7 @@ def _started(*arguments: object, **keywords: object) -> None:
         ([{"latency_ms": 1.0}], 44, [], 4),  # packed, and served from a copy of that
         ([{"latency_ms": 1.0}, {"latency_ms": 20.0}], None, [], 1),  # of one data set
         ([{"shards": 4}, {"shards": 7}], None, [], 2),
-        ([{}], None, ["dali", "imagefolder", "mosaic"], 2),
+        ([{}], None, ["dali", "litdata", "mosaic"], 2),
         ([{}, {"ranks": 2}], None, ["mosaic"], 2),  # once for each number of ranks
         ([{"photo_side": 40}], None, ["mosaic"], 0),  # known when they are made
     ],
@@ -296,7 +295,6 @@ def test_run_json_that_cannot_be_written_is_refused_first(
         ("--json", tmp_path, "expected a file, found a directory"),
         ("--json", tmp_path / "none" / "run.json", "no such directory"),
         ("--json", Path("/proc/self/run.json"), "cannot be written"),  # read-only for root too
-        ("-o", tmp_path, "expected a file, found a directory"),
     ):
         arguments = ["run", "--shards", shards.store.url, option, str(path)]
         with pytest.raises(ValueError, match=f"{option} '{path}': {message}"):
@@ -406,18 +404,17 @@ def test_run_that_is_stopped_keeps_its_whole_rounds(
 
     monkeypatch.setattr("bench.compare.run.run_turn", stopped)
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
-    out, page = tmp_path / "run.json", tmp_path / "run.html"
+    out = tmp_path / "run.json"
     arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "memory,dali", "--repeats", "3", *TINY]
     with contextlib.suppress(SystemExit):
-        assert main([*arguments, "--json", str(out), "-o", str(page)]) == code
+        assert main([*arguments, "--json", str(out)]) == code
     told = capfd.readouterr()
-    assert f"kept: 2 whole rounds, in '{out}' and '{page}'" in told.err
+    assert f"kept: 2 whole rounds, in '{out}'" in told.err
     assert "stopped in round 3 of 3, loader '" in told.err
     assert "Stopped after 2 of 3 rounds, in round 3 of 3, loader '" in told.out
     found = read_run(out)
     assert (found["complete"], found["num_rounds"]) == (False, 2)
     assert [len(row["repeats"]) for row in found["records"]] == [2, 2]
-    assert "Stopped after 2 of 3 rounds" in page.read_text()
     assert main(["bench", "compare", str(out), str(out)]) == 0
     assert "after: stopped after 2 of 3 rounds" in capfd.readouterr().out
 

@@ -254,7 +254,7 @@ def test_fitting_batch_size_halves_until_it_fits(
     assert fitting_batch_size(options, num_shards=8) == expected
 
 
-@pytest.mark.parametrize("name", ["webloader", "webloader-tutorial", "imagefolder"])
+@pytest.mark.parametrize("name", ["webloader", "webloader-tutorial"])
 def test_loader_without_shared_memory_says_what_to_do(
     name: str, shards: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +272,7 @@ def test_loader_without_shared_memory_says_what_to_do(
     [
         ("webdataset", "loader must be one of dali, memory, webloader, webloader-tutorial, .*, got 'webdataset'"),
         ("webloader:opencv", "decode must be one of pil, turbo, got 'opencv' in 'webloader:opencv'"),
-        ("dali:turbo", "loader 'dali' does not decode with turbo, got 'dali:turbo'; these do: webloader, imagefolder"),
+        ("dali:turbo", "loader 'dali' does not decode with turbo, got 'dali:turbo'; these do: webloader, aistore"),
         ("webloader-tutorial:turbo", "loader 'webloader-tutorial' does not decode with turbo"),
     ],
 )

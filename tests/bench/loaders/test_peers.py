@@ -86,48 +86,6 @@ def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
     return ShardSet(store=store, names=tuple(names))
 
 
-# imagefolder
-
-
-def test_imagefolder_unpacks_each_component_below_its_label(shards: ShardSet, tmp_path: Path) -> None:
-    """A tree for photos and one for masks, a folder a class in each, the bytes as they were; of the label its name."""
-    prepared = prepare_loader("imagefolder", shards, directory=tmp_path)
-    assert prepared is not None
-    found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    expected = {}
-    for sample in samples():
-        label = sample.components["cls"].decode()
-        expected[f"image.jpg/{label}/{sample.key}.jpg"] = sample.components["image.jpg"]
-        expected[f"trimap.png/{label}/{sample.key}.png"] = sample.components["trimap.png"]
-    assert found == expected
-    assert prepared.num_bytes == sum(map(len, expected.values()))
-
-
-@pytest.mark.parametrize("key", ["../out", "a/../../out", "/out", "a//b"])
-def test_imagefolder_key_that_leads_out_is_refused(tmp_path: Path, key: str) -> None:
-    """A shard is data: nothing is written beside the folder."""
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "into").mkdir()
-    shards = shards_of(tmp_path / "shards", Sample(key, SAMPLE))
-    with pytest.raises(DataError, match=r"odd-000000\.tar', key '.*': cannot be unpacked"):
-        prepare_loader("imagefolder", shards, directory=tmp_path / "into")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["into", "odd-000000.tar", "shards"]
-
-
-def test_imagefolder_without_label_or_mask_says_which(tmp_path: Path, options: LoaderOptions) -> None:
-    """The label names the folder; a mask that nobody has is found when the folders are opened."""
-    (tmp_path / "into").mkdir()
-    unlabelled = shards_of(tmp_path, Sample("a", {"image.jpg": b"photo"}))
-    with pytest.raises(DataError, match=r"key 'a': no component 'cls' \(found: image.jpg\)"):
-        prepare_loader("imagefolder", unlabelled, directory=tmp_path / "into")
-    unmasked = shards_of(tmp_path, Sample("a", {"image.jpg": b"photo", "cls": b"3"}))
-    with (
-        pytest.raises(DataError, match=r"no sample has the component 'trimap\.png'"),
-        open_loader("imagefolder", unmasked, options=options),
-    ):
-        pass
-
-
 # dali-external
 
 

@@ -11,7 +11,7 @@ from bench.loaders.selection import LoaderSpec, available_loaders, open_loader, 
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
-HERE = ("dali", "memory", "webloader", "webloader-tutorial", "dali-s3", "dali-external", "imagefolder", "synthetic")
+HERE = ("dali", "memory", "webloader", "webloader-tutorial", "dali-s3", "dali-external", "synthetic")
 """What the extra ``bench`` is enough for."""
 
 
@@ -27,9 +27,7 @@ def test_registry_loaders_of_the_bench_extra_are_all_here(bucket: ShardSet) -> N
         ("aistore", "alive_progress", "aistore-pytorch"),
         ("spdl", "spdl.pipeline", "spdl"),
         ("s3torchconnector", "s3torchconnector", "s3torchconnector"),
-        ("hf", "datasets", "hf"),
         ("energon", "megatron.energon", "energon"),
-        ("grain", "array_record", "grain"),
         ("litdata", "litdata", "litdata"),
         ("mosaic", "streaming", "mosaic"),
     ],
@@ -88,7 +86,7 @@ def test_select_loaders_group_has_each_decoder_and_nothing_twice(bucket: ShardSe
     chosen = select_loaders(["webloader:turbo", "python-decode"], shards=bucket).specs
     assert chosen[0] == LoaderSpec(name="webloader", decode="turbo")
     assert len(set(chosen)) == len(chosen)
-    assert {str(spec) for spec in chosen} >= {"webloader:pil", "webloader-tutorial:pil", "imagefolder:turbo"}
+    assert {str(spec) for spec in chosen} >= {"webloader:pil", "webloader-tutorial:pil", "webloader:turbo"}
     assert "dali" not in {spec.name for spec in chosen}
 
 
@@ -96,7 +94,7 @@ def test_select_loaders_group_has_each_decoder_and_nothing_twice(bucket: ShardSe
     ("group", "within", "without"),
     [
         ("all", {"dali", "synthetic", "webloader:pil"}, set[str]()),
-        ("peers", {"dali-s3", "imagefolder:pil"}, {"dali", "memory", "synthetic"}),
+        ("peers", {"dali-s3", "webloader:pil"}, {"dali", "memory", "synthetic"}),
         ("dali-decode", {"dali", "memory", "dali-s3", "dali-external"}, {"synthetic", "webloader:pil"}),
         ("python-decode", {"webloader:turbo"}, {"dali", "synthetic"}),
     ],
@@ -199,15 +197,20 @@ def test_open_loader_that_reads_the_index_beside_makes_none(
             assert sum(num_rows(batch) for batch in loader.epoch()) == 22
 
 
-def test_open_loader_reads_what_was_prepared(shards: ShardSet, options: LoaderOptions, tmp_path: Path) -> None:
+def test_open_loader_reads_what_was_prepared(
+    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """And leaves it there: a conversion is paid once, not for each opening."""
-    prepared = prepare_loader("imagefolder", shards, directory=tmp_path)
+    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", source=("converted",))
+    monkeypatch.setitem(LOADERS, "copied", entry)
+    prepared = prepare_loader("copied", shards, directory=tmp_path)
     assert prepared is not None
-    (tmp_path / "image.jpg" / "4" / "animals" / "pet_003.jpg").unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(shards.names)
+    (tmp_path / shards.names[0]).unlink()
     for _ in range(2):
-        with open_loader("imagefolder", shards, options=options, prepared=prepared) as loader:
-            assert sum(num_rows(batch) for batch in loader.epoch()) == 21
-    assert (tmp_path / "trimap.png" / "4" / "animals" / "pet_003.png").exists()
+        with open_loader("copied", shards, options=options, prepared=prepared) as loader:
+            assert sum(num_rows(batch) for batch in loader.epoch()) == 14
+    assert (tmp_path / shards.names[1]).exists()
 
 
 def test_prepared_of_counts_all_files(tmp_path: Path) -> None:

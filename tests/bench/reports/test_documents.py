@@ -145,12 +145,24 @@ def test_every_committed_record_can_be_shown(path: Path, tmp_path: Path) -> None
         with pytest.raises(DataError, match=r"expected the record of one of bench run, .* found a JSON file without"):
             CliRunner().invoke(bench_command, ["report", str(path)], catch_exceptions=False)
         return
-    page = tmp_path / "page.html"
-    done = CliRunner().invoke(bench_command, ["report", str(path), "-o", str(page)], catch_exceptions=False)
+    page = tmp_path / "page.md"
+    done = CliRunner().invoke(bench_command, ["report", str(path), "--markdown", str(page)], catch_exceptions=False)
     assert done.exit_code == 0
     assert path.stem in page.read_text()
     shown = CliRunner().invoke(bench_command, ["report", str(path)], catch_exceptions=False)
     assert len(shown.stdout.splitlines()) > 2
+
+
+def test_report_draws_the_plots_of_runs(document: Path, tmp_path: Path) -> None:
+    """A file each, into a directory that is made; a record of another benchmark has none."""
+    run = document.parent / "results" / "run.json"
+    scale = next(RESULTS.glob("scale_*.json"))
+    arguments = ["report", str(run), str(scale), "--plots", str(tmp_path / "plots")]
+    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    assert done.stdout == ""
+    assert f"wrote 4 plots to {tmp_path / 'plots'}" in done.stderr
+    names = ("cpu_ms_per_sample", "samples_per_s", "time_to_first_batch_s", "wait_share")
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [f"run-{name}.svg" for name in names]
 
 
 def test_report_needs_something_to_show() -> None:

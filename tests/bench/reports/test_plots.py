@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 
 from bench.loaders.registry import LOADERS
 from bench.reports.intervals import median_interval
-from bench.reports.page import html_page, markdown_page
-from bench.reports.plots import COLOURS, FEED, Mark, draw_lines, draw_rows, style_of, svg_of
+from bench.reports.markdown import markdown_page
+from bench.reports.plots import COLOURS, FEED, Mark, draw_lines, draw_rows, plots_of, style_of, svg_of
 from bench.reports.summary import label_of, measured
 from dali_pipes.errors import PipesError
 
@@ -194,48 +194,37 @@ def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.Monkey
     """Tables need it not."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PipesError, match=r"plots need matplotlib; install: pip install 'dali-pipes\[bench\]'"):
-        html_page([("a run", RUN)])
+        plots_of(RUN)
     assert "900 [825-921]" in markdown_page([("a run", RUN)])
 
 
-def test_page_needs_nothing_else_and_holds_everything() -> None:
-    """No address of another file; tables, a plot of each figure and setting, what figures are, where they come from."""
-    page = html_page([("a <run>", RUN), ("a sweep", SWEEP)], [("windows", "cache  <1>")])
-    assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\((?!#)", page)
-    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+def test_a_run_has_a_plot_of_each_figure_and_setting() -> None:
+    """Each stands by itself; what comes from no shard is off any scale, and left out."""
+    plots = plots_of(RUN)
+    assert [*plots] == ["samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "wait_share"]
+    for svg in plots.values():
         ET.fromstring(svg)
-    assert "a &lt;run&gt;" in page
-    assert "cache  &lt;1&gt;" in page
-    assert "prefers-color-scheme: dark" in page
-    # 4 figures of a run; of the sweep those in a plot for each of the two caches.
-    assert page.count("<svg") == 4 + 4 * 2
-    identifiers = re.findall(r' id="([mp][0-9a-f]{10})"', page)
-    assert len(set(identifiers)) == len(identifiers), "of one plot's shapes another must not take"
-    for text in (
-        "900 [825-921]",
-        "0123456789abcdef, with changes",
-        "AMD EPYC",
-        "Samples of all ranks",
-    ):
-        assert text in page
-    plots = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
-    assert "synthetic" not in plots, "what comes from no shard is off any scale"
-    assert "Not plotted, but in the tables: synthetic *, which reads no shard and is off any scale." in page
-    assert "Not plotted" not in html_page([("a sweep", SWEEP)])
+        assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\((?!#)", svg)
+        assert "synthetic" not in svg
+    sweep = plots_of(SWEEP)
+    assert len(sweep) == 4 * 2
+    assert [*sweep][:2] == ["samples_per_s-1", "samples_per_s-2"]
+    assert "samples/s, cache warm over latency ms" in sweep["samples_per_s-1"]
+    identifiers = re.findall(r' id="([mp][0-9a-f]{10})"', "".join([*plots.values(), *sweep.values()]))
+    assert len(set(identifiers)) == len(identifiers), "several may stand in one page"
 
 
-def test_page_plots_shared_memory_and_records_of_before_there_were_parts() -> None:
+def test_plots_of_shared_memory_and_of_records_of_before_there_were_parts() -> None:
     """Version 0 does not say what a loader gives: it gives all."""
     old = record("dali", 900, 2.5, gives=None)
     for repeat in old["repeats"]:
         repeat["figures"]["shared_memory_mib"] = 116.0
-    page = html_page([("a run", report(old))])
-    assert page.count("<svg") == 5
-    assert 'aria-label="/dev/shm, MiB"' in page
-    assert "Not plotted" not in page
+    plots = plots_of(report(old))
+    assert len(plots) == 5
+    assert 'aria-label="/dev/shm, MiB"' in plots["shared_memory_mib"]
 
 
-def test_markdown_holds_the_same_tables() -> None:
+def test_markdown_holds_the_tables() -> None:
     """Every median and interval, notes and conditions, and what figures are."""
     page = markdown_page([("a run", RUN)], [("windows", "cache")])
     for text in ("| dali ", "900 [825-921]", "* commit: 0123456789abcdef, with changes", "## windows", "**samples/s**"):

@@ -78,7 +78,6 @@ def test_exclusion_refuses_the_index_of_another_shard(swapped: Path, tmp_path: P
     [
         ["info", "{in}"],
         ["view", "{in}", "{out}.png"],
-        ["export", "tfrecord", "{in}", "{out}", "--jobs", "1"],
         ["shuffle", "{in}", "--dry-run"],
     ],
 )

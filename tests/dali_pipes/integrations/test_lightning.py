@@ -394,11 +394,6 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         ({"train": {"shards": "a", "graph": graph}, "rank": 1}, ValueError, "train: the trainer gives 'rank'"),
         ({"train": {"shards": "a", "graph": graph, "world_size": 2}}, ValueError, "the trainer gives 'world_size'"),
         (
-            {"train": {"shards": "a", "graph": graph, "cache_dir": "/tmp"}},
-            TypeError,
-            r"train: loader\(\) has no argument 'cache_dir'; pass cache=dali_pipes.Cache\(directory=...\)",
-        ),
-        (
             {"train": {"shards": "a", "graph": graph}, "state": {}},
             ValueError,
             "train: the trainer gives 'state'",

@@ -74,7 +74,7 @@ def test_open_store_splits_store_from_name(url: str, store_url: str, rest: str) 
         (
             "ftp://pets/a.tar",
             ENDPOINT,
-            "ftp:// is not supported; expected ais://, s3://, gs://, az://, https://, http://, msc:// or a local path",
+            "ftp:// is not supported; expected ais://, s3://, gs://, az://, https://, http:// or a local path",
         ),
         ("ais://pets/a\0-", ENDPOINT, r"'ais://pets/a\\0-': the parts of an object's name .* nor hold a NUL"),
         ("ais://pe ts/a.tar", ENDPOINT, "'ais://pe ts/a.tar': a bucket's name is .* got 'pe ts'"),
@@ -175,7 +175,7 @@ def test_resolve_shards_with_no_match_names_the_pattern(tars: Path) -> None:
         (["x.tar", "ais://a/x.tar"], "must lie in one bucket or directory, got 'x.tar' and 'ais://a/x.tar'"),
         (
             ["ftp://a/x.tar"],
-            "ftp:// is not supported; expected ais://, .*https://, http://, msc://, file:// or a local path",
+            "ftp:// is not supported; expected ais://, .*https://, http://, file:// or a local path",
         ),
         (["https://u:p@a/x.tar"], "the URL at 'a' must not hold a password"),
         (["https://a/x.tar?sig=1"], "'https://a/x.tar': a URL of shards has no '\\?' or '#'"),

@@ -1,6 +1,8 @@
 """TFRecord files, written by hand."""
 
 import struct
+from collections.abc import Sequence
+from pathlib import Path
 
 from prep.sources.tfrecord_files import masked_crc32c
 
@@ -45,3 +47,10 @@ def frame(data: bytes) -> bytes:
     """A record as a TFRecord file holds it: length, data, and the checksum of each."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def write_tfrecord(path: Path, photos: Sequence[tuple[bytes, int]]) -> None:
+    """A file of photos with their labels, in a folder that is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = (frame(example({"image/encoded": photo, "image/class/label": label})) for photo, label in photos)
+    path.write_bytes(b"".join(records))

@@ -20,10 +20,10 @@ import pytest
 from dali_pipes.cli import cli, main
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
-from prep.export.export import export_tfrecords
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
+from tests.fuzz.seeds.tfrecords import write_tfrecord
 from tests.prep.sources.test_hf import write_hf
 from tests.sources import encode_photo, write_pets
 
@@ -51,7 +51,6 @@ RUNS = {
     "prep add": "{shards} {living} --known skip",
     "prep compact": "{living}",
     "prep diff": "{shards} {living}",
-    "prep export tfrecord": "{shards} {out}",
     "prep index": "{shards}",
     "prep info": "{shards}",
     "prep log": "{living}",
@@ -86,7 +85,6 @@ FAILS = {
     "prep add": ("{photos}/none {shards}", "no such file or directory: '{photos}/none'"),
     "prep compact": ("{photos}", "'{photos}' holds no .tar"),
     "prep diff": ("{photos} {shards}", "'{photos}' holds no .tar"),
-    "prep export tfrecord": ("{photos} {out}", "'{photos}' holds no .tar"),
     "prep index": ("{photos}", "'{photos}' holds no .tar"),
     "prep info": ("{photos}", "'{photos}' holds no .tar"),
     "prep log": ("{photos}", "'{photos}' holds no .tar"),
@@ -112,7 +110,6 @@ CANNOT_FAIL = {"cache clear", "cache ls", "doctor"}
 # Those that read where a component lies, in a plain tar.
 READ_PLAIN = {
     "cache warm": "{packed} --cache {cache}",
-    "prep export tfrecord": "{packed} {out}",
     "prep index": "{packed}",
     "prep info": "{packed}",
     "prep transform": "{packed} {out} --function pets",
@@ -153,7 +150,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     found["living"] = root / "living"
     pack(demo_photos(count=12, seed=1), store=LocalStore(found["living"]), max_count=4)
     index_shards(resolve_shards(found["living"], endpoint=None))
-    export_tfrecords(resolve_shards(found["shards"], endpoint=None), store=LocalStore(found["records"]), prefix="r-")
+    write_tfrecord(
+        found["records"] / "r-000000.tfrecord", [(encode_photo(seed=number), number % 3) for number in range(8)]
+    )
     found["packed"].mkdir()
     (found["packed"] / "x-000000.tgz").touch()
     write_pets(found["pets"], {"Abyssinian_1": 1, "beagle_1": 5})

@@ -13,13 +13,11 @@ from PIL import Image
 import dali_pipes as dp
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import resolve_shards
-from prep.export.export import export_tfrecords
-from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
 from tests.conftest import photo_bytes
 from tests.docs.pages import run_python
+from tests.fuzz.seeds.tfrecords import write_tfrecord
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import write_pets
 
@@ -291,9 +289,8 @@ def _write_source(kind: str, root: Path, photos: Path) -> tuple[Path, dict[str, 
     shapes = {"image": (3, 350, 350), "mask": (1, 350, 350), "label": label}
     if kind == "tars":
         return root / "shards", shapes
-    shards = resolve_shards(root / "shards", endpoint=None)
-    index_shards(shards)
-    export_tfrecords(shards, store=LocalStore(root / "records"), prefix="r-")
+    records = [(photo_bytes(number, 64, 48), number % 2) for number in range(9)]
+    write_tfrecord(root / "records" / "r-000000.tfrecord", records)
     return root / "records", {"image": image, "label": label}
 
 

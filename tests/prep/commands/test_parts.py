@@ -194,7 +194,6 @@ def test_parts_of_a_shuffle_make_the_whole(directory: Path) -> None:
         (("compact", "{}", "--part", "1/2"), "compact has no --part"),
         (("make", "{}", "{}/out", "--part", "1/2"), "make has no --part"),
         (("recode", "{}", "{}/out", "--part", "1/2"), "recode has no --part"),
-        (("export", "tfrecord", "{}", "{}/out", "--part", "1/2"), "tfrecord has no --part"),
     ],
 )
 def test_parts_that_make_no_sense_are_misuse(directory: Path, words: tuple[str, ...], said: str) -> None:

@@ -173,7 +173,6 @@ def test_prep_error_says_where_and_what(
         ["view", "{url}", "sheet.png"],
         ["shuffle", "{url}"],
         ["transform", "{url}", "out", "--function", "pets"],
-        ["export", "tfrecord", "{url}", "out"],
         ["pack", "tars", "{url}/a-0.tar", "out"],
         ["etl", "run", "{url}", "ais://new", "--function", "pets"],
     ],

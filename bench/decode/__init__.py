@@ -1,1 +1,0 @@
-"""The decoders of ``bench decode``."""
