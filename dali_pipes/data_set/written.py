@@ -93,54 +93,54 @@ def read_record(store: Store, prefix: str) -> WrittenShards | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
-    """The shards that a pattern stands for, by a record or by their numbers."""
+class ExpectedShards:
+    """The shards that a pattern stands for: those that are listed, and those that a record or a gap adds."""
 
     locations: Sequence[str]
-    """URLs or paths of all of them, also of those that are not listed."""
+    """URLs or paths of all of them."""
     source: str
     """Who names them, for errors: ``'ais://pets/samples-written.json' lists 64 shards``; empty: the listing alone."""
     recorded: tuple[int, int] | None = None
-    """Number and bytes of the shards, if one record names all of them."""
+    """Number and bytes of the shards, if one record names exactly these."""
 
 
-def expected_shards(pattern: Pattern, found: Sequence[str]) -> Expected:
+def expected_shards(pattern: Pattern, listed: Sequence[str]) -> ExpectedShards:
     """Add to the listed shards those of their records, or, without a record, those in the gaps of their numbers.
 
     Args:
         pattern: The pattern that was listed.
-        found: URLs or paths of the shards that it chose.
+        listed: URLs or paths of the shards that it chose.
 
     Raises:
         DataError: If a record cannot be read.
         StoreError: If the store cannot be read.
     """
     store, place = pattern.store, pattern.store.url.rstrip("/")
-    prefixes = [p for p in pattern.listing.recorded if any(name.startswith(f"{place}/{p}") for name in found)]
-    if not prefixes and pattern.prefix != (whole := pattern.prefix.rstrip("0123456789")):
-        prefixes = [whole] if stored_records(store, whole) else []
-    named, sources, recorded = set(found), [], None
-    stems = {stem_of(name) for name in found}  # a shard may have been compressed since
+    prefixes = [p for p in pattern.listing.record_prefixes if any(name.startswith(f"{place}/{p}") for name in listed)]
+    if not prefixes and pattern.prefix != (set_prefix := pattern.prefix.rstrip("0123456789")):
+        prefixes = [set_prefix] if stored_records(store, set_prefix) else []
+    expected, sources, recorded = set(listed), [], None
+    stems = {stem_of(name) for name in listed}  # a shard may have been compressed since
     for prefix in prefixes:
         name = stored_records(store, prefix)[0]
         written = WrittenShards.from_bytes(store.read(name), where=store.locate(name))
         folder = prefix.rpartition("/")[0]
         names = [f"{folder}/{name}" if folder else name for name in written.names]
         chosen = {f"{place}/{name}" for name in pattern.matching(names, store)}
-        named |= {name for name in chosen if stem_of(name) not in stems}
+        expected |= {name for name in chosen if stem_of(name) not in stems}
         samples = "" if written.num_samples is None else f" with {written.num_samples} samples"
-        sources.append(f"'{store.locate(name)}' lists {len(written.names)} shards{samples}")
-        if written.num_bytes is not None and chosen == named and len(chosen) == len(names):
-            recorded = len(named), written.num_bytes
-    if not prefixes and (gaps := _numbers_in_gaps(found)):
+        sources.append(f"'{store.locate(name)}' lists {len(names)} shards{samples}")
+        if written.num_bytes is not None and chosen == expected and len(chosen) == len(names):
+            recorded = len(names), written.num_bytes
+    if not prefixes and (gaps := _numbers_in_gaps(listed)):
         in_gaps = pattern.matching([name.removeprefix(f"{place}/") for name in gaps], store)
         if in_gaps:
-            named.update(f"{place}/{name}" for name in in_gaps)
-            sources = [f"the numbers of its {len(found)} shards have gaps"]
-    return Expected(locations=sorted(named), source=", ".join(sources), recorded=recorded)
+            expected.update(f"{place}/{name}" for name in in_gaps)
+            sources = [f"the numbers of its {len(listed)} shards have gaps"]
+    return ExpectedShards(locations=sorted(expected), source=", ".join(sources), recorded=recorded)
 
 
-def _numbers_in_gaps(found: Iterable[str]) -> list[str]:
+def _numbers_in_gaps(names: Iterable[str]) -> list[str]:
     """The names that are missing between the first and the last number of shards that are counted.
 
     Numbers count shards if they have three digits or more, some begin with 0, and they are not far apart: dates and ids
@@ -150,7 +150,7 @@ def _numbers_in_gaps(found: Iterable[str]) -> list[str]:
     ['a-008.tar']
     """
     numbers: dict[tuple[str, int, str], list[int]] = {}
-    for name in found:
+    for name in names:
         if match := _NUMBERED.fullmatch(stem_of(name)):
             numbers.setdefault((match[1], len(match[2]), ending_of(name)), []).append(int(match[2]))
     return [

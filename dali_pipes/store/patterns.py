@@ -35,7 +35,7 @@ class Listing(NamedTuple):
     """URLs or paths of the shards whose indexes are among the listed objects; the shards may be missing."""
     lost: list[str]
     """URLs or paths of the listed manifests of versions whose data set's newest manifest is not listed."""
-    recorded: list[str]
+    record_prefixes: list[str]
     """The prefixes of the listed records of written shards: see `dali_pipes.data_set.written`."""
 
 

@@ -32,7 +32,7 @@ def warn_of_same_photos(new: DataSet, old: DataSet) -> int:
     found: dict[str, str] = {}
     url = printable(old.shards.url)
     try:
-        is_whole = _find(new, old, found)
+        is_whole = _match_photos(new, old, found)
     except PipesError as exc:
         _log.warning("added photos are not compared with those of '%s': %s", url, exc)
         return 0
@@ -46,7 +46,7 @@ def warn_of_same_photos(new: DataSet, old: DataSet) -> int:
     return len(found)
 
 
-def _find(new: DataSet, old: DataSet, found: dict[str, str]) -> bool:
+def _match_photos(new: DataSet, old: DataSet, found: dict[str, str]) -> bool:
     """Map keys of ``new`` to those of the same photos in ``old``; tells whether all photos were compared."""
     try:
         names = find_photo(new.component_counts).split(";")
@@ -68,7 +68,7 @@ def _find(new: DataSet, old: DataSet, found: dict[str, str]) -> bool:
             return {}
         return {key: checksum(new.read_range(shard, start=start, size=size)) for key, shard, start in places[size]}
 
-    for shard, rows in _alike(old, shapes, names):
+    for shard, rows in _rows_of_shapes(old, shapes, names):
         photos = [photo for photo in _photos(old, shard, names, rows) if photo[2] in places]
         budget -= int(old.manifest.index_bytes[shard]) + sum(size for *_, size in photos) + _REQUEST * (1 + len(photos))
         if budget < 0:
@@ -85,7 +85,7 @@ def _shapes(columns: Columns, name: str) -> Int64s:
     return (height.astype(np.int64) << 32) | width
 
 
-def _alike(old: DataSet, shapes: Int64s, names: list[str]) -> Iterator[tuple[int, Int64s]]:
+def _rows_of_shapes(old: DataSet, shapes: Int64s, names: list[str]) -> Iterator[tuple[int, Int64s]]:
     """The shards with photos of one of the shapes, and the rows of these photos; removed samples do not count."""
     stops = np.cumsum(old.manifest.samples, dtype=np.int64)
     for first, part in old.columns_in_parts():
