@@ -1,6 +1,5 @@
 """A photo whose header DALI's parser refuses does not end the process: DALI parses large batches in several threads."""
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -68,12 +67,13 @@ def test_headers_that_the_parser_refuses_do_not_end_the_process(tmp_path: Path, 
     assert (shards / "q.tsv").read_text().count("\tjpg\tcannot be decoded: ") == 32
 
 
-@pytest.mark.parametrize(("batch_size", "code"), [(12, 0), (256, -signal.SIGSEGV)])
-def test_the_report_is_true(tmp_path: Path, batch_size: int, code: int) -> None:
+@pytest.mark.parametrize(("batch_size", "is_killed"), [(12, False), (256, True)])
+def test_the_report_is_true(batch_size: int, is_killed: bool) -> None:
     """If it is not any more, DALI is mended, and photos need not be read alone."""
     (script,) = blocks_of(REPOSITORY / "docs" / "parallel-parsers.md")[1].values()
     arguments = [sys.executable, "-c", script, str(batch_size), "2"]
-    assert subprocess.run(arguments, capture_output=True, check=False).returncode == code
+    code = subprocess.run(arguments, capture_output=True, check=False).returncode
+    assert code < 0 if is_killed else code == 0
 
 
 def as_stored(components: dp.Components, random: dp.Random) -> dict[str, Any]:
