@@ -231,8 +231,9 @@ def _write(
             target.delete(name)
 
     def clear() -> None:
+        records = {name for prefix in plan.prefixes for name in record_names(prefix)}
         for name in list_outputs(request, plan):
-            if plan.is_output(name):
+            if name in records or plan.is_output(name):
                 target.delete(name)
 
     if engine == "dsort":
