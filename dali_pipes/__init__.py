@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dali_pipes.graph.bucketed import bucketed as bucketed
     from dali_pipes.graph.inputs import Components as Components
     from dali_pipes.graph.outputs import BatchDict as BatchDict
-    from dali_pipes.graph.patches import patches as patches
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from dali_pipes.options import Shuffle as Shuffle
     from dali_pipes.order.shapes import buckets as buckets
     from dali_pipes.order.state import StateError as StateError
-    from dali_pipes.order.tokens import token_budget as token_budget
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _HOMES = {
@@ -77,9 +75,7 @@ _HOMES = {
     "mix": "graph.recipes.mix",
     "multi_crop": "graph.recipes.multi_crop",
     "mixing": "graph.recipes.mix",
-    "patches": "graph.patches",
     "segmentation": "graph.pipelines",
-    "token_budget": "order.tokens",
 }
 
 # Modules that have names of their own: `dp.metrics.serve`.

@@ -25,7 +25,7 @@ from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics import tracing
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.options import Outputs
-from dali_pipes.order.grouping import Grouping
+from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes, slices_read
@@ -56,8 +56,8 @@ class PlanInputs:
     selection: Selection
     order: OrderInputs
     """Its epoch is the one that the loader starts with."""
-    grouping: Grouping | None = None
-    """What the plan must know of each sample, if the order has shapes."""
+    grouping: BucketGrouping | None = None
+    """The bucket of each sample, if there are buckets."""
     _plans: dict[int, ShapedPlan] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def plan(self, epoch: int) -> Plan:

@@ -325,7 +325,7 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch, or from its resume.
 
         Raises:
-            ValueError: If ``num_samples`` is negative, or is given to a loader with buckets or a token budget under
+            ValueError: If ``num_samples`` is negative, or is given to a loader with buckets under
                 ``last_batch_policy="FILL"``.
         """
         self._check_process()

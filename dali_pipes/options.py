@@ -16,7 +16,6 @@ from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from dali_pipes.formats.photo_rules import checked_formats
 from dali_pipes.order.shapes import Buckets
-from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.store.patience import PATIENCE_S, as_seconds
 
 if TYPE_CHECKING:
@@ -79,10 +78,6 @@ class Select:
     """What ``dali_pipes.buckets(area=, step=, max_aspect=)`` gives: each batch then has photos of about one aspect
     ratio, and its own height and width, which ``components.bucket_shape()`` tells the graph. See
     `dali_pipes.order.shaped.ShapedPlan`. ``None``: batches have any photos."""
-    tokens: TokenBudget | None = None
-    """What ``dali_pipes.token_budget(max_tokens=, patch=)`` gives: each batch then has as many photos, of their own
-    sizes, as fit the budget, at most ``batch_size``; see `dali_pipes.graph.patches.patches`. ``None``: batches have
-    ``batch_size`` photos."""
     allow_missing: bool = False
     """``True``: read the data set without the shards that its manifest lists and the store lacks, and log their names.
     Without them it is another data set, with another order. ``False``: a missing shard is an error."""
@@ -102,10 +97,6 @@ class Select:
             )
         if self.buckets is not None and not isinstance(self.buckets, Buckets):
             raise TypeError(f"buckets must be what dali_pipes.buckets(...) gives, or None, got {self.buckets!r}")
-        if self.tokens is not None and not isinstance(self.tokens, TokenBudget):
-            raise TypeError(f"tokens must be what dali_pipes.token_budget(...) gives, or None, got {self.tokens!r}")
-        if self.buckets is not None and self.tokens is not None:
-            raise ValueError("buckets and tokens group the same photos in two ways; pass one of them")
         _check_choice("missing", self.missing, Missing)
         _keep_bool(self, "allow_missing")
         _keep_integer(self, "epoch_samples", at_least=1, none=True)

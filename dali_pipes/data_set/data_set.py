@@ -179,8 +179,8 @@ class DataSet:
             raise ValueError(
                 f"the columns (keys, labels, sizes of photos) of the {num_read} samples indexed at "
                 f"'{self.shards.url}' take about {needed} bytes of memory at once, and {available} are available; "
-                "where= can read them in parts: pass where_in_parts=True. For oversample=, buckets and token budgets "
-                "use a data set of fewer samples, or more memory"
+                "where= can read them in parts: pass where_in_parts=True. For oversample= and buckets use "
+                "a data set of fewer samples, or more memory"
             )
         return Columns(self.sample_columns(), names=self.manifest.names, counts=self.manifest.samples)
 

@@ -32,7 +32,7 @@ def photo_sizes(data_set: DataSet, photo: str) -> PhotoSizes:
         if name not in columns.samples.sizes and name in columns.components:
             photos = ", ".join(map(printable, sorted(columns.samples.sizes)))
             advice = (
-                f"name a photo: photo=... of dali_pipes.buckets or token_budget (found: {photos})"
+                f"name a photo: photo=... of dali_pipes.buckets (found: {photos})"
                 if photos
                 else "index the shards anew, which reads them once: dali-pipes prep index URL"
             )

@@ -360,7 +360,7 @@ def bucket_shapes(batch: Batch) -> Int32s:
     Raises:
         ValueError: If the loader has no buckets.
     """
-    if not isinstance(batch.shape, tuple):
+    if batch.shape is None:
         raise ValueError(
             "the graph asks for the shape of the batch's bucket, and the loader has no buckets; pass "
             "select=dali_pipes.Select(buckets=dali_pipes.buckets(area=...))"

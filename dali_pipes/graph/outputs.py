@@ -17,9 +17,7 @@ if TYPE_CHECKING:
         """
 
         @overload
-        def __getitem__(
-            self, name: Literal["image", "mask", "label", "valid", "patches", "cu_seqlens", "grid"], /
-        ) -> Tensor: ...
+        def __getitem__(self, name: Literal["image", "mask", "label", "valid", "cu_seqlens"], /) -> Tensor: ...
         @overload
         def __getitem__(self, name: Literal["key"], /) -> list[str]: ...
         @overload

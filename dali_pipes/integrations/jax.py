@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dali_pipes.integrations.data_loader import EachIter, LoaderBatches, OutputNames
-from dali_pipes.order.tokens import TokenBudget
 
 try:
     import jax
@@ -91,11 +90,6 @@ class JaxBatches(LoaderBatches):
             raise ValueError(
                 "a sharding needs batches of one size, and last_batch_policy is 'PARTIAL'; open the loader with "
                 "'DROP', or with 'FILL' (Outputs(valid=True) then marks the samples that count)"
-            )
-        if isinstance(loader.parts.inputs.order.shapes, TokenBudget):
-            raise ValueError(
-                "a sharding needs batches of one size, and Select(tokens=) gives as many photos as fit; leave the "
-                "sharding out, or open the loader without tokens"
             )
         num_rows = batching.global_batch_size
 

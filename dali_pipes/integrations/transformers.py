@@ -75,9 +75,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         batching = batches.loader.parts.batching
         if batches.loader.parts.inputs.grouping is not None:
             raise ValueError(
-                "buckets and tokens give short batches, or repeated samples, in many places of an epoch, and Trainer "
-                "expects them at its end: its results would be of other samples; open the evaluation's loader without "
-                "Select(buckets=, tokens=), or evaluate in a loop of your own, with Outputs(valid=True)"
+                "buckets give short batches, or repeated samples, in many places of an epoch, and Trainer expects them "
+                "at its end: its results would be of other samples; open the evaluation's loader without "
+                "Select(buckets=), or evaluate in a loop of your own, with Outputs(valid=True)"
             )
         num_last = batches.num_samples % batching.global_batch_size
         if batching.last_batch_policy == "PARTIAL" and num_last % batching.process.world_size:

@@ -141,7 +141,7 @@ def _order_inputs(seed: int, shuffle: bool | Shuffle, select: Select) -> OrderIn
         ramp_up=shuffle.ramp_up,
         num_slices=shuffle.slices,
         epoch_samples=select.epoch_samples,
-        shapes=select.buckets or select.tokens,
+        shapes=select.buckets,
     )
 
 

@@ -29,7 +29,7 @@ from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import spanned
 from dali_pipes.opening.checked import LoaderArguments, check_state
 from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
-from dali_pipes.order.grouping import BucketGrouping, Grouping, group_samples
+from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
 from dali_pipes.order.plan import BYTES_PER_SAMPLE, Plan
@@ -247,7 +247,7 @@ def _plan_inputs(
     selection: Selection,
     order: OrderInputs,
     resumed: LoaderState | None,
-    grouping: Grouping | None,
+    grouping: BucketGrouping | None,
 ) -> PlanInputs:
     """Gather what the plan of every epoch takes, and refuse what no plan can have, before a cache file is made."""
     inputs = PlanInputs(
@@ -267,14 +267,15 @@ def _plan_inputs(
     return inputs
 
 
-def _grouping(data_set: DataSet, stored: StoredSamples, order: OrderInputs, batching: Batching) -> Grouping | None:
-    """Find what the plan must know of each photo, if they are grouped by their shapes."""
-    if order.shapes is None:
+def _grouping(
+    data_set: DataSet, stored: StoredSamples, order: OrderInputs, batching: Batching
+) -> BucketGrouping | None:
+    """Find the bucket of each photo, if there are buckets."""
+    shapes = order.shapes
+    if shapes is None:
         return None
-    height, width = photo_sizes(data_set, order.shapes.photo or stored.photo())
-    return group_samples(
-        order.shapes, height, width, batch_size=batching.batch_size, world_size=batching.process.world_size
-    )
+    height, width = photo_sizes(data_set, shapes.photo or stored.photo())
+    return BucketGrouping(shapes.of(height, width), shapes=shapes.shapes, group_size=batching.global_batch_size)
 
 
 def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline | None, select: Select) -> Selection:
@@ -320,23 +321,21 @@ def _warn_of_dropped(plan: ShapedPlan, *, num_dropped: int) -> None:
     if not num_dropped:
         return
     _log.warning(
-        "last_batch_policy='DROP' leaves %d of %d samples out of epoch %d, the last ones of each %swindow",
+        "last_batch_policy='DROP' leaves %d of %d samples out of epoch %d, the last ones of each bucket in each window",
         num_dropped,
         plan.num_samples,
         plan.order.epoch,
-        "bucket in each " if isinstance(plan.grouping, BucketGrouping) else "",
     )
-    if isinstance(plan.grouping, BucketGrouping):
-        counts, needed = plan.grouping.counts(plan.pools), plan.grouping.group_size
-        never = np.flatnonzero(counts.any(axis=0) & (counts < needed).all(axis=0))
-        if len(never):
-            _log.warning(
-                "no window has the %d samples of a step in bucket %s: its %d samples never come; pass a smaller "
-                "batch_size, a larger window, fewer buckets (max_aspect, step), or last_batch_policy='PARTIAL'",
-                needed,
-                ", ".join(map(plan.grouping.name, never.tolist())),
-                counts[:, never].sum(),
-            )
+    counts, needed = plan.grouping.counts(plan.pools), plan.grouping.group_size
+    never = np.flatnonzero(counts.any(axis=0) & (counts < needed).all(axis=0))
+    if len(never):
+        _log.warning(
+            "no window has the %d samples of a step in bucket %s: its %d samples never come; pass a smaller "
+            "batch_size, a larger window, fewer buckets (max_aspect, step), or last_batch_policy='PARTIAL'",
+            needed,
+            ", ".join(map(plan.grouping.name, never.tolist())),
+            counts[:, never].sum(),
+        )
 
 
 def _batch_pixels(settings: Settings, bad_samples: BadSamples) -> int:

@@ -6,7 +6,6 @@ from typing import Literal
 
 from dali_pipes.arguments import as_bool, as_integer, as_number
 from dali_pipes.order.shapes import Buckets
-from dali_pipes.order.tokens import TokenBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class OrderInputs:
     an epoch is a pass."""
     weights: tuple[float, ...] | None = None
     """Proportions of several data sets in an epoch; ``None``: in proportion to their numbers of samples."""
-    shapes: Buckets | TokenBudget | None = None
+    shapes: Buckets | None = None
     """How photos are grouped into batches; ``None``: batches have any photos, as the order gives them."""
 
     def __post_init__(self) -> None:
@@ -65,8 +64,8 @@ class OrderInputs:
                 )
         if self.shapes is not None and self.num_slices > 1:
             raise ValueError(
-                f"buckets and tokens need slices=1, got {self.num_slices}: each slice has other photos, so steps could "
-                "not take as many groups from every slice; leave slices out, or Select(buckets=, tokens=)"
+                f"buckets need slices=1, got {self.num_slices}: each slice has other photos, so steps could not take "
+                "as many groups from every slice; leave slices out, or Select(buckets=)"
             )
         if self.weights is not None and not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
             raise ValueError(f"weights must be a tuple of positive numbers, got {self.weights!r}")

@@ -23,7 +23,6 @@ from dali_pipes.order.passes import Passes, Span, set_ranges
 from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.reservation import slices_read
 from dali_pipes.order.selection import Selection
-from dali_pipes.order.tokens import TokenBudget
 
 # Memory while the samples of a window are permuted: ordinals, random words and the sort. Measured with 2e7 samples.
 BYTES_PER_SAMPLE = 120
@@ -53,8 +52,8 @@ class Step(NamedTuple):
     finished: tuple[int, ...] = ()
     """One number for each lane: its windows, from the epoch's start on, that no later step of any rank reads. Samples
     that ``FILL`` repeats do not count as read."""
-    shape: tuple[int, int] | TokenBudget | None = None
-    """Height and width of the batch's bucket, the same on every rank, or the budget of tokens, if there is one."""
+    shape: tuple[int, int] | None = None
+    """Height and width of the batch's bucket, the same on every rank, if there are buckets."""
 
 
 def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:

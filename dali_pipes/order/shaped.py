@@ -1,4 +1,4 @@
-"""Plan an epoch whose batches are groups of samples: of one bucket, or of as many tokens as a budget allows.
+"""Plan an epoch whose batches are groups of samples, of one bucket each.
 
 The order of `dali_pipes.order.plan.Plan` is cut into *pools*: the samples of one window, or of the whole epoch where
 several data sets are mixed. Each pool is arranged anew, in groups (`dali_pipes.order.grouping`). No group has samples
@@ -10,28 +10,22 @@ A position of an epoch counts samples in the arranged order. At the edges of poo
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dali_pipes.order.cursor import Cursor
-from dali_pipes.order.grouping import Grouping, Groups, Rows
+from dali_pipes.order.grouping import BucketGrouping, Groups, Rows
 from dali_pipes.order.passes import Piece
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step, StepIterator, check_rank
 from dali_pipes.order.randomness import Int64s, Stream
 
 
-class _Steps(NamedTuple):
-    # The steps of an epoch from a position on, int64 [steps] each; groups are counted over all pools.
-    first: Int64s  # the first group of each step
-    stop: Int64s  # the one after its last
-
-
 class ShapedPlan(Plan):
     """The order of one epoch, in batches that are groups of samples.
 
-    With buckets, the last batches of each bucket in each window, for 7 samples of bucket A and 4 of B in a window, two
-    ranks, batches of two:
+    The last batches of each bucket in each window, for 7 samples of bucket A and 4 of B in a window, two ranks, batches
+    of two:
 
     ===========  =============================  =================================================================
     policy       full steps, in random order    then
@@ -44,24 +38,10 @@ class ShapedPlan(Plan):
     Another world size with the same ``batch_size * world_size`` deals the same steps to other ranks. Another product
     makes other steps: an epoch that has begun cannot go on with it.
 
-    With a budget of tokens each group is a batch of one rank. The last step of a window, where three groups A, B, C are
-    left for two ranks:
-
-    ===========  =======  ==================================================
-    policy       step 0   step 1
-    ===========  =======  ==================================================
-    ``DROP``     A | B    none: the samples of C are in no batch of this epoch
-    ``FILL``     A | B    C | A: the window's first groups, which do not count
-    ``PARTIAL``  A | B    C | no sample
-    ===========  =======  ==================================================
-
-    The groups are the same for any world size, so an epoch that has begun can go on with another one. They depend on
-    ``batch_size``, the largest number of photos of a batch.
-
     A rank without a sample in a ``PARTIAL`` step gets the step's first sample, with ``num_valid`` 0.
 
     Args:
-        grouping: What is known of each sample.
+        grouping: The bucket of each sample.
         plan: The other arguments of `Plan`; one slice only.
 
     Raises:
@@ -70,17 +50,17 @@ class ShapedPlan(Plan):
 
     state_version = 4
 
-    def __init__(self, *, grouping: Grouping, **plan: Any) -> None:
+    def __init__(self, *, grouping: BucketGrouping, **plan: Any) -> None:
         super().__init__(**plan)
         self.grouping = grouping
         order = self.order
         if self.num_sets > 1 and (order.shuffle_window != "all" or order.ramp_up or not order.shuffle):
             raise ValueError(
-                "buckets and tokens of several data sets need an exact shuffle: window_bytes='all' without ramp_up, "
-                f"got window_bytes={order.shuffle_window!r}, ramp_up={order.ramp_up}, shuffle={order.shuffle}; index "
+                "buckets of several data sets need an exact shuffle: window_bytes='all' without ramp_up, got "
+                f"window_bytes={order.shuffle_window!r}, ramp_up={order.ramp_up}, shuffle={order.shuffle}; index "
                 "the shards as one data set, or leave the windows out"
             )
-        self._known_steps: dict[tuple[int, int, str], _Steps] = {}
+        self._known_steps: dict[tuple[int, str], Int64s] = {}
 
     # Pools and their groups
 
@@ -100,12 +80,8 @@ class ShapedPlan(Plan):
         return [self.grouping.groups(each, words, pool=pool) for pool, each in enumerate(self._members())]
 
     def _members(self) -> Iterator[Int64s]:
-        """Yield the samples of each pool: in their order only if the groups depend on it, which costs a sort."""
-        if self.grouping.is_by_order:
-            cursors = self._cursors(0)
-            for pool in range(len(self._pool_starts) - 1):
-                yield self._take_pool(cursors, pool)[0]
-        elif self.num_sets > 1:
+        """Yield the samples of each pool, in any order: the order would cost a sort."""
+        if self.num_sets > 1:
             pieces = [piece for span in self._spans for piece in _cut(span.pieces(0), span.length)]
             yield np.concatenate([_members_of(piece) for piece in pieces])
         else:
@@ -117,38 +93,38 @@ class ShapedPlan(Plan):
         return np.array([0, *itertools.accumulate(len(groups.size) for groups in self.pools)], np.int64)
 
     @functools.cached_property
+    def _group_sizes(self) -> Int64s:
+        """int64 [groups]: the samples of each group."""
+        return np.concatenate([np.empty(0, np.int64), *(groups.size for groups in self.pools)])
+
+    @functools.cached_property
     def _group_stops(self) -> Int64s:
         """int64 [groups]: the position at which each group ends."""
-        sizes = [groups.size for groups in self.pools]
-        return np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]), dtype=np.int64)
+        return np.cumsum(self._group_sizes, dtype=np.int64)
 
     # Steps
 
-    def _steps_from(self, start: int, global_batch_size: int, policy: LastBatchPolicyName) -> _Steps:
-        num = self.grouping.num_at_once(global_batch_size)
-        if (start, num, policy) not in self._known_steps:
-            first_group = int(np.searchsorted(self._group_stops, start, side="right"))
-            parts = []
-            for groups, begin, end in zip(self.pools, self._first_groups, self._first_groups[1:], strict=False):
-                first = np.arange(max(int(begin), first_group), int(end), num, dtype=np.int64)
-                stop = np.minimum(first + num, end)
-                if policy == "DROP":
-                    kept = self.grouping.are_whole(groups, first - begin, stop - begin, num=num)
-                    first, stop = first[kept], stop[kept]
-                parts.append(np.stack([first, stop]))
-            self._known_steps[start, num, policy] = _Steps(*np.concatenate(parts, axis=1))
-        return self._known_steps[start, num, policy]
+    def _steps_from(self, start: int, global_batch_size: int, policy: LastBatchPolicyName) -> Int64s:
+        """int64 [steps]: the group of each step from position ``start`` on, counted over all pools."""
+        assert global_batch_size == self.grouping.group_size, "the plan is made for its batch size"
+        if (start, policy) not in self._known_steps:
+            first = int(np.searchsorted(self._group_stops, start, side="right"))
+            groups = np.arange(first, len(self._group_stops), dtype=np.int64)
+            if policy == "DROP":
+                groups = groups[self._group_sizes[groups] == global_batch_size]
+            self._known_steps[start, policy] = groups
+        return self._known_steps[start, policy]
 
     def num_steps(self, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
         """Count the steps from position ``start`` on, the same on every rank."""
-        return len(self._steps_from(start, global_batch_size, last_batch_policy).first)
+        return len(self._steps_from(start, global_batch_size, last_batch_policy))
 
     def position(
         self, num_steps: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
     ) -> int:
         """Return the position after ``num_steps`` steps from ``start`` on."""
         steps = self._steps_from(start, global_batch_size, last_batch_policy)
-        return int(self._group_stops[steps.stop[num_steps - 1] - 1]) if num_steps else start
+        return int(self._group_stops[steps[num_steps - 1]]) if num_steps else start
 
     def position_of(
         self, num_used: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
@@ -161,12 +137,11 @@ class ShapedPlan(Plan):
         """
         if last_batch_policy == "FILL":
             raise ValueError(
-                "num_samples does not say which step was the last: with buckets or a token budget, "
-                "last_batch_policy='FILL' repeats samples in mid-epoch; pass 'PARTIAL' or 'DROP'"
+                "num_samples does not say which step was the last: with buckets, last_batch_policy='FILL' repeats "
+                "samples in mid-epoch; pass 'PARTIAL' or 'DROP'"
             )
         steps = self._steps_from(start, global_batch_size, last_batch_policy)
-        stops = np.append(0, self._group_stops)
-        used = np.cumsum(stops[steps.stop] - stops[steps.first])
+        used = np.cumsum(self._group_sizes[steps])
         return self.position(
             int(np.searchsorted(used, num_used, side="right")),
             start=start,
@@ -177,8 +152,7 @@ class ShapedPlan(Plan):
     def num_dropped(self, global_batch_size: int) -> int:
         """Count the samples that ``DROP`` leaves out."""
         steps = self._steps_from(0, global_batch_size, "DROP")
-        stops = np.append(0, self._group_stops)
-        return self.num_samples - int((stops[steps.stop] - stops[steps.first]).sum())
+        return self.num_samples - int(self._group_sizes[steps].sum())
 
     def last_edge(self, position: int) -> int:
         """Return the last position up to this one at which a group ends, or the first begins."""
@@ -187,11 +161,9 @@ class ShapedPlan(Plan):
 
     def samples_of_ranks(self, *, batch_size: int, world_size: int) -> Int64s:
         """int64 [ranks]: the samples of each rank in the epoch, under ``PARTIAL``."""
-        steps = self._steps_from(0, batch_size * world_size, "PARTIAL")
-        sizes, ranks = np.diff(self._group_stops, prepend=0), np.arange(world_size)
-        if self.grouping.is_by_order:  # a group for each rank
-            return np.array([sizes[(steps.first + rank)[steps.first + rank < steps.stop]].sum() for rank in ranks])
-        return np.asarray((sizes[:, None] // world_size + (ranks < sizes[:, None] % world_size)).sum(axis=0), np.int64)
+        assert batch_size * world_size == self.grouping.group_size, "the plan is made for its batch size"
+        sizes, ranks = self._group_sizes[:, None], np.arange(world_size)
+        return np.asarray((sizes // world_size + (ranks < sizes % world_size)).sum(axis=0), np.int64)
 
     def steps(
         self,
@@ -215,10 +187,10 @@ class ShapedPlan(Plan):
         )
         return StepIterator(self._dealt(self._steps_from(start, size, last_batch_policy), deal), num_left)
 
-    def _dealt(self, steps: _Steps, deal: Callable[[Groups, slice], Rows]) -> Iterator[Step]:
-        if not len(steps.first):
+    def _dealt(self, steps: Int64s, deal: Callable[[Groups, int], Rows]) -> Iterator[Step]:
+        if not len(steps):
             return
-        first_pool = int(np.searchsorted(self._first_groups, steps.first[0], side="right")) - 1
+        first_pool = int(np.searchsorted(self._first_groups, steps[0], side="right")) - 1
         cursors = self._cursors(int(self._pool_starts[first_pool]))
         num_occurrences = max(cursor.num_occurrences for cursor in self._cursors(self.num_samples))
         for pool in range(first_pool, len(self.pools)):
@@ -226,18 +198,18 @@ class ShapedPlan(Plan):
             ordinals, occurrences = self._take_pool(cursors, pool)
             at_end = tuple(cursor.finished for cursor in cursors)
             groups, begin = self.pools[pool], int(self._first_groups[pool])
-            arranged = self.grouping.arranged(ordinals, groups)
+            arranged = self.grouping.arranged(ordinals)
             ordinals, occurrences = ordinals[arranged], occurrences[arranged]
-            these = slice(*np.searchsorted(steps.first, self._first_groups[pool : pool + 2]).tolist())
+            these = slice(*np.searchsorted(steps, self._first_groups[pool : pool + 2]).tolist())
             for number in range(these.start, these.stop):
-                step = slice(int(steps.first[number]) - begin, int(steps.stop[number]) - begin)
-                rows, again, num_valid = deal(groups, step)
+                group = int(steps[number]) - begin
+                rows, again, num_valid = deal(groups, group)
                 yield Step(
                     ordinals[rows],
                     occurrences[rows] + again * num_occurrences,
                     num_valid,
                     at_end if number == these.stop - 1 else finished,
-                    self.grouping.shape(groups, step),
+                    self.grouping.shape(groups, group),
                 )
 
     def _take_pool(self, cursors: Sequence[Cursor], pool: int) -> tuple[Int64s, Int64s]:

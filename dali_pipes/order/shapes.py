@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.order.randomness import Int64s
-from dali_pipes.order.tokens import TokenBudget
 
 BucketIds = npt.NDArray[np.uint16]
 
@@ -116,18 +115,16 @@ class Buckets:
         return {"kind": "buckets", **asdict(self)}
 
 
-def shapes_from_dict(values: Mapping[str, Any]) -> Buckets | TokenBudget:
-    """Return what ``to_dict`` of `Buckets` or `TokenBudget` was called for.
+def shapes_from_dict(values: Mapping[str, Any]) -> Buckets:
+    """Return the buckets that `Buckets.to_dict` was called for.
 
     Raises:
         ValueError, TypeError: If the values are not those of a description.
     """
     named = dict(values)
     kind = named.pop("kind", None)
-    if kind == "tokens":
-        return TokenBudget(**named)
     if kind != "buckets":
-        raise ValueError(f"expected the kind 'buckets' or 'tokens', got {kind!r}")
+        raise ValueError(f"expected the kind 'buckets', got {kind!r}")
     return Buckets(**named)
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from dali_pipes.errors import PipesError
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.shapes import shapes_from_dict
-from dali_pipes.order.tokens import TokenBudget
 
 VERSIONS = (2, 3, 4)
 """Version 3 is for epochs whose order is another than it was in version 2: see
@@ -38,7 +37,7 @@ _OPTIONS = {
     "num_slices": "shuffle=dali_pipes.Shuffle(slices=...)",
     "epoch_samples": "select=dali_pipes.Select(epoch_samples=...)",
     "weights": "dali_pipes.Mixture(..., weights=...)",
-    "shapes": "select=dali_pipes.Select(buckets=..., tokens=...)",
+    "shapes": "select=dali_pipes.Select(buckets=...)",
 }
 
 
@@ -185,10 +184,9 @@ class LoaderState:
             raise StateError(f"the state has {self.delivered} samples delivered, an epoch has {num_samples}")
         is_inside = 0 < self.delivered < num_samples
         if self.group_size != group_size and is_inside:
-            what = "batch_size" if isinstance(order.shapes, TokenBudget) else "batch_size * world_size"
             raise StateError(
-                f"the state is of epoch {self.order.epoch} with {what} {self.group_size}, this loader has "
-                f"{group_size}, which groups the samples in other batches; pass a batch_size that gives "
+                f"the state is of epoch {self.order.epoch} with batch_size * world_size {self.group_size}, this loader "
+                f"has {group_size}, which groups the samples in other batches; pass a batch_size that gives "
                 f"{self.group_size}, or start an epoch anew: loader.set_epoch(N)"
             )
         is_begun = order.epoch_samples is not None or is_inside

@@ -16,7 +16,6 @@ from dali_pipes.formats.orientation import upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from dali_pipes.order.randomness import Stream
-from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.reader.shard_table import ShardTable
 
 # Keys of a batch that an error names.
@@ -183,7 +182,7 @@ class Batch:
         num_valid: int,
         stream: Callable[[str], Stream],
         substituted: tuple[int, ...] = (),
-        shape: tuple[int, int] | TokenBudget | None = None,
+        shape: tuple[int, int] | None = None,
     ) -> None:
         self.rows = rows
         self._start, self._stop = start, stop
@@ -195,7 +194,7 @@ class Batch:
         self.substituted = substituted
         """Positions at which another sample replaces a bad one."""
         self.shape = shape
-        """Height and width of the batch's bucket, or the budget of tokens; ``None`` without them."""
+        """Height and width of the batch's bucket; ``None`` without buckets."""
         self._stream = stream
 
     def __len__(self) -> int:

@@ -17,7 +17,6 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
 from dali_pipes.order.randomness import Stream
-from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.reader.batch import Batch, Places, Rows
 from dali_pipes.reader.shard_table import (
     FORMAT,
@@ -101,7 +100,7 @@ class StoredSamples(Samples):
         whole: Manifest | None = None,
         sets: DataSets | None = None,
         excluded: Int64s | None = None,
-        shape: tuple[int, int] | TokenBudget | None = None,
+        shape: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(manifest, read_index, rules=rules)
         self._shape = shape

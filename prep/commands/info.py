@@ -1,9 +1,9 @@
 """``dali-pipes prep info``."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,13 +15,8 @@ from prep.commands.output import counted, print_result, recoded_text
 
 if TYPE_CHECKING:
     from dali_pipes.order.shapes import Buckets
-    from dali_pipes.order.tokens import TokenBudget
     from prep.inspect.bucket_info import BucketsInfo
     from prep.inspect.info import Distribution, PhotoInfo, SetInfo
-    from prep.inspect.token_info import TokensInfo
-
-
-T = TypeVar("T")
 
 # Characters of the longest bar of a histogram.
 _BAR = 40
@@ -57,19 +52,13 @@ _CLASSES = 12
     "product, 256*256.",
 )
 @click.option(
-    "--tokens",
-    metavar="max_tokens=N,patch=N,max_photo_tokens=N",
-    callback=lambda context, option, text: None if text is None else parse_tokens(text),
-    help="Say how a budget of tokens packs the photos; as of dali_pipes.token_budget, also photo=NAME.",
-)
-@click.option(
     "--batch-size",
     default=256,
     show_default=True,
     type=click.IntRange(min=1),
-    help="With --buckets: samples of one step of all ranks. With --tokens: the largest number of photos in a batch.",
+    help="With --buckets: samples of one step of all ranks.",
 )
-@click.option("--window-bytes", type=size, help="Window of the shuffle, with these two; all shards by default.")
+@click.option("--window-bytes", type=size, help="Window of the shuffle, with --buckets; all shards by default.")
 @seed_option("the random choice of photos")
 @on_option
 @no_part_option("it reads little; run it once")
@@ -82,7 +71,6 @@ def info(
     embedded_dir: Path | None,
     as_json: bool,
     buckets: "Buckets | None",
-    tokens: "TokenBudget | None",
     batch_size: int,
     window_bytes: int | None,
     **options: Any,
@@ -100,12 +88,11 @@ def info(
 
     With --buckets it also says for each bucket how many samples it has, the mean share of a photo's pixels that is cut
     off (it would be padding if photos were fitted in), and the samples of the short last steps of all windows, which
-    DROP leaves out, with those that FILL repeats to fill these steps. With --tokens it says how full the batches are.
+    DROP leaves out, with those that FILL repeats to fill these steps.
     """
     from dali_pipes.data_set.named import compare_shards
     from prep.inspect.bucket_info import describe_buckets
     from prep.inspect.info import describe_set
-    from prep.inspect.token_info import describe_tokens
 
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         compared = compare_shards(urls, endpoint=answering)
@@ -114,8 +101,6 @@ def info(
             found.buckets = describe_buckets(
                 compared.present, buckets, global_batch_size=batch_size, window_bytes=window_bytes
             )
-        if tokens is not None:
-            found.tokens = describe_tokens(compared.present, tokens, batch_size=batch_size, window_bytes=window_bytes)
     found.missing, found.beyond = compared.missing, compared.beyond
     if as_json:
         print_result("", found.as_json(), as_json=True)
@@ -146,8 +131,6 @@ def _print_set(found: "SetInfo") -> None:
         _print_photos(component, photo)
     if found.buckets is not None:
         _print_buckets(found.buckets)
-    if found.tokens is not None:
-        _print_tokens(found.tokens)
 
 
 def parse_buckets(text: str) -> "Buckets":
@@ -159,22 +142,6 @@ def parse_buckets(text: str) -> "Buckets":
     from dali_pipes.order.shapes import buckets
 
     kinds: dict[str, Callable[[str], Any]] = {"area": _product, "step": int, "max_aspect": float, "photo": str}
-    return _described(buckets, text, kinds, example="area=256*256,step=32,max_aspect=2")
-
-
-def parse_tokens(text: str) -> "TokenBudget":
-    """Read ``max_tokens=4096,patch=16,max_photo_tokens=256,photo=jpg``.
-
-    Raises:
-        click.BadParameter: If a name is unknown, or a value impossible.
-    """
-    from dali_pipes.order.tokens import token_budget
-
-    kinds: dict[str, Callable[[str], Any]] = {"max_tokens": int, "patch": int, "max_photo_tokens": int, "photo": str}
-    return _described(token_budget, text, kinds, example="max_tokens=4096,patch=16,max_photo_tokens=256")
-
-
-def _described(make: Callable[..., T], text: str, kinds: Mapping[str, Callable[[str], Any]], *, example: str) -> T:
     values: dict[str, Any] = {}
     for part in text.split(","):
         name, is_pair, value = part.strip().partition("=")
@@ -184,29 +151,12 @@ def _described(make: Callable[..., T], text: str, kinds: Mapping[str, Callable[[
             values[name] = kinds[name](value)
         except ValueError as exc:
             raise click.BadParameter(f"{name} must be a number, got '{printable(value)}'") from exc
-    needed = next(iter(kinds))
-    if needed not in values:
-        raise click.BadParameter(f"{needed} is missing; for instance {example}")
+    if "area" not in values:
+        raise click.BadParameter("area is missing; for instance area=256*256,step=32,max_aspect=2")
     try:
-        return make(**values)
+        return buckets(**values)
     except ValueError as exc:
         raise click.BadParameter(str(exc)) from exc
-
-
-def _print_tokens(found: "TokensInfo") -> None:
-    print_line("")
-    print_line(
-        f"{printable(found.photo)}: {counted(found.num_batches, 'batch', 'batches')} of at most {found.max_tokens} "
-        f"tokens and {found.batch_size} photos, {counted(found.num_windows, 'window')}",
-        bold=True,
-    )
-    print_line(f"  full to {found.fill:.1%}, with {found.photos_per_batch:.1f} photos on average")
-    print_line(f"  padded to the largest photo, as many would take {found.tokens_if_padded} tokens")
-    print_line(f"  {counted(found.num_scaled, 'photo')} scaled down to the limit of a photo's patches")
-    if found.num_limited:
-        print_line(
-            f"  {found.num_limited} batches have {found.batch_size} photos: pass a larger --batch-size", fg="yellow"
-        )
 
 
 def _product(text: str) -> int:

@@ -1,20 +1,18 @@
 """Describe what aspect-ratio buckets make of a data set: samples, pixels lost by cropping, short last batches."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.data_set.photo_shapes import PhotoSizes, photo_sizes
+from dali_pipes.data_set.photo_shapes import photo_sizes
 from dali_pipes.formats.photo_names import ComponentCounts, find_photo
-from dali_pipes.order.grouping import BucketGrouping, group_samples
+from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import ShapedPlan
 from dali_pipes.order.shapes import Buckets
-from dali_pipes.order.tokens import TokenBudget
 from dali_pipes.store.shard_set import ShardSet
 
 
@@ -59,37 +57,6 @@ class BucketsInfo:
         return asdict(self)
 
 
-class Planned(NamedTuple):
-    """Epoch 0 of seed 0 of a data set whose photos are grouped."""
-
-    photo: str
-    """The component."""
-    sizes: PhotoSizes
-    is_kept: npt.NDArray[np.bool_]
-    """bool [samples]: which samples were not removed."""
-    plan: ShapedPlan
-
-
-def plan_shapes(
-    shards: ShardSet, shapes: Buckets | TokenBudget, *, group_size: int, window_bytes: int | None
-) -> Planned:
-    """Plan an epoch; for the arguments see `describe_buckets` and `dali_pipes.order.grouping`."""
-    data_set = DataSet(shards)
-    manifest, whole = data_set.manifest, data_set.whole
-    photo = shapes.photo or find_photo({"": ComponentCounts(whole.components, whole.num_samples)})
-    sizes = photo_sizes(data_set, photo)
-    plan = ShapedPlan(
-        grouping=group_samples(shapes, *sizes, batch_size=group_size, world_size=1),
-        shard_bytes=manifest.shard_bytes,
-        shard_samples=manifest.samples,
-        order=OrderInputs(shuffle_window="all" if window_bytes is None else window_bytes, shapes=shapes),
-        selection=Selection(manifest.num_samples, excluded=manifest.removed),
-    )
-    is_kept = np.ones(manifest.num_samples, np.bool_)
-    is_kept[manifest.removed] = False
-    return Planned(photo, sizes, is_kept, plan)
-
-
 def describe_buckets(
     shards: ShardSet, shapes: Buckets, *, global_batch_size: int = 256, window_bytes: int | None = None
 ) -> BucketsInfo:
@@ -105,9 +72,20 @@ def describe_buckets(
         DataError: If the column file has no heights and widths, or it is not clear which component is the photo.
         ValueError: If no sample is left.
     """
-    planned = plan_shapes(shards, shapes, group_size=global_batch_size, window_bytes=window_bytes)
-    plan, (height, width), is_kept = planned.plan, planned.sizes, planned.is_kept
-    grouping = cast("BucketGrouping", plan.grouping)
+    data_set = DataSet(shards)
+    manifest, whole = data_set.manifest, data_set.whole
+    photo = shapes.photo or find_photo({"": ComponentCounts(whole.components, whole.num_samples)})
+    height, width = photo_sizes(data_set, photo)
+    grouping = BucketGrouping(shapes.of(height, width), shapes=shapes.shapes, group_size=global_batch_size)
+    plan = ShapedPlan(
+        grouping=grouping,
+        shard_bytes=manifest.shard_bytes,
+        shard_samples=manifest.samples,
+        order=OrderInputs(shuffle_window="all" if window_bytes is None else window_bytes, shapes=shapes),
+        selection=Selection(manifest.num_samples, excluded=manifest.removed),
+    )
+    is_kept = np.ones(manifest.num_samples, np.bool_)
+    is_kept[manifest.removed] = False
     lost, square = (1 - some.cover(height, width) for some in (shapes, Buckets(area=1, step=1, max_aspect=1)))
     is_unsized = (height == 0) | (width == 0)
     chosen = shapes.shapes[grouping.of]
@@ -129,7 +107,7 @@ def describe_buckets(
             )
         )
     return BucketsInfo(
-        photo=planned.photo,
+        photo=photo,
         global_batch_size=global_batch_size,
         window_bytes="all" if window_bytes is None else window_bytes,
         num_windows=len(counts),

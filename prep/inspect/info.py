@@ -21,7 +21,6 @@ from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.bucket_info import BucketsInfo
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
-from prep.inspect.token_info import TokensInfo
 from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
 from prep.threads import in_threads
@@ -141,8 +140,6 @@ class SetInfo:
     photos: dict[str, PhotoInfo] = field(default_factory=dict)
     buckets: BucketsInfo | None = None
     """What buckets make of the photos, if that was asked for."""
-    tokens: TokensInfo | None = None
-    """How a budget of tokens packs the photos, if that was asked for."""
     missing: list[str] = field(default_factory=list)
     """URLs or paths of shards that the manifest lists and the store lacks; nothing else here counts them."""
     beyond: list[str] = field(default_factory=list)

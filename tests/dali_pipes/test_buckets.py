@@ -139,7 +139,7 @@ def test_state_of_other_steps_is_refused(shards: Path) -> None:
             loader.load_state_dict(state | {"delivered": 2})
         with pytest.raises(dp.StateError, match="impossible values: area must be at least"):
             loader.load_state_dict(state | {"shapes": state["shapes"] | {"area": 1}})
-        with pytest.raises(dp.StateError, match="impossible values: expected the kind 'buckets' or 'tokens', got 'x'"):
+        with pytest.raises(dp.StateError, match="impossible values: expected the kind 'buckets', got 'x'"):
             loader.load_state_dict(state | {"shapes": state["shapes"] | {"kind": "x"}})
     for options in ({"state": state}, {}):
         with (
@@ -192,14 +192,9 @@ def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path, 
         Image.open(io.BytesIO(sample.components["image.jpg"])).save(stream, "JPEG", exif=exif, quality=95)
         samples.append(Sample(f"k{row}", {"image.jpg": stream.getvalue()}))
     shards = write_shards(tmp_path, samples, per_shard=2)
-    budget = dp.Select(tokens=dp.token_budget(max_tokens=900, patch=2))
-    exact: dict[str, Any] = {"flip": 0, "dtype": "uint8", "layout": "HWC"}
-    with (
-        open_loader(shards, dp.bucketed(place="centre", **exact), batch_size=1) as loader,
-        open_loader(shards, dp.patches(**exact), batch_size=1, select=budget) as packed,
-    ):
+    graph = dp.bucketed(place="centre", flip=0, dtype="uint8", layout="HWC")
+    with open_loader(shards, graph, batch_size=1) as loader:
         batches = {batch["key"][0]: batch for (batch,) in loader}
-        grids = {batch["key"][0]: batch["grid"][0].tolist() for (batch,) in packed}
     for sample in samples:
         upright = ImageOps.exif_transpose(Image.open(io.BytesIO(sample.components["image.jpg"])))
         (image,) = batches[sample.key]["image"].numpy()
@@ -210,8 +205,6 @@ def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path, 
         cut = (left, top, left + width * scale, top + height * scale)
         expected = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR, box=cut), np.int32)
         assert np.abs(expected - image).mean() < 6
-        rows, columns = grids[sample.key]
-        assert (rows > columns) == (upright.height > upright.width)
 
 
 def test_place_and_flip_belong_to_the_sample(shards: Path) -> None:
@@ -339,7 +332,7 @@ def test_what_cannot_be_is_refused(shards: Path, tmp_path: Path) -> None:
     """No buckets for a graph that needs them; slices; a component without sizes; an older column file."""
     with pytest.raises(ValueError, match=r"the loader has no buckets; pass select=dali_pipes.Select\(buckets="):
         open_loader(shards, select=dp.Select())
-    with pytest.raises(ValueError, match="buckets and tokens need slices=1, got 2"):
+    with pytest.raises(ValueError, match="buckets need slices=1, got 2"):
         open_loader(shards, shuffle=dp.Shuffle(slices=2))
     with pytest.raises(dp.DataError, match=r"expected heights and widths of 'cls' .* name a photo.*found: image.jpg"):
         open_loader(shards, select=dp.Select(buckets=dp.buckets(area=64 * 64, photo="cls")))
@@ -398,16 +391,10 @@ def test_images_of_a_gpu_are_those_of_the_cpu(gpu: None, shards: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
-@pytest.mark.parametrize("kind", ["buckets", "tokens"])
-def test_two_windows_are_enough_room(shards: Path, tmp_path: Path, policy: str, kind: str) -> None:
+def test_two_windows_are_enough_room(shards: Path, tmp_path: Path, policy: str) -> None:
     """A cache that holds two of seven windows: every sample comes, also after a resume in the middle of a window."""
-    grouped = {
-        "buckets": (dp.bucketed(), dp.Select(buckets=BUCKETS)),
-        "tokens": (dp.patches(), dp.Select(tokens=dp.token_budget(max_tokens=300, patch=8))),
-    }
-    graph, select = grouped[kind]
+    graph = dp.bucketed()
     options: dict[str, Any] = {
-        "select": select,
         "last_batch_policy": policy,
         "shuffle": dp.Shuffle(window_bytes=1),
         "batch_size": 2,
@@ -464,16 +451,11 @@ def test_number_of_samples_is_no_position_where_samples_are_repeated(shards: Pat
             loader.state_dict(num_samples=4)
 
 
-@pytest.mark.parametrize("shapes", [{"buckets": BUCKETS}, {"tokens": dp.token_budget(max_tokens=100, patch=8)}])
-def test_samples_that_a_trainer_used_are_counted_without_what_drop_leaves_out(
-    shards: Path, shapes: dict[str, Any]
-) -> None:
+def test_samples_that_a_trainer_used_are_counted_without_what_drop_leaves_out(shards: Path) -> None:
     """``DROP`` leaves samples out at the end of every window; a trainer knows only of those that it had."""
     ranks = [
         open_loader(
             shards,
-            dp.bucketed() if "buckets" in shapes else dp.patches(),
-            select=dp.Select(**shapes),
             shuffle=dp.Shuffle(window_bytes=200_000),
             last_batch_policy="DROP",
             rank=rank,

@@ -27,7 +27,6 @@ GROUPS = ("Select", "Shuffle", "BadSamples", "Cache", "Decode", "Outputs")
         ("Select", {"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
         ("Select", {"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),
         ("Select", {"buckets": 65536}, TypeError, r"buckets must be what dali_pipes.buckets\(...\) gives, or None"),
-        ("Select", {"tokens": 9}, TypeError, r"tokens must be what dali_pipes.token_budget\(...\) gives, or None, got"),
         ("Shuffle", {"window_bytes": 0}, ValueError, "window_bytes must be 'all' or a positive number of bytes, got 0"),
         ("Shuffle", {"window_bytes": "1GiB"}, ValueError, "window_bytes must be 'all' or a positive .*, got '1GiB'"),
         ("Shuffle", {"window_bytes": True}, ValueError, "window_bytes must be 'all' or a positive number .*, got True"),

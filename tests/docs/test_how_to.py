@@ -48,7 +48,7 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(python_of(page))
     run_python("page.py", folder=tmp_path)
     if page.stem == "shapes":
-        assert run_blocks(page, folder=tmp_path) == 2
+        assert run_blocks(page, folder=tmp_path) == 1
 
 
 def test_page_of_buckets_goes_from_photos_to_batches(

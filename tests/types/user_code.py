@@ -31,9 +31,15 @@ def shapes() -> None:
     """Photos in their own shapes."""
     select = dp.Select(buckets=dp.buckets(area=256 * 256, step=32, max_aspect=2))
     dp.loader("shards", dp.bucketed(place="centre", text="txt"), batch_size=8, select=select)
-    budget = dp.token_budget(max_tokens=4096)
-    for (batch,) in dp.loader("shards", dp.patches(), batch_size=64, select=dp.Select(tokens=budget)):
-        assert_type(batch["patches"], torch.Tensor)
+
+
+def packed() -> None:
+    """An output of samples with different lengths comes with their places."""
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        return {"files": components.packed(components["image.jpg"])}
+
+    for (batch,) in dp.loader("shards", graph, batch_size=64):
         assert_type(batch["cu_seqlens"], torch.Tensor)
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,76 @@ def test_output_named_key_is_refused_with_keys(small_shards: Path) -> None:
 
     with pytest.raises(ValueError, match=r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"):
         dp.loader(small_shards, graph, batch_size=5, device="cpu", outputs=dp.Outputs(keys=True))
+
+
+# --- samples of different lengths in one tensor -----------------------------------------------------------------------
+
+
+def files(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    return {"files": components.packed(components["image.jpg"])}
+
+
+def test_packed_output_has_the_samples_one_after_the_other(small_shards: Path, small_samples: list[Sample]) -> None:
+    """Any ragged node can be packed; a face delivers the offsets by name, too."""
+    photos = {sample.key: sample.components["image.jpg"] for sample in small_samples}
+    options: dict[str, Any] = {"batch_size": 7, "device": "cpu", "outputs": dp.Outputs(keys=True)}
+    with dp.loader(small_shards, files, **options) as loader:
+        for packed, offsets, keys in loader.as_dataloader(outputs=("files", "cu_seqlens", "key")):
+            assert offsets.dtype == torch.int32
+            assert len(packed) == offsets[-1]
+            found = [bytes(own.numpy()) for own in torch.tensor_split(packed, offsets[1:-1].tolist())]
+            assert found == [photos[key] for key in keys]
+
+
+def pixels(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    photo = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
+    return {"pixels": components.packed(fn.reshape(photo, shape=[-1, 3], layout=""))}
+
+
+def test_packed_output_of_a_batch_decoded_in_parts_is_the_same(small_shards: Path) -> None:
+    """A batch with many pixels is decoded in several parts; samples and offsets are joined."""
+    options: dict[str, Any] = {"batch_size": 7, "device": "cpu"}
+    with (
+        dp.loader(small_shards, pixels, **options) as whole,
+        dp.loader(small_shards, pixels, decode=dp.Decode(max_batch_pixels=10_000), **options) as parts,
+    ):
+        for (expected,), (found,) in zip(whole, parts, strict=True):
+            assert torch.equal(expected["pixels"], found["pixels"])
+            assert torch.equal(expected["cu_seqlens"], found["cu_seqlens"])
+
+
+@pytest.mark.gpu
+def test_packed_output_of_a_gpu_has_its_offsets_there(gpu: None, small_shards: Path) -> None:
+    """The same offsets as on the CPU."""
+    with (
+        dp.loader(small_shards, pixels, batch_size=7, device="cpu") as cpu,
+        dp.loader(small_shards, pixels, batch_size=7, device="gpu") as other,
+    ):
+        for (expected,), (found,) in zip(cpu, other, strict=True):
+            assert {found["pixels"].device.type, found["cu_seqlens"].device.type} == {"cuda"}
+            assert torch.equal(found["cu_seqlens"].cpu(), expected["cu_seqlens"])
+            assert len(found["pixels"]) == expected["cu_seqlens"][-1]
+
+
+def twice(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    node = components["image.jpg"]
+    return {"a": components.packed(node), "b": components.packed(node)}
+
+
+def named(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    return {"a": components.packed(components["image.jpg"]), "cu_seqlens": components.label}
+
+
+@pytest.mark.parametrize(
+    ("graph", "text"),
+    [
+        (twice, "a graph can have one packed output, got a, b; return the others padded"),
+        (named, "'cu_seqlens' is added beside the packed output 'a'; rename that of the graph"),
+    ],
+)
+def test_second_packed_output_or_name_is_refused(small_shards: Path, graph: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        dp.loader(small_shards, graph, batch_size=5, device="cpu")
 
 
 # --- components that are not photos -----------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
-"""What `prep info` says of buckets and of budgets of tokens, against what a loop over the photos says."""
+"""What `prep info` says of buckets, against what a loop over the photos says."""
 
 import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-import dali_pipes as dp
 from prep.commands.group import prep
 from tests.conftest import Sample, make_samples, write_shards
 
@@ -95,28 +93,3 @@ def test_description_that_is_none(shards: Path, text: str, expected: str) -> Non
 def test_component_without_sizes(shards: Path) -> None:
     result = call(shards, "--buckets", "area=64*64,photo=cls")
     assert "expected heights and widths of 'cls'" in str(result.exception)
-
-
-def test_budget_of_tokens(shards: Path) -> None:
-    """How full the batches are: their number is that of the loader; what padding to the largest photo would take."""
-    described = ["--tokens", "max_tokens=300,patch=8,max_photo_tokens=96"]
-    found = json.loads(call(shards, *described, "--batch-size", "16", "--json").stdout)["tokens"]
-    budget = dp.token_budget(max_tokens=300, patch=8, max_photo_tokens=96)
-    width, height = np.array([*SIZES, (0, 0)]).T
-    tokens = budget.tokens(height, width)
-    assert found["num_tokens"] == tokens.sum()
-    assert found["fill"] == pytest.approx(tokens.sum() / (300 * found["num_batches"]))
-    assert found["fill"] > 0.8
-    assert found["photos_per_batch"] == pytest.approx(51 / found["num_batches"])
-    assert found["num_scaled"] == sum((columns // 8) * (rows // 8) > 96 for columns, rows in SIZES)
-    assert found["tokens_if_padded"] == round(51 / found["num_batches"] * tokens.max())
-    select = dp.Select(tokens=budget)
-    bad = dp.BadSamples(on_error="substitute", quarantine=shards.parent / "bad.tsv")
-    with dp.loader(shards, dp.patches(), batch_size=16, select=select, bad_samples=bad, device="cpu") as loader:
-        assert len(loader) == found["num_batches"]
-    lines = call(shards, *described, "--batch-size", "2").stdout.splitlines()
-    assert any(line.startswith("image.jpg: 26 batches of at most 300 tokens and 2 photos, 1 window") for line in lines)
-    assert "25 batches have 2 photos: pass a larger --batch-size" in lines[-1]
-    result = call(shards, "--tokens", "max_tokens=300,max_photo_tokens=301")
-    assert result.exit_code == 2
-    assert "max_photo_tokens must not exceed max_tokens" in " ".join(result.stderr.split())
