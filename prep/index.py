@@ -287,7 +287,10 @@ def _check_has_no_versions(shards: ShardSet) -> None:
 
 
 def _check_keeps_all(shards: ShardSet, *, allow_missing: bool) -> None:
-    """Refuse to replace a manifest by one that lacks a shard of it, or one that the store has."""
+    """Refuse to replace a manifest by one that lacks some of its shards.
+
+    With ``allow_missing``, it may lack shards that the store lacks, too.
+    """
     where = shards.store.locate(manifest_name(shards.prefix))
     try:
         old = find_manifest(shards)

@@ -107,8 +107,8 @@ def list_shards(
 
     Raises:
         DataError: If samples were removed from the data set: these commands read whole shards.
-        StoreError: If a shard is not listed that a manifest beside the shards names, or the record of the command that
-            wrote them, or a gap in their numbers (with ``allow_missing``, the log has its name); and where
+        StoreError: If a shard is missing: the manifest or the record names it, or there is a gap in the numbers. With
+            ``allow_missing`` the log names it, and it is left out. Also where
             `dali_pipes.store.urls.resolve_shards` raises it.
         DataError, ValueError: See `dali_pipes.store.urls.resolve_shards`.
     """
@@ -214,7 +214,7 @@ def compare_shards(urls: ShardUrls, *, endpoint: str | None) -> FoundShards:
     beyond: list[str] = []
     if shards.manifest is not None and isinstance(parts[0], Pattern):
         beyond = _beyond(shards, shards.manifest, parts[0].listing)
-    present = replace(present, recorded=None)  # other bytes are a finding of those who compare, and no error
+    present = replace(present, recorded=None)  # `info` and `verify` read what is there, also if a shard was replaced
     return FoundShards(present, list(map(shards.store.locate, missing)), beyond)
 
 

@@ -2,7 +2,7 @@
 
 A listing alone proves nothing. A cluster that has lost a target lists the objects of the others, without an error; a
 command that was stopped has written some of its shards. So a command that writes shards leaves a record beside them,
-``PREFIXwritten.json``. Where there is none, because other tools wrote the shards, their numbers must not have gaps.
+``PREFIXwritten.json``. Shards of other tools have no record: then their numbers must not have gaps.
 """
 
 import itertools

@@ -64,9 +64,10 @@ class DictBatches(Iterator[BatchDict]):
 class LoaderDataset(IterableDataset[BatchDict]):
     """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
 
-    Each iteration gives the next epoch, also after `break`: who looks at a batch first, as Keras and Lightning's sanity
-    check do, trains on all samples. If the loader was opened with ``state=``, the first iteration gives the rest of
-    that state's epoch; a ``load_state_dict`` to the same position then does no further work.
+    Each iteration gives the next epoch, also after `break`. So a program that takes one batch first, as Keras and
+    Lightning's sanity check do, then trains on all samples. If the loader was opened with ``state=``, the first
+    iteration gives the rest of that state's epoch; a ``load_state_dict`` to the same position then does no further
+    work.
 
     Raises:
         TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.

@@ -151,7 +151,7 @@ def resolve_shards(urls: ShardUrls, *, endpoint: str | None, compressed: bool = 
 def resolve_parsed(
     parts: Sequence[tuple[str, list[str] | Pattern]], *, endpoint: str | None, compressed: bool = False
 ) -> ShardSet:
-    """As `resolve_shards`, for what `parse_shards` made of the URLs; a pattern is listed once."""
+    """The same for URLs that `parse_shards` has parsed; each pattern is listed once."""
     locations: list[str] = []
     for url, named in parts:
         if isinstance(named, Pattern):

@@ -238,7 +238,7 @@ def _write(
 
     if engine == "dsort":
         assert spec is not None
-        # Until the cluster has finished: a record that no shards fulfil. The names are known only then.
+        # dSort decides the final names. Until its output was compared, the record says 0 bytes: no shards match that.
         _write_records(request, plan, ((output.name, len(output.positions), 0) for output in plan.outputs))
         try:
             run_job(
