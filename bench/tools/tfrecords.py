@@ -1,7 +1,8 @@
 """Write the samples of shards as TFRecord files: a ``tf.train.Example`` per sample, and an index for DALI's reader.
 
-A loop in one process, for `bench tfrecord`. TensorFlow is not needed. `prep.sources.tfrecord_files` describes the
-format, and reads it.
+A loop in one process, for `bench tfrecord`. TensorFlow is not needed. A record in a file is::
+
+    length, 8 bytes   masked CRC32C of the length   data   masked CRC32C of the data     (little-endian)
 """
 
 import itertools
@@ -10,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import google_crc32c
+
 from bench.loaders.encoded import components_of, samples_of
 from bench.loaders.protocol import LoaderOptions
 from dali_pipes.store.shard_set import ShardSet
-from prep.sources.tfrecord_files import masked_crc32c
 
 ENCODED, KEY, LABEL = "image/encoded", "image/filename", "image/class/label"
 """The features of photo, key and label. A mask has the name of its component."""
@@ -69,6 +71,16 @@ def record_index(sizes: Sequence[int]) -> str:
     """
     starts = itertools.accumulate(sizes, initial=0)
     return "".join(f"{start} {size}\n" for start, size in zip(starts, sizes, strict=False))
+
+
+def masked_crc32c(data: bytes) -> int:
+    """TFRecord's checksum: CRC32C, rotated and with a constant added, because the data may contain CRCs of their own.
+
+    >>> hex(masked_crc32c(b"123456789"))
+    '0xc78ab0e5'
+    """
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def framed(data: bytes) -> bytes:

@@ -104,8 +104,8 @@ def add(
 ) -> None:
     """Add the samples of SOURCE to DATASET: pack and index new shards, and write a new version of the data set.
 
-    SOURCE is what prep pack takes: class folders, photos, the pets layout, a table, Hugging Face's Parquet files,
-    TFRecord files or tars. A folder of photos that is called as a class of DATASET, or the only one in SOURCE, is a
+    SOURCE is what prep pack takes: class folders, photos, the pets layout, a table, Hugging Face's Parquet files
+    or tars. A folder of photos that is called as a class of DATASET, or the only one in SOURCE, is a
     class folder. DATASET is an indexed data set: ais://BUCKET/PREFIX or DIRECTORY[/PREFIX].
 
     The data set's own shards are not changed, and of them only photos are read that may equal added ones. Older

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 @click.option("--no-verify", is_flag=True, help="Do not read and decode everything at the end.")
 @field_options(
     "column",
-    component="A column of a table, or a feature of TFRecords, and the component that it becomes; see prep pack table "
-    "and hf; may be repeated.  [default: the photo]",
+    component="A column of a table, and the component that it becomes; see prep pack table and hf; may be repeated.  "
+    "[default: the photo]",
     value="caption.txt=caption",
     label=".  [default: a column named label, class, ..., if there is one]",
     key=".  [default: see prep pack]",
@@ -77,8 +77,8 @@ def make(
 ) -> None:
     """Make data sets of SOURCE in DEST: pack, shuffle, split if asked to, index and verify.
 
-    SOURCE is a folder of photos or of class folders, the pets layout, a table, Hugging Face's Parquet files, TFRecord
-    files or tars: the command finds out which, and says so. Folders or Parquet files called train, val or test are
+    SOURCE is a folder of photos or of class folders, the pets layout, a table, Hugging Face's Parquet files or
+    tars: the command finds out which, and says so. Folders or Parquet files called train, val or test are
     splits. DEST is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
 
     The command writes DEST/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for splits, which

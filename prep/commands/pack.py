@@ -286,35 +286,6 @@ def pack_tars(tars: tuple[str, ...], url: str, **options: Any) -> None:
     pack_shards(tars, url, **options)
 
 
-@pack.command("tfrecords", short_help="TFRecord files of tf.train.Example.")
-@click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.argument("url")
-@field_options(
-    "feature",
-    component="A feature whose bytes become a component: image.jpg=image/encoded; may be repeated.  [default: the "
-    "first of image/encoded, image, image_raw, jpeg and img, named jpg, png, ... by its bytes]",
-    value="caption.txt=image/caption",
-    label=".  [default: the first of image/class/label, label, image/label and class/label; names from "
-    "image/class/text, class/text or label/text]",
-    key=", such as image/filename.  [default: file's name/record's number]",
-)
-@_spread_options
-@pack_options
-def pack_tfrecords(files: tuple[Path, ...], url: str, **options: Any) -> None:
-    """Pack the records of FILES, TFRecord files of tf.train.Example, to URL; photos keep their bytes.
-
-    A directory stands for its files with "tfrecord" in their names. Checksums are verified. The command names a damaged
-    record by file and byte, and leaves it out with --on-bad skip. TensorFlow is not needed.
-    """
-    from prep.sources.tfrecord_files import find_tfrecords
-    from prep.sources.tfrecords import tfrecords
-
-    fields = take_fields(options)
-    found = find_tfrecords(files)
-    source = tfrecords(found, jobs=options["jobs"], show_progress=not options["as_json"], **fields)
-    _pack(source, url, **options)
-
-
 def pack_shards(tars: tuple[str, ...], url: str, **options: Any) -> None:
     """Pack the samples of tars to a URL and print the report."""
     from dali_pipes.data_set.named import list_shards

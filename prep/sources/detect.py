@@ -1,4 +1,4 @@
-"""Find out what a source is: class folders, the pets layout, photos, a table, tars, TFRecords, Parquet files.
+"""Find out what a source is: class folders, the pets layout, photos, a table, tars, Parquet files.
 
 Nothing is read but names, the columns of tables, and the first photo in each folder.
 """
@@ -24,7 +24,7 @@ from prep.sources.tables import PATH_COLUMNS
 
 _LOOKED_FOR = (
     "class folders (cat/1.jpg), photos, the pets layout (images, annotations/list.txt), a table (.csv, .tsv, .json, "
-    ".jsonl, .ndjson or .parquet, with paths), Hugging Face's Parquet files, TFRecord files, tars"
+    ".jsonl, .ndjson or .parquet, with paths), Hugging Face's Parquet files, tars"
 )
 
 _PHOTO_FOLDERS = frozenset({"image", "images", "img", "imgs", "photos", "jpegimages"})
@@ -60,7 +60,7 @@ class Detected:
 
         Args:
             endpoint: AIStore's proxy, for tars in a bucket.
-            fields: Arguments of the source's own function that name columns or features: ``components``, ``values``,
+            fields: Arguments of the source's own function that name columns: ``components``, ``values``,
                 ``label``, ``has_labels``, ``key``, ``masks``, ``root``. Those that are ``None`` or empty count as not
                 given.
             jobs: The number of processes.
@@ -101,10 +101,6 @@ class Detected:
             from prep.sources.hf import hf
 
             return hf(self.files, with_splits=bool(self.splits), **shared, **given)
-        if self.kind == "tfrecords":
-            from prep.sources.tfrecords import tfrecords
-
-            return tfrecords(self.files, **shared, **given)
         from dali_pipes.data_set.named import list_shards
         from prep.sources.tars import tars
 
@@ -116,7 +112,6 @@ _FIELDS: dict[str, frozenset[str]] = {
     **dict.fromkeys(get_args(Kind), frozenset()),
     "table": _COLUMNS | {"masks", "root"},
     "hf": _COLUMNS | {"masks"},
-    "tfrecords": _COLUMNS,
 }
 _OPTIONS = {
     "components": "--component",
@@ -182,8 +177,6 @@ def _has_tars(folder: Path, prefix: str) -> bool:
 
 
 def _file(path: Path) -> list[Detected]:
-    if "tfrecord" in path.name.lower():
-        return [Detected(source=str(path), kind="tfrecords", text="a TFRecord file", files=(path,))]
     if extension_of(path.name):
         return [Detected(source=str(path), kind="tars", text="a tar", files=(path,))]
     if path.suffix.lower() == ".parquet" and read_schema(path).photos:
@@ -200,7 +193,9 @@ def _in_directory(path: Path, classes: Collection[str]) -> list[Detected]:
         return [pets]
     names = [entry.name for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith(".")]
     tables = [one for name in sorted(names) for one in _tables(path / name)]
-    return [*_parquet(path), *_packed(path, names), *tables, *_photos(path, names, classes)]
+    num_tars = sum(bool(extension_of(name)) for name in names)
+    tars = [Detected(source=str(path), kind="tars", text=_counted(num_tars, "tar"))] if num_tars else []
+    return [*_parquet(path), *tars, *tables, *_photos(path, names, classes)]
 
 
 def _pets(path: Path) -> Detected | None:
@@ -225,20 +220,6 @@ def _parquet(path: Path) -> list[Detected]:
     text = f"{_counted(len(files), 'Parquet file')} with photos in {'it' if len(files) == 1 else 'them'}"
     text += f", splits {shown(splits)}" if splits else ""
     return [Detected(source=str(path), kind="hf", text=text, files=tuple(files), splits=splits)]
-
-
-def _packed(path: Path, names: Sequence[str]) -> list[Detected]:
-    """Tars, and TFRecord files."""
-    found = []
-    if tars := [name for name in names if extension_of(name)]:
-        found.append(Detected(source=str(path), kind="tars", text=_counted(len(tars), "tar")))
-    # An .idx file is DALI's index of such a file.
-    records = sorted(name for name in names if "tfrecord" in name.lower() and not name.endswith(".idx"))
-    if records:
-        files = tuple(path / name for name in records)
-        text = _counted(len(records), "TFRecord file")
-        found.append(Detected(source=str(path), kind="tfrecords", text=text, files=files))
-    return found
 
 
 def _tables(path: Path) -> list[Detected]:

@@ -24,9 +24,6 @@ from prep.sources.pets import pets
 from prep.sources.record import Source
 from prep.sources.tables import table
 from prep.sources.tars import tars
-from prep.sources.tfrecord_files import find_tfrecords
-from prep.sources.tfrecords import tfrecords
-from tests.fuzz.seeds.tfrecords import write_tfrecord
 from tests.sources import encode_photo, write_pets
 
 # Modules that are programs: importing one runs it.
@@ -87,14 +84,11 @@ def _source(kind: str, folder: Path) -> Source:
         return table(folder / "list.csv")
     pack(imagefolder(folder), store=LocalStore(root / "shards"), max_count=2)
     shards = resolve_shards(root / "shards", endpoint=None)
-    if kind == "tars":
-        return tars(shards)
-    write_tfrecord(root / "records" / "r-000000.tfrecord", [(encode_photo(seed=number), 1) for number in range(5)])
-    return tfrecords(find_tfrecords([root / "records"]))
+    return tars(shards)
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("pets", 7), ("imagefolder", 5), ("demo", 9), ("table", 5), ("tars", 5), ("tfrecords", 5)]
+    ("kind", "expected"), [("pets", 7), ("imagefolder", 5), ("demo", 9), ("table", 5), ("tars", 5)]
 )
 def test_a_source_and_what_is_packed_of_it_are_counted_before(kind: str, expected: int, folder: Path) -> None:
     """The records, what a pack says of them before it writes, and what is in the shards."""

@@ -1,4 +1,4 @@
-"""TFRecord files of shards: what is in them, by the source that reads such files, and by DALI's own tool."""
+"""TFRecord files of shards: what is in them, read anew from the format's definition, and by DALI's own tool."""
 
 import struct
 import subprocess
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.loaders.protocol import LoaderOptions
-from bench.tools.tfrecords import RecordFiles, record_index, write_tfrecords
+from bench.tools.tfrecords import RecordFiles, masked_crc32c, record_index, write_tfrecords
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from prep.sources.tfrecord_files import find_features, masked_crc32c, values_of
 from tests.bench.conftest import NUM_SAMPLES, NUM_SHARDS, samples
 from tests.conftest import Sample, write_tar
 
@@ -30,10 +29,43 @@ def examples_of(data: bytes) -> list[dict[str, list[object]]]:
         assert masked_crc32c(data[at : at + 8]) == length_crc
         record = data[at + 12 : at + 12 + length]
         assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc32c(record),)
-        features = find_features(record)
-        found.append({name: values_of(features, record, name) for name in features})
+        [(_, features)] = fields_of(record)
+        found.append(dict(feature_of(entry) for _, entry in fields_of(features)))
         at += 16 + length
     return found
+
+
+def feature_of(entry: bytes) -> tuple[str, list[object]]:
+    """A name and its values: bytes, or integers of 64 bits."""
+    (_, name), (_, feature) = fields_of(entry)
+    [(kind, values)] = fields_of(feature)
+    if kind == 1:
+        return name.decode(), [value for _, value in fields_of(values)]
+    assert kind == 3
+    [(_, packed)] = fields_of(values)
+    value, _ = varint_at(packed, 0)
+    return name.decode(), [value - (1 << 64) if value >> 63 else value]
+
+
+def fields_of(data: bytes) -> list[tuple[int, bytes]]:
+    """Number and content of each field of a protocol buffer; all of them are of bytes."""
+    found, at = [], 0
+    while at < len(data):
+        tag, at = varint_at(data, at)
+        assert tag & 7 == 2
+        size, at = varint_at(data, at)
+        found.append((tag >> 3, data[at : at + size]))
+        at += size
+    return found
+
+
+def varint_at(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if not data[at - 1] & 128:
+            return value, at
 
 
 def test_records_have_photo_mask_label_and_key(written: RecordFiles) -> None:

@@ -11,7 +11,6 @@ from tests.fuzz.targets.parquet_cells import ParquetFiles
 from tests.fuzz.targets.photo_batches import PhotoBatches
 from tests.fuzz.targets.photos import Photos
 from tests.fuzz.targets.texts import Texts
-from tests.fuzz.targets.tfrecords import TFRecords
 
 TARGETS: dict[str, type[Target]] = {
     target.name: target
@@ -22,7 +21,6 @@ TARGETS: dict[str, type[Target]] = {
         Manifests,
         ShardIndexes,
         ColumnFiles,
-        TFRecords,
         ParquetFiles,
         Texts,
         Annotations,

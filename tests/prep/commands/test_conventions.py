@@ -23,7 +23,6 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
-from tests.fuzz.seeds.tfrecords import write_tfrecord
 from tests.prep.sources.test_hf import write_hf
 from tests.sources import encode_photo, write_pets
 
@@ -62,7 +61,6 @@ RUNS = {
     "prep pack photos": "{photos} {out}",
     "prep pack table": "{photos}/list.csv {out}",
     "prep pack tars": "{shards} {out}",
-    "prep pack tfrecords": "{records} {out}",
     "prep recode": "{shards} {out} --short-side 40 --masks nearest",
     "prep remove": "{living} --shard samples-000001.tar",
     "prep shuffle": "{mixed}/samples-",
@@ -96,7 +94,6 @@ FAILS = {
     "prep pack photos": ("{out} {out}", "no such directory: '{out}'"),
     "prep pack table": ("{photos}/none.csv {out}", "cannot read '{photos}/none.csv'"),
     "prep pack tars": ("{photos} {out}", "'{photos}' holds no .tar"),
-    "prep pack tfrecords": ("{photos}/none {out}", "'{photos}/none'"),
     "prep recode": ("{photos} {out} --short-side 40", "'{photos}' holds no .tar"),
     "prep remove": ("{photos} --key a", "'{photos}' holds no .tar"),
     "prep shuffle": ("{photos}", "'{photos}' holds no .tar"),
@@ -142,7 +139,7 @@ OWN = [path for path in COMMANDS if path.split()[0] in ("prep", "cache", "doctor
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Something of every kind that a command reads."""
     root = tmp_path_factory.mktemp("conventions")
-    names = ("shards", "mixed", "packed", "photos", "pets", "records")
+    names = ("shards", "mixed", "packed", "photos", "pets")
     found = {name: root / name for name in names}
     pack(demo_photos(count=8, seed=0), store=LocalStore(found["shards"]), max_count=4)
     shutil.copytree(found["shards"], found["mixed"])
@@ -150,9 +147,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     found["living"] = root / "living"
     pack(demo_photos(count=12, seed=1), store=LocalStore(found["living"]), max_count=4)
     index_shards(resolve_shards(found["living"], endpoint=None))
-    write_tfrecord(
-        found["records"] / "r-000000.tfrecord", [(encode_photo(seed=number), number % 3) for number in range(8)]
-    )
     found["packed"].mkdir()
     (found["packed"] / "x-000000.tgz").touch()
     write_pets(found["pets"], {"Abyssinian_1": 1, "beagle_1": 5})

@@ -11,7 +11,6 @@ import pytest
 
 from dali_pipes.cli import main
 from tests.conftest import make_samples, photo_bytes, write_shards
-from tests.fuzz.seeds.tfrecords import example, frame
 
 EVIL = "\x1b[2J\x9b31m\nerror: \u202egpj"
 """Clears the screen, colours, begins a line that looks like ours, turns the direction of writing."""
@@ -105,16 +104,6 @@ def test_hostile_tables(table: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert r"\x1b[2J" in printed or "missing" in printed
     code, printed = run([*command[:-2], "--unlabelled"], capsys, table=tmp_path / "t.csv", out=tmp_path / "out")
     assert "internal" not in printed
-
-
-def test_hostile_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of a record's features, and a label that is a text."""
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(frame(example({EVIL: EVIL, "image": PHOTO, "label": EVIL})))
-    for more in ([], ["--key", EVIL], ["--label", EVIL], ["--component", "x.jpg=nothing"]):
-        command = ["prep", "pack", "tfrecords", "{file}", "{out}", "--max-bytes", "1MiB", "--jobs", "1", *more]
-        _, printed = run(command, capsys, file=path, out=tmp_path / "out")
-        assert "internal" not in printed
 
 
 def test_hostile_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,6 @@ from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
 from tests.conftest import photo_bytes
 from tests.docs.pages import run_python
-from tests.fuzz.seeds.tfrecords import write_tfrecord
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import write_pets
 
@@ -287,14 +286,10 @@ def _write_source(kind: str, root: Path, photos: Path) -> tuple[Path, dict[str, 
         return _write_hf(root / "hf"), {"image": image, "label": label}
     pack(demo_photos(count=9), store=LocalStore(root / "shards"), max_count=4)
     shapes = {"image": (3, 350, 350), "mask": (1, 350, 350), "label": label}
-    if kind == "tars":
-        return root / "shards", shapes
-    records = [(photo_bytes(number, 64, 48), number % 2) for number in range(9)]
-    write_tfrecord(root / "records" / "r-000000.tfrecord", records)
-    return root / "records", {"image": image, "label": label}
+    return root / "shards", shapes
 
 
-@pytest.mark.parametrize("kind", ["pets", "photos", "table", "hf", "tars", "tfrecords"])
+@pytest.mark.parametrize("kind", ["pets", "photos", "table", "hf", "tars"])
 def test_every_kind_of_source_loads(kind: str, photos: Path, tmp_path: Path) -> None:
     source, shapes = _write_source(kind, tmp_path, photos)
     found = _json(source, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The commands of `prep pack` that read tables, tars and TFRecords, without and with options."""
+"""The commands of `prep pack` that read tables and tars, without and with options."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dali_pipes.errors import DataError
 from prep.commands.group import prep
-from tests.prep.sources.test_tfrecords import GOOD, LAST
 from tests.sources import encode_photo
 
 
@@ -65,17 +63,6 @@ def test_pack_table_with_every_option(listed: Path, tmp_path: Path) -> None:
     assert dry["classes"] == {}
 
 
-def test_pack_tfrecords_leaves_out_what_is_damaged_when_asked(tmp_path: Path) -> None:
-    damaged = bytearray(GOOD)
-    damaged[40] ^= 1
-    (tmp_path / "a.tfrecord").write_bytes(GOOD + damaged + LAST)
-    with pytest.raises(DataError, match=rf"record 1 at byte {len(GOOD)}: its data have the checksum"):
-        _run("tfrecords", tmp_path, tmp_path / "out")
-    done = _run("tfrecords", tmp_path, tmp_path / "out", "--on-bad", "skip", "--max-bad", "1")
-    assert done.stdout.startswith("wrote 1 shard, 2 samples, ")
-    assert f"skipped: '{tmp_path}/a.tfrecord', record 1 at byte {len(GOOD)}: " in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -83,7 +70,7 @@ def test_pack_tfrecords_leaves_out_what_is_damaged_when_asked(tmp_path: Path) ->
         (["tars", "only"], "Missing argument"),
         (["table", "x.csv", "out", "--component", "path"], "expected NAME=COLUMN, got 'path'"),
         (["table", "x.csv", "out", "--value", "a=b", "--value", "a=c"], "'a' is given twice"),
-        (["tfrecords", "x", "out", "--component", "=b"], "expected NAME=FEATURE, got '=b'"),
+        (["table", "x.csv", "out", "--component", "=b"], "expected NAME=COLUMN, got '=b'"),
         (["table", "x.csv", "out", "--jobs", "0"], "0 is not in the range"),
     ],
 )

@@ -22,7 +22,6 @@ COMMANDS = [
     ["pack", "demo"],
     ["pack", "table"],
     ["pack", "tars"],
-    ["pack", "tfrecords"],
     ["make"],
     ["shuffle"],
     ["index"],

@@ -726,10 +726,8 @@ def _set_checksum(store: AisStore, checksum_type: str) -> None:
 
 
 def test_pack_broken_records_of_a_source_are_an_error_unless_skipped(tmp_path: Path) -> None:
-    source = replace(make_source(4), broken=["'x.tfrecord', record 7 at byte 512: damaged"])
-    with pytest.raises(
-        DataError, match=r"1 records of made up cannot be read: 'x\.tfrecord', record 7 .*--on-bad skip"
-    ):
+    source = replace(make_source(4), broken=["'x.parquet', row 7: damaged"])
+    with pytest.raises(DataError, match=r"1 records of made up cannot be read: 'x\.parquet', row 7: .*--on-bad skip"):
         pack(source, store=LocalStore(tmp_path / "out"))
     with pytest.raises(DataError, match="1 records of made up cannot be read"):
         pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep")
