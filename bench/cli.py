@@ -3,8 +3,7 @@
 import click
 
 from bench.catalog import SCENARIOS, scenario_class
-from dali_pipes.commands.lazy import LazyGroup
-from dali_pipes.commands.talk import with_verbosity
+from dali_pipes.commands.lazy import LazyGroup, with_verbosity
 
 _COMMANDS = {
     "compare": "Tell whether a run is worse than an earlier one; exit 1 if it is.",

@@ -17,13 +17,11 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands import verbosity
-from dali_pipes.commands.output import print_note
-from dali_pipes.commands.program import activation, program
+from dali_pipes.commands.output import activation, print_note, program
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import manifest_name
-from dali_pipes.progress import progress
+from dali_pipes.progress import current_verbosity, progress
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import cluster
 from dali_pipes.store.local import LocalStore
@@ -326,5 +324,5 @@ def _step(name: str) -> Iterator[Any]:
 
     yield say
     elapsed = time.perf_counter() - started
-    if verbosity.current() != "quiet":
+    if current_verbosity() != "quiet":
         click.echo(f"{click.style(name, bold=True)}: {outcome} ({elapsed:.1f} s)", file=sys.stderr)

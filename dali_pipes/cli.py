@@ -13,11 +13,10 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands import verbosity
-from dali_pipes.commands.lazy import LazyGroup
+from dali_pipes.commands.lazy import LazyGroup, with_verbosity
 from dali_pipes.commands.output import print_line
-from dali_pipes.commands.talk import with_verbosity
 from dali_pipes.errors import PipesError
+from dali_pipes.progress import current_verbosity, log_to_stderr, use_verbosity
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
@@ -43,7 +42,7 @@ def cli() -> None:
     """
     if os.environ.get("NO_COLOR"):  # https://no-color.org
         click.get_current_context().color = False
-    verbosity.log_to_stderr()
+    log_to_stderr()
 
 
 with_verbosity(cli)
@@ -69,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    said = verbosity.current()
+    said = current_verbosity()
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         # In a context of its own: the command's patience must not stay with a program that calls this function.
@@ -95,12 +94,12 @@ def _run(argv: Sequence[str]) -> int:
         return _fail(f"internal: {type(exc).__name__}: {exc}; run it again with -v and report its output", code=1)
     finally:
         signal.signal(signal.SIGTERM, previous)
-        verbosity.use(said)
+        use_verbosity(said)
     return result if isinstance(result, int) else 0
 
 
 def _fail(text: str, *, code: int) -> int:
-    if verbosity.current() == "verbose":
+    if current_verbosity() == "verbose":
         logging.getLogger(__name__).exception("failed")
     print_line(f"error: {text}", err=True)
     return code

@@ -35,8 +35,8 @@ from dali_pipes.graph.packed import Packed
 from dali_pipes.integrations.faces import Faces
 from dali_pipes.metrics.figures import LOADERS, read_figures
 from dali_pipes.order.state import LoaderState
-from dali_pipes.processes.agreement import Agreement, make_name
 from dali_pipes.processes.one_thread import Use, alone
+from dali_pipes.processes.ranks import Agreement, make_name
 from dali_pipes.reader.aio_reader import in_reader
 from dali_pipes.reader.batch import Batch
 

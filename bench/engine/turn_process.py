@@ -24,8 +24,8 @@ import psutil
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import available_loaders
 from bench.tools.processes import end_with_main
-from dali_pipes.commands import verbosity
 from dali_pipes.errors import PipesError
+from dali_pipes.progress import follow_parent
 
 _log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ def _run(
     arguments: Sequence[Any],
 ) -> None:
     """The main function of a turn's process."""
-    verbosity.follow_parent()
+    follow_parent()
     take_server(state)
     end_with_main(main_pid)
 

@@ -51,7 +51,7 @@ class ShardsScenario(Scenario[Made, Subject, Row]):
     ) -> "Loader":
         """Open our loader on some shards, with the graph that fits them; its batches have keys."""
         import dali_pipes as dp
-        from dali_pipes.commands.job import ChosenGraph
+        from dali_pipes.commands.tune import ChosenGraph
 
         return dp.loader(
             list(urls),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dali_pipes.commands.options import json_option
-from dali_pipes.commands.output import LINE_CHARS
 from dali_pipes.errors import printable
+from dali_pipes.progress import LINE_CHARS
 
 if TYPE_CHECKING:
     from dali_pipes.commands.checks.findings import Finding, Findings

@@ -1,16 +1,17 @@
-"""A group of commands that imports a command only when it runs, so that ``--help`` answers at once."""
+"""Groups of commands that import a command only when it runs, and ``--quiet`` and ``--verbose`` of every command."""
 
 import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from dali_pipes.commands.talk import with_verbosity
+from dali_pipes.progress import Verbosity, use_verbosity
 
+CommandType = TypeVar("CommandType", bound=click.Command)
 _ROOT = Path(__file__).parents[2]
 """The folder that holds our packages, installed or not."""
 # A package of ours -> itself and the packages of ours that it imports.
@@ -64,3 +65,32 @@ def _check_ours(package: str) -> None:
         importlib.import_module(package)
     finally:
         sys.path.remove(str(_ROOT))
+
+
+def with_verbosity(command: CommandType) -> CommandType:
+    """Add the options to a command and to the commands below it, unless they have them."""
+    if not any(parameter.name == "verbose" for parameter in command.params):
+        command.params += [
+            _option("quiet", "Only errors and the result."),
+            _option("verbose", "Log each step to stderr."),
+        ]
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            with_verbosity(below)
+    return command
+
+
+def _option(name: Verbosity, help: str) -> click.Option:
+    return click.Option(
+        [f"-{name[0]}", f"--{name}"], is_flag=True, is_eager=True, expose_value=False, callback=_use, help=help
+    )
+
+
+def _use(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if not is_given:
+        return
+    given: Verbosity = "quiet" if option.name == "quiet" else "verbose"
+    # The contexts of a command and its groups share `meta`.
+    if context.meta.setdefault("dali-pipes verbosity", given) != given:
+        raise click.UsageError("--quiet and --verbose exclude each other")
+    use_verbosity(given)

@@ -1,13 +1,21 @@
-"""Print lines that may contain texts from data or from a server: results, errors and notes."""
+"""Print lines that may contain texts of data or of a server, check files that a command writes, name this program."""
 
+import contextlib
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from dali_pipes.commands import verbosity
-from dali_pipes.commands.verbosity import LINE_CHARS as LINE_CHARS
-from dali_pipes.errors import printable
+from dali_pipes.errors import StoreError, printable
+from dali_pipes.progress import LINE_CHARS, current_verbosity
+
+PAGES = (".html", ".htm")
+_NAME = "dali-pipes"
 
 
 def print_line(text: str, *, err: bool = False, **style: Any) -> None:
@@ -21,5 +29,53 @@ def print_line(text: str, *, err: bool = False, **style: Any) -> None:
 
 def print_note(text: str) -> None:
     """Print one line to stderr that is neither an error nor a result; ``--quiet`` leaves it out."""
-    if verbosity.current() != "quiet":
+    if current_verbosity() != "quiet":
         print_line(text, err=True)
+
+
+def check_output(path: Path, *, endings: Sequence[str], expected: str, option: str) -> None:
+    """Refuse a name that has another ending, lies in no directory, or is a directory.
+
+    Args:
+        path: The file.
+        endings: The endings that are allowed, in small letters.
+        expected: The same in words.
+        option: The option or argument, for the error.
+    """
+    if path.suffix.lower() not in endings:
+        raise click.BadParameter(f"expected {expected}, got '{path}'", param_hint=option)
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"no directory '{path.parent}'; make it", param_hint=option)
+    if path.is_dir():
+        raise click.BadParameter(f"'{path}' is a directory; name a file in it", param_hint=option)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the system into one that names the file."""
+    try:
+        yield
+    except OSError as exc:
+        raise StoreError(f"cannot write '{path}': {exc.strerror or exc}") from exc
+
+
+def program() -> str:
+    """Return what to type in place of ``dali-pipes``: the name if the shell finds it, else a path or a module."""
+    script = Path(sys.executable).parent / _NAME
+    if shutil.which(_NAME) == str(script):
+        return _NAME
+    if script.exists():
+        return _typed(script)
+    return f"{_typed(Path(sys.executable))} -m dali_pipes"  # a checkout that is not installed
+
+
+def activation() -> str:
+    """Return the command that activates this environment; empty if it is active, or is no virtual environment."""
+    script = Path(sys.executable).parent / "activate"
+    return f". {_typed(script)}" if script.exists() and program() != _NAME else ""
+
+
+def _typed(path: Path) -> str:
+    """Quote a path for a shell, relative if it is below the current directory."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from dali_pipes.commands.epoch_profile import EpochProfile, profile_loader
-from dali_pipes.commands.job import Job, job_options
 from dali_pipes.commands.options import format_bytes, json_option
-from dali_pipes.commands.output import print_note
-from dali_pipes.commands.output_file import PAGES, check_output, writing
+from dali_pipes.commands.output import PAGES, check_output, print_note, writing
+from dali_pipes.commands.tune import Job, job_options
 
 # A loader is fast enough if the step waits for less than this share of the time.
 KEEPS_UP = 0.05
@@ -87,7 +86,7 @@ def profile(
     """
     from dali_pipes.commands.step_clock import StepClock
     from dali_pipes.options import Decode
-    from dali_pipes.processes.memory import ResidentMemory
+    from dali_pipes.processes.programs import ResidentMemory
     from dali_pipes.processes.ranks import cores_of_rank
     from dali_pipes.profiling import recording
     from dali_pipes.tuning import Machine

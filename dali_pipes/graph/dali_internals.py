@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -285,6 +286,22 @@ def iterator_scope(pipeline: Pipeline) -> AbstractContextManager[None]:
     `DALIGenericIterator` claims its pipelines when it is made; from then on DALI refuses calls from elsewhere.
     """
     return pipeline._check_api_type_scope(types.PipelineAPIType.ITERATOR)  # type: ignore[no-any-return]
+
+
+# Pipelines in forked processes. Destroying a pipeline joins its threads. A forked child has none of them and would wait
+# forever, for instance when its garbage collector finds a loader that the parent has dropped. So a child keeps every
+# pipeline that was alive at the fork.
+
+_alive: "weakref.WeakSet[object]" = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def keep_in_children(pipeline: object) -> None:
+    """Keep a pipeline from being destroyed in a forked process; call this for every pipeline that is made."""
+    _alive.add(pipeline)
+
+
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 
 
 # DALIGenericIterator, for subclasses that count batches themselves: ``_pipes``, ``_size``, ``_last_batch_policy`` and

@@ -12,6 +12,7 @@ from dali_pipes.graph.dali_internals import (
     decoded_inputs,
     decoders_behind,
     inputs_in_use,
+    keep_in_children,
     on_gpu,
     outputs_of,
     random_operators,
@@ -22,7 +23,6 @@ from dali_pipes.graph.engines import set_up_engines
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.orientations import check_orientations
 from dali_pipes.graph.random import Random
-from dali_pipes.processes.forks import keep_in_children
 from dali_pipes.reader.batch import Batch, DecodedPhotos
 from dali_pipes.reader.samples import StoredSamples
 

@@ -10,8 +10,7 @@ from dali_pipes.description import describe_unopened
 from dali_pipes.iterator import Loader
 from dali_pipes.opening.checked import LoaderArguments
 from dali_pipes.opening.parts import named_shards, open_parts, refuse_workers
-from dali_pipes.processes.agreement import make_name
-from dali_pipes.processes.ranks import find_rank
+from dali_pipes.processes.ranks import find_rank, make_name
 
 # The attributes that `Loader` and DALI's base class set when they are made. Frameworks look for attributes of other
 # names before they start their process group; these must not open a loader.

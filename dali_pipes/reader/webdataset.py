@@ -9,7 +9,7 @@ import numpy.typing as npt
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.processes.forks import keep_in_children
+from dali_pipes.graph.dali_internals import keep_in_children
 from dali_pipes.reader.segments import Lines
 
 # A reader reads on past its last line while it waits, one batch by its own queue and one by the pipeline's. These

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from dali_pipes.commands import verbosity
 from dali_pipes.commands.options import endpoint_for, format_bytes
 from dali_pipes.commands.output import print_note
+from dali_pipes.progress import current_verbosity
 from prep.commands.options import chosen_masks, mask_options, no_part_option, parse_shares, seed_option
 from prep.commands.output import counted, fields_of, print_result
 from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
@@ -226,7 +226,7 @@ class _Maker:
                 max_pixels=self._options["max_pixels"] or MAX_PIXELS,
                 show_progress=self._show_progress,
             )
-            if report.num_problems or verbosity.current() != "quiet":
+            if report.num_problems or current_verbosity() != "quiet":
                 print_report(report, show=3, err=True)
             if report.num_bad_samples:
                 print_note(

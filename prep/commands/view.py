@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import print_line
-from dali_pipes.commands.output_file import PAGES, check_output, writing
+from dali_pipes.commands.output import PAGES, check_output, print_line, writing
 from prep.commands.options import allow_missing_option, seed_option
 from prep.commands.output import counted, print_result
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self, TypeVar
 
-from dali_pipes.commands import verbosity
 from dali_pipes.errors import PipesError
 from dali_pipes.processes.programs import own_program
+from dali_pipes.progress import follow_parent
 
 MAX_JOBS = 16
 """The largest default number of processes. Disks and networks are rarely fast enough for more readers."""
@@ -218,7 +218,7 @@ class Workers:
 def main(argv: Sequence[str]) -> int:
     """Do tasks until the owner closes the connection."""
     descriptor, owner = map(int, argv)
-    verbosity.follow_parent()
+    follow_parent()
     signal.signal(signal.SIGTERM, _unwind)
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):

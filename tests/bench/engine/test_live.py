@@ -19,7 +19,7 @@ from bench.engine.live import live_line, say
 from bench.engine.run import run_scenario
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.selection import LoaderSpec
-from dali_pipes.commands import verbosity
+from dali_pipes.progress import use_verbosity
 from dali_pipes.store.shard_set import ShardSet
 from tests.bench.engine.test_engine import HereProbe
 
@@ -69,9 +69,9 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    verbosity.use("quiet")
+    use_verbosity("quiet")
     yield
-    verbosity.use("normal")
+    use_verbosity("normal")
 
 
 def test_a_terminal_has_one_line_that_is_rewritten(terminal: Terminal) -> None:

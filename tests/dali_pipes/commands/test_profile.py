@@ -10,8 +10,8 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.epoch_profile import EpochProfile, StageTimes, profile_loader
-from dali_pipes.commands.job import find_graph
 from dali_pipes.commands.profile import find_bottleneck
+from dali_pipes.commands.tune import find_graph
 from dali_pipes.graph.dali_internals import iterator_scope
 from dali_pipes.profiling import recording
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards

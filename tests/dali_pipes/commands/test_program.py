@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.commands.program import activation, program
+from dali_pipes.commands.output import activation, program
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import click
 import pytest
 
 from dali_pipes.cli import cli, main
-from dali_pipes.commands import verbosity
 from dali_pipes.formats.names import manifest_name
+from dali_pipes.progress import Verbosity, current_verbosity, use_verbosity
 from prep.workers import Report, Workers
 from tests.dali_pipes.commands.test_cli import run
 
@@ -77,7 +77,7 @@ def test_both_at_once_are_misuse(words: list[str], capfd: pytest.CaptureFixture[
     """And a program that calls `main` is as it was before."""
     assert main(words) == 2
     assert "--quiet and --verbose exclude each other" in capfd.readouterr().err
-    assert verbosity.current() == "normal"
+    assert current_verbosity() == "normal"
 
 
 def log_both(task: str, report: Report) -> None:
@@ -86,11 +86,11 @@ def log_both(task: str, report: Report) -> None:
 
 
 @pytest.mark.parametrize(("said", "lines"), [("quiet", 0), ("normal", 1), ("verbose", 2)])
-def test_worker_processes_follow(said: verbosity.Verbosity, lines: int, capfd: pytest.CaptureFixture[str]) -> None:
-    verbosity.use(said)
+def test_worker_processes_follow(said: Verbosity, lines: int, capfd: pytest.CaptureFixture[str]) -> None:
+    use_verbosity(said)
     try:
         with Workers(1, isolated=True) as workers:
             list(workers.map(log_both, ["one"]))
     finally:
-        verbosity.use("normal")
+        use_verbosity("normal")
     assert len(capfd.readouterr().err.splitlines()) == lines

@@ -17,7 +17,7 @@ MIB = 1 << 20
 _MEASURE = """
 import json, mmap, tempfile
 from dataclasses import asdict
-from dali_pipes.processes.memory import ResidentMemory
+from dali_pipes.processes.programs import ResidentMemory
 MIB = 1 << 20
 before = asdict(ResidentMemory.now())
 block = bytearray(b"1") * (64 * MIB)
