@@ -1,7 +1,7 @@
-"""Find the photo and the mask of a data set by its components' names and counts, before any shard is read.
+"""Judge which components of a data set hold the photo and which the mask, by names and counts; no shard is read.
 
-A result is the name of one component, or alternatives as graphs take them: ``"jpg;jpeg"``, if each sample has one of
-the two.
+Loader, index, verify, view, info, pack and bench ask here. `photo_roles` is the judgement. `find_photo` and `find_mask`
+are what graphs take: the name of one component, or alternatives, ``"jpg;jpeg"``, if each sample has one of the two.
 """
 
 import re
@@ -21,8 +21,38 @@ class ComponentCounts(NamedTuple):
     num_samples: int
 
 
+class PhotoRoles(NamedTuple):
+    """The components of a data set that are photos by their names: which hold the photo, and which a mask."""
+
+    photos: tuple[str, ...]
+    """Usually one, or alternatives of which each sample has one; the most frequent first."""
+    masks: tuple[str, ...]
+
+
 DataSets = Mapping[str, ComponentCounts]
 """The data sets of a mixture by their names; one empty name if there is only one data set."""
+
+
+def photo_roles(counts: ComponentCounts, *, besides: Sequence[str] = ()) -> PhotoRoles:
+    """Judge the photo components of a data set, except those that are known to be something else (``besides``).
+
+    If those without a mask's word in their names occur as often as there are samples, they are alternatives: a folder
+    of JPEG, PNG and WEBP files. Otherwise `is_mask_name` decides. Whether a sample has two alternatives all the same is
+    not known here.
+
+    >>> photo_roles(ComponentCounts({"cls": 9, "jpg": 6, "png": 3}, 9))
+    PhotoRoles(photos=('jpg', 'png'), masks=())
+    >>> photo_roles(ComponentCounts({"jpg": 9, "png": 3}, 9))
+    PhotoRoles(photos=('jpg',), masks=('png',))
+    """
+    names = _all_photos(counts)
+    ordered = sorted(names.difference(besides), key=lambda name: (-counts.components[name], name))
+    photos = [name for name in ordered if not has_mask_word(name)]
+    if len(ordered) == 1:
+        photos = ordered
+    elif not _are_alternatives(photos, counts):
+        photos = [name for name in ordered if not is_mask_name(name, names)]
+    return PhotoRoles(tuple(photos), tuple(name for name in ordered if name not in photos))
 
 
 def is_mask_name(component: str, photos: Set[str]) -> bool:
@@ -38,7 +68,7 @@ def is_mask_name(component: str, photos: Set[str]) -> bool:
     """
     if len(photos) < 2:
         return False
-    if _has_mask_word(component):
+    if has_mask_word(component):
         return True
     return component.rpartition(".")[2] == "png" and any(not photo.endswith("png") for photo in photos)
 
@@ -46,9 +76,7 @@ def is_mask_name(component: str, photos: Set[str]) -> bool:
 def find_photo(sets: DataSets, *, besides: str = "") -> str:
     """Return the component that holds the photo of each sample.
 
-    It is the only component that is a photo by its name and not a mask (`is_mask_name`). If there are several, and the
-    numbers of their samples add up to the number of all samples, they are alternatives. Whether a sample has two of
-    them all the same is not known here.
+    It is the only component that is a photo by its name and not a mask, or alternatives: see `photo_roles`.
 
     Args:
         sets: Their components. In a mixture each data set may have its own name for the photo.
@@ -62,7 +90,7 @@ def find_photo(sets: DataSets, *, besides: str = "") -> str:
     >>> find_photo({"": ComponentCounts({"jpg": 6, "jpeg": 2, "png": 1}, 9)})
     'jpg;jpeg;png'
     """
-    return _find(sets, lambda counts: _photo_names(counts, besides.split(";")), what="photo")
+    return _find(sets, lambda counts: photo_roles(counts, besides=besides.split(";")).photos, what="photo")
 
 
 def find_mask(sets: DataSets, *, photo: str) -> str:
@@ -89,26 +117,16 @@ def has_mask(sets: DataSets, *, photo: str) -> bool:
     return all(_named_masks(counts, photo.split(";")) for counts in sets.values())
 
 
-def _photo_names(counts: ComponentCounts, besides: Sequence[str]) -> list[str]:
-    photos = _photos(counts)
-    left = photos.difference(besides)
-    # A PNG beside a JPEG is a mask, but not if these are the files of a folder of both.
-    photo_words = [name for name in left if not _has_mask_word(name)]
-    if len(left) < 2 or _are_alternatives(photo_words, counts):
-        return list(photo_words if len(left) > 1 else left)
-    return [name for name in left if not is_mask_name(name, photos)]
+def _mask_names(counts: ComponentCounts, besides: Sequence[str]) -> Sequence[str]:
+    return _named_masks(counts, besides) or [name for name in _all_photos(counts) if name not in besides]
 
 
-def _mask_names(counts: ComponentCounts, besides: Sequence[str]) -> list[str]:
-    return _named_masks(counts, besides) or list(_photos(counts).difference(besides))
+def _named_masks(counts: ComponentCounts, besides: Sequence[str]) -> Sequence[str]:
+    names = _all_photos(counts)
+    return [name for name in names if name not in besides and is_mask_name(name, names)]
 
 
-def _named_masks(counts: ComponentCounts, besides: Sequence[str]) -> list[str]:
-    photos = _photos(counts)
-    return [name for name in photos.difference(besides) if is_mask_name(name, photos)]
-
-
-def _photos(counts: ComponentCounts) -> set[str]:
+def _all_photos(counts: ComponentCounts) -> set[str]:
     return {name for name, num in counts.components.items() if num and is_photo(name)}
 
 
@@ -148,6 +166,7 @@ def _problem(set_: str, counts: ComponentCounts, names: Sequence[str], *, what: 
     return f"{where}expected a component that is {expected}, found {there}; name the component: {what}='NAME'"
 
 
-def _has_mask_word(component: str) -> bool:
+def has_mask_word(component: str) -> bool:
+    """Whether a word before the extension says that the component is a mask: ``left-mask.png``."""
     stem = component.rpartition(".")[0]
     return not _MASK_WORDS.isdisjoint(re.split(r"[._-]", stem))

@@ -1,99 +1,83 @@
-"""Run ETLs in the embedded node: start a server of `prep.etl` as a process, and send shards through it.
+"""Run ETLs in the embedded node: each transform in a worker process.
 
-A cluster starts an image in pods. The node ignores the image and accepts one command, ``python -m prep.etl TRANSFORM``,
-which it runs with its own interpreter, as its own user. So ETL is off unless it is allowed. The processes end with the
-node, however it ends. They answer on Unix sockets in a folder that only this user can enter.
-
-# Note [jobs]: each job has a thread. Only this process knows its jobs and ETLs, and they end with it.
+A cluster starts an image in pods. The node ignores the image and accepts one command, ``python -m prep.etl TRANSFORM``.
+It runs the transform with its own interpreter, as its own user. So ETL is off unless it is allowed. The processes end
+with the node, however it ends. Jobs and ETLs are known to this process alone, and end with it.
 """
 
-import contextlib
-import http.client
 import os
-import socket
-import subprocess
-import tempfile
 import threading
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
-from urllib.parse import quote
 
-from dali_pipes.processes.programs import own_program
+from dali_pipes.errors import DataError, PipesError
 from prep.embedded import wire
 from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
+from prep.etl.transforms import load_transform
+from prep.workers import Report, Workers
 
 _COMMAND = ["python", "-m", "prep.etl"]
-_SOCKET = "etl"
-_START_TIMEOUT_S = 30.0
-_POLL_S = 0.05
 
 
-class _SocketConnection(http.client.HTTPConnection):
-    """HTTP on a Unix socket."""
-
-    def __init__(self, path: str, *, timeout: float | None) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-@dataclass
 class _Etl:
-    """A running transform."""
+    """A transform in a process of its own, which does one shard at a time.
 
-    name: str
-    message: dict[str, Any]
-    process: subprocess.Popen[bytes]
-    folder: tempfile.TemporaryDirectory[str]
-    """It holds the server's socket."""
+    Raises:
+        ValueError: If there is no such transform.
+        PipesError: If the process ended.
+    """
 
-    def wait(self) -> None:
-        """Wait until the server answers; raises `TimeoutError` if it ends or does not answer."""
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while self.process.poll() is None and time.monotonic() < deadline_s:
-            with contextlib.suppress(OSError):
-                if self._ask("GET", "/health", timeout_s=_START_TIMEOUT_S)[0].status == 200:
-                    return
-            time.sleep(_POLL_S)
-        raise TimeoutError
+    def __init__(self, name: str, message: dict[str, Any], transform: str) -> None:
+        self.name, self.message, self.is_running = name, message, True
+        self._transform, self._lock = transform, threading.Lock()
+        self._workers = Workers(1, isolated=True, setup=_close_off, advice="start the ETL again")
+        try:
+            self._call(None)  # imports it
+        except BaseException:
+            self.close()
+            raise
 
     def transform(self, data: bytes, path: str) -> bytes:
-        """Return the transformed shard; AIS calls this exchange hpush."""
-        try:
-            answer, body = self._ask("PUT", quote(f"/{path}"), data)
-        except (OSError, http.client.HTTPException) as exc:
-            raise RefusalError(502, f"ETL[{self.name}] does not answer: {exc}") from exc
-        if answer.status != 200:
-            raise RefusalError(answer.status, body.decode(errors="replace") or answer.reason)
-        return body
+        """Return the transformed shard, whose path is ``BUCKET/NAME``; also raises `DataError`."""
+        return self._call((data, path))
 
-    def _ask(
-        self, method: str, path: str, data: bytes | None = None, *, timeout_s: float | None = None
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        with contextlib.closing(_SocketConnection(f"{self.folder.name}/{_SOCKET}", timeout=timeout_s)) as connection:
-            connection.request(method, path, data)
-            answer = connection.getresponse()
-            return answer, answer.read()
+    def _call(self, shard: tuple[bytes, str] | None) -> bytes:
+        with self._lock:
+            (made,) = self._workers.map(_transform, [(self._transform, shard)], name=lambda _: f"ETL[{self.name}]")
+            return made
 
     def close(self) -> None:
-        """End the process. Can be called twice."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.terminate()
-        self.process.wait()
-        self.folder.cleanup()
+        """End the process, also within a shard. Can be called twice."""
+        self.is_running = False
+        self._workers.close()
+
+
+# In the worker
+
+
+def _close_off() -> None:
+    """Take the cluster's tokens from the transform, which asks no cluster; send what it prints to stderr."""
+    os.dup2(2, 1)
+    for name in [name for name in os.environ if name.startswith("AIS_")]:
+        del os.environ[name]
+
+
+def _transform(task: tuple[str, tuple[bytes, str] | None], report: Report) -> bytes:
+    transform = _load(task[0])
+    return b"" if task[1] is None else transform.transform(*task[1])
+
+
+_load = cache(load_transform)
+
+# In the node
 
 
 @dataclass
 class _Job:
-    """A transform of several objects from bucket to bucket."""
+    """A transform of several objects from bucket to bucket, in a thread."""
 
     id: str
     bucket: str
@@ -131,7 +115,7 @@ class Etls:
             etl.close()
 
     def start(self, message: dict[str, Any]) -> str:
-        """Do ``PUT /v1/etl``: start the transform, and return an id when its server answers."""
+        """Do ``PUT /v1/etl``: start the transform, and return an id when it can be used."""
         name = wire.field_of(message, "name", str)
         command = wire.field_of(wire.field_of(message, "runtime", dict), "command", list)
         if not name or len(command) != len(_COMMAND) + 1 or command[:-1] != _COMMAND:
@@ -141,7 +125,10 @@ class Etls:
         with self._lock:  # held during the start, so that a second ETL with this name is refused
             if name in self._etls:
                 raise RefusalError(409, f"ETL[{name}] already exists", "ErrETLAlreadyExists")
-            self._etls[name] = self._run(name, str(command[-1]), message)
+            try:
+                self._etls[name] = _Etl(name, message, str(command[-1]))
+            except (ValueError, PipesError) as exc:
+                raise RefusalError(400, f"ETL[{name}] did not start: {exc}") from None
         return os.urandom(6).hex()
 
     def stop(self, name: str) -> None:
@@ -150,8 +137,7 @@ class Etls:
 
     def delete(self, name: str) -> None:
         """Forget a stopped ETL."""
-        etl = self._find(name)
-        if etl.process.poll() is None:
+        if self._find(name).is_running:
             raise RefusalError(400, f"ETL[{name}] is running: stop it first")
         with self._lock:
             self._etls.pop(name, None)
@@ -160,10 +146,7 @@ class Etls:
         """List the ETLs, as the answer to ``GET /v1/etl``."""
         with self._lock:
             etls = list(self._etls.values())
-        return [
-            {"id": etl.name, "stage": "Running" if etl.process.poll() is None else "Aborted", "xaction_id": ""}
-            for etl in etls
-        ]
+        return [{"id": etl.name, "stage": "Running" if etl.is_running else "Aborted", "xaction_id": ""} for etl in etls]
 
     def details(self, name: str, *, job: str) -> dict[str, Any]:
         """Describe an ETL, and the errors of one of its jobs."""
@@ -174,7 +157,13 @@ class Etls:
     def transform(self, name: str, bucket: str, object_name: str) -> bytes:
         """Return an object's transformed bytes; also raises `ObjectMissingError`."""
         etl = self._find(name, to_run=True)
-        return etl.transform(self._storage.read(bucket, object_name), f"{bucket}/{object_name}")
+        data = self._storage.read(bucket, object_name)
+        try:
+            return etl.transform(data, f"{bucket}/{object_name}")
+        except DataError as exc:
+            raise RefusalError(422, str(exc)) from None
+        except (PipesError, OSError, ValueError) as exc:  # it crashed, or was stopped meanwhile
+            raise RefusalError(502, f"ETL[{name}] does not answer: {exc}") from None
 
     def start_job(self, bucket: str, value: dict[str, Any]) -> str:
         """Do the action ``etl-listrange``: start a job, and return its id."""
@@ -214,32 +203,8 @@ class Etls:
         with self._lock:
             etl = self._etls.get(name)
         # For a target, a stopped ETL does not exist.
-        if etl is None or (to_run and etl.process.poll() is not None):
+        if etl is None or (to_run and not etl.is_running):
             raise RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')
-        return etl
-
-    def _run(self, name: str, transform: str, message: dict[str, Any]) -> _Etl:
-        folder = tempfile.TemporaryDirectory(prefix="dali-pipes-etl-")  # short: a socket's path has 107 bytes at most
-        arguments = [transform, "--socket", f"{folder.name}/{_SOCKET}", "--owner", str(os.getpid())]
-        # The server asks no cluster, so it gets no tokens and certificates of one.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AIS_")}
-        with tempfile.TemporaryFile() as stderr:
-            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                own_program("prep.etl", *arguments),
-                stdin=subprocess.PIPE,  # closed when the node ends
-                stdout=subprocess.DEVNULL,  # the framework's log
-                stderr=stderr,
-                env=environment | {"AIS_TARGET_URL": self._endpoint},
-                start_new_session=True,
-            )
-            etl = _Etl(name, message, process, folder)
-            try:
-                etl.wait()
-            except TimeoutError:
-                etl.close()
-                stderr.seek(0)
-                said = stderr.read().decode(errors="replace").strip() or f"no answer in {_START_TIMEOUT_S:g} s"
-                raise RefusalError(400, f"ETL[{name}] did not start: {said}") from None
         return etl
 
     def _run_job(self, job: _Job, names: list[str], prepend: str) -> None:

@@ -6,40 +6,32 @@ that fails later would look like a short shard.
 """
 
 import argparse
-import contextlib
-import os
+import posixpath
+import re
 import sys
-import threading
 from collections.abc import Sequence
-from pathlib import Path
-from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from aistore.sdk.etl.webserver.http_multi_threaded_server import HTTPMultiThreadedServer
 
 from dali_pipes.errors import DataError
-from dali_pipes.processes.programs import end_with_owner
-from prep.etl.refusals import refusal
 from prep.etl.transforms import ShardTransform, load_transform
+
+# Where a target keeps an object: MOUNTPATH/@PROVIDER[/#NAMESPACE]/BUCKET/%ob/NAME.
+_OBJECT_FILE = re.compile(r"/.*/@[a-z]+(/[@#][^/]*)?/(?P<bucket>[^/]+)/%ob/.+")
 
 
 class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK publishes no types
     """Serves one transform; `start` returns at SIGTERM.
 
-    Args:
-        of: The transform.
-        host: The address to listen at.
-        port: The port to listen at.
-        socket: The path of a Unix socket to listen at, instead of an address.
-
     Raises:
         OSError: If ``AIS_TARGET_URL`` is not set. AIStore sets it in the pods that it starts.
     """
 
-    def __init__(self, of: ShardTransform, *, host: str, port: int, socket: str | None = None) -> None:
+    def __init__(self, of: ShardTransform, *, host: str, port: int) -> None:
         super().__init__(host=host, port=port)
-        self._of, self._socket = of, socket
+        self._of = of
 
     def transform(self, data: bytes, path: str, etl_args: str) -> bytes:
         """Return the transformed shard."""
@@ -48,15 +40,6 @@ class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK pub
     def get_mime_type(self) -> str:
         """Return the type of the answers."""
         return "application/x-tar"
-
-    def start(self) -> None:
-        """Serve; on a Unix socket, until the process ends."""
-        if self._socket is None:
-            super().start()
-            return
-        with _SocketServer(self._socket, self.RequestHandler) as server:
-            server.etl_server = self
-            server.serve_forever()
 
     class RequestHandler(HTTPMultiThreadedServer.RequestHandler):  # type: ignore[misc]  # the same
         """The SDK's handler; but it takes bytes from its node and gives them back to its node only.
@@ -94,9 +77,39 @@ class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK pub
             """Log nothing: the SDK logs failures."""
 
 
-class _SocketServer(ThreadingMixIn, UnixStreamServer):
-    daemon_threads = True
-    etl_server: ShardServer
+def refusal(*, path: str, files: Sequence[str], receivers: Sequence[str], target: str) -> str | None:
+    """Return why a request is refused, because it names a strange file or receiver; ``None``: it is not.
+
+    Instead of sending an object's bytes, AIStore can name the file that holds them (``etl_fqn``). It can also name a
+    node that takes the result (``Ais-Node-Url``). The SDK's server obeys any client: it would read any file of its
+    user, and send results to any address, with the ETL's secret and the token for the cluster.
+
+    Args:
+        path: The request's path, ``/BUCKET/NAME``, unquoted.
+        files: The files that it names as its input, unquoted.
+        receivers: The values of its headers ``Ais-Node-Url``: addresses, separated by commas.
+        target: The URL of the node that started the server.
+
+    >>> target = "http://10.0.0.7:51081/v1/etl/_object/name/secret"
+    >>> refusal(path="/b/a", files=["/ais/1/@ais/b/%ob/a"], receivers=["http://10.0.0.7:51081/x"], target=target)
+    >>> refusal(path="/b/a.tar", files=["/etc/passwd"], receivers=[], target=target)
+    "the file '/etc/passwd' is not where a target keeps an object of the bucket 'b'"
+    """
+    if not path.startswith("/"):
+        return f"'{path}' is not a path"  # behind the target's address it could name another host
+    bucket = path.strip("/").partition("/")[0]
+    for file in files:
+        match = _OBJECT_FILE.fullmatch(file)
+        if match is None or match["bucket"] != bucket or posixpath.normpath(file) != file:
+            return f"the file '{file}' is not where a target keeps an object of the bucket '{bucket}'"
+    known = urlsplit(target)
+    for receiver in (part.strip() for value in receivers for part in value.split(",")):
+        if (urlsplit(receiver).scheme, urlsplit(receiver).netloc) != (known.scheme, known.netloc):
+            return (
+                f"'{receiver}' is not the node that started this transform, {known.scheme}://{known.netloc}; "
+                "results go there only: start the ETL without support_direct_put"
+            )
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,31 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("transform", metavar="TRANSFORM", help="pets, or MODULE:FUNCTION")
     parser.add_argument("--host", default="0.0.0.0", help="all interfaces, for the target beside the pod")  # noqa: S104
     parser.add_argument("--port", type=int, default=8000, help="AIStore expects 8000, the default")
-    parser.add_argument("--socket", help=argparse.SUPPRESS)
-    parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.owner is not None:
-        threading.Thread(target=_watch, args=(args.owner, args.socket), daemon=True).start()
     try:
-        transform = load_transform(args.transform)
+        ShardServer(load_transform(args.transform), host=args.host, port=args.port).start()
     except ValueError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
-    try:
-        ShardServer(transform, host=args.host, port=args.port, socket=args.socket).start()
     except OSError as exc:
-        print(f"error: cannot serve on {args.socket or f'{args.host}:{args.port}'}: {exc}", file=sys.stderr)
+        print(f"error: cannot serve on {args.host}:{args.port}: {exc}", file=sys.stderr)
         return 1
     return 0
-
-
-def _watch(owner: int, socket: str | None) -> None:
-    end_with_owner(owner)
-    if socket is not None:  # the owner made the folder for it, and may have been killed
-        with contextlib.suppress(OSError):
-            Path(socket).unlink()
-            Path(socket).parent.rmdir()
-    os._exit(0)  # the server keeps no state after a request
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import importlib
 import io
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-
 _RECORD = 20 * BLOCK  # a tar is padded to a multiple of this
 CROP = 350  # as in the tutorial
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -35,18 +34,14 @@ Sample = dict[str, bytes]
 """A sample's components and their bytes, in the shard's order."""
 
 
-class ShardTransform(ABC):
-    """Transforms shards; a subclass says how to transform a sample."""
+@dataclass(frozen=True)
+class ShardTransform:
+    """Applies a function to all samples of a shard. Several threads may use it at a time."""
 
     name: str
     """The text from which `load_transform` made it."""
-
-    @abstractmethod
-    def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """Return the components to write for a sample, in order; an empty mapping leaves the sample out.
-
-        It may raise any exception: the error will name shard and key. Several threads may call it at a time.
-        """
+    function: Callable[[Sample], Mapping[str, bytes]]
+    """Returns the components to write for a sample, in order; an empty mapping leaves the sample out."""
 
     def pieces(self, stream: BinaryIO, *, shard: str) -> Iterator[bytes]:
         """Yield the new shard's bytes, sample by sample; two samples are in memory.
@@ -73,16 +68,15 @@ class ShardTransform(ABC):
             DataError: For the same reasons as `pieces`.
             ValueError: If ``etl_args``, the arguments of a request, is not empty.
         """
-        shard = unquote(path).rpartition("/")[2]
         if etl_args:
             raise ValueError(f"transform '{self.name}' takes no arguments with a request, got '{etl_args}'")
-        return b"".join(self.pieces(io.BytesIO(data), shard=shard))
+        return b"".join(self.pieces(io.BytesIO(data), shard=unquote(path).rpartition("/")[2]))
 
     def _members(self, key: str, sample: Sample, shard: str) -> dict[str, bytes]:
         """Transform a sample, and check the result; return its files by name."""
         where = f"shard '{shard}', key '{key}': transform '{self.name}'"
         try:
-            made: object = self.transform_sample(sample)
+            made: object = self.function(sample)
         except Exception as exc:
             cause = str(exc) if isinstance(exc, DataError) else f"{type(exc).__name__}: {exc}"
             raise DataError(f"{where} failed: {' '.join(cause.split())}") from exc
@@ -105,71 +99,46 @@ class ShardTransform(ABC):
         return members
 
 
-class FunctionTransform(ShardTransform):
-    """Applies a function that takes a dict of component to bytes and returns another."""
-
-    def __init__(self, function: Callable[[Sample], Mapping[str, bytes]], *, name: str) -> None:
-        self.name = name
-        self._function = function
-
-    def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """Call the function."""
-        return self._function(sample)
-
-
-class PetsTransform(ShardTransform):
+def pets(sample: Sample, *, crop: int = CROP) -> Sample:
     """The tutorial's transform: crops photo and trimap to their centre, normalises the photo, stores both as ``.npy``.
 
     ``image.npy`` replaces ``image.jpg``: float32 [3, crop, crop], ``(pixel / 255 - mean) / std`` with ImageNet's mean
     and standard deviation. ``trimap.npy`` replaces ``trimap.png``: uint8 [1, crop, crop], the mask's values. The crop
     is that of torchvision's ``CenterCrop``; outside a smaller photo, pixels are 0 before they are normalised. Other
     components stay as they are. A sample grows to 1.5 MB, so pack small shards for it (``--max-count 100``).
+
+    Raises:
+        DataError: If photo or trimap is missing or cannot be decoded.
     """
+    import numpy as np
 
-    name = "pets"
-
-    def __init__(self, *, crop: int = CROP) -> None:
-        if crop < 1:
-            raise ValueError(f"crop must be positive, got {crop}")
-        self.crop = crop
-
-    def transform_sample(self, sample: Sample) -> Mapping[str, bytes]:
-        """Return the sample with its tensors; raises `DataError` if a component is missing or cannot be decoded."""
-        if lacking := next((name for name in (PHOTO, MASK) if name not in sample), None):
-            raise DataError(f"no component '{lacking}' (found: {', '.join(sample)})")
-        made: dict[str, bytes] = {}
-        for component, data in sample.items():
-            if component == PHOTO:
-                made["image.npy"] = _as_npy(self._photo(data))
-            elif component == MASK:
-                made["trimap.npy"] = _as_npy(self._mask(data))
-            else:
-                made[component] = data
-        return made
-
-    def _photo(self, data: bytes) -> "npt.NDArray[np.float32]":
-        import numpy as np
-
-        pixels = _center_crop(_decode(data, "RGB", component=PHOTO), self.crop).astype(np.float32)
-        pixels /= np.float32(255)
-        pixels -= np.array(MEAN, np.float32)
-        pixels /= np.array(STD, np.float32)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-    def _mask(self, data: bytes) -> "npt.NDArray[np.uint8]":
-        return _center_crop(_decode(data, "L", component=MASK), self.crop)[None]
+    if lacking := next((name for name in (PHOTO, MASK) if name not in sample), None):
+        raise DataError(f"no component '{lacking}' (found: {', '.join(sample)})")
+    made: Sample = {}
+    for component, data in sample.items():
+        if component == PHOTO:
+            pixels = _center_crop(data, "RGB", crop, component=PHOTO).astype(np.float32)
+            pixels /= np.float32(255)
+            pixels -= np.array(MEAN, np.float32)
+            pixels /= np.array(STD, np.float32)
+            made["image.npy"] = _as_npy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        elif component == MASK:
+            made["trimap.npy"] = _as_npy(_center_crop(data, "L", crop, component=MASK)[None])
+        else:
+            made[component] = data
+    return made
 
 
 def load_transform(spec: str) -> ShardTransform:
-    """Return the transform ``pets``, or ``MODULE:NAME``: a function of a sample or a subclass of `ShardTransform`.
+    """Return the transform ``pets``, or ``MODULE:NAME``: a function of a sample, or a `ShardTransform`.
 
     The module may also lie in the current directory, which is searched last.
 
     Raises:
         ValueError: If ``spec`` has another form, the module or the name does not exist, or it cannot be called.
     """
-    if spec == PetsTransform.name:
-        return PetsTransform()
+    if spec == "pets":
+        return ShardTransform(spec, pets)
     module_name, mark, name = spec.partition(":")
     if not (module_name and mark and name):
         raise ValueError(f"a transform is 'pets' or MODULE:FUNCTION, such as my_module:crop, got '{spec}'")
@@ -187,13 +156,11 @@ def load_transform(spec: str) -> ShardTransform:
         raise ValueError(f"transform '{spec}': module '{module_name}' has no '{name}'") from exc
     except Exception as exc:
         raise ValueError(f"transform '{spec}': importing it failed: {type(exc).__name__}: {exc}") from exc
-    if isinstance(found, type) and issubclass(found, ShardTransform):
-        made = found()
-        made.name = spec
-        return made
+    if isinstance(found, ShardTransform):
+        return found
     if not callable(found):
         raise ValueError(f"transform '{spec}' is {type(found).__name__}, expected a function of a sample")
-    return FunctionTransform(found, name=spec)
+    return ShardTransform(spec, found)
 
 
 def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
@@ -223,42 +190,27 @@ def _samples(stream: BinaryIO, shard: str) -> Iterator[tuple[str, Sample]]:
         yield key, sample
 
 
-def _decode(data: bytes, mode: str, *, component: str) -> "npt.NDArray[np.uint8]":
-    """Return pixels, [height, width] or [height, width, 3]."""
+def _center_crop(data: bytes, mode: str, crop: int, *, component: str) -> "npt.NDArray[np.uint8]":
+    """Decode a photo and cut its centre, [crop, crop] or [crop, crop, 3]; 0 where the photo is smaller."""
     import numpy as np
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as image:
+            left, top = (_crop_start(size, crop) for size in image.size)
             converted: Image.Image = image if image.mode == mode else image.convert(mode)
-            return np.asarray(converted, np.uint8)
+            return np.asarray(converted.crop((left, top, left + crop, top + crop)), np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
         raise DataError(f"component '{component}' cannot be decoded: {exc}") from exc
 
 
-def _center_crop(pixels: "npt.NDArray[np.uint8]", crop: int) -> "npt.NDArray[np.uint8]":
-    """Return [crop, crop, ...], filled with 0 where the photo is smaller."""
-    import numpy as np
+def _crop_start(size: int, crop: int) -> int:
+    """The first of ``crop`` central pixels, negative if there are fewer; rounds halves to even, as torchvision.
 
-    height, width = pixels.shape[:2]
-    cropped = np.zeros((crop, crop, *pixels.shape[2:]), np.uint8)
-    rows, to_rows = _center_window(height, crop)
-    columns, to_columns = _center_window(width, crop)
-    cropped[to_rows, to_columns] = pixels[rows, columns]
-    return cropped
-
-
-def _center_window(size: int, crop: int) -> tuple[slice, slice]:
-    """Return the visible part of ``size`` pixels, and its place in the crop; rounds halves to even, as torchvision.
-
-    >>> _center_window(355, 350), _center_window(347, 350)
-    ((slice(2, 352, None), slice(0, 350, None)), (slice(0, 347, None), slice(1, 348, None)))
+    >>> _crop_start(355, 350), _crop_start(347, 350)
+    (2, -1)
     """
-    if size >= crop:
-        start = round((size - crop) / 2)
-        return slice(start, start + crop), slice(0, crop)
-    start = (crop - size) // 2
-    return slice(0, size), slice(start, start + size)
+    return round((size - crop) / 2) if size >= crop else -((crop - size) // 2)
 
 
 def _as_npy(array: "npt.NDArray[Any]") -> bytes:

@@ -62,8 +62,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         started = embedded_node.start(tmp_path_factory.mktemp("node"))
     with started as running:
         any_bucket = AisStore(running.endpoint, "any")
-        start_etl(any_bucket, "small-pets", transform=f"{TRANSFORMS}:SmallPets")
-        start_etl(any_bucket, "as-told", transform=f"{TRANSFORMS}:AsTold")
+        start_etl(any_bucket, "small-pets", transform=f"{TRANSFORMS}:small_pets")
+        start_etl(any_bucket, "as-told", transform=f"{TRANSFORMS}:as_told")
         yield running.endpoint
 
 
@@ -89,7 +89,7 @@ def shards_of(store: AisStore, etl: str) -> ShardSet:
 
 
 def tensors(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """A graph of what `PetsTransform` makes: nothing is decoded."""
+    """A graph of what `prep.etl.transforms.pets` makes: nothing is decoded."""
     return {
         "image": components.npy("image.npy", dtype=np.float32, ndim=3),
         "mask": components.npy("trimap.npy", dtype=np.uint8, ndim=3),
@@ -134,7 +134,7 @@ def test_batches_are_those_of_shards_that_were_transformed_here(
 ) -> None:
     """Bit by bit, over two epochs; without an index they are indexed, that is said, and nothing is written."""
     found = resolve_shards(plain, endpoint=None)
-    transform_shards(found, open_output(tmp_path, endpoint=None), transform=f"{TRANSFORMS}:SmallPets", jobs=1)
+    transform_shards(found, open_output(tmp_path, endpoint=None), transform=f"{TRANSFORMS}:small_pets", jobs=1)
     index_shards(resolve_shards(tmp_path, endpoint=None))
     before = [entry.name for entry in bucket.list("")]
     if is_indexed:
@@ -280,7 +280,7 @@ def test_a_transform_that_fails_is_told_with_shard_and_key(bucket: AisStore, tmp
     """When it is indexed, and when it is read."""
     index_shards(shards_of(bucket, "as-told"))
     tell(bucket, b"fail", tmp_path / "shards", keys=["s00002"])
-    told = rf"shard 's-000000.tar', key 's00002': transform '{TRANSFORMS}:AsTold' failed: ValueError: a sample that"
+    told = rf"shard 's-000000.tar', key 's00002': transform '{TRANSFORMS}:as_told' failed: ValueError: a sample that"
     with pytest.raises(StoreError, match=f"ETL 'as-told' failed: {told}"):
         index_in_memory(shards_of(bucket, "as-told"))
     with (
@@ -300,7 +300,7 @@ def test_a_shard_that_comes_broken_is_not_taken_for_a_broken_one(bucket: AisStor
 
 def test_an_etl_that_is_stopped_is_waited_for_a_while(bucket: AisStore) -> None:
     """Then told by its name, and how to start it; started again in time nothing is lost."""
-    start_etl(bucket, "comes-goes", transform=f"{TRANSFORMS}:AsTold")
+    start_etl(bucket, "comes-goes", transform=f"{TRANSFORMS}:as_told")
     made = index_in_memory(shards_of(bucket, "comes-goes")).manifest
     bucket.client.etl("comes-goes").stop()
     with pytest.raises(
@@ -314,7 +314,7 @@ def test_an_etl_that_is_stopped_is_waited_for_a_while(bucket: AisStore) -> None:
     ):
         fetch_first(bucket, made, etl="comes-goes")
     stop_etl(bucket, "comes-goes")
-    later = threading.Timer(0.05, start_etl, (bucket, "comes-goes"), {"transform": f"{TRANSFORMS}:AsTold"})
+    later = threading.Timer(0.05, start_etl, (bucket, "comes-goes"), {"transform": f"{TRANSFORMS}:as_told"})
     later.start()
     fetch_first(bucket, made, etl="comes-goes", patience_s=60.0)
     later.join()
@@ -327,7 +327,7 @@ def test_an_etl_that_stops_in_the_middle_of_an_epoch_is_told_after_what_was_ther
     """All batches whose shards were staged come first; then it is named."""
     for path in write_shards(tmp_path / "one", SAMPLES, per_shard=1, index=False).iterdir():
         bucket.upload(f"one/{path.name}", path)
-    start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:AsTold")
+    start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:as_told")
     shards = through_etl(resolve_shards(f"{bucket.url}/one/s-", endpoint=bucket.endpoint), "stops-soon")
     index_shards(shards)
     options: dict[str, Any] = {"shuffle": dp.Shuffle(enabled=False, window_bytes=1), "decode": dp.Decode(queue_depth=1)}
@@ -350,7 +350,7 @@ def test_an_etl_that_stops_in_the_middle_of_an_epoch_is_told_after_what_was_ther
             keys.extend(key for (batch,) in batches for key in batch["key"])
         assert keys == KEYS[: len(keys)]
         assert 1 < len(keys) < len(KEYS)
-        start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:AsTold")
+        start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:as_told")
         assert keys + [key for (batch,) in loader for key in batch["key"]] == KEYS
     stop_etl(bucket, "stops-soon")
 

@@ -12,6 +12,7 @@ from aistore.sdk.errors import AISError
 
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
+from tests.conftest import Sample, write_tar
 from tests.prep.embedded.conftest import sdk
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]
@@ -24,13 +25,13 @@ def allowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
         yield running
 
 
-def servers_of(node: int) -> list[int]:
-    """Find the processes that serve a transform for a node, by the process id in their command."""
+def workers_of(node: int) -> list[int]:
+    """Find the processes that run a transform for a node, by the process id in their command."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"prep.etl" in words and b"--owner" in words and words[words.index(b"--owner") + 1] == b"%d" % node:
+            if b"prep.workers" in words and b"%d" % node in words:
                 found.append(int(path.parent.name))
     return found
 
@@ -52,7 +53,7 @@ def test_etl_is_off_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(AISError, match=f"runs code and is off .{ALLOW_ETL}=1 allows it") as caught:
             client.etl("pets-etl").init(image="x", command=COMMAND)
         assert caught.value.status_code == 501
-        assert servers_of(node._process.pid) == []
+        assert workers_of(node._process.pid) == []
 
 
 @pytest.mark.parametrize("command", [["sh", "-c", "true"], ["python", "-m", "prep.etl"], [*COMMAND, "--host=0.0.0.0"]])
@@ -60,21 +61,21 @@ def test_only_transforms_are_run(allowing: ServerProcess, command: list[str]) ->
     with pytest.raises(AISError, match="the embedded node does not do that") as caught:
         sdk(allowing.endpoint).etl("some-etl").init(image="x", command=command)
     assert caught.value.status_code == 501
-    assert servers_of(allowing._process.pid) == []
+    assert workers_of(allowing._process.pid) == []
 
 
 @pytest.mark.parametrize("sig", [None, signal.SIGKILL], ids=["closed", "killed"])
-def test_servers_end_with_the_node(allowing: ServerProcess, sig: int | None) -> None:
+def test_processes_end_with_the_node(allowing: ServerProcess, sig: int | None) -> None:
     client = sdk(allowing.endpoint)
     client.etl("pets-etl").init(image="x", command=COMMAND)
     assert [info.id for info in client.cluster().list_etls()] == ["pets-etl"]
     node = allowing._process.pid
-    assert len(servers_of(node)) == 1
+    assert len(workers_of(node)) == 1
     if sig is None:
         allowing.close()
     else:
         os.kill(node, sig)
-    wait_for(lambda: servers_of(node) == [])
+    wait_for(lambda: workers_of(node) == [])
 
 
 def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess) -> None:
@@ -87,7 +88,7 @@ def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess
     etl.delete()
     with pytest.raises(AISError, match="does not exist"):
         etl.view()
-    assert servers_of(allowing._process.pid) == []
+    assert workers_of(allowing._process.pid) == []
 
 
 def test_jobs_of_other_kinds_are_refused_by_name(allowing: ServerProcess) -> None:
@@ -138,38 +139,39 @@ def test_node_of_one_function_runs_no_other(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv(ALLOW_ETL, "1")
     with start(tmp_path / "ais", etl_function=f"{__name__}:same") as node:
         client = sdk(node.endpoint)
-        for other in ("pets", "os:system", f"{__name__}:servers_of"):
+        for other in ("pets", "os:system", f"{__name__}:workers_of"):
             with pytest.raises(AISError, match=f"runs the transform '{__name__}:same' only") as caught:
                 client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], other])
             assert caught.value.status_code == 403
-        assert servers_of(node.pid) == []
+        assert workers_of(node.pid) == []
         client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], f"{__name__}:same"])
-        assert len(servers_of(node.pid)) == 1
+        assert len(workers_of(node.pid)) == 1
+
+
+def environment(sample: dict[str, bytes]) -> dict[str, bytes]:
+    """The names of all variables, and what it prints is in nobody's way."""
+    print("a line " * 20_000)
+    return {"txt": "\n".join(os.environ).encode()}
 
 
 def test_transforms_process_has_no_credentials_and_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot send a token anywhere, and no other process can reach it: its socket is in a folder of its user."""
+    """It cannot send a token anywhere, and no other process can reach it: it has no port."""
     with monkeypatch.context() as patch:
         for name in ("AUTHN_TOKEN", "AUTHN_TOKEN_FILE", "CRT", "CRT_KEY", "CLIENT_CA", "ENDPOINT"):
             patch.setenv(f"AIS_{name}", "secret")
         node = start(tmp_path / "ais", allow_etl=True)
     with node:
-        sdk(node.endpoint).etl("pets-etl").init(image="x", command=COMMAND)
-        (server,) = servers_of(node.pid)
-        process = Path("/proc", str(server))
-        variables = dict(pair.partition("=")[::2] for pair in (process / "environ").read_text().split("\0") if pair)
-        assert {name: value for name, value in variables.items() if name.startswith("AIS_")} == {
-            "AIS_TARGET_URL": node.endpoint
-        }
-        assert "secret" not in variables.values()
-        inodes = {str(file.readlink()).strip("socket:[]") for file in (process / "fd").iterdir()}
+        client = sdk(node.endpoint)
+        bucket = client.bucket("b").create()
+        write_tar(tmp_path / "a.tar", [Sample("s", {"txt": b""})])
+        bucket.object("a.tar").get_writer().put_content((tmp_path / "a.tar").read_bytes())
+        client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], f"{__name__}:environment"])
+        ask = {"params": {"provider": "ais", "etl_name": "some-etl"}, "path": "objects/b/a.tar"}
+        made = client.cluster().client.request("GET", **ask).content
+        assert b"\nPATH" in made
+        assert b"AIS_" not in made
+        (worker,) = workers_of(node.pid)
+        inodes = {str(file.readlink()).strip("socket:[]") for file in Path("/proc", str(worker), "fd").iterdir()}
         for table in ("tcp", "tcp6"):
             rows = [row.split() for row in Path("/proc/net", table).read_text().splitlines()[1:]]
             assert not [row for row in rows if row[9] in inodes]
-        (path,) = [
-            Path(words[7])
-            for row in Path("/proc/net/unix").read_text().splitlines()
-            if len(words := row.split()) == 8 and words[6] in inodes and "dali-pipes-etl-" in words[7]
-        ]
-        assert path.parent.stat().st_mode & 0o777 == 0o700
-    wait_for(lambda: not path.parent.exists())
