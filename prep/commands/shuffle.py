@@ -50,7 +50,7 @@ _IN_SPEC = (
     default="shuffle",
     show_default=True,
     help="The order. shuffle: random, from --seed. alphanumeric: by name. content: by the content of --component. "
-    "none: unchanged; only the shards' sizes change; by this machine, because dSort does not keep the order.",
+    "none: unchanged; only the shards' sizes change; by an exchange, because dSort does not keep the order.",
 )
 @seed_option("the random order")
 @click.option(
@@ -101,21 +101,16 @@ _IN_SPEC = (
 )
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "dsort", "client", "exchange"]),
+    type=click.Choice(["auto", "dsort", "exchange"]),
     default="auto",
     show_default=True,
-    help="dsort: the cluster. client: this machine, through which all bytes pass. exchange: workers, each of which "
-    "puts its output shards together from ranges of the input; no spool. auto: the exchange with --on ray or --part; "
-    "else the cluster, or this machine if the cluster has no dSort that works.",
+    help="dsort: the cluster. exchange: worker processes, each of which puts its output shards together from ranges of "
+    "the input; all bytes pass through their machines. auto: the cluster; but the exchange for directories, with --on "
+    "ray or --part, or if the cluster has no dSort that works.",
 )
 @on_option
 @jobs_option("Workers of an exchange")
 @part_option("of the output shards, by an exchange; the input must be indexed")
-@click.option(
-    "--spool-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where this machine builds shards.  [default: $TMPDIR; for a directory, beside its shards]",
-)
 @dry_run_option
 @allow_missing_option
 @overwrite_option("other shards under the output's names")
@@ -136,9 +131,9 @@ def shuffle(
     input is kept; input and output are read and compared.
 
     The command writes PREFIX000000.tar, ... under --output, and a copy of the class table. It deletes index files of
-    other shards with these names. To finish a shuffle that was interrupted on this machine, run it again.
+    other shards with these names. To finish an exchange that was interrupted, run it again.
 
-    The same seed gives the same shards on this machine and on the embedded node. On a cluster of several targets the
+    The same seed gives the same shards by an exchange and on the embedded node. On a cluster of several targets the
     order also depends on their timing.
     """
     context = click.get_current_context()

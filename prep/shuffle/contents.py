@@ -1,4 +1,8 @@
-"""Read the contents of shards, about 150 bytes a sample: keys, sizes, and a digest of each sample's components."""
+"""Read the contents of shards: keys, sizes, and a digest of each sample's components; about 150 bytes a sample.
+
+The contents of a shuffle's input are checked before it is planned, and compared with dSort's output: keys, names of
+components and their bytes, each sample as often as it comes. The order of the samples does not count.
+"""
 
 import contextlib
 import gzip
@@ -12,25 +16,28 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.errors import DataError, printable
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import DataError, StoreError, printable, shown
 from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name
 from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
-from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.shard_set import ShardSet, check_bytes
 from prep.shuffle.order import key_of
+from prep.shuffle.request import Request
 from prep.tar.writer import header_bytes
-from prep.threads import in_threads
 from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
 
-# Shards read at a time. Reading waits for the store; parsing holds the GIL, so more readers gain nothing.
-NUM_READERS = 4
 MAX_VALUE_BYTES = 64 << 10
 """Bytes of a component by which samples can be ordered."""
+
+# Orders that shard indexes are enough for: they have neither the case of names nor the bytes of components.
+_BY_KEYS = ("shuffle", "none")
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -52,7 +59,7 @@ class Contents:
     num_members: Int64s
     """int64 [sample]."""
     tar_bytes: Int64s
-    """int64 [sample], bytes with headers and padding in a tar that `prep.shuffle.client` writes."""
+    """int64 [sample], bytes with headers and padding in a tar that `prep.tar.writer` writes."""
     ends: Int64s
     """int64 [sample], the byte of its shard's tar at which a sample's last member ends, padding included."""
     checksums: UInt64s
@@ -104,33 +111,29 @@ class ShardSample:
 def read_contents(
     store: Store,
     names: Sequence[str],
+    workers: Workers,
     *,
     components: Sequence[str] = (),
     what: str,
     show_progress: bool,
-    workers: Workers | None = None,
 ) -> Contents:
     """Read shards, several at a time, and digest every sample.
 
     Args:
         store: The store of the shards.
         names: The shards.
+        workers: Read the shards.
         components: Lower-case components whose bytes are kept, for an order or a map by content.
         what: The progress bar's label.
         show_progress: Draw a bar.
-        workers: Reads the shards; ``None``: threads of this process.
 
     Raises:
         DataError: If a shard is not a complete tar, or a sample has a link or a component twice.
     """
     with bar(what=what, total=len(names), unit="shards", shown=show_progress) as drawn:
         read = partial(_read_task, store, tuple(components))
-        if workers is None:
-            found = in_threads(lambda name: read(name, drawn.update), names, NUM_READERS)
-        else:
-            found = workers.map(read, names, name=lambda name: f"shard '{store.locate(name)}'")
         parts = []
-        for part in found:
+        for part in workers.map(read, names, name=lambda name: f"shard '{store.locate(name)}'"):
             parts.append(part)
             drawn.update(1)
     return join_contents(parts)
@@ -324,3 +327,112 @@ def key_digest(key: str) -> int:
     """XXH64 of a key, the first number of a row of `Contents.rows`."""
     # An archive may hold names that are not UTF-8.
     return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogateescape")))
+
+
+def read_input(request: Request, entries: Sequence[ObjectEntry], workers: Workers) -> Contents:
+    """Read the contents of the input, from its shard indexes if that is enough: for a dry run or an exchange.
+
+    Args:
+        request: The shuffle.
+        entries: The shards of the input as the store lists them.
+        workers: Read the shards.
+
+    Raises:
+        StoreError: If parts are asked for, and the input is not indexed.
+        DataError: See `prep.shuffle.shuffle.shuffle`.
+    """
+    shards, algorithm = request.shards, request.algorithm
+    listed = {entry.name: entry for entry in entries}
+    components = {algorithm.component.lower()} if algorithm.component else set()
+    components |= {LABEL_COMPONENT} if request.needs_labels else set()
+    manifest = find_manifest(shards) if all(name.endswith(".tar") for name in shards.names) else None
+    if manifest is not None and (request.dry_run or (request.is_exchange and algorithm.kind in _BY_KEYS)):
+        sizes = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
+        if all(sizes.get(name) == listed[name].size for name in shards.names):
+            found = indexed_contents(shards, manifest, components=sorted(components))
+            if found is not None:
+                _check_unique(shards.store, found)
+                return found
+    if not request.part.is_all:
+        raise StoreError(
+            f"'{shards.url}': parts of a shuffle plan by the shard indexes of the input, and it has no complete ones, "
+            f"or is ordered by '{algorithm.kind}', which they do not know; {shards.index_command}, or shuffle it "
+            "without --part"
+        )
+    contents = read_contents(
+        shards.store,
+        shards.names,
+        workers,
+        components=sorted(components),
+        what="read",
+        show_progress=request.show_progress,
+    )
+    for name, checksum in zip(contents.shards, contents.checksums.tolist(), strict=True):
+        if name.endswith(".tar"):
+            check_bytes(shards.store, listed[name], checksum)
+    counts = {} if manifest is None else dict(zip(manifest.names, manifest.samples.tolist(), strict=True))
+    for name, count in zip(shards.names, np.diff(contents.starts).tolist(), strict=True):
+        if counts.get(name, count) != count:
+            raise DataError(
+                f"manifest '{shards.store.locate(manifest_name(shards.prefix))}' counts {counts[name]} samples in "
+                f"'{name}', the shard holds {count}; index the shards again: dali-pipes prep index {shards.url}"
+            )
+    if not contents.num_samples:
+        raise DataError(f"'{shards.url}': the {len(shards.names)} shards hold no sample")
+    _check_unique(shards.store, contents)
+    return contents
+
+
+def _check_unique(store: Store, contents: Contents) -> None:
+    keys = contents.sorted_rows[:, 0]
+    twice = keys[1:][keys[1:] == keys[:-1]]
+    if len(twice):
+        found = sorted(_find_keys([contents], np.unique(twice)).values())
+        raise DataError(
+            f"'{store.url}': {len(found)} keys come more than once in the {len(contents.shards)} shards: "
+            f"{shown(found)}; shuffled, two of them could stand together and be read as one sample: "
+            "pack them with other keys"
+        )
+
+
+def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: npt.NDArray[np.bool_] | None) -> None:
+    """Refuse an output that does not hold exactly the input's samples.
+
+    Args:
+        store: The output's store.
+        went_in: The input's contents.
+        came_out: The output's contents.
+        kept: bool [sample], which of the input's samples should come out; ``None``: all.
+
+    Raises:
+        DataError: If samples are missing, extra or changed; names some of them.
+    """
+    expected = went_in.sorted_rows if kept is None else sorted_rows(went_in.rows[kept])
+    if np.array_equal(expected, came_out.sorted_rows):
+        return
+    rows, inverse = np.unique(np.concatenate([expected, came_out.rows]), axis=0, return_inverse=True)
+    counts = np.zeros(len(rows), np.int64)
+    np.add.at(counts, inverse.ravel()[: len(expected)], 1)
+    np.add.at(counts, inverse.ravel()[len(expected) :], -1)
+    lost = set(rows[counts > 0][:, 0].tolist())
+    gained = set(rows[counts < 0][:, 0].tolist())
+    keys = _find_keys([went_in, came_out], np.array(sorted(lost | gained), np.uint64))
+    findings = [
+        f"{len(digests)} {what} ({shown(sorted(keys[digest] for digest in digests))})"
+        for what, digests in (("missing", lost - gained), ("extra", gained - lost), ("changed", lost & gained))
+        if digests
+    ]
+    raise DataError(
+        f"dSort changed the data: {len(expected)} samples went in, {came_out.num_samples} came out of '{store.url}': "
+        f"{', '.join(findings)}. Do not use '{store.locate(came_out.shards[0])}' and the following; "
+        "the input is as it was"
+    )
+
+
+def _find_keys(sides: Sequence[Contents], digests: UInt64s) -> dict[int, str]:
+    """The keys that have these digests."""
+    return {
+        int(side.rows[position, 0]): key_of(side.name(position))
+        for side in sides
+        for position in np.flatnonzero(np.isin(side.rows[:, 0], digests)).tolist()
+    }

@@ -119,7 +119,7 @@ def _start(store: Bucket, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
                     raise
                 raise NoDsortError(
                     f"no dSort that works at {store.endpoint}: {error_text(exc)}; it needs an AIStore built with "
-                    "dSort, 4.x (5.0 has it and cannot start it). Without it, shuffle from here: --engine client"
+                    "dSort, 4.x (5.0 has it and cannot start it). Without it, shuffle from here: --engine exchange"
                 ) from exc
 
 
@@ -136,7 +136,7 @@ def _wait(store: Bucket, dsort: "Dsort", *, num_input_shards: int, show_progress
                 reason = causes[0] if causes else "aborted"
                 text = f"dSort job '{dsort.dsort_id}' at {store.endpoint} failed: {reason}"
                 if why := next((why for said, why in _REASONS.items() if said in reason), None):
-                    raise NoDsortError(f"{text}; {why}. Shuffle from here: --engine client")
+                    raise NoDsortError(f"{text}; {why}. Shuffle from here: --engine exchange")
                 raise StoreError(text)
             _draw(drawn, jobs, num_input_shards=num_input_shards)
             if jobs and all(job.metrics.shard_creation.finished for job in jobs):

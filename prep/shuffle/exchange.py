@@ -1,9 +1,10 @@
 """Shuffle by an exchange: each output shard is put together, from ranges of the input, by the worker that writes it.
 
-No machine sees all bytes, and nothing is kept on a disk. The plan says which samples an output takes, and the contents
-say which bytes of which input shard each of them is. A worker reads these ranges, several at a time, and streams the
-output to its store; then it reads the output back and compares it. Outputs are independent of each other: they are
-tasks of `prep.workers`, and the bytes do not depend on who does them.
+The plan says which samples an output takes, and the contents say which bytes of which input shard each of them is. A
+worker reads these ranges, several at a time, and streams the output to its store; then it reads the output back and
+compares it. Nothing is kept on a disk, except compressed shards of the input, whose ranges cannot be read: they are
+unpacked into a temporary folder. Outputs are independent of each other: they are tasks of `prep.workers`, and the bytes
+do not depend on who does them.
 
 # Note [memory]: a worker holds two *sections* of its output, the one that it writes and the one that it reads, and
 1 MiB of the stream. Sections have at most `SECTION_BYTES`, so the size of a shard does not matter. A sample that is
@@ -15,25 +16,30 @@ is at most as large as the next sample, so at most twice the bytes that are need
 
 import copy
 import io
+import shutil
+import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, BinaryIO, NamedTuple, cast
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 import numpy as np
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
-from dali_pipes.store.base import Store, StoreAccess
+from dali_pipes.store.base import StoreAccess
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
 from prep.pack.tasks import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
-from prep.shuffle.client import PlannedShard
-from prep.shuffle.contents import Contents, Int64s, UInt64s, component_state, key_digest
+from prep.shuffle.contents import Int64s, UInt64s, component_state, key_digest, open_shard
+from prep.shuffle.plan import PlannedShard, ShufflePlan
 from prep.tar.writer import CHUNK_BYTES, Entry, Files, Part, Range, stream_tar
 from prep.workers import Report, Workers
 
@@ -46,11 +52,8 @@ NUM_IN_FLIGHT = 32
 MAX_REQUEST_BYTES = 4 << 20
 # A request costs a client as much time as the transfer of some 64 KiB.
 MAX_GAP_BYTES = 64 << 10
-SMALL_SAMPLE_BYTES = 8 << 10
-"""Samples that are smaller on average are read faster by whole shards: most requests would wait longer than they
-transfer."""
-MANY_SAMPLES = 100_000
-"""With fewer samples it does not matter."""
+# gzip: level 6 takes four times as long as 1 on photos, and saves nothing.
+_GZIP_LEVEL = 1
 
 _CHANGED = "the shard changed since it was indexed or read; if it is indexed, index it again; then start again"
 _END = bytes(2 * BLOCK)
@@ -69,6 +72,8 @@ class _Run(NamedTuple):
 class ExchangeTask(StreamTask):
     """An output shard, and where its samples are; pickles, for a worker."""
 
+    tar_bytes: int
+    """Bytes of the tar. It is ``num_bytes`` too, unless the output is compressed: that length is not known before."""
     source: StoreAccess
     output: StoreAccess
     """The store of the output: an object there is compared with the task, or written by it."""
@@ -88,7 +93,13 @@ class ExchangeTask(StreamTask):
     """Whether the digests of contents are known."""
 
     def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
-        return stream_tar(self._entries(), shard=self.name, num_bytes=self.num_bytes, on_sample=on_sample)
+        tar = stream_tar(self._entries(), shard=self.name, num_bytes=self.tar_bytes, on_sample=on_sample)
+        return tar if self.is_tar else _compressed(tar)
+
+    @property
+    def is_tar(self) -> bool:
+        """Whether the output is not compressed."""
+        return self.name.endswith(".tar")
 
     def _entries(self) -> Iterator[Entry]:
         for samples, found in self._sections():
@@ -278,62 +289,123 @@ def _cut(requests: Sequence[tuple[_Run, Future[memoryview]]], starts: Int64s, st
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+def _compressed(tar: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The tar in gzip's format, without a name and a time: the same samples give the same bytes."""
+    packer = zlib.compressobj(_GZIP_LEVEL, wbits=16 + zlib.MAX_WBITS)
+    for chunk in tar:
+        yield memoryview(packer.compress(chunk))
+    yield memoryview(packer.flush())
+
+
 class Exchange:
-    """The exchange of one shuffle: makes its tasks and runs them."""
+    """Makes the tasks of a plan, and runs them by workers. A context manager."""
 
-    source: Store
-    target: Store
-    contents: Contents
-    workers: Workers
-    show_progress: bool = False
+    def __init__(self, plan: ShufflePlan, workers: Workers) -> None:
+        self.plan, self._workers = plan, workers
+        self._unpacked: tempfile.TemporaryDirectory[str] | None = None
 
-    @cached_property
-    def _accesses(self) -> tuple[StoreAccess, StoreAccess]:
-        """Of input and output, which exist by the first task."""
-        return self.source.access(), self.target.access()
+    def __enter__(self) -> Self:
+        return self
 
-    def find_done(
-        self, outputs: Sequence[PlannedShard], *, existing: Mapping[str, ObjectEntry]
-    ) -> tuple[set[str], list[str]]:
+    def __exit__(self, *_: object) -> None:
+        if self._unpacked is not None:
+            self._unpacked.cleanup()
+
+    def find_done(self, existing: Mapping[str, ObjectEntry]) -> tuple[set[str], list[str]]:
         """The outputs that exist byte for byte as planned, and the outputs whose names other shards have."""
-        there = [output for output in outputs if output.name in existing]
-        alike = [output for output in there if existing[output.name].size == output.num_bytes(self.contents)]
-        same = self._run(is_stored, (self._comparing(existing[one.name], one) for one in alike), alike, what="compare")
-        done = {output.name for output, is_same in zip(alike, same, strict=True) if is_same}
-        return done, [output.name for output in there if output.name not in done]
+        outputs = [output for output in self.plan.own_outputs if output.name in existing]
+        tasks = [self._comparing(existing[output.name], output) for output in outputs]
+        alike = [task for task in tasks if not task.is_tar or existing[task.name].size == task.tar_bytes]
+        same = self._run(is_stored, alike, what="compare")
+        done = {task.name for task, is_same in zip(alike, same, strict=True) if is_same}
+        return done, [output.name for output in outputs if output.name not in done]
 
-    def write(self, outputs: Sequence[PlannedShard]) -> None:
+    def check_space(self, outputs: Sequence[PlannedShard], existing: Mapping[str, ObjectEntry]) -> None:
+        """Refuse outputs that a directory's disk cannot hold. Compressed outputs are not counted.
+
+        Raises:
+            StoreError: If the disk has too little space; outputs that exist and are replaced make room.
+        """
+        directory = self.plan.request.output_store.directory
+        if directory is None:
+            return
+        sizes = {
+            output.name: output.num_bytes(self.plan.contents) for output in outputs if output.name.endswith(".tar")
+        }
+        needed = sum(size - (existing[name].size if name in existing else 0) for name, size in sizes.items())
+        if needed > (free := shutil.disk_usage(directory).free):
+            raise StoreError(
+                f"'{directory}' has {free} bytes free, the output shards take {needed} more; free some space, or name "
+                "a place on another disk"
+            )
+
+    def write(self, outputs: Sequence[PlannedShard], on_progress: Report = lambda _: None) -> None:
         """Write the outputs, replacing objects of the same names; each is read back and compared.
+
+        Args:
+            outputs: Outputs of the plan.
+            on_progress: Called with the number of samples that were written since the last call; may raise.
 
         Raises:
             StoreError: If a store fails. Outputs that are written stay, and are complete.
             DataError: If the input changed, or an output that is read back is not as it was written.
             PipesError: If a worker process died.
         """
-        if outputs:
-            self._run(write_and_compare, map(self._task, outputs), outputs, what="shuffle")
+        self._run(write_and_compare, [self._task(output) for output in outputs], what="shuffle", told=on_progress)
 
     def _run(
         self,
         function: Callable[[ExchangeTask, Report], bool],
-        tasks: Iterator[ExchangeTask],
-        outputs: Sequence[PlannedShard],
+        tasks: Sequence[ExchangeTask],
         *,
         what: str,
+        told: Report = lambda _: None,
     ) -> list[bool]:
-        if not outputs:
+        if not tasks:
             return []
-        total = sum(len(output.positions) for output in outputs)
-        with bar(what=what, total=total, unit="samples", shown=self.show_progress) as drawn:
+        request = self.plan.request
+        total = sum(len(task.rows) for task in tasks)
+        with bar(what=what, total=total, unit="samples", shown=request.show_progress) as drawn:
+
+            def on_progress(num: int) -> None:
+                drawn.update(num)
+                told(num)
+
             return list(
-                self.workers.map(
+                self._workers.map(
                     function,
                     tasks,
-                    on_progress=drawn.update,
-                    name=lambda task: f"shard '{self.target.locate(task.name)}'",
+                    on_progress=on_progress,
+                    name=lambda task: f"shard '{request.output_store.locate(task.name)}'",
                 )
             )
+
+    @cached_property
+    def _accesses(self) -> tuple[StoreAccess, StoreAccess]:
+        """Of input and output, which exist by the first task."""
+        request = self.plan.request
+        return (
+            self._unpack() if request.is_compressed else request.shards.store
+        ).access(), request.output_store.access()
+
+    def _unpack(self) -> LocalStore:
+        """Unpack the input into a temporary folder, under the same names."""
+        shards = self.plan.request.shards
+        self._unpacked = tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-")
+        store = LocalStore(Path(self._unpacked.name))
+        for name in shards.names:
+            path = store.directory / name
+            with open_shard(shards.store, name) as stream:
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("wb") as file:
+                        shutil.copyfileobj(stream, file, CHUNK_BYTES)
+                except OSError as exc:
+                    raise StoreError(
+                        f"cannot unpack '{shards.store.locate(name)}' into '{store.directory}': {exc.strerror or exc}; "
+                        "set TMPDIR to a disk with more free space"
+                    ) from exc
+        return store
 
     def _comparing(self, entry: ObjectEntry, output: PlannedShard) -> ExchangeTask:
         """The task that compares an output with the stored object."""
@@ -342,17 +414,20 @@ class Exchange:
         return replace(task, stored=stored)
 
     def _task(self, output: PlannedShard) -> ExchangeTask:
-        contents, positions = self.contents, output.positions
+        contents, positions = self.plan.contents, output.positions
+        source, target = self._accesses
         of_input = np.searchsorted(contents.starts, positions, side="right") - 1
         used, rows = np.unique(of_input, return_inverse=True)
         # A sample begins where the one before it ends, or at its shard's first byte.
         starts = np.where(contents.starts[of_input] == positions, 0, contents.ends[positions - 1])
+        num_bytes = output.num_bytes(contents)
         return ExchangeTask(
             name=output.name,
-            num_bytes=output.num_bytes(contents),
-            source=self._accesses[0],
-            output=self._accesses[1],
-            url=self.source.url,
+            num_bytes=num_bytes,
+            tar_bytes=num_bytes,
+            source=source,
+            output=target,
+            url=self.plan.request.shards.store.url,
             shards=tuple(contents.shards[row] for row in used.tolist()),
             rows=rows.ravel(),
             starts=starts,
@@ -364,6 +439,9 @@ class Exchange:
 
 def write_and_compare(task: ExchangeTask, report: Report) -> bool:
     """Write an output, read it back and compare it; returns ``True``."""
+    if not task.is_tar:
+        # A store is told the length first, so a compressed output is made twice.
+        task = replace(task, num_bytes=sum(len(chunk) for chunk in task.stream(lambda: None)))
     target = _Digesting(task.output)
     write_file(replace(task, target=target), report)
     if digest_of(read_stored(task.output.file(task.name, size=task.num_bytes))) != target.digest:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,6 @@ from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template, template_of
-from prep.shuffle.client import PlannedShard
 from prep.shuffle.contents import Contents, Int64s
 from prep.shuffle.dsort_spec import BucketName, DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes_of
@@ -50,10 +49,22 @@ _DESCRIBING = (manifest_name, columns_name, classes_name, recoded_name)
 Bools = npt.NDArray[np.bool_]
 
 
+class PlannedShard(NamedTuple):
+    """An output shard: its name, and the positions of its samples in the contents of the input."""
+
+    name: str
+    positions: Int64s
+
+    def num_bytes(self, contents: Contents) -> int:
+        """Bytes of the tar: the samples, and the two empty blocks at the end."""
+        return int(contents.tar_bytes[self.positions].sum()) + 2 * BLOCK
+
+
 @dataclass
 class ShufflePlan:
     """The output shards of a shuffle."""
 
+    request: Request
     contents: Contents
     """The contents of the input."""
     outputs: list[PlannedShard]
@@ -66,6 +77,11 @@ class ShufflePlan:
     """Why no cluster can do it; empty if a cluster can."""
     key_map: bytes | None = None
     """The external key map for a cluster, as JSON."""
+
+    @property
+    def own_outputs(self) -> Sequence[PlannedShard]:
+        """The outputs of this process's part."""
+        return self.request.part.of(self.outputs)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -153,7 +169,7 @@ def _plan_cut(request: Request, contents: Contents, order: Int64s, *, shard_byte
         )
     runs = np.split(order, np.cumsum(counts)[:-1]) if counts else []
     outputs = [PlannedShard(f"{n}{request.extension}", run) for n, run in zip(template.names(), runs, strict=False)]
-    return ShufflePlan(contents, outputs, [template], shard_bytes)
+    return ShufflePlan(request, contents, outputs, [template], shard_bytes)
 
 
 def _plan_mapped(
@@ -189,7 +205,7 @@ def _plan_mapped(
     if twice := [a.name for a, b in itertools.pairwise(outputs) if a.name == b.name]:
         raise DataError(f"{mapped.where}: two templates name shard '{twice[0]}'")
     used = sorted({group for group, _, _ in found})
-    plan = ShufflePlan(contents, outputs, [mapped.outputs[group] for group in used], shard_bytes)
+    plan = ShufflePlan(request, contents, outputs, [mapped.outputs[group] for group in used], shard_bytes)
     if not kept.all():
         plan.kept = kept
         # With the setting that ignores missing keys, dSort ends its own process.
@@ -238,8 +254,9 @@ def _output_template(prefix: str, *, num_bytes: int, shard_bytes: int) -> Templa
     return Template([prefix, ""], [range(count)], [OUTPUT_DIGITS])
 
 
-def spec_of(request: Request, plan: ShufflePlan) -> dict[str, Any]:
+def spec_of(plan: ShufflePlan) -> dict[str, Any]:
     """The request to dSort, as JSON."""
+    request = plan.request
     stores = (request.shards.store, request.output_store)
     source, target = (store.need_cluster("dSort runs in a cluster") for store in stores)
     extension = input_extension(request.shards.names)
@@ -258,16 +275,16 @@ def spec_of(request: Request, plan: ShufflePlan) -> dict[str, Any]:
     ).json()
 
 
-def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]:
+def find_existing(plan: ShufflePlan) -> dict[str, ObjectEntry]:
     """Find the shards under the output's names, and the files that describe such shards; these files come first.
 
     Raises:
         ValueError: If the output's names include a shard of the input.
     """
-    target = request.output_store
+    request, target = plan.request, plan.request.output_store
     if target is not request.shards.store and not target.exists():
         return {}
-    entries = list_outputs(request, plan)
+    entries = list_outputs(plan)
     found = [name for name in entries if plan.is_output(name)]
     same_place = target.identity("") == request.shards.store.identity("")
     clashing = set(request.shards.names).intersection([*found, *plan.names]) if same_place else set()
@@ -287,7 +304,7 @@ def find_existing(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]
     return {name: entries[name] for name in [*(name for name in entries if name in describing), *found]}
 
 
-def list_outputs(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]:
+def list_outputs(plan: ShufflePlan) -> dict[str, ObjectEntry]:
     """List the objects whose names start with a prefix of the output."""
     by_folder: dict[str, list[str]] = {}
     for prefix in plan.prefixes:
@@ -297,5 +314,5 @@ def list_outputs(request: Request, plan: ShufflePlan) -> dict[str, ObjectEntry]:
         common = common_prefix(prefixes)
         # One listing for a thousand classes; but for cats- and dogs- it would list the whole bucket.
         for prefix in [common] if common.rpartition("/")[2] else prefixes:
-            entries |= {entry.name: entry for entry in request.output_store.list_all(prefix)}
+            entries |= {entry.name: entry for entry in plan.request.output_store.list_all(prefix)}
     return entries

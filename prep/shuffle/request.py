@@ -26,7 +26,7 @@ from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
 from prep.workers import WorkersKind
 
-Engine = Literal["auto", "dsort", "client", "exchange"]
+Engine = Literal["auto", "dsort", "exchange"]
 
 # A key map of a million keys takes about 30 MB.
 MAX_KEY_MAP_BYTES = 1 << 30
@@ -64,10 +64,10 @@ class Request:
     extension: str = ""
     """Extension of the output shards; empty: the input's."""
     engine: Engine = "auto"
-    """``dsort``: the cluster. ``client``: this machine, which reads the input front to back. ``exchange``: workers,
-    each of which reads the samples of its output shards (`prep.shuffle.exchange`). ``auto``: the exchange if ``on``
-    or ``part`` ask for it; else the cluster; but this machine, with a warning, if the cluster cannot do it; and this
-    machine if it only has to complete the output of an earlier run."""
+    """``dsort``: the cluster. ``exchange``: workers, each of which reads the samples of its output shards
+    (`prep.shuffle.exchange`). ``auto``: the cluster; but the exchange if input or output is in no cluster, if ``on`` or
+    ``part`` ask for it, if it only has to complete the output of an earlier run, and, with a warning, if the cluster
+    cannot do it."""
     on: WorkersKind = "processes"
     """Who does the tasks of an exchange: see `prep.workers.open_workers`."""
     jobs: int | None = None
@@ -80,8 +80,6 @@ class Request:
     """What errors advise if the output's names are taken."""
     dry_run: bool = False
     """Check and plan only. If the shards are indexed, the indexes are read instead of the shards."""
-    spool_dir: Path | None = None
-    """See `write_outputs`."""
     show_progress: bool = False
     description: str = "dali-pipes prep shuffle"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -92,8 +90,7 @@ class Request:
             # A rule adds the name of a class, a folder or a split.
             adds_name = isinstance(self.mapped, Grouping) and self.mapped.by != "balanced"
             _check_prefix(f"{self.output_prefix}{'x-' if adds_name else ''}", url=self.output_store.url)
-        extension = input_extension(self.shards.names)
-        object.__setattr__(self, "extension", self.extension or extension)
+        object.__setattr__(self, "extension", self.extension or input_extension(self.shards.names))
         if self.engine not in get_args(Engine):
             raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}, got '{self.engine}'")
         if self.extension not in EXTENSIONS:
@@ -102,11 +99,11 @@ class Request:
             raise ValueError(f"shard_bytes must be positive, got {self.shard_bytes}")
         if self.drop_unmapped and not isinstance(self.mapped, KeyMap):
             raise ValueError("drop_unmapped leaves out samples that a key map does not name; no key map is given")
-        self._check_exchange(extension)
+        self._check_shared()
         if self.engine == "dsort" and self.is_local:
             raise ValueError(
                 f"'{self.shards.store.url}' is not in AIStore; engine 'dsort' runs in an AIStore cluster: use --engine "
-                "client, or pack the shards into ais://BUCKET"
+                "exchange, or pack the shards into ais://BUCKET"
             )
         templates = [self.outputs] if self.outputs is not None else []
         templates += self.mapped.outputs if isinstance(self.mapped, KeyMap) else ()
@@ -114,29 +111,24 @@ class Request:
             for end in template.ends():
                 check_object_name(end, url=self.output_store.locate(end))
 
-    def _check_exchange(self, extension: str) -> None:
-        """Refuse options that only an exchange has, and an exchange of compressed shards."""
-        asked = [
-            *([f"--on {self.on}"] if self.on != "processes" else ()),
-            *([] if self.part.is_all else [f"--part {self.part}"]),
-        ]
-        if asked and self.engine in ("dsort", "client"):
-            raise ValueError(f"{asked[0]} goes with --engine exchange, not with --engine {self.engine}")
-        compressed = next((name for name in (extension, self.extension) if name != ".tar"), None)
-        if compressed and self.is_exchange:
-            raise ValueError(
-                f"an exchange reads ranges of shards and announces the sizes of its outputs, and '{compressed}' has "
-                "neither; use --engine client"
-            )
+    def _check_shared(self) -> None:
+        """Refuse what only an exchange does from another engine, and of compressed shards."""
+        asked = f"--on {self.on}" if self.on != "processes" else "" if self.part.is_all else f"--part {self.part}"
+        if asked and self.engine == "dsort":
+            raise ValueError(f"{asked} goes with --engine exchange, not with --engine dsort")
+        if asked and self.is_compressed:
+            raise ValueError(f"compressed shards are unpacked on one machine: drop {asked}")
 
     @property
     def is_exchange(self) -> bool:
-        """Whether workers exchange the samples."""
-        return self.engine == "exchange" or (self.engine == "auto" and self._asks_exchange)
+        """Whether it is sure before the plan that workers exchange the samples."""
+        is_shared = self.on != "processes" or not self.part.is_all
+        return self.engine == "exchange" or (self.engine == "auto" and (is_shared or self.is_local))
 
     @property
-    def _asks_exchange(self) -> bool:
-        return self.on != "processes" or not self.part.is_all
+    def is_compressed(self) -> bool:
+        """Whether the input is compressed."""
+        return not self.shards.names[0].endswith(".tar")
 
     @property
     def output_store(self) -> Store:

@@ -1,11 +1,10 @@
-"""Write the samples of shards to new shards in another order, by dSort in the cluster or from this machine.
+"""Write the samples of shards to new shards in another order, by dSort in the cluster or by an exchange.
 
 A dSort job whose input is missing "succeeds", and a job that loses a sample would not report it. So the input is read
 first, and the output is planned from it; afterwards the output is read and compared. Both engines follow the same plan:
-the cluster gets a request that leads to it, this machine carries it out (`prep.shuffle.client`).
+the cluster gets a request that leads to it, the exchange carries it out (`prep.shuffle.exchange`).
 """
 
-import contextlib
 import logging
 import posixpath
 import time
@@ -21,17 +20,18 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import classes_name, index_name, recoded_name, record_names
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import extension_of, shared_prefix
-from prep.shuffle.client import find_done, write_outputs
-from prep.shuffle.compare import check_same, read_input
-from prep.shuffle.contents import Contents, read_contents
+from prep.shuffle.contents import check_same, read_contents, read_input
 from prep.shuffle.dsort_job import NoDsortError, run_job
-from prep.shuffle.exchange import MANY_SAMPLES, SMALL_SAMPLE_BYTES, Exchange
+from prep.shuffle.exchange import Exchange
 from prep.shuffle.key_map import KeyMap
 from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan, spec_of
 from prep.shuffle.request import Request, common_prefix
 from prep.workers import Workers, open_workers
 
 _log = logging.getLogger(__name__)
+
+# A process for each of these bytes of the input: to start one takes as long as to read some of them.
+_BYTES_A_WORKER = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,9 @@ class ShuffleReport:
     num_bytes: int
     """Bytes of the output shards."""
     num_written: int
-    """Shards that were written; the client's engine keeps finished shards of an earlier run."""
+    """Shards that were written; the exchange keeps finished shards of an earlier run."""
     engine: str
-    """The engine that was used: ``dsort``, ``client`` or ``exchange``."""
+    """The engine that was used: ``dsort`` or ``exchange``."""
     planned: tuple[dict[str, Any], ...]
     """Name, samples and bytes of each planned output. A cluster of several targets cuts at other places."""
     spec: dict[str, Any] | None
@@ -64,9 +64,9 @@ class ShuffleReport:
 def shuffle(request: Request) -> ShuffleReport:
     """Write the samples of shards, in another order, to new shards.
 
-    The input stays; its class table is copied beside the output. The client's engine and the embedded node write the
-    same shards for the same seed. A cluster of several targets does not (seen on AIS 4.9): it permutes records in the
-    order in which its targets delivered them. The client's engine leaves out files that belong to no sample (a README).
+    The input stays; its class table is copied beside the output. The exchange and the embedded node write the same
+    shards for the same seed. A cluster of several targets does not (seen on AIS 4.9): it permutes records in the
+    order in which its targets delivered them. The exchange leaves out files that belong to no sample (a README).
 
     Raises:
         ValueError: If the output's names include a shard of the input, or there are fewer names than output shards.
@@ -79,52 +79,37 @@ def shuffle(request: Request) -> ShuffleReport:
             some that are missing, extra or changed, and the output is left for inspection.
     """
     started = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        workers = stack.enter_context(open_workers(request.on, request.jobs)) if request.is_exchange else None
-        if workers is not None:
-            stores = (request.shards.store, request.output_store)
-            workers.check_reach(store.directory for store in stores if store.directory is not None)
-        return _shuffle(request, workers, started)
-
-
-def _shuffle(request: Request, workers: Workers | None, started: float) -> ShuffleReport:
-    contents = read_input(request, workers)
-    plan = make_plan(request, contents)
-    own = request.part.of(plan.outputs)
-    spec = None if request.is_local else spec_of(request, plan)
-    engine = _choose_engine(request, plan)
-    existing = find_existing(request, plan)
-    planned: tuple[dict[str, Any], ...] = tuple(
-        {"name": output.name, "num_samples": len(output.positions), "num_bytes": output.num_bytes(contents)}
-        for output in own
-    )
-    names, num_bytes, num_written = (
-        tuple(output.name for output in own),
-        sum(shard["num_bytes"] for shard in planned),
-        0,
-    )
-    found = [name for name in existing if plan.is_output(name)]
-    if not request.dry_run:
-        exchange = _open_exchange(request, contents, workers) if engine == "exchange" else None
-        done, engine = _check_existing(request, plan, existing, found, engine=engine, exchange=exchange)
-        engine = _write(request, plan, spec, existing=existing, done=done, engine=engine, exchange=exchange)
-        made = _list_made(request, plan, engine=engine)
-        names, num_bytes = tuple(entry.name for entry in made), sum(entry.size for entry in made)
-        if engine == "dsort":
-            came_out = read_contents(request.output_store, names, what="verify", show_progress=request.show_progress)
-            check_same(request.output_store, contents, came_out, kept=plan.kept)
-            counts = np.diff(came_out.starts).tolist()
-            _write_records(request, plan, zip(names, counts, (entry.size for entry in made), strict=True))
+    entries = request.shards.entries()
+    at_most = None if request.jobs else 1 + sum(entry.size for entry in entries) // _BYTES_A_WORKER
+    with open_workers(request.on, request.jobs, at_most=at_most) as workers:
+        stores = (request.shards.store, request.output_store)
+        workers.check_reach(store.directory for store in stores if store.directory is not None)
+        contents = read_input(request, entries, workers)
+        plan = make_plan(request, contents)
+        spec = None if request.is_local else spec_of(plan)
+        engine = _choose_engine(plan)
+        existing = find_existing(plan)
+        existing_shards = [name for name in existing if plan.is_output(name)]
+        planned: tuple[dict[str, Any], ...] = tuple(
+            {"name": output.name, "num_samples": len(output.positions), "num_bytes": output.num_bytes(contents)}
+            for output in plan.own_outputs
+        )
+        if request.dry_run:
+            names, num_written = tuple(shard["name"] for shard in planned), 0
+            num_bytes = sum(shard["num_bytes"] for shard in planned)
+            if existing_shards and not request.overwrite:
+                # A dry run does not compare these shards with the plan.
+                _log.warning(
+                    "%d shards are there already, from '%s': if they are not as planned, the shuffle will need "
+                    "--overwrite", len(existing_shards), request.output_store.locate(existing_shards[0]),
+                )  # fmt: skip
         else:
-            _write_records(request, plan)
-        _copy_tables(request, plan)
-        num_written = len(names) - len(done)
-    elif found and not request.overwrite:
-        # A dry run does not compare these shards with the plan.
-        _log.warning(
-            "%d shards are there already, from '%s': if they are not as planned, the shuffle will need --overwrite",
-            len(found), request.output_store.locate(found[0]),
-        )  # fmt: skip
+            with Exchange(plan, workers) as exchange:
+                done = _find_done(exchange, existing, existing_shards, engine=engine)
+                engine = _write(exchange, spec, existing, done=done or set(), engine="exchange" if done else engine)
+            made = _finish(plan, workers, engine=engine)
+            names, num_bytes = tuple(entry.name for entry in made), sum(entry.size for entry in made)
+            num_written = len(names) - len(done or ())
     return ShuffleReport(
         url=request.output_store.locate(shared_prefix(names) if isinstance(request.mapped, KeyMap) else request.prefix),
         shards=names,
@@ -141,149 +126,141 @@ def _shuffle(request: Request, workers: Workers | None, started: float) -> Shuff
     )
 
 
-def _choose_engine(request: Request, plan: ShufflePlan) -> str:
+def _choose_engine(plan: ShufflePlan) -> str:
+    request = plan.request
     if request.is_exchange:
-        mean_bytes = int(plan.contents.tar_bytes.mean())
-        if mean_bytes < SMALL_SAMPLE_BYTES and plan.num_samples > MANY_SAMPLES:
-            _log.warning(
-                "samples have %d bytes on average, and an exchange sends about one request for each of %d: "
-                "--engine client, which reads whole shards, may be faster", mean_bytes, plan.num_samples,
-            )  # fmt: skip
         return "exchange"
-    if request.is_local or request.engine == "client":
-        return "client"
     if not plan.not_by_dsort:
         return "dsort"
     if request.engine == "dsort":
-        raise ValueError(f"{plan.not_by_dsort}; use --engine client")
+        raise ValueError(f"{plan.not_by_dsort}; use --engine exchange")
     _log.warning("%s: shuffling from here, all bytes pass through this machine", plan.not_by_dsort)
-    return "client"
+    return "exchange"
 
 
-def _open_exchange(request: Request, contents: Contents, workers: Workers | None) -> Exchange:
-    assert workers is not None, "an exchange has workers"
-    return Exchange(
-        source=request.shards.store,
-        target=request.output_store,
-        contents=contents,
-        workers=workers,
-        show_progress=request.show_progress,
-    )
+def _find_done(
+    exchange: Exchange, existing: dict[str, ObjectEntry], existing_shards: list[str], *, engine: str
+) -> set[str]:
+    """The outputs of this part that exist as planned.
 
-
-def _check_existing(
-    request: Request,
-    plan: ShufflePlan,
-    existing: dict[str, ObjectEntry],
-    found: list[str],
-    *,
-    engine: str,
-    exchange: Exchange | None,
-) -> tuple[set[str], str]:
-    """The outputs of this part that exist as planned, and the engine that completes them."""
-    store = request.output_store
+    Raises:
+        StoreError: If other shards have the output's names and must stay.
+    """
+    plan, request = exchange.plan, exchange.plan.request
+    if not existing_shards:
+        return set()
     done: set[str] = set()
-    if found and exchange is not None:
-        done, others = exchange.find_done(request.part.of(plan.outputs), existing=existing)
-        if not others and set(found) <= set(plan.names):
-            return done, engine
-    elif found and (engine == "client" or (request.engine == "auto" and not request.overwrite)):
-        done, others = find_done(
-            store, plan.contents, plan.outputs, existing=existing, show_progress=request.show_progress
-        )
-        if not others and set(found) <= set(plan.names):
-            # These are outputs of an earlier run. A cluster cannot write only the missing ones.
-            return done, "client"
-    if found and not request.overwrite:
+    if engine == "exchange" or (request.engine == "auto" and not request.overwrite):
+        done, others = exchange.find_done(existing)
+        if not others and set(existing_shards) <= set(plan.names):
+            # An earlier run wrote these outputs. A cluster cannot write only the missing ones.
+            return done
+    if not request.overwrite:
         if isinstance(request.mapped, KeyMap):
-            where, other = store.url, f"name others in {request.mapped.where}"
+            where, other = request.output_store.url, f"name others in {request.mapped.where}"
         else:
-            where, other = store.locate(request.prefix), request.way_out
+            where, other = request.output_store.locate(request.prefix), request.way_out
         raise StoreError(
-            f"'{where}' holds {len(found)} shards already, from '{found[0]}'; --overwrite replaces them, or {other}"
+            f"'{where}' holds {len(existing_shards)} shards already, from '{existing_shards[0]}'; --overwrite replaces "
+            f"them, or {other}"
         )
-    return done, engine
+    return done
 
 
 def _write(
-    request: Request,
-    plan: ShufflePlan,
+    exchange: Exchange,
     spec: dict[str, Any] | None,
-    *,
     existing: dict[str, ObjectEntry],
+    *,
     done: set[str],
     engine: str,
-    exchange: Exchange | None,
 ) -> str:
     """Write the missing outputs; returns the engine that wrote them."""
-    source, target = request.shards.store, request.output_store
-    left = [output for output in request.part.of(plan.outputs) if output.name not in done]
-    if not left and set(plan.names).issuperset(name for name in existing if plan.is_output(name)):
-        return engine if exchange is not None else "client"
+    plan, target = exchange.plan, exchange.plan.request.output_store
+    missing = [output for output in plan.own_outputs if output.name not in done]
+    if not missing and set(plan.names).issuperset(name for name in existing if plan.is_output(name)):
+        return engine
     if not target.exists():
         target.create()
+    exchange.check_space(missing, existing)
     # Files that describe the output are deleted first: they must not stand beside other shards.
-    others = set(plan.names).difference(output.name for output in left)
+    others = set(plan.names).difference(output.name for output in missing)
     kept = {name for output in others for name in (output, index_name(output))}
-    kept |= set(plan.names) if engine != "dsort" else set()
+    kept |= set(plan.names) if engine == "exchange" else set()
     for name in existing:
         if name not in kept:
             target.delete(name)
+    if engine == "dsort":
+        assert spec is not None
+        try:
+            _run_dsort(plan, spec)
+            return "dsort"
+        except NoDsortError as exc:
+            if plan.request.engine == "dsort":
+                raise
+            _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
+    _write_records(plan)
+    exchange.write(missing)
+    return "exchange"
+
+
+def _run_dsort(plan: ShufflePlan, spec: dict[str, Any]) -> None:
+    request, target = plan.request, plan.request.output_store
 
     def clear() -> None:
         records = {name for prefix in plan.prefixes for name in record_names(prefix)}
-        for name in list_outputs(request, plan):
+        for name in list_outputs(plan):
             if name in records or plan.is_output(name):
                 target.delete(name)
 
-    if engine == "dsort":
-        assert spec is not None
-        # dSort decides the final names. Until its output was compared, the record says 0 bytes: no shards match that.
-        _write_records(request, plan, ((output.name, len(output.positions), 0) for output in plan.outputs))
-        try:
-            run_job(
-                source.need_cluster("dSort runs in a cluster"),
-                spec,
-                key_map=plan.key_map,
-                key_map_name=f"{request.prefix}key-map-{uuid.uuid4().hex[:12]}.json",
-                clear=clear,
-                num_input_shards=len(request.shards.names),
-                show_progress=request.show_progress,
-            )
-            return "dsort"
-        except NoDsortError as exc:
-            if request.engine == "dsort":
-                raise
-            _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
-    if exchange is not None:
-        _write_records(request, plan)
-        exchange.write(left)
-        return engine
-    write_outputs(
-        source,
-        plan.contents,
-        left,
-        target=target,
-        prefix=request.prefix,
-        spool_dir=request.spool_dir,
-        before_writing=lambda: _write_records(request, plan),
+    # dSort decides the final names. Until its output was compared, the record says 0 bytes: no shards match that.
+    _write_records(plan, ((output.name, len(output.positions), 0) for output in plan.outputs))
+    run_job(
+        request.shards.store.need_cluster("dSort runs in a cluster"),
+        spec,
+        key_map=plan.key_map,
+        key_map_name=f"{request.prefix}key-map-{uuid.uuid4().hex[:12]}.json",
+        clear=clear,
+        num_input_shards=len(request.shards.names),
         show_progress=request.show_progress,
     )
-    return "client"
 
 
-def _write_records(
-    request: Request, plan: ShufflePlan, shards: Iterable[tuple[str, int, int | None]] | None = None
-) -> None:
+def _finish(plan: ShufflePlan, workers: Workers, *, engine: str) -> list[ObjectEntry]:
+    """Compare dSort's output with the input, write the records and the tables; returns the output shards."""
+    store, entries = plan.request.output_store, list_outputs(plan)
+    if engine == "dsort":
+        made = [entries[name] for name in sorted(entries) if plan.is_output(name)]
+        if not made:
+            num_inputs = len(plan.request.shards.names)
+            raise DataError(f"dSort at '{store.url}' reported success and wrote no shard; {num_inputs} went in")
+        names = [entry.name for entry in made]
+        came_out = read_contents(store, names, workers, what="verify", show_progress=plan.request.show_progress)
+        check_same(store, plan.contents, came_out, kept=plan.kept)
+        counts = np.diff(came_out.starts).tolist()
+        _write_records(plan, zip(names, counts, (entry.size for entry in made), strict=True))
+    else:
+        names = [output.name for output in plan.own_outputs]
+        if missing := [name for name in names if name not in entries]:
+            raise StoreError(
+                f"'{store.locate(missing[0])}' was written, and is gone; does another process write or delete there? "
+                "Run the command again"
+            )
+        made = [entries[name] for name in names]
+        _write_records(plan)
+    _copy_tables(plan)
+    return made
+
+
+def _write_records(plan: ShufflePlan, shards: Iterable[tuple[str, int, int | None]] | None = None) -> None:
     """Write the record of each set of output shards: see `dali_pipes.data_set.written`.
 
     Args:
-        request: The shuffle.
-        plan: Its plan.
+        plan: The plan.
         shards: Name, samples and bytes of each shard; ``None``: as planned, for all parts.
     """
     if shards is None:
-        is_plain = request.extension == ".tar"
+        is_plain = plan.request.extension == ".tar"
         shards = (
             (output.name, len(output.positions), output.num_bytes(plan.contents) if is_plain else None)
             for output in plan.outputs
@@ -293,42 +270,25 @@ def _write_records(
     for name, num_samples, num_bytes in shards:
         prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
         sets.setdefault(prefix, []).append((posixpath.basename(name), num_samples, num_bytes))
+    store = plan.request.output_store
     for prefix, rows in sets.items():
         written = WrittenShards(
             names=[row[0] for row in rows],
             num_samples=sum(row[1] for row in rows),
             num_bytes=None if rows[0][2] is None else sum(row[2] or 0 for row in rows),
         )
-        if request.output_store.find(record_names(prefix)[0]) != written.to_bytes():
-            write_record(request.output_store, prefix, written)
+        if store.find(record_names(prefix)[0]) != written.to_bytes():
+            write_record(store, prefix, written)
 
 
-def _list_made(request: Request, plan: ShufflePlan, *, engine: str) -> list[ObjectEntry]:
-    """The output shards as the store lists them."""
-    store, entries = request.output_store, list_outputs(request, plan)
-    if engine == "dsort":
-        made = [entries[name] for name in sorted(entries) if plan.is_output(name)]
-        if not made:
-            raise DataError(
-                f"dSort at '{store.url}' reported success and wrote no shard; {len(request.shards.names)} went in"
-            )
-        return made
-    names = [output.name for output in request.part.of(plan.outputs)]
-    if gone := [name for name in names if name not in entries]:
-        raise StoreError(
-            f"'{store.locate(gone[0])}' was written, and is gone; does another process write or delete there? "
-            "Run the command again"
-        )
-    return [entries[name] for name in names]
-
-
-def _copy_tables(request: Request, plan: ShufflePlan) -> None:
-    """Copy what `prep pack` wrote beside the shards, for `prep index`."""
-    stem = common_prefix([shard.removesuffix(extension_of(shard)) for shard in request.shards.names])
+def _copy_tables(plan: ShufflePlan) -> None:
+    """Copy the tables that `prep pack` wrote beside the shards, for `prep index`."""
+    shards, target = plan.request.shards, plan.request.output_store
+    stem = common_prefix([shard.removesuffix(extension_of(shard)) for shard in shards.names])
     for name_of in (classes_name, recoded_name):
-        data = request.shards.store.find(name_of(stem.rstrip("0123456789")))
+        data = shards.store.find(name_of(stem.rstrip("0123456789")))
         if data is None:
             continue
         for name in map(name_of, plan.prefixes):
-            if request.output_store.find(name) != data:
-                request.output_store.write(name, data)
+            if target.find(name) != data:
+                target.write(name, data)

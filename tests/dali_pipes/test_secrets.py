@@ -34,7 +34,7 @@ _COMMANDS = [
     "prep view ais://b/x- out.png",
     "prep pack imagefolder photos ais://b/x",
     "prep shuffle ais://b/x- ais://b/y",
-    "prep shuffle ais://b/x- ais://b/y --engine client",
+    "prep shuffle ais://b/x- ais://b/y --engine exchange",
     "prep shuffle ais://b/x- ais://b/y --engine dsort",
     "prep transform ais://b/x- ais://b/y --function f:g",
     "prep etl get ais://b/x-0.tar out.tar --etl e",

@@ -78,7 +78,7 @@ def test_compressed_tar_is_shuffled_in_little_memory(tmp_path: Path) -> None:
     """Both readings, for the digests and for the copy, and the comparison afterwards."""
     (tmp_path / "in").mkdir()
     write_bomb(tmp_path / "in" / "s-0.tgz", "a.bin")
-    peak, code, text = run("prep", "shuffle", tmp_path / "in", "--engine", "client")
+    peak, code, text = run("prep", "shuffle", tmp_path / "in", "--engine", "exchange")
     assert peak < PEAK, text
     assert code == 0, text
 

@@ -114,7 +114,7 @@ def _check_skew(date: str) -> Findings:
 
 def _check_dsort(endpoint: str, version: str) -> Finding:
     status, answer, _ = _ask(endpoint, "sort", {"uuid": _NO_JOB})
-    advice = "dali-pipes prep shuffle can shuffle on this machine instead (--engine client)"
+    advice = "dali-pipes prep shuffle can shuffle without it (--engine exchange)"
     if status == 404 and "does not exist" in str(answer):
         if version.startswith("5.0"):
             found = "available, but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status')"

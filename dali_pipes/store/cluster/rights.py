@@ -61,5 +61,5 @@ def refusal_advice(status: int, text: str, *, method: str, url: str, token: Toke
     if right is None:
         return f"; {has}: ask the cluster's administrator for it"
     lacks = f"; {has}: it needs {right}" if token is None else f"; the token in {token.source} lacks the right {right}"
-    ways = "; or shuffle on this machine: --engine client" if "/v1/sort" in url else ""
+    ways = "; or shuffle without dSort: --engine exchange" if "/v1/sort" in url else ""
     return f"{lacks}; ask the cluster's administrator for it{ways}"

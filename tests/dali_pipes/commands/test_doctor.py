@@ -364,16 +364,16 @@ def test_cluster_with_dsort_and_without_kubernetes() -> None:
 @pytest.mark.parametrize(
     ("answers", "text", "advice"),
     [
-        ({"sort?uuid=srt-of-nobody": (200, [])}, "not built in (the tag 'dsort')", "--engine client"),
-        ({"sort?uuid=srt-of-nobody": (404, "404 page not found")}, "not built in", "--engine client"),
-        ({"sort?uuid=srt-of-nobody": (501, "dsort not enabled")}, "not built in", "--engine client"),
+        ({"sort?uuid=srt-of-nobody": (200, [])}, "not built in (the tag 'dsort')", "--engine exchange"),
+        ({"sort?uuid=srt-of-nobody": (404, "404 page not found")}, "not built in", "--engine exchange"),
+        ({"sort?uuid=srt-of-nobody": (501, "dsort not enabled")}, "not built in", "--engine exchange"),
         (
             {"daemon?what=node_status": (200, NODE | {"ais_version": "5.0.1"})},
             "cannot start a job in AIStore 5.0",
             "4.9",
         ),
-        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "lacks the right ADMIN", "--engine client"),
-        ({"sort?uuid=srt-of-nobody": (418, "a pot")}, "418: a pot", "--engine client"),
+        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "lacks the right ADMIN", "--engine exchange"),
+        ({"sort?uuid=srt-of-nobody": (418, "a pot")}, "418: a pot", "--engine exchange"),
     ],
 )
 def test_cluster_without_a_dsort_that_works(answers: dict[str, tuple[int, Any]], text: str, advice: str) -> None:

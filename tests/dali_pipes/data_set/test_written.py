@@ -118,7 +118,7 @@ def test_loader_of_a_bucket_without_a_manifest_refuses(bucket: AisStore) -> None
 
 
 def test_shuffled_shards_have_a_record_of_their_own(store: Store) -> None:
-    for engine in ("exchange", "client") if store.directory is not None else ("exchange", "client", "dsort"):
+    for engine in ("exchange",) if store.directory is not None else ("exchange", "dsort"):
         assert (
             run(store, "shuffle", store.locate("samples-"), "--output", f"{engine}-", "--engine", engine).exit_code == 0
         )

@@ -42,7 +42,7 @@ COMMANDS = {
     "info": ["prep", "info", "{in}"],
     "view": ["prep", "view", "{in}", "{out}.png"],
     "pack": ["prep", "pack", "tars", "{in}", "{out}", "--max-bytes", "1MiB", "--jobs", "1", "--on-bad", "skip"],
-    "shuffle": ["prep", "shuffle", "{in}", "--engine", "client"],
+    "shuffle": ["prep", "shuffle", "{in}", "--engine", "exchange"],
     "shuffle by class": ["prep", "shuffle", "{in}", "--by", "class", "--dry-run"],
     "shuffle by content": ["prep", "shuffle", "{in}", "--algorithm", "content", "--component", "cls"],
     "transform": ["prep", "transform", "{in}", "{out}", "--function", "pets", "--jobs", "1"],

@@ -51,7 +51,7 @@ def test_an_output_that_is_named_as_an_input_is_told(directory: Path) -> None:
 def test_shuffle_sorts_by_label(directory: Path) -> None:
     options = ("--algorithm", "content", "--component", ".cls", "--key-type", "int", "--decreasing")
     found = _json(directory, "--output", "sorted-", *options)
-    assert found["engine"] == "client"
+    assert found["engine"] == "exchange"
     assert [shard["name"] for shard in found["planned"]] == found["shards"]
 
 
@@ -151,7 +151,7 @@ def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tm
     pack(make_source(25), store=bucket, max_count=10)
     found = _json(f"{bucket.url}/samples-", "--seed", "3", "--dry-run", "--endpoint", node)
     (tmp_path / "spec.json").write_text(json.dumps(found["spec"]))
-    for engine, prefix in (("dsort", "shuffled-"), ("client", "again-")):
+    for engine, prefix in (("dsort", "shuffled-"), ("exchange", "again-")):
         spec = found["spec"] | {"output_format": found["spec"]["output_format"].replace("shuffled-", prefix)}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         done = _json("--spec", tmp_path / "spec.json", "--engine", engine, "--endpoint", node)
@@ -226,7 +226,7 @@ ekm_file: {bucket.url}/map.json
         (["x", "--by", "split", "--splits", "a"], "--splits takes names and shares, train=0.9,val=0.1, got 'a'"),
         (["x", "--by", "split", "--splits", "a=x"], "--splits takes names and shares"),
         (["x", "--algorithm", "sideways"], "'sideways' is not one of 'shuffle', 'alphanumeric', 'content', 'none'"),
-        (["x", "--engine", "cluster"], "'cluster' is not one of 'auto', 'dsort', 'client'"),
+        (["x", "--engine", "client"], "'client' is not one of 'auto', 'dsort', 'exchange'"),
         (["x", "--shard-bytes", "-1"], "a size is a number"),
         (["x", "--epoch", "-1"], "-1 is not in the range"),
         (["x", "--epoch", "1", "--ekm", "m"], "it does not go with --ekm, which names the shards"),

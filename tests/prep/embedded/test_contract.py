@@ -678,7 +678,7 @@ def test_shuffle_is_done_by_dsort_or_from_here(bucket: Bucket, shards: dict[str,
     """The project's own function puts the samples into new shards, on any cluster."""
     report = shuffle(Request(in_shards(bucket), output_prefix="out-", algorithm=Algorithm(seed=7)))
     assert sorted(member for shard in outputs(bucket).values() for member in shard) == sorted(shards.items())
-    again = shuffle(Request(in_shards(bucket), output_prefix="here-", algorithm=Algorithm(seed=7), engine="client"))
+    again = shuffle(Request(in_shards(bucket), output_prefix="here-", algorithm=Algorithm(seed=7), engine="exchange"))
     assert sorted(keys_of(bucket, again.shards)) == sorted(keys_of(bucket, report.shards))
 
 
@@ -697,11 +697,11 @@ def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str,
     else:
         endpoint = bucket.client.base_url.removesuffix("/v1")
         assert str(refused).startswith(f"no dSort that works at {endpoint}: ")
-        assert str(refused).endswith("shuffle from here: --engine client")
+        assert str(refused).endswith("shuffle from here: --engine exchange")
         assert outputs(bucket) == {}
 
 
-@pytest.mark.parametrize("engine", ["auto", "client"])
+@pytest.mark.parametrize("engine", ["auto", "exchange"])
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -722,13 +722,13 @@ def test_shuffle_orders_by_every_algorithm(
         assert keys == ordered[::-1]
     elif algorithm.kind == "content":
         assert keys == sorted(ordered, key=lambda key: shards[f"{key}.cls"])
-    elif report.engine == "client":
+    elif report.engine == "exchange":
         assert keys == ordered
     else:
         assert sorted(keys) == ordered
 
 
-@pytest.mark.parametrize("engine", ["auto", "client"])
+@pytest.mark.parametrize("engine", ["auto", "exchange"])
 def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: Engine) -> None:
     """It also works if the nodes of a cluster refuse each other at their public ports: the target can read the map."""
     mapped = parse_key_map(

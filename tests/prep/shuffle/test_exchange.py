@@ -1,5 +1,6 @@
-"""The exchange: the bytes of the client's engine, whoever writes them; restartable, in parts, in bounded memory."""
+"""The exchange: the same bytes, whoever writes them; restartable, in parts, in bounded memory."""
 
+import hashlib
 import os
 import signal
 import threading
@@ -30,7 +31,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
-from tests.prep.embedded.tars import make_tar
+from tests.prep.embedded.tars import make_tar, read_tar
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.sources import make_source, start_python
 
@@ -64,23 +65,38 @@ def wait_for(is_true: Callable[[], bool]) -> None:
 
 # Equal bytes
 
+# SHA-256 of all shards, one after the other, by shard_bytes: these never change.
+GOLDEN: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "shuffle": ({}, ["b4cbdfd94af650ba", "f06a25bf19a1ddde", "1cacd3f89994d201"]),
+    "none": (
+        {"algorithm": Algorithm(kind="none")},
+        ["57401ed799ea7f03", "804cbb19f0b00a9c", "2b78adcd1d9d74cd"],
+    ),
+    "alphanumeric": (
+        {"algorithm": Algorithm(kind="alphanumeric", decreasing=True)},
+        ["d5077a0cfcf8cb97", "309221d8607079a2", "2478d6f325229b75"],
+    ),
+    "content": (
+        {"algorithm": Algorithm(kind="content", component="cls", key_type="int")},
+        ["b4bb57f1ec65506a", "3eb86945db741093", "1263cc073190c3cf"],
+    ),
+    "class": ({"mapped": Grouping(by="class")}, ["3e0054aee5377913", "f1dd67190fdfe592", "ff68155f2d91fb54"]),
+    "balanced": ({"mapped": Grouping(by="balanced")}, ["003e648bf45ffe01", "c4cca225034f3f44", "1cacd3f89994d201"]),
+}
+
 
 @pytest.mark.parametrize("is_indexed", [False, True])
-@pytest.mark.parametrize("shard_bytes", [1, 5000, 10**6])
-@pytest.mark.parametrize("kind", ["shuffle", "none", "alphanumeric"])
-def test_exchange_gives_the_bytes_of_the_client(
-    directory: ShardSet, kind: str, shard_bytes: int, *, is_indexed: bool
-) -> None:
+@pytest.mark.parametrize("order", list(GOLDEN))
+def test_bytes_are_the_same_for_ever(directory: ShardSet, order: str, *, is_indexed: bool) -> None:
     """With and without shard indexes; a shard for each sample, some shards, one shard."""
     if is_indexed:
         index_shards(directory)
-    algorithm = Algorithm(kind=kind, seed=7 if kind == "shuffle" else 0)
-    by_client = run(directory, "client", engine="client", jobs=None, algorithm=algorithm, shard_bytes=shard_bytes)
-    by_exchange = run(directory, "exchange", algorithm=algorithm, shard_bytes=shard_bytes)
-    assert (by_client.engine, by_exchange.engine) == ("client", "exchange")
-    assert by_exchange.num_samples == NUM_SAMPLES
-    assert outputs(directory.store, by_client.shards) == outputs(directory.store, by_exchange.shards)
-    assert directory.store.read("exchange-classes.json") == directory.store.read("client-classes.json")
+    options, expected = GOLDEN[order]
+    for shard_bytes, digest in zip((1, 5000, 10**6), expected, strict=True):
+        report = run(directory, f"of{shard_bytes}x", shard_bytes=shard_bytes, **options)
+        assert (report.engine, report.num_samples) == ("exchange", NUM_SAMPLES)
+        data = b"".join(outputs(directory.store, report.shards))
+        assert hashlib.sha256(data).hexdigest().startswith(digest)
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
@@ -89,60 +105,48 @@ def test_number_of_workers_does_not_change_the_bytes(directory: ShardSet, jobs: 
     assert outputs(directory.store, one.shards) == outputs(directory.store, many.shards)
 
 
-def test_exchange_between_buckets_gives_the_bytes_of_the_client(bucket: AisStore) -> None:
+def test_exchange_between_buckets_gives_the_bytes_of_a_directory(bucket: AisStore, directory: ShardSet) -> None:
     """By workers that have no SDK, from a bucket to the same bucket."""
     shards = ShardSet(store=bucket, names=pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards)
-    by_client = run(shards, "client", engine="client", jobs=None)
+    expected = run(directory, "local")
     by_scan = run(shards, "scan", jobs=2)
     index_shards(shards)
     by_index = run(shards, "index", jobs=2)
-    expected = outputs(bucket, by_client.shards)
-    assert expected == outputs(bucket, by_scan.shards) == outputs(bucket, by_index.shards)
-
-
-def test_groups_of_classes_are_exchanged(directory: ShardSet) -> None:
-    """By the labels of the shard indexes."""
-    index_shards(directory)
-    options = {"mapped": Grouping(by="class", seed=7), "shard_bytes": 5000}
-    by_client = run(directory, "client", engine="client", jobs=None, **options)
-    by_exchange = run(directory, "exchange", **options)
-    assert outputs(directory.store, by_client.shards) == outputs(directory.store, by_exchange.shards)
-
-
-def test_order_by_content_reads_the_shards(directory: ShardSet) -> None:
-    """An index has the number of a label, and not its bytes."""
-    index_shards(directory)
-    algorithm = Algorithm(kind="content", component="cls", key_type="string")
-    by_client = run(directory, "client", engine="client", jobs=None, algorithm=algorithm)
-    by_exchange = run(directory, "exchange", algorithm=algorithm)
-    assert outputs(directory.store, by_client.shards) == outputs(directory.store, by_exchange.shards)
+    found = outputs(directory.store, expected.shards)
+    assert found == outputs(bucket, by_scan.shards) == outputs(bucket, by_index.shards)
 
 
 @pytest.mark.parametrize("section_bytes", [600, 1500, 4096])
 def test_samples_larger_than_a_section_are_copied_in_pieces(
     directory: ShardSet, monkeypatch: pytest.MonkeyPatch, section_bytes: int
 ) -> None:
-    expected = run(directory, "client", engine="client", jobs=None)
+    expected = run(directory, "whole")
     monkeypatch.setattr(exchange, "SECTION_BYTES", section_bytes)
     found = run(directory, "exchange")
     assert outputs(directory.store, expected.shards) == outputs(directory.store, found.shards)
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
-def test_odd_members_come_out_as_by_the_client(tmp_path: Path, *, is_indexed: bool) -> None:
-    """Files of no sample between samples, long names, names beyond ASCII, capitals, empty files."""
+def test_odd_members_come_out_as_they_went_in(tmp_path: Path, *, is_indexed: bool) -> None:
+    """Files of no sample between samples (left out), long names, names beyond ASCII, capitals, empty files."""
     store = LocalStore(tmp_path / "odd")
+    went_in: dict[str, bytes] = {}
     for shard in range(3):
         members = {"README": b"x" * 700}
         for row in range(4):
             key = f"{'long/' * 40 if row == 1 else ''}{'ä' if row == 2 else 'a'}{shard}{row}"
-            members |= {f"{key}.TXT": b"t" * (500 * row), f"{key}.json": b"{}", f"{row}": b"no sample"}
+            samples = {f"{key}.TXT": b"t" * (500 * row), f"{key}.json": b"{}"}
+            members |= {**samples, f"{row}": b"no sample"}
+            went_in |= samples
         store.write(f"odd-{shard}.tar", make_tar(members))
     shards = ShardSet(store=store, names=tuple(f"odd-{shard}.tar" for shard in range(3)))
     if is_indexed:
         index_shards(shards)
-    expected = run(shards, "client", engine="client", jobs=None)
-    assert outputs(store, expected.shards) == outputs(store, run(shards, "exchange").shards)
+        went_in = {name.replace(".TXT", ".txt"): data for name, data in went_in.items()}
+    report = run(shards, "exchange")
+    came_out = [member for data in outputs(store, report.shards) for member in read_tar(data)]
+    folded = [(name.replace(".TXT", ".txt") if is_indexed else name, data) for name, data in came_out]
+    assert sorted(folded) == sorted(went_in.items())
 
 
 # Parts
@@ -188,22 +192,6 @@ def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
 
 
 # Running again
-
-
-def test_run_again_writes_what_is_missing_or_cut_only(directory: ShardSet) -> None:
-    store = directory.store
-    first = run(directory, "shuffled")
-    expected = outputs(store, first.shards)
-    assert run(directory, "shuffled").num_written == 0
-    store.delete(first.shards[2])
-    assert run(directory, "shuffled").num_written == 1
-    data = bytearray(expected[1])
-    data[600] ^= 1
-    store.write(first.shards[1], bytes(data))
-    with pytest.raises(StoreError, match=r"holds \d+ shards already, .*--overwrite replaces them"):
-        run(directory, "shuffled")
-    assert run(directory, "shuffled", overwrite=True).num_written == 1
-    assert outputs(store, first.shards) == expected
 
 
 def test_run_again_in_a_bucket_compares_by_the_checksums_of_the_store(bucket: AisStore) -> None:
@@ -263,6 +251,19 @@ def test_worker_that_is_killed_is_told_and_the_rest_is_done_again(directory: Sha
     (gate / "open").touch()
     report = run(directory, "shuffled", target=target, jobs=2)
     assert outputs(target, report.shards) == outputs(directory.store, run(directory, "whole").shards)
+
+
+def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another run with --overwrite, say, which has other names to write."""
+    write = exchange.Exchange.write
+
+    def write_and_lose(self: exchange.Exchange, planned: Any) -> None:
+        write(self, planned)
+        directory.store.delete("shuffled-000000.tar")
+
+    monkeypatch.setattr(exchange.Exchange, "write", write_and_lose)
+    with pytest.raises(StoreError, match=r"shuffled-000000\.tar' was written, and is gone; does another process"):
+        run(directory, "shuffled")
 
 
 # What must not pass
@@ -329,25 +330,13 @@ def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extension": ".tgz"}, r"announces the sizes of its outputs, and '\.tgz' has neither; use --engine client"),
-        ({"engine": "client", "part": JobPart(number=1, total=2)}, r"--part 1/2 goes with --engine exchange"),
         ({"engine": "dsort", "part": JobPart(number=1, total=2)}, r"--part 1/2 goes with --engine exchange, not"),
-        ({"engine": "auto", "part": JobPart(number=1, total=2), "extension": ".tgz"}, r"use --engine client"),
+        ({"engine": "client"}, "engine must be one of auto, dsort, exchange, got 'client'"),
     ],
 )
 def test_bad_request_is_refused(directory: ShardSet, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(directory, "shuffled", **options)
-
-
-def test_small_samples_of_a_large_set_are_told(
-    directory: ShardSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(directory, "few")
-    assert caplog.text == ""
-    monkeypatch.setattr("prep.shuffle.shuffle.MANY_SAMPLES", 10)
-    run(directory, "many")
-    assert "about one request for each of 43: --engine client, which reads whole shards, may be faster" in caplog.text
 
 
 # Requests and memory

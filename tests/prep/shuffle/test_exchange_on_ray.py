@@ -73,10 +73,10 @@ def test_tasks_of_ray_come_back_in_order_and_errors_as_they_are() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_exchange_on_ray_gives_the_bytes_of_one_process(directory: ShardSet) -> None:
-    by_client, on_ray = run(directory, "client", engine="client"), run(directory, "ray", on="ray")
+    by_processes, on_ray = run(directory, "here"), run(directory, "ray", on="ray")
     assert on_ray.engine == "exchange"
     store = directory.store
-    assert [store.read(name) for name in by_client.shards] == [store.read(name) for name in on_ray.shards]
+    assert [store.read(name) for name in by_processes.shards] == [store.read(name) for name in on_ray.shards]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -90,7 +90,7 @@ def test_worker_that_is_killed_repeats_its_task_only(directory: ShardSet, tmp_pa
     report = run(directory, "ray", on="ray", target=target)
     thread.join()
     expect_only_its_tasks_were_repeated(gate)
-    expected = run(directory, "client", engine="client")
+    expected = run(directory, "here")
     assert [target.read(name) for name in report.shards] == [directory.store.read(name) for name in expected.shards]
 
 
@@ -105,5 +105,5 @@ def test_node_that_is_killed_repeats_its_tasks_only(cluster: Any, directory: Sha
         report = run(directory, "ray", on="ray", target=target)
         thread.join()
     expect_only_its_tasks_were_repeated(gate)
-    expected = run(directory, "client", engine="client")
+    expected = run(directory, "here")
     assert [target.read(name) for name in report.shards] == [directory.store.read(name) for name in expected.shards]

@@ -225,7 +225,7 @@ def test_shuffle_by_dsort_on_a_cluster_without_it_says_so(
 ) -> None:
     _refuse_dsort(monkeypatch, status, text)
     with pytest.raises(
-        StoreError, match=rf"no dSort that works at http://127.*: {status} {text}.*shuffle from here: --engine client"
+        StoreError, match=rf"no dSort that works at http://127.*: {status} {text}.*shuffle from here: --engine exchange"
     ):
         shuffle(Request(packed, engine="dsort"))
     assert _names(bucket, "shuffled-") == []
@@ -243,7 +243,7 @@ def test_shuffle_on_a_cluster_without_dsort_goes_on_from_here_with_one_warning(
     expected = _read(bucket, shuffle(Request(packed, algorithm=Algorithm(seed=7), output_prefix="node-")).shards)
     _refuse_dsort(monkeypatch, status, text)
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
-    assert report.engine == "client"
+    assert report.engine == "exchange"
     assert _read(bucket, report.shards) == expected
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"{status} {text}" in warning.message
@@ -366,15 +366,15 @@ def test_shuffle_that_wrote_a_broken_shard_names_it(packed: ShardSet, monkeypatc
 
 
 @pytest.mark.parametrize("grouping", [None, Grouping(by="folder")])
-def test_algorithm_none_is_done_by_the_client(
+def test_algorithm_none_is_done_by_an_exchange(
     packed: ShardSet, bucket: AisStore, caplog: pytest.LogCaptureFixture, grouping: Grouping | None
 ) -> None:
     """dSort of AIS 4.9, on one target and on two, gave 400 samples another order."""
     options: dict[str, Any] = {"algorithm": Algorithm(kind="none"), "mapped": grouping}
-    with pytest.raises(ValueError, match="dSort does not keep the order of samples; use --engine client"):
+    with pytest.raises(ValueError, match="dSort does not keep the order of samples; use --engine exchange"):
         shuffle(Request(packed, engine="dsort", **options))
     report = shuffle(Request(packed, **options))
-    assert report.engine == "client"
+    assert report.engine == "exchange"
     assert "dSort does not keep the order of samples: shuffling from here" in caplog.text
     if grouping is None:
         assert _read(bucket, report.shards) == _read(bucket, packed.names)

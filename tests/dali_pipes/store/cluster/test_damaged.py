@@ -51,9 +51,7 @@ def check(error: BaseException | None, store: AisStore) -> None:
     assert "is the cluster well" not in text
 
 
-@pytest.mark.parametrize(
-    "command", [("index",), ("shuffle", "--engine", "client"), ("shuffle", "--engine", "exchange")]
-)
+@pytest.mark.parametrize("command", [("index",), ("shuffle", "--engine", "exchange")])
 def test_command_refuses_a_damaged_shard(damage: AisStore, tmp_path: Path, command: tuple[str, ...]) -> None:
     """Their own checksum would make the damaged bytes the right ones."""
     flip(damage, tmp_path / "node")

@@ -41,7 +41,7 @@ OBJECT = "http://ais:51080/v1/objects/pets/x.tar"
         (403, "403 denied", Token("t"), "GET", OBJECT, "lacks the right GET; ask the cluster's administrator"),
         (403, "403 denied", None, "PUT", OBJECT, "the request has no token: it needs PUT"),
         (403, "403 denied", Token("t"), "POST", "http://ais:51080/v1/sort", "lacks the right ADMIN"),
-        (403, "403 denied", Token("t"), "POST", "http://ais:51080/v1/sort", "--engine client"),
+        (403, "403 denied", Token("t"), "POST", "http://ais:51080/v1/sort", "--engine exchange"),
         (403, "403 this embedded node answers only processes of its own user", None, "GET", OBJECT, ""),
         (403, "403 denied", Token("t"), "PATCH", OBJECT, "the token in AIS_AUTHN_TOKEN lacks a right"),
     ],

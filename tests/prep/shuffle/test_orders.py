@@ -1,19 +1,14 @@
-"""The client's engine: the order of the embedded node, in a bucket and in a directory; restartable; within its disk."""
+"""What a shuffle writes, by dSort on the embedded node and by an exchange: orders, key maps, compressed shards."""
 
-import fcntl
 import io
-import os
 import shutil
-import signal
 import tarfile
-import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from aistore.sdk.dsort.core import Dsort
 
@@ -28,9 +23,7 @@ from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
-from prep.shuffle import client as client_shuffle
 from prep.shuffle import dsort_job
-from prep.shuffle.client import PlannedShard, write_outputs
 from prep.shuffle.contents import join_contents, read_contents, read_shard
 from prep.shuffle.key_map import Grouping, parse_key_map
 from prep.shuffle.order import Algorithm
@@ -38,9 +31,9 @@ from prep.shuffle.plan import ShufflePlan
 from prep.shuffle.request import Engine, Request, epoch_prefix, epoch_seed
 from prep.shuffle.shuffle import shuffle
 from prep.sources.record import Source
-from prep.spool import open_spool
+from prep.workers import Workers
 from tests.prep.embedded.tars import make_tar
-from tests.sources import make_source, start_python
+from tests.sources import make_source
 
 NUM_SAMPLES = 43
 
@@ -89,20 +82,20 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("algorithm", ORDERS, ids=lambda found: f"{found.kind}-{found.component}-{found.decreasing}")
-def test_client_gives_the_members_of_the_embedded_node_in_its_order(
+def test_exchange_gives_the_bytes_of_the_embedded_node(
     packed: ShardSet, bucket: AisStore, directory: ShardSet, algorithm: Algorithm
 ) -> None:
     """One code decides for both, from a bucket and from a directory."""
     by_node = shuffle(Request(packed, algorithm=algorithm, output_prefix="node-", shard_bytes=9000, engine="dsort"))
-    by_client = shuffle(
-        Request(packed, algorithm=algorithm, output_prefix="client-", shard_bytes=9000, engine="client")
+    by_exchange = shuffle(
+        Request(packed, algorithm=algorithm, output_prefix="exchange-", shard_bytes=9000, engine="exchange")
     )
     local = shuffle(Request(directory, algorithm=algorithm, output_prefix="local-", shard_bytes=9000))
-    assert (by_node.engine, by_client.engine, local.engine) == ("dsort", "client", "client")
-    for node, client, other in zip(by_node.shards, by_client.shards, local.shards, strict=True):
+    assert (by_node.engine, by_exchange.engine, local.engine) == ("dsort", "exchange", "exchange")
+    for node, client, other in zip(by_node.shards, by_exchange.shards, local.shards, strict=True):
         assert _members(bucket, [node]) == _members(bucket, [client])
         assert bucket.read(client) == directory.store.read(other)
-    assert [shard["num_bytes"] for shard in by_client.planned] == [bucket.size(name) for name in by_client.shards]
+    assert [shard["num_bytes"] for shard in by_exchange.planned] == [bucket.size(name) for name in by_exchange.shards]
 
 
 def test_orders_are_what_they_say(directory: ShardSet) -> None:
@@ -197,158 +190,31 @@ def test_output_of_another_seed_needs_overwrite_and_leaves_nothing_of_the_old(di
     assert names == [*report.shards, "shuffled-classes.json", "shuffled-written.json"]
 
 
-KILLED = """
-import sys, time
-from prep.shuffle import client as client_shuffle
-from prep.shuffle.order import Algorithm
-from prep.shuffle.request import Request
-from prep.shuffle.shuffle import shuffle
-from dali_pipes.store.urls import resolve_shards
-publish = client_shuffle._publish
-def slow(target, output, path):
-    publish(target, output, path)
-    print(output.name, flush=True)
-    if output.name.endswith("3.tar"):
-        time.sleep(60)
-client_shuffle._publish = slow
-shuffle(Request(resolve_shards(sys.argv[1], endpoint=None), algorithm=Algorithm(seed=7), shard_bytes=3000))
-"""
-
-
-def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet) -> None:
-    store = directory.store
-    assert isinstance(store, LocalStore)
-    expected = _bytes(
-        store, shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=3000, output_prefix="whole-")).shards
-    )
-    command = start_python(KILLED, str(store.directory / "samples-"))
-    assert command.stdout is not None
-    while not command.stdout.readline().startswith("shuffled-000003"):
-        assert command.poll() is None, command.communicate()
-    with pytest.raises(StoreError, match="another process is writing"):
-        shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=3000))
-    os.kill(command.pid, signal.SIGKILL)
-    command.communicate()
-    left = [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")]
-    assert len(left) == 1
-    report = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=3000))
-    assert report.num_written == len(expected) - 4
-    assert list(_bytes(store, report.shards).values()) == list(expected.values())
-    assert [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")] == []
-
-
-def test_spool_that_its_owner_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock on a folder that is gone would keep nobody out of the one that comes in its place."""
-    lock, removed = fcntl.flock, False
-
-    def late(descriptor: int, operation: int) -> None:
-        nonlocal removed
-        if not removed:
-            [folder] = tmp_path.iterdir()
-            folder.rmdir()
-            removed = True
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with open_spool(LocalStore(tmp_path), "out-", None) as folder:
-        assert list(tmp_path.iterdir()) == [folder]
-        refused = pytest.raises(StoreError, match="another process is writing")
-        with refused, open_spool(LocalStore(tmp_path), "out-", None):
-            pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another run with --overwrite, say, which has other names to write."""
-    publish = client_shuffle._publish
-
-    def publish_and_lose(target: Store, output: PlannedShard, path: Path) -> None:
-        publish(target, output, path)
-        if output.name == "shuffled-000001.tar":
-            target.delete("shuffled-000000.tar")
-
-    monkeypatch.setattr(client_shuffle, "_publish", publish_and_lose)
-    with pytest.raises(StoreError, match=r"shuffled-000000\.tar' was written, and is gone; does another process"):
-        shuffle(Request(directory))
-
-
-def test_auto_completes_what_the_client_has_begun(packed: ShardSet, bucket: AisStore) -> None:
+def test_auto_completes_what_an_exchange_has_begun(packed: ShardSet, bucket: AisStore) -> None:
     """The cluster could not: it writes all or nothing."""
-    first = shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000, engine="client"))
+    first = shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000, engine="exchange"))
     bucket.delete(first.shards[2])
     with pytest.raises(StoreError, match="--overwrite replaces them"):
         shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000, engine="dsort"))
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000))
-    assert (report.engine, report.num_written) == ("client", 1)
-
-
-# Disk
-
-
-def test_rounds_within_the_disk_give_the_same_bytes(directory: ShardSet, tmp_path: Path) -> None:
-    """The input is read once a round."""
-    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
-    order = np.arange(NUM_SAMPLES)[::-1]
-    outputs = [PlannedShard(f"out-{number}.tar", order[number * 10 : number * 10 + 10]) for number in range(5)]
-    sizes = [output.num_bytes(contents) for output in outputs]
-    stores = [LocalStore(tmp_path / name) for name in ("whole", "rounds")]
-    assert write_outputs(directory.store, contents, outputs, target=stores[0], prefix="out-") == 1
-    rounds = write_outputs(
-        directory.store,
-        contents,
-        outputs,
-        target=stores[1],
-        prefix="out-",
-        spool_dir=tmp_path / "spool",
-        spool_bytes=max(sizes) * 2,
-    )
-    assert rounds == 3
-    names = [output.name for output in outputs]
-    assert _bytes(stores[0], names) == _bytes(stores[1], names)
-    assert [len(data) for data in _bytes(stores[0], names).values()] == sizes
-    assert list((tmp_path / "spool").iterdir()) == []
-
-
-def test_disk_that_does_not_hold_the_largest_shard_is_refused(directory: ShardSet, tmp_path: Path) -> None:
-    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
-    outputs = [PlannedShard("out-0.tar", np.arange(NUM_SAMPLES))]
-    with pytest.raises(StoreError, match=r"has space for 5000 bytes, the largest output shard takes \d+; name another"):
-        write_outputs(directory.store, contents, outputs, target=LocalStore(tmp_path), prefix="out-", spool_bytes=5000)
+    assert (report.engine, report.num_written) == ("exchange", 1)
 
 
 def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_written(
-    directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A spool on another disk does not help; outputs that are there already, and are replaced, make room."""
+    """Outputs that are there already, and are replaced, make room."""
     free = 20_000
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30 if "spool" in str(path) else free)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(
         StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; free some space"
     ):
-        shuffle(Request(directory, algorithm=Algorithm(seed=1), spool_dir=tmp_path / "spool"))
+        shuffle(Request(directory, algorithm=Algorithm(seed=1)))
     assert directory.store.list("shuffled-") == []
     free = 1 << 30
-    first = shuffle(Request(directory, algorithm=Algorithm(seed=1), spool_dir=tmp_path / "spool"))
+    first = shuffle(Request(directory, algorithm=Algorithm(seed=1)))
     free = 20_000
-    assert (
-        shuffle(Request(directory, algorithm=Algorithm(seed=2), spool_dir=tmp_path / "spool", overwrite=True)).shards
-        == first.shards
-    )
-
-
-def test_compressed_output_has_room_beside_its_tar(directory: ShardSet, tmp_path: Path) -> None:
-    contents = read_contents(directory.store, directory.names, what="read", show_progress=False)
-    order = np.arange(NUM_SAMPLES)
-    outputs = [PlannedShard(f"out-{number}.tgz", order[number * 10 : number * 10 + 10]) for number in range(3)]
-    sizes = [output.num_bytes(contents) for output in outputs]
-    store = LocalStore(tmp_path / "out")
-    store.directory.mkdir()
-    options: dict[str, Any] = {"target": store, "prefix": "out-", "spool_dir": tmp_path / "spool"}
-    with pytest.raises(StoreError, match="name another disk with --spool-dir"):
-        write_outputs(directory.store, contents, outputs, spool_bytes=max(sizes), **options)
-    assert write_outputs(directory.store, contents, outputs, spool_bytes=2 * max(sizes), **options) == 3
+    assert shuffle(Request(directory, algorithm=Algorithm(seed=2), overwrite=True)).shards == first.shards
 
 
 def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,45 +249,8 @@ def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatc
 )
 def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
     templates = [Template.parse(text) for text in ("a-{000..009}", "v2{00..99}", "x-{0..1}-y-{00..09}")]
-    assert ShufflePlan(join_contents([]), [], templates, 1).is_output(name) is expected
-
-
-def test_spool_that_is_full_says_where(directory: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(client_shuffle.os, "pwrite", full)
-    with pytest.raises(
-        StoreError, match=r"cannot write '.*spool/dali-pipes-shuffle-.*': No space left on device; .*--spool-dir"
-    ):
-        shuffle(Request(directory, spool_dir=tmp_path / "spool"))
-    assert list((tmp_path / "spool").iterdir()) == []
-
-
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_memory_is_less_than_two_shards_whatever_their_number(where: str, bucket: AisStore, tmp_path: Path) -> None:
-    """Four readers are at work: each holds a sample and a piece of 1 MiB, none a shard."""
-    store = LocalStore(tmp_path / "large") if where == "directory" else bucket
-    shards = ShardSet(store=store, names=pack(make_source(480, num_bytes=100_000), store=store, max_count=80).shards)
-    shard_bytes = max(entry.size for entry in store.list("samples-0"))
-    assert (len(shards.names), shard_bytes > 8_000_000) == (6, True)
-    # Modules that are loaded on the way are no data.
-    shuffle(
-        Request(
-            replace(shards, names=shards.names[:1]),
-            engine="client",
-            spool_dir=tmp_path / "spool",
-            output_prefix="warm-",
-        )
-    )
-    tracemalloc.start()
-    try:
-        report = shuffle(Request(shards, algorithm=Algorithm(seed=1), engine="client", spool_dir=tmp_path / "spool"))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert report.num_samples == 480
-    assert peak < 2 * shard_bytes
+    plan = ShufflePlan(SimpleNamespace(), join_contents([]), [], templates, 1)  # type: ignore[arg-type]
+    assert plan.is_output(name) is expected
 
 
 # What must not pass
@@ -431,37 +260,6 @@ def test_shards_without_a_sample_are_refused(directory: ShardSet) -> None:
     directory.store.write("empty-0.tar", make_tar({"README": b"x"}))
     with pytest.raises(DataError, match=r"empty-': the 1 shards hold no sample"):
         shuffle(Request(ShardSet(store=directory.store, names=("empty-0.tar",))))
-
-
-def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of the same size in the place of another: the checksum tells."""
-    fill = client_shuffle._fill
-    store = directory.store
-
-    def change(*arguments: Any, **options: Any) -> None:
-        data = bytearray(store.read(directory.names[1]))
-        data[600] ^= 1
-        store.write(directory.names[1], bytes(data))
-        fill(*arguments, **options)
-
-    monkeypatch.setattr(client_shuffle, "_fill", change)
-    with pytest.raises(DataError, match=r"samples-000001\.tar': changed while it was being read; start again"):
-        shuffle(Request(directory))
-    assert [entry.name for entry in store.list("shuffled-")] == ["shuffled-written.json"]
-
-
-def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = client_shuffle._publish
-
-    def flip(target: Store, output: PlannedShard, path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[512] ^= 1
-        path.write_bytes(data)
-        publish(target, output, path)
-
-    monkeypatch.setattr(client_shuffle, "_publish", flip)
-    with pytest.raises(DataError, match=r"shuffled-000000\.tar' was read back with other contents"):
-        shuffle(Request(directory))
 
 
 def test_manifest_that_counts_other_samples_is_refused(directory: ShardSet, bucket: AisStore) -> None:
@@ -489,7 +287,7 @@ def test_manifest_that_counts_other_samples_is_refused(directory: ShardSet, buck
         ),
         ({"shard_bytes": 0}, ValueError, "shard_bytes must be positive, got 0"),
         ({"shard_bytes": -5}, ValueError, "shard_bytes must be positive, got -5"),
-        ({"engine": "cluster"}, ValueError, "engine must be one of auto, dsort, client, exchange, got 'cluster'"),
+        ({"engine": "cluster"}, ValueError, "engine must be one of auto, dsort, exchange, got 'cluster'"),
         ({"extension": ".zip"}, ValueError, r"extension must be one of \.tar, \.tgz, \.tar\.gz, got '\.zip'"),
         ({"output_prefix": "samples-"}, ValueError, "output prefix 'samples-' names the input itself"),
         ({"drop_unmapped": True}, ValueError, "no key map is given"),
@@ -568,7 +366,7 @@ def test_shards_of_two_kinds_are_refused(directory: ShardSet) -> None:
 # By key
 
 
-@pytest.mark.parametrize("engine", ["dsort", "client"])
+@pytest.mark.parametrize("engine", ["dsort", "exchange"])
 def test_key_map_sends_each_key_to_its_shards(packed: ShardSet, bucket: AisStore, engine: Any) -> None:
     data = b'{"low-{00..20}.tar": ["^folder/000[0-9]", "folder/0042"], "rest-{00..40}": ["folder/00[1-4]"]}'
     mapped = parse_key_map(data, where="map")
@@ -587,7 +385,7 @@ def test_key_map_sends_each_key_to_its_shards(packed: ShardSet, bucket: AisStore
 
 def test_key_map_gives_the_same_shards_by_both_engines(packed: ShardSet, bucket: AisStore) -> None:
     outputs = []
-    engines: tuple[Engine, ...] = ("dsort", "client")
+    engines: tuple[Engine, ...] = ("dsort", "exchange")
     for engine in engines:
         report = shuffle(
             Request(
@@ -606,14 +404,14 @@ def test_key_map_that_lacks_keys_must_be_asked_to_drop_them(packed: ShardSet, bu
     mapped = parse_key_map(b"folder/0001\tone-{0..9}.tar\nfolder/0002\tone-{0..9}.tar\n", where="map")
     with pytest.raises(DataError, match=r"map: names no shard for 41 of 43 keys: 'folder/0000', .*--drop-unmapped"):
         shuffle(Request(packed, mapped=mapped))
-    with pytest.raises(ValueError, match="dSort cannot leave samples out; use --engine client"):
+    with pytest.raises(ValueError, match="dSort cannot leave samples out; use --engine exchange"):
         shuffle(Request(packed, mapped=mapped, drop_unmapped=True, engine="dsort"))
     report = shuffle(Request(packed, mapped=mapped, drop_unmapped=True))
-    assert (report.engine, report.num_samples, report.num_dropped) == ("client", 2, 41)
+    assert (report.engine, report.num_samples, report.num_dropped) == ("exchange", 2, 41)
     assert sorted(_keys(bucket, report.shards)) == ["folder/0001", "folder/0002"]
 
 
-@pytest.mark.parametrize("engine", ["dsort", "client"])
+@pytest.mark.parametrize("engine", ["dsort", "exchange"])
 def test_key_map_with_too_few_names_is_refused(packed: ShardSet, bucket: AisStore, engine: Any) -> None:
     mapped = parse_key_map(b'{"few-{0..1}": ["^folder/"]}', where="map")
     with pytest.raises(DataError, match=r"using few-\{0\.\.1\} template exceeds expected number of shards \(2\)"):
@@ -623,7 +421,8 @@ def test_key_map_with_too_few_names_is_refused(packed: ShardSet, bucket: AisStor
 
 def test_balanced_shards_have_the_same_mixture(directory: ShardSet) -> None:
     """43 samples in 3 classes (15, 14, 14) over 4 shards: each 3 or 4 of a class, 10 or 11 in all."""
-    total = int(read_contents(directory.store, directory.names, what="", show_progress=False).num_bytes.sum())
+    contents = read_contents(directory.store, directory.names, Workers(1), what="", show_progress=False)
+    total = int(contents.num_bytes.sum())
     report = shuffle(
         Request(directory, mapped=Grouping(by="balanced"), shard_bytes=-(-total // 4), algorithm=Algorithm(seed=3))
     )
@@ -677,7 +476,7 @@ def test_key_map_that_the_targets_cannot_read_is_done_from_here(
         shuffle(Request(packed, mapped=Grouping(by="class"), engine="dsort"))
     assert bucket.list("shuffled-") == []
     report = shuffle(Request(packed, mapped=Grouping(by="class")))
-    assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
+    assert (report.engine, report.num_samples) == ("exchange", NUM_SAMPLES)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
@@ -717,7 +516,7 @@ def test_component_in_capitals_is_sorted_by_from_here(
     ):
         shuffle(Request(packed, algorithm=algorithm, engine="dsort"))
     report = shuffle(Request(packed, algorithm=algorithm))
-    assert (report.engine, report.num_samples) == ("client", NUM_SAMPLES)
+    assert (report.engine, report.num_samples) == ("exchange", NUM_SAMPLES)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
@@ -731,7 +530,7 @@ def test_numbers_that_dsort_cannot_read_are_sorted_from_here(bucket: AisStore) -
     with pytest.raises(ValueError, match=r"dSort cannot read a number with white space .* 'cls' of .*, key '0'; use"):
         shuffle(Request(shards, algorithm=algorithm, engine="dsort"))
     report = shuffle(Request(shards, algorithm=algorithm))
-    assert report.engine == "client"
+    assert report.engine == "exchange"
     assert [data for _, data in _members(bucket, report.shards)] == [b"%d\n" % number for number in range(10)]
 
 
@@ -758,7 +557,7 @@ def test_dry_run_plans_what_is_then_written(
     assert (dry.dry_run, dry.num_written, dry.num_samples) == (True, 0, NUM_SAMPLES)
     assert dry.spec is not None
     assert dry.spec["input_format"] == {"template": "samples-{000000..000004}"}
-    done = shuffle(Request(packed, algorithm=algorithm, shard_bytes=5000, engine="client"))
+    done = shuffle(Request(packed, algorithm=algorithm, shard_bytes=5000, engine="exchange"))
     assert [shard["name"] for shard in dry.planned] == list(done.shards) == list(dry.shards)
     assert [shard["num_bytes"] for shard in dry.planned] == [bucket.size(name) for name in done.shards]
 
