@@ -14,7 +14,6 @@ from dali_pipes.arguments import as_bool, as_integer, as_number
 from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.photo_header import MAX_PIXELS
-from dali_pipes.formats.photo_rules import checked_formats
 from dali_pipes.order.shapes import Buckets
 from dali_pipes.store.patience import PATIENCE_S, as_seconds
 
@@ -206,12 +205,6 @@ class Decode:
     tuning: str | Path | None = None
     """The file that ``dali-pipes tune`` wrote. ``None``: the file that ``DALI_PIPES_TUNING`` names, if any. The other
     values of this class take precedence. A file that was made on another machine is not used; this is logged once."""
-    formats: Iterable[str] = ()
-    """Formats that are decoded beside JPEG, PNG, WEBP, BMP and PNM: some of ``"jpeg2000"``, ``"tiff"``, ``"gif"`` and
-    ``"apng"`` (animated PNG). A photo's bytes show its format, its name does not matter. A broken photo of these
-    formats could end the process, or DALI does not decode them as others do; so Pillow decodes them, in processes of
-    their own, and of an animation the first picture. This is slower. Photos of formats that are not named are bad
-    samples."""
     reader: ReaderKind = "auto"
     """How encoded bytes are read from the cache file. ``"aio"``: a batch with one system call, by Linux's asynchronous
     I/O, into memory that is used again. ``"webdataset"``: by DALI's ``fn.readers.webdataset``. What stands
@@ -219,16 +212,13 @@ class Decode:
     container's filter of system calls may not. Batches are the same."""
     max_batch_pixels: int | None = None
     """The largest number of pixels that the photos of a batch may have together, as stored; masks count, too. Decoded
-    pixels take 3 bytes of memory each, for each batch that is decoded ahead. A batch with more is decoded in parts: it
-    takes longer, and its values are the same, unless the graph mixes the samples of a batch. If photos of ``formats``
-    have more together, the batch is a `DecodeError`. ``None``: as many as fit
-    into this rank's part of half of the free memory, and at most 4,294,967,296, which is 1,000 photos of 4 million
-    pixels; at least ``BadSamples.max_pixels``."""
+    pixels take 3 bytes of memory each, for each batch that is decoded ahead. A batch with more is not decoded, but a
+    `DecodeError` that names it. ``None``: as many as fit into this rank's part of the free memory, and at most
+    4,294,967,296, which is 1,000 photos of 4 million pixels; at least ``BadSamples.max_pixels``."""
 
     def __post_init__(self) -> None:
         _keep_integer(self, "threads", at_least=1, none=True)
         _keep_integer(self, "queue_depth", at_least=1, none=True)
-        object.__setattr__(self, "formats", checked_formats(self.formats))
         _keep_integer(self, "max_batch_pixels", at_least=1, none=True)
         if self.engine_share is not None:
             share = as_number("engine_share", self.engine_share)

@@ -158,7 +158,6 @@ def python_program(
     *,
     seed: int,
     masks: Sequence[str] | None = None,
-    formats: Sequence[str] = (),
     max_pixels: int | None = None,
     endpoint: str | None = None,
     embedded_dir: Path | None = None,
@@ -169,7 +168,6 @@ def python_program(
         sets: The data sets.
         seed: Of the order.
         masks: The components that are masks; ``None``: found by their names.
-        formats: The formats that were allowed beside the usual ones.
         max_pixels: The most pixels that a photo was allowed to have; ``None``: as by default.
         endpoint: A cluster's endpoint that the environment does not name.
         embedded_dir: The folder of the embedded node that has the buckets.
@@ -181,14 +179,13 @@ def python_program(
         place = ", endpoint=endpoint"
     elif endpoint is not None:
         place = f", endpoint={_quoted(endpoint)}"
-    decode = f", decode=dp.Decode(formats=[{', '.join(map(_quoted, formats))}])" if formats else ""
     pixels = f", bad_samples=dp.BadSamples(max_pixels={max_pixels})" if max_pixels is not None else ""
     body: list[str] = []
     for made in sets:
         size = min(BATCH_SIZE, made.manifest.num_samples)
         last = ', last_batch_policy="PARTIAL"' if _is_evaluated(made.split) else ""
         graph = _graph(made, masks)
-        arguments = f"{_quoted(made.url)}, {graph}, batch_size={size}, seed={seed}{last}{decode}{pixels}{place}"
+        arguments = f"{_quoted(made.url)}, {graph}, batch_size={size}, seed={seed}{last}{pixels}{place}"
         body += [
             f"with dp.loader({arguments}) as loader:",
             '    print(f"{loader.num_samples} samples, {len(loader)} batches")',

@@ -32,17 +32,14 @@ PHOTO_FORMATS = (
 """The formats that a photo's bytes can show; its name does not matter. PPM stands for all formats of PNM, APNG for an
 animated PNG. Only append: shard indexes store the position."""
 
-CONVERTIBLE_FORMATS = ("HEIC", "AVIF")
-"""Formats of phones and of the web that no loader decodes: ``prep pack --convert`` makes JPEGs of such photos."""
+CONVERTIBLE_FORMATS = ("HEIC", "AVIF", "JPEG2000", "TIFF", "GIF", "APNG")
+"""Formats that no loader decodes: ``prep pack --convert`` makes JPEGs of such photos, of animations the first
+picture."""
 
 DALI_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM")
 """The formats that reach DALI's decoders. None of 72,600 mutated files of these ended the process, one at a time, and
 none of 370,000 in large batches, see Note [parallel parsers]. JPEG 2000 and TIFF are left out because files of theirs
 did; GIF and APNG because DALI does not decode them, or gives other pixels."""
-
-OTHER_FORMATS = {"jpeg2000": "JPEG2000", "tiff": "TIFF", "gif": "GIF", "apng": "APNG"}
-"""The name of a format in options -> the format. Pillow decodes these in a process of its own, if they are asked for;
-of an animation it decodes the first picture."""
 
 PHOTO_EXTENSIONS = frozenset(
     {"jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k", "gif"}

@@ -5,8 +5,7 @@ asks twice: by the shard index, before the first batch, and by the photo's own b
 wrong or old index cannot bring a photo to a decoder.
 """
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,40 +17,27 @@ from dali_pipes.formats.photo_header import (
     DAMAGED_PNG,
     MAX_PHOTO_BYTES,
     MAX_PIXELS,
-    OTHER_FORMATS,
     PHOTO_FORMATS,
     Bools,
     Int64s,
     PhotoHeader,
 )
 
+REFUSED_FORMATS = tuple(name for name in PHOTO_FORMATS if name not in DALI_FORMATS)
+"""The formats of `PHOTO_FORMATS` that are not allowed."""
+
+_ARE_REFUSED = np.isin(PHOTO_FORMATS, REFUSED_FORMATS)
 _SHOWN = {"JPEG2000": "JPEG 2000", "APNG": "animated PNG"}
 _EXPECTED = "expected JPEG, PNG, WEBP, BMP or PNM"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoRules:
-    """The photos that are allowed; every other photo is bad.
-
-    Raises:
-        ValueError: If a format is not one of `OTHER_FORMATS`.
-        TypeError: If ``formats`` is a single text.
-    """
+    """The photos that are allowed: those of `DALI_FORMATS` with at most ``max_pixels``. Every other photo is bad."""
 
     max_pixels: int = MAX_PIXELS
-    formats: tuple[str, ...] = ()
-    """Formats of `OTHER_FORMATS` that are allowed beside `DALI_FORMATS`."""
     is_converted: bool = False
-    """Whether HEIC and AVIF were to be converted before: then what is left needs no advice to do so."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "formats", checked_formats(self.formats))
-
-    @functools.cached_property
-    def refused(self) -> tuple[str, ...]:
-        """The formats of `PHOTO_FORMATS` that are not allowed."""
-        allowed = {*DALI_FORMATS, *(OTHER_FORMATS[name] for name in self.formats)}
-        return tuple(name for name in PHOTO_FORMATS if name not in allowed)
+    """Whether photos of `CONVERTIBLE_FORMATS` were to be converted before: the others need no advice to do so."""
 
     def problem(self, photo: PhotoHeader) -> str | None:
         """Say why a photo is bad, as a text that follows its name; ``None`` if its header shows no reason."""
@@ -61,10 +47,6 @@ class PhotoRules:
         if format in CONVERTIBLE_FORMATS:
             advice = "" if self.is_converted else " (to make it a JPEG: prep make or pack --convert)"
             return f"holds {_with_article(format)}, {_EXPECTED}{advice}"
-        if format not in ("unknown", DAMAGED_PNG) and format in self.refused:
-            name = next(name for name, value in OTHER_FORMATS.items() if value == format)
-            option = f"Decode(formats=['{name}']), --format {name}"
-            return f"holds {_with_article(format)}, {_EXPECTED} (to read it nevertheless: {option})"
         if format == "unknown":
             return f"holds no photo of a known format, {_EXPECTED}"
         if not height or not width:
@@ -78,29 +60,8 @@ class PhotoRules:
     def are_bad(self, formats: Int64s, heights: Int64s, widths: Int64s) -> Bools:
         """Tell which photos are bad, as `problem` says for one; all are [N], formats index `PHOTO_FORMATS`."""
         pixels = heights * widths
-        bad: Bools = self._are_refused[formats] | (pixels == 0) | (pixels > self.max_pixels)
+        bad: Bools = _ARE_REFUSED[formats] | (pixels == 0) | (pixels > self.max_pixels)
         return bad
-
-    @functools.cached_property
-    def _are_refused(self) -> Bools:
-        return np.isin(PHOTO_FORMATS, self.refused)
-
-
-def checked_formats(formats: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of `OTHER_FORMATS` in ``formats``, each once.
-
-    Raises:
-        ValueError: If a name is not one of these.
-        TypeError: If ``formats`` is a single text.
-    """
-    known = ", ".join(f"'{name}'" for name in OTHER_FORMATS)
-    if isinstance(formats, str):
-        raise TypeError(f"formats must be several names of {known}, such as ('tiff',), got '{formats}'")
-    names = tuple(dict.fromkeys(formats))
-    for name in names:
-        if name not in OTHER_FORMATS:
-            raise ValueError(f"formats must be some of {known} (JPEG, PNG, WEBP, BMP and PNM always are), got {name!r}")
-    return names
 
 
 def bytes_problem(num_bytes: int) -> str | None:

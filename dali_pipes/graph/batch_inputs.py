@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import DecodeError
+from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.graph.asked import ArrayKind, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
-from dali_pipes.graph.photos import OtherPhoto, judge_photos
-from dali_pipes.processes.pillow import PillowProcesses
+from dali_pipes.graph.photos import judge_photos
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.shard_table import SampleRules
 
@@ -49,20 +48,6 @@ class BatchInputs(NamedTuple):
             self.pixels[list(positions)] if len(self.pixels) else self.pixels,
         )
 
-    def split(self, max_pixels: int | None) -> list["BatchInputs"]:
-        """Split the batch into runs of samples with at most ``max_pixels`` each; a larger sample is a run alone."""
-        if max_pixels is None or int(self.pixels.sum()) <= max_pixels:
-            return [self]
-        runs: list[list[int]] = []
-        left = 0
-        for position, pixels in enumerate(self.pixels.tolist()):
-            if not runs or pixels > left:
-                runs.append([])
-                left = max_pixels
-            runs[-1].append(position)
-            left -= pixels
-        return [self.part(run) for run in runs] if len(runs) > 1 else [self]
-
 
 def complete_batch(
     asked: GraphInputs,
@@ -70,29 +55,24 @@ def complete_batch(
     encoded: Sequence[Any],
     *,
     rules: SampleRules,
-    pillow: PillowProcesses,
     max_batch_pixels: int | None,
 ) -> tuple[BatchInputs, Problems]:
     """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
     ``encoded`` is as `BatchInputs.encoded`, with one entry for each of ``asked.read``. Photos are judged by
-    their first bytes, whatever the index says. Allowed photos that DALI must not decode become PNM files, by
-    ``pillow``; photos with EXIF data that decoders understand in different ways become copies with plain data. With
-    ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
+    their first bytes, whatever the index says. Photos with EXIF data that decoders understand in different ways become
+    copies with plain data. With ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
 
     Raises:
         TypeError: If an array is of another kind than when the pipeline was built.
-        DecodeError: If the photos that ``pillow`` must decode have more than ``max_batch_pixels`` together.
+        DecodeError: If the photos have more than ``max_batch_pixels`` together, which could exhaust the memory.
     """
     photos = judge_photos(asked, batch, encoded, rules=rules.photos)
     if photos.problems:
         return BatchInputs(batch, encoded, ()), photos.problems
     if max_batch_pixels is not None:
-        _check_pixels(batch, photos.others, max_batch_pixels)
-    replacements, problems = _by_pillow(photos.others, pillow)
-    if problems:
-        return BatchInputs(batch, encoded, ()), problems
-    decodable = _with_replacements(asked, encoded, replacements | photos.copies)
+        _check_pixels(batch, photos.pixels, max_batch_pixels)
+    decodable = _with_replacements(asked, encoded, photos.copies)
     values, problems = parse_batch(
         [*asked.parsed, *asked.lists.values()],
         dict(zip(asked.read, encoded, strict=True)),
@@ -106,30 +86,19 @@ def complete_batch(
     return BatchInputs(batch, filled, _arrays(asked, batch), parsed, lists, photos.pixels), {}
 
 
-def _check_pixels(batch: Batch, others: Sequence[OtherPhoto], max_batch_pixels: int) -> None:
-    """Refuse a batch whose PNM files would take too much memory: all of them are made before its parts are decoded."""
-    pixels = [photo.header.height * photo.header.width for photo in others]
-    if len(pixels) > 1 and sum(pixels) > max_batch_pixels:
+def _check_pixels(batch: Batch, pixels: npt.NDArray[np.int64], max_batch_pixels: int) -> None:
+    """Refuse a batch whose decoded photos would take too much memory."""
+    total = int(pixels.sum())
+    if total > max_batch_pixels:
+        largest = int(pixels.argmax())
+        shard, key = batch.name(largest)
         raise DecodeError(
-            f"the photos that Pillow decodes for the batch of {batch.some_keys} have {sum(pixels)} pixels together, "
-            f"expected at most max_batch_pixels={max_batch_pixels}; raise Decode(max_batch_pixels=...) if there is "
-            "memory for it, pass a smaller batch_size, or convert the photos to JPEG or PNG before you pack them"
+            f"the photos of the batch of {batch.some_keys} have {total} pixels together, expected at most "
+            f"max_batch_pixels={max_batch_pixels}; the largest sample, with {pixels[largest]}, is shard "
+            f"'{printable(shard)}', key '{printable(key)}'; pass a smaller batch_size, raise "
+            "Decode(max_batch_pixels=...) if there is memory for it, or make huge photos bad samples: "
+            "BadSamples(max_pixels=...)"
         )
-
-
-def _by_pillow(others: Sequence[OtherPhoto], pillow: PillowProcesses) -> tuple[dict[tuple[str, int], UInt8s], Problems]:
-    """Make PNM files of photos of other formats than DALI's, by component and position."""
-    if not others:
-        return {}, {}
-    problems: Problems = {}
-    made: dict[tuple[str, int], UInt8s] = {}
-    decoded = pillow.decode([(photo.data, photo.header, photo.orientation) for photo in others])
-    for photo, pixels in zip(others, decoded, strict=True):
-        if isinstance(pixels, str):
-            problems.setdefault(photo.position, (photo.component, pixels))
-        else:
-            made[photo.component, photo.position] = pixels
-    return made, problems
 
 
 def _with_replacements(

@@ -7,7 +7,7 @@ once. Whenever a batch is scheduled, the pipeline takes the next one from its fe
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,9 +21,8 @@ from dali_pipes.graph.dali_internals import (
 )
 from dali_pipes.graph.definition import Graph, define_pipeline
 from dali_pipes.graph.engines import full_batch
-from dali_pipes.graph.packed import Packed, join_packed, packed
+from dali_pipes.graph.packed import packed
 from dali_pipes.graph.parse import Problems
-from dali_pipes.processes.pillow import PillowProcesses
 from dali_pipes.reader.batch import Batch, DecodedPhotos
 from dali_pipes.reader.buffers import as_dali
 from dali_pipes.reader.samples import StoredSamples
@@ -44,7 +43,7 @@ class DecodePipeline:
         only_decoders: Leave out everything that follows the graph's decoders, to time decoding alone: the pipeline's
             outputs are those of the decoders, without names, and `run` is the only useful method.
         example: A batch that shows the kinds of the graph's arrays; ``None``: the data set's first sample.
-        max_batch_pixels: A batch whose photos have more pixels is decoded in parts; ``None``: no limit.
+        max_batch_pixels: The most pixels that the photos of a batch may have together; ``None``: no limit.
 
     Raises:
         ValueError: If the graph does not return a dict of outputs, or takes no component.
@@ -87,8 +86,6 @@ class DecodePipeline:
         self._batch_size, self._seed = batch_size, seed
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
         self._max_batch_pixels = max_batch_pixels
-        self._pillow = PillowProcesses(num_threads, max_pixels=samples.rules.photos.max_pixels)
-        self._for_parts: DecodePipeline | None = None  # decodes the further parts of batches
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -99,7 +96,6 @@ class DecodePipeline:
         """
         self.scheduled.clear()
         self._ahead.clear()
-        self._close_second()
         # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be closed.
         defined = define_pipeline(
             self._graph,
@@ -163,7 +159,6 @@ class DecodePipeline:
             batch,
             encoded,
             rules=self._samples.rules,
-            pillow=self._pillow,
             max_batch_pixels=self._max_batch_pixels,
         )
 
@@ -175,15 +170,13 @@ class DecodePipeline:
             schedule_batch(self.pipeline)
 
     # Note [the engines' share]: a decoder gives the JPEG engines the same number of photos of every batch: their share
-    # of the first batch that it ever decodes. After a short first batch (the last of an epoch, to which a job resumes;
-    # the first part of a batch of huge photos) the engines would be left idle for the loader's whole life. So a full
-    # batch is decoded first and discarded.
+    # of the first batch that it ever decodes. After a short first batch (the last of an epoch, to which a job resumes)
+    # the engines would be left idle for the loader's whole life. So a full batch is decoded first and discarded.
     def _start_full(self) -> None:
         inputs = self.feed()
         if inputs is None:
             return
-        first = inputs.split(self._max_batch_pixels)[0]
-        full = full_batch(first, batch_size=self._batch_size, max_batch_pixels=self._max_batch_pixels)
+        full = full_batch(inputs, batch_size=self._batch_size, max_batch_pixels=self._max_batch_pixels)
         if full is not None:
             self._ahead.append(full)
             try:
@@ -227,32 +220,9 @@ class DecodePipeline:
                     raise ValueError(_of_different_shapes(name))
                 outputs[name] = tensor_list.as_tensor()
             self.pipeline.release_outputs()
-        _, *further = inputs.split(self._max_batch_pixels)
-        if further:
-            outputs = self._with_further_parts(inputs, outputs, further)
         if self.taken is not None:
             self.taken.append(inputs)
         return inputs, outputs
-
-    def _with_further_parts(
-        self, inputs: BatchInputs, first: Mapping[str, Any], further: Sequence[BatchInputs]
-    ) -> dict[str, Any]:
-        """Decode the further parts of a batch of which the first is decoded, and join their outputs."""
-        try:
-            if self._for_parts is None:
-                _log.warning(
-                    "the photos of a batch (%s) have %d pixels, max_batch_pixels=%d: such batches are decoded in %d "
-                    "parts and take longer; raise Decode(max_batch_pixels=...) if there is memory for it",
-                    inputs.batch.some_keys,
-                    int(inputs.pixels.sum()),
-                    self._max_batch_pixels,
-                    1 + len(further),
-                )
-                self._for_parts = self.second_pipeline()
-            return _joined(inputs, [first, *map(self._for_parts.decode, further)])
-        except RuntimeError:
-            self.scheduled.appendleft(inputs)  # the whole batch is lost
-            raise
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
         """Make another pipeline of the same graph, to decode batches apart from those in flight; the caller closes it.
@@ -278,9 +248,6 @@ class DecodePipeline:
         Raises:
             RuntimeError: If DALI cannot decode it; the pipeline can still decode the next batch.
         """
-        return _joined(inputs, [self._decode_part(part) for part in inputs.split(self._max_batch_pixels)])
-
-    def _decode_part(self, inputs: BatchInputs) -> dict[str, Any]:
         self._schedule_alone(inputs)
         try:
             return self.take()[1]
@@ -290,12 +257,11 @@ class DecodePipeline:
 
     def run(self, inputs: BatchInputs) -> None:
         """Decode one batch as `decode` does, but discard the outputs."""
-        for part in inputs.split(self._max_batch_pixels):
-            self._schedule_alone(part)
-            try:
-                self._discard()
-            finally:
-                self.scheduled.clear()
+        self._schedule_alone(inputs)
+        try:
+            self._discard()
+        finally:
+            self.scheduled.clear()
 
     def _discard(self) -> None:
         """Wait for the oldest batch in flight and drop its outputs."""
@@ -326,13 +292,6 @@ class DecodePipeline:
         self.feed = lambda: None
         self.pipeline = None
         self._delivered.clear()
-        self._close_second()
-        self._pillow.close()
-
-    def _close_second(self) -> None:
-        second, self._for_parts = self._for_parts, None
-        if second is not None:
-            second.close()
 
     # Note [pinned bytes]: a GPU copies encoded bytes from page-locked buffers by itself, perhaps after DALI has dropped
     # its tensors, and a buffer that nothing views is used again. So a batch's inputs are kept until the stream has
@@ -369,42 +328,14 @@ class DecodePipeline:
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)
-            fed = inputs.split(self._max_batch_pixels)[0]  # `take` decodes the further parts
             values = {
-                f"component/{part}": as_dali(data) for part, data in zip(self.inputs.read, fed.encoded, strict=True)
+                f"component/{part}": as_dali(data) for part, data in zip(self.inputs.read, inputs.encoded, strict=True)
             }
-            values |= {f"array/{number}": array for number, array in enumerate(fed.arrays)}
-            values |= {f"parsed/{number}": arrays for number, arrays in enumerate(fed.parsed)}
+            values |= {f"array/{number}": array for number, array in enumerate(inputs.arrays)}
+            values |= {f"parsed/{number}": arrays for number, arrays in enumerate(inputs.parsed)}
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])
         return self._waiting[name].popleft()
-
-
-def _joined(inputs: BatchInputs, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the outputs of a batch's parts.
-
-    Raises:
-        ValueError: If an output's samples are not all of one shape.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return dict(first)
-    import torch
-    from torch.utils.dlpack import from_dlpack
-
-    outputs: dict[str, Any] = {}
-    for name, output in first.items():
-        if isinstance(output, list):
-            outputs[name] = inputs.lists[name]
-            continue
-        if isinstance(output, Packed):
-            outputs[name] = join_packed([part[name] for part in parts])
-            continue
-        tensors = [from_dlpack(part[name]) for part in parts]
-        if len({tensor.shape[1:] for tensor in tensors}) > 1:
-            raise ValueError(_of_different_shapes(name))
-        outputs[name] = torch.cat(tensors)
-    return outputs
 
 
 def _of_different_shapes(name: str) -> str:

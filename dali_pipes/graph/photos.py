@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.formats.orientation import LATE, plain_copy, read_orientation, values_of
-from dali_pipes.formats.photo_header import DALI_FORMATS, PHOTO_FORMATS, Bools, PhotoHeader
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, Bools, PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
 from dali_pipes.graph.alone import header_problems
 from dali_pipes.graph.asked import GraphInputs
@@ -20,22 +20,10 @@ from dali_pipes.graph.photo_headers import PhotoHeaders, photo_bytes, read_photo
 from dali_pipes.reader.batch import Batch, Places
 
 
-class OtherPhoto(NamedTuple):
-    """An allowed photo that DALI must not decode."""
-
-    component: str
-    position: int
-    header: PhotoHeader
-    data: memoryview
-    orientation: int
-    """How Pillow turns it; 1 if the graph takes it as stored."""
-
-
 class JudgedPhotos(NamedTuple):
     """The result of `judge_photos`."""
 
     problems: Problems
-    others: list[OtherPhoto]
     copies: dict[tuple[str, int], npt.NDArray[np.uint8]]
     """Component and position of each photo whose header DALI might not read, or that it might turn in another way than
     it should -> a copy that it reads and turns rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
@@ -51,7 +39,6 @@ def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, ru
     Note [parallel parsers]. Sizes are those of the decoded photos: of the upright ones where the graph turns them.
     """
     problems: Problems = {}
-    others: list[OtherPhoto] = []
     copies: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
     unsure: list[tuple[str, int, PhotoHeader]] = []
     # [component, (height, width), sample]; 0 where a sample lacks the component.
@@ -64,16 +51,11 @@ def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, ru
         is_there = places.offset >= 0
         stored[number] = np.where(is_there, (found.height, found.width), 0)
         sizes[number] = np.where(is_there, found.sizes, 0)
-        # The stored bytes count: Pillow's pixels stand in the place of a photo in a batch that is repaired.
         bad = rules.are_bad(found.format, found.height, found.width) | have_bad_bytes(places.size)
         bad |= (places.format >= 0) & _differ(found, places, orient=orient)
         for position in np.flatnonzero(bad & is_there).tolist():
             problems.setdefault(position, (component, _problem(found, places, position, rules=rules)))
-        good = ~bad & is_there
-        for position in np.flatnonzero(_FOR_PILLOW[found.format] & good).tolist():
-            data, turn = photo_bytes(photos, position), int(found.orientation[position])
-            others.append(OtherPhoto(component, position, found.header(position), data, turn))
-        for position in np.flatnonzero(~found.is_plain & ~_FOR_PILLOW[found.format] & good).tolist():
+        for position in np.flatnonzero(~found.is_plain & ~bad & is_there).tolist():
             data, format = photo_bytes(photos, position), PHOTO_FORMATS[found.format[position]]
             # Whether decoders turn the photo is not known here if the index does not know orientations.
             copy = plain_copy(data, format, read_orientation(data, format).value)
@@ -98,11 +80,7 @@ def judge_photos(asked: GraphInputs, batch: Batch, encoded: Sequence[Any], *, ru
                 fit_as_stored=fit_as_stored,
             )
             problems.setdefault(position, (mask, text))
-    return JudgedPhotos(problems, others, copies, sizes.prod(axis=1).sum(axis=0))
-
-
-_FOR_PILLOW = ~np.isin(PHOTO_FORMATS, DALI_FORMATS)
-_PNM = PHOTO_FORMATS.index("PPM")
+    return JudgedPhotos(problems, copies, sizes.prod(axis=1).sum(axis=0))
 
 
 def _differ(found: PhotoHeaders, places: Places, *, orient: bool) -> Bools:
@@ -111,8 +89,7 @@ def _differ(found: PhotoHeaders, places: Places, *, orient: bool) -> Bools:
     found_height, found_width = found.sizes
     differ: Bools = (found_height != height) | (found_width != width)
     if orient:
-        # Pillow's pixels are upright.
-        differ |= (found.orientation != values_of(places.orientation)) & (found.format != _PNM)
+        differ |= found.orientation != values_of(places.orientation)
     return differ
 
 

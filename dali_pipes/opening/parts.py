@@ -28,7 +28,7 @@ from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import spanned
 from dali_pipes.opening.checked import LoaderArguments, check_state
-from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
+from dali_pipes.options import BadSamples, Cache, Outputs, Select
 from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
@@ -74,7 +74,7 @@ def open_parts(arguments: LoaderArguments, process: Rank, resources: contextlib.
         check_state(resumed, order, manifest=data_set.manifest.digest, data=data_set.versions)
     if outputs.labels == "contiguous":
         data_set.check_classes()
-    rules = _sample_rules(data_set, select, bad_samples, decode, outputs)
+    rules = _sample_rules(data_set, select, bad_samples, outputs)
     stored = StoredSamples(
         data_set.manifest,
         data_set.read_index,
@@ -231,13 +231,11 @@ def _excluded(data_set: DataSet, select: Select) -> Int64s:
     return chosen.excluded
 
 
-def _sample_rules(
-    data_set: DataSet, select: Select, bad_samples: BadSamples, decode: Decode, outputs: Outputs
-) -> SampleRules:
+def _sample_rules(data_set: DataSet, select: Select, bad_samples: BadSamples, outputs: Outputs) -> SampleRules:
     return SampleRules(
         labels=outputs.labels,
         missing=select.missing,
-        photos=PhotoRules(max_pixels=bad_samples.max_pixels, formats=tuple(decode.formats)),
+        photos=PhotoRules(max_pixels=bad_samples.max_pixels),
         names_sets=data_set.set_names != ("",),
     )
 
@@ -342,7 +340,7 @@ def _batch_pixels(settings: Settings, bad_samples: BadSamples) -> int:
     """The default of `Decode.max_batch_pixels`."""
     # Decoded pixels are uint8 RGB. Beside the batches that are decoded ahead there is the one that is delivered.
     bytes_per_pixel = 3 * (settings.prefetch_queue_depth + 1)
-    pixels = available_memory() // 2 // num_local_ranks() // bytes_per_pixel
+    pixels = available_memory() // num_local_ranks() // bytes_per_pixel
     return max(bad_samples.max_pixels, min(pixels, MAX_BATCH_PIXELS))
 
 

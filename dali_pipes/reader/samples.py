@@ -16,6 +16,7 @@ from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
+from dali_pipes.formats.photo_rules import REFUSED_FORMATS
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.batch import Batch, Places, Rows
 from dali_pipes.reader.shard_table import (
@@ -258,7 +259,7 @@ class StoredSamples(Samples):
         """
         rules = self.rules.photos
         formats = [self._whole.photos[name] for name in component.split(";") if name in self._whole.photos]
-        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*rules.refused, "unsized"))
+        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*REFUSED_FORMATS, "unsized"))
         if not num_bad:
             return
 

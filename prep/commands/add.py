@@ -8,7 +8,6 @@ import click
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
 from prep.commands.options import (
     dry_run_option,
-    format_option,
     jobs_option,
     max_bad_option,
     max_pixels_option,
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
     help="The most records and pictures that may be left out, as a number or a share. If there are more, nothing is "
     "written.",
 )
-@format_option
 @max_pixels_option
 @recode_options
 @dry_run_option

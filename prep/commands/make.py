@@ -120,7 +120,6 @@ def make(
                 sets,
                 seed=seed,
                 masks=fields["masks"],
-                formats=options["formats"],
                 max_pixels=options["max_pixels"],
                 endpoint=None if is_embedded else _unknown_endpoint(endpoint),
                 embedded_dir=_embedded(embedded_dir) if is_embedded else None,
@@ -222,7 +221,6 @@ class _Maker:
             report = verify(
                 shards,
                 masks=masks,
-                formats=self._options["formats"],
                 max_pixels=self._options["max_pixels"] or MAX_PIXELS,
                 show_progress=self._show_progress,
             )

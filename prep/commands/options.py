@@ -40,15 +40,6 @@ allow_missing_option = click.option(
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Check, print what would be written, and write nothing.")
 
-format_option = click.option(
-    "--format",
-    "formats",
-    type=click.Choice(["jpeg2000", "tiff", "gif", "apng"]),
-    multiple=True,
-    help="A format that is allowed beside JPEG, PNG, WEBP, BMP and PNM; may be repeated. Loaders take such photos only "
-    "with the same names in Decode(formats=...). apng is an animated PNG.  [default: none]",
-)
-
 max_pixels_option = click.option(
     "--max-pixels", type=click.IntRange(min=1), help="Photos with more pixels are bad.  [default: 89478485]"
 )
@@ -158,7 +149,8 @@ recode_options = join_options(
     click.option(
         "--convert",
         is_flag=True,
-        help="Make upright JPEGs of HEIC and AVIF photos. HEIC needs pillow-heif: pip install 'dali-pipes[heif]'.",
+        help="Make upright JPEGs of photos that loaders do not decode: HEIC, AVIF, TIFF, JPEG 2000, GIF and animated "
+        "PNG (the first picture). HEIC needs pillow-heif: pip install 'dali-pipes[heif]'.",
     ),
     click.option(
         "--spool-dir",

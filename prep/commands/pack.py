@@ -18,7 +18,6 @@ from dali_pipes.commands.options import (
 from prep.commands.options import (
     chosen_masks,
     dry_run_option,
-    format_option,
     jobs_option,
     mask_options,
     max_bad_option,
@@ -58,7 +57,7 @@ pack_options = join_options(
         type=click.Choice(["fail", "skip", "keep"]),
         default="fail",
         show_default=True,
-        help="What happens to a bad record: one with a photo that loaders refuse (see --format), with a file that is "
+        help="What happens to a bad record: one with a photo that loaders refuse, with a file that is "
         "empty, missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another size "
         "than its photo. fail: stop before anything is written. skip: leave the record out. keep: pack the record "
         "as it is, without the files that cannot be read. (A PNG named .jpg is packed, and noted.)",
@@ -68,7 +67,6 @@ pack_options = join_options(
         help="The most records and pictures that may be left out, as a number or a share. If there are more, nothing "
         "is written.",
     ),
-    format_option,
     max_pixels_option,
     overwrite_option("other shards under the output's names"),
     dry_run_option,

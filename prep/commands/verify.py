@@ -10,7 +10,6 @@ from dali_pipes.commands.options import cluster_options, endpoint_for, format_by
 from dali_pipes.commands.output import print_line
 from prep.commands.options import (
     chosen_masks,
-    format_option,
     mask_options,
     max_bad_option,
     max_pixels_option,
@@ -63,7 +62,6 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
     "--mask-values", metavar="1,2,3", callback=_parse_values, help="Values that a mask may have.  [default: any]"
 )
 @max_pixels_option
-@format_option
 @max_bad_option(
     default="0",
     help="The most bad samples with which the exit code is 0, as a number or a share. Faults of shards and index files "

@@ -15,13 +15,14 @@ import numpy.typing as npt
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
 from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.recoded import RecodedStep
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.bucket_info import BucketsInfo
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
-from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, count_values, decode, open_decoder
+from prep.photos.decoders import Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
 from prep.threads import in_threads
 from prep.workers import Report, Workers, WorkersKind, open_workers
@@ -392,7 +393,7 @@ def _moments_of(photos: _Photos, report: Report) -> list[Moments | None]:
         try:
             check_size(place.size)
             data = store.read_range(place.shard, start=place.offset, size=place.size)
-            _, pixels = decode(decoder, data, rules=ANY_FORMAT, output="rgb")
+            _, pixels = decode(decoder, data, rules=PhotoRules(), output="rgb")
         except Undecodable:
             return None
         # Compute with the counts of the 256 values: the pixels in floating point would take eight times the memory.

@@ -15,10 +15,11 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import read_orientation
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import ShardIndex
 from prep.inspect.findings import ShardFinding
 from prep.inspect.indexed_set import IndexedSet
-from prep.photos.decoders import ANY_FORMAT, Undecodable, check_size, decode, open_decoder
+from prep.photos.decoders import Undecodable, check_size, decode, open_decoder
 
 MAX_BOXES = 100
 """Boxes of one photo that are shown."""
@@ -145,7 +146,7 @@ class _Reader:
         try:
             check_size(size)
             data = self._read(start, size)
-            header, pixels = decode(open_decoder("pillow"), data, rules=ANY_FORMAT, output="rgb")
+            header, pixels = decode(open_decoder("pillow"), data, rules=PhotoRules(), output="rgb")
         except Undecodable as exc:
             self.problems.append(ShardFinding("photo", self.shard, self.key, component, str(exc)))
             return None

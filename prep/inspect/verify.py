@@ -51,7 +51,6 @@ def verify(
     masks: Sequence[str] | None = None,
     mask_values: Sequence[int] | None = None,
     max_pixels: int = MAX_PIXELS,
-    formats: Sequence[str] = (),
     workers: int | None = None,
     on: WorkersKind = "processes",
     quarantine: Path | None = None,
@@ -67,7 +66,6 @@ def verify(
         masks: Components that are masks; ``None``: see `dali_pipes.formats.photo_names.is_mask_name`.
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
-        formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
         workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes;
             on Ray, the cluster's CPUs.
         on: Who works: see `prep.workers.open_workers`.
@@ -95,7 +93,7 @@ def verify(
         checks = Checks(
             masks=None if masks is None else tuple(masks),
             mask_values=None if mask_values is None else frozenset(mask_values),
-            photos=PhotoRules(max_pixels=max_pixels, formats=tuple(formats)),
+            photos=PhotoRules(max_pixels=max_pixels),
             classes=checker.classes,
         )
         sizes = [entry.size for entry in shards.entries()]

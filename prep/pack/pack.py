@@ -108,7 +108,6 @@ def pack(
     max_bytes: int = DEFAULT_MAX_BYTES,
     on_bad: OnBad = "fail",
     max_bad: MaxBad | None = None,
-    formats: Sequence[str] = (),
     max_pixels: int | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -138,7 +137,6 @@ def pack(
             ``"keep"``: pack it as it is, without the files that cannot be read; a record without other files is left
             out. Only ``"skip"`` accepts records that the source could not read.
         max_bad: The most records and pictures that may be left out; ``None``: any number, as long as a record is left.
-        formats: Formats that are allowed beside JPEG, PNG, WEBP, BMP and PNM, as in `dali_pipes.Decode`.
         max_pixels: Photos with more pixels are bad; ``None``: `dali_pipes.formats.photo_header.MAX_PIXELS`.
         overwrite: Replace shards of other content under these names, and delete those beyond the last one.
         dry_run: Check and plan only.
@@ -178,7 +176,7 @@ def pack(
             "--part, or pack them as they are"
         )
     converts = recode is not None and recode.convert
-    rules = PhotoRules(formats=tuple(formats), max_pixels=max_pixels or MAX_PIXELS, is_converted=converts)
+    rules = PhotoRules(max_pixels=max_pixels or MAX_PIXELS, is_converted=converts)
     store.check_name(prefix)
     if copy is not None:
         _check_copy(store, copy)

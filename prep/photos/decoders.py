@@ -1,11 +1,8 @@
 """Decode all pixels of a photo, or find the reason why it cannot be decoded."""
 
-import atexit
 import contextlib
-import functools
 import importlib.util
 import io
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,11 +13,10 @@ import numpy.typing as npt
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
-from dali_pipes.formats.photo_header import OTHER_FORMATS, PhotoHeader, read_whole_photo_header
+from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from dali_pipes.formats.png_chunks import needed_chunks
-from dali_pipes.processes.pillow import PillowProcess
-from dali_pipes.processes.pillow import Undecodable as Undecodable
+from prep.photos.apart import Undecodable as Undecodable
 
 DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
@@ -29,9 +25,6 @@ Pixels = npt.NDArray[np.uint8]
 Decoder = Callable[[bytes, PhotoHeader, Output], Pixels]
 """Decodes all pixels of a photo of known format and allowed size, or raises `Undecodable`: uint8 [height, width, 3] of
 RGB, [height, width] of gray, [0] of nothing."""
-
-ANY_FORMAT = PhotoRules(formats=tuple(OTHER_FORMATS))
-"""For tools that show photos: all formats, in the default size."""
 
 _SHOWN = 160
 _PIXELS_AT_A_TIME = 1 << 20
@@ -89,8 +82,6 @@ def decode(decoder: Decoder, data: bytes, *, rules: PhotoRules, output: Output) 
     if problem := rules.problem(header):
         starts = f" (starts with {data[:4].hex(' ')})" if header.format == "unknown" else ""
         raise Undecodable(f"{problem}{starts}")
-    if header.format in OTHER_FORMATS.values():
-        return header, _decode_apart(data, header, output, max_pixels=rules.max_pixels)
     return header, decoder(data, header, output)
 
 
@@ -98,27 +89,6 @@ def check_size(num_bytes: int) -> None:
     """Raise `Undecodable` for a file that is too large to be read as a photo, or empty."""
     if problem := bytes_problem(num_bytes):
         raise Undecodable(problem)
-
-
-def _decode_apart(data: bytes, header: PhotoHeader, output: Output, *, max_pixels: int) -> Pixels:
-    """Decode a photo as loaders do, in a process that may die of it."""
-    with _apart:
-        pnm = _process(max_pixels).decode(data, header)
-    if output == "nothing":
-        return np.empty(0, np.uint8)
-    num_channels = 1 if pnm[1] == ord("5") else 3
-    pixels = pnm[-header.height * header.width * num_channels :].reshape(header.height, header.width, num_channels)
-    return pixels[..., 0] if output == "gray" else np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-
-
-_apart = threading.Lock()
-
-
-@functools.cache
-def _process(max_pixels: int) -> PillowProcess:
-    process = PillowProcess(max_pixels=max_pixels)
-    atexit.register(process.close)
-    return process
 
 
 def _decode_by_pillow(data: bytes, header: PhotoHeader, output: Output) -> Pixels:

@@ -6,7 +6,7 @@ import zlib
 
 from PIL import Image
 
-from dali_pipes.processes.pillow import Undecodable
+from prep.photos.apart import Undecodable
 from prep.photos.decoders import only_pixels, without_notes
 from prep.photos.details import photo_details
 

@@ -1,4 +1,4 @@
-"""Resize a photo, or make a JPEG of a HEIC or AVIF photo.
+"""Resize a photo, or make a JPEG of a photo that loaders do not decode.
 
 A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is not smaller than the new one: libjpeg then computes fewer
 pixels, each of which is an average. The rest of the way, pixels are averaged by Pillow's Hamming window, which weighs
@@ -7,8 +7,9 @@ the ratio is not a whole number.
 
 The pixels are those that a loader delivers: without alpha, 16-bit values by their high byte, CMYK as RGB. Values are
 not converted to another colour space, because loaders do not do that either: the colour profile stays beside them,
-unless it says sRGB or describes other channels. An EXIF orientation stays too, without the other EXIF data; a photo of
-HEIC or AVIF is turned upright.
+unless it says sRGB or describes other channels. An EXIF orientation stays too, without the other EXIF data; a photo
+that is converted is turned upright. Of TIFF, JPEG 2000, GIF and animated PNG no profile stays: they are decoded in a
+process that may die of a broken photo.
 """
 
 import contextlib
@@ -21,10 +22,10 @@ from PIL import Image, ImageOps
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
-from dali_pipes.formats.photo_header import CONVERTIBLE_FORMATS, DALI_FORMATS, PhotoHeader
+from dali_pipes.formats.photo_header import PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules
-from dali_pipes.processes.pillow import Undecodable
-from prep.photos.decoders import decode, only_pixels, open_decoder, to_rgb, without_notes
+from prep.photos.apart import Undecodable, decode_apart
+from prep.photos.decoders import only_pixels, to_rgb, without_notes
 from prep.recode.jpegs import is_srgb_profile
 from prep.recode.settings import Recoding
 
@@ -32,7 +33,7 @@ from prep.recode.settings import Recoding
 MAX_SIDE = 65_500
 
 
-def resized(data: bytes, header: PhotoHeader, recoding: Recoding, *, rules: PhotoRules) -> bytes:
+def resized(data: bytes, header: PhotoHeader, recoding: Recoding) -> bytes:
     """A photo that is larger than ``recoding`` allows, as a JPEG of the new size; its mask is resized to the same.
 
     Raises:
@@ -40,9 +41,6 @@ def resized(data: bytes, header: PhotoHeader, recoding: Recoding, *, rules: Phot
     """
     size = recoding.new_size(header.height, header.width)
     assert size is not None, "the photo is larger"
-    if header.format not in DALI_FORMATS:
-        _, pixels = decode(open_decoder("pillow"), data, rules=rules, output="rgb")
-        return _encoded(Image.fromarray(pixels), size, None, UPRIGHT, recoding.quality)
     try:
         return _resized(data, data, header.format, size, recoding.quality)
     except Undecodable:
@@ -68,21 +66,33 @@ def _resized(photo_data: bytes, source: bytes, format: str, size: tuple[int, int
 def converted(
     data: bytes, header: PhotoHeader, recoding: Recoding, *, rules: PhotoRules
 ) -> tuple[bytes, tuple[int, int]]:
-    """A HEIC or AVIF photo as an upright JPEG, resized if ``recoding`` says so, and its upright size before.
+    """A photo of `CONVERTIBLE_FORMATS` as an upright JPEG, resized if ``recoding`` says so, and its upright size.
 
     Raises:
         Undecodable: If it cannot be decoded, or has too many pixels.
         PipesError: If the library that decodes it is not installed.
     """
+    if header.format not in ("HEIC", "AVIF"):
+        if not header.height or not header.width:
+            raise Undecodable(f"holds a {header.format} whose header cannot be read")
+        _check_size(header.height, header.width, rules)
+        orientation = read_orientation(data, header.format).value
+        upright = Image.fromarray(decode_apart(data, header, orientation, max_pixels=rules.max_pixels))
+        return _converted(upright, None, recoding)
     with _reading(), _open_converted(data, header.format) as photo:
-        width, height = photo.size
-        if height * width > rules.max_pixels or max(height, width) > MAX_SIDE:
-            raise Undecodable(f"holds a photo of {height} x {width} pixels, expected at most {rules.max_pixels}")
+        _check_size(photo.height, photo.width, rules)
         photo.load()
-        upright = ImageOps.exif_transpose(photo)
-        before = upright.height, upright.width
-        size = recoding.new_size(*before) or before
-        return _encoded(upright, size, photo.info.get("icc_profile"), UPRIGHT, recoding.quality), before
+        return _converted(ImageOps.exif_transpose(photo), photo.info.get("icc_profile"), recoding)
+
+
+def _check_size(height: int, width: int, rules: PhotoRules) -> None:
+    if height * width > rules.max_pixels or max(height, width) > MAX_SIDE:
+        raise Undecodable(f"holds a photo of {height} x {width} pixels, expected at most {rules.max_pixels}")
+
+
+def _converted(upright: Any, profile: bytes | None, recoding: Recoding) -> tuple[bytes, tuple[int, int]]:
+    before = upright.height, upright.width
+    return _encoded(upright, recoding.new_size(*before) or before, profile, UPRIGHT, recoding.quality), before
 
 
 def check_converters() -> None:
@@ -94,7 +104,6 @@ def check_converters() -> None:
 
 
 def _open_converted(data: bytes, format: str) -> Any:
-    assert format in CONVERTIBLE_FORMATS, "other photos stay in their format"
     if format == "AVIF":
         return Image.open(io.BytesIO(data), formats=("AVIF",))
     try:

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from dali_pipes.formats.photo_header import CONVERTIBLE_FORMATS, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules, size_problem
-from dali_pipes.processes.pillow import Undecodable
+from prep.photos.apart import Undecodable
 from prep.recode.jpegs import NotJpegError, optimized
 from prep.recode.masks import optimized_mask, resized_mask
 from prep.recode.photos import converted, resized
@@ -87,7 +87,7 @@ class _Recoder:
         elif self._rules.problem(header) is not None:
             self.actions.append(KEPT)
         elif self._new_size(component) is not None:
-            new = self._try(component, lambda: resized(data, header, self._recoding, rules=self._rules))
+            new = self._try(component, lambda: resized(data, header, self._recoding))
             self._take(component, new, RESIZED if header.format == "JPEG" else MADE_JPEG)
         elif self._recoding.optimize and header.format == "JPEG":
             try:

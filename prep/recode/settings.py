@@ -26,7 +26,7 @@ class Recoding:
     optimize: bool = False
     """Rewrite JPEGs and masks without loss, so that they are decoded faster."""
     convert: bool = False
-    """Make JPEGs of HEIC and AVIF photos."""
+    """Make JPEGs of photos that loaders do not decode: HEIC, AVIF, TIFF, JPEG 2000, GIF and animated PNG."""
 
     def __post_init__(self) -> None:
         for name in ("short_side", "max_side"):

@@ -45,7 +45,7 @@ WHAT = "add"
 TOKEN_DIGITS = 10
 _log = logging.getLogger(__name__)
 # Arguments of `pack` by which the bytes of shards differ.
-_MATTERS = ("max_count", "max_bytes", "on_bad", "formats", "max_pixels", "recode")
+_MATTERS = ("max_count", "max_bytes", "on_bad", "max_pixels", "recode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def add(
         any_components: Allow records that lack a component which all samples of the data set have.
         dry_run: Check and plan only.
         show_progress: Draw bars.
-        packing: Further arguments of `prep.pack.pack.pack`: ``max_count``, ``max_bytes``, ``on_bad``, ``formats``,
+        packing: Further arguments of `prep.pack.pack.pack`: ``max_count``, ``max_bytes``, ``on_bad``,
             ``recode``, ``jobs``, ``on`` (who also indexes) and others; no ``prefix``, ``overwrite`` or ``copy``. A
             share in ``max_bad`` is one of all records, the known ones included.
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from nvidia.dali import types
-from PIL import Image
 
 import dali_pipes as dp
-from tests.conftest import Sample, make_samples, write_shards
+from tests.conftest import make_samples, write_shards
 from tests.docs.pages import REPOSITORY
 from tests.trainers.packages import need
 from tests.trainers.ranks import free_port, launch_from_page, run_ranks
@@ -197,24 +195,6 @@ def check_epochs_and_resume(shards: Path, folder: Path) -> None:
         assert [batch["key"] for batch in resumed] == epochs[0]
         resumed.load_state_dict(state)
         assert [batch["key"] for batch in resumed] == epochs[0][3:]
-
-
-def check_pillows_processes_start_beside_jax(shards: Path, folder: Path) -> None:
-    """JAX has threads, and warns of forks; photos that Pillow decodes are right."""
-    import jax
-
-    jax.jit(lambda x: x + 1)(1.0).block_until_ready()
-    photos = [folder / f"{number}.gif" for number in range(8)]
-    samples = []
-    for number, path in enumerate(photos):
-        Image.new("P", (40, 32), number).save(path)
-        samples.append(Sample(path.stem, {"jpg": path.read_bytes(), "cls": b"1"}))
-    write_shards(folder / "gifs", samples, per_shard=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with open_loader(folder / "gifs", train=False, decode=dp.Decode(threads=1, formats=("gif",))) as loader:
-            batches = loader.as_jax(("image",))
-            assert sum(len(images) for (images,) in batches) == len(photos)
 
 
 def check_the_example_resumes(shards: Path, folder: Path) -> None:

@@ -43,8 +43,7 @@ def test_size_hint_is_of_the_largest_photos_that_memory_allows(
     assert size_hint(given, batch_size=8, max_pixels=max_pixels) == expected
 
 
-@pytest.mark.parametrize("max_batch_pixels", [None, 40_000])
-def test_a_short_first_batch_is_decoded_after_a_full_one(small_shards: Path, max_batch_pixels: int | None) -> None:
+def test_a_short_first_batch_is_decoded_after_a_full_one(small_shards: Path) -> None:
     """Of a loader that resumes into the last batch of an epoch; what is delivered does not change."""
     sizes: list[int] = []
 
@@ -67,7 +66,6 @@ def test_a_short_first_batch_is_decoded_after_a_full_one(small_shards: Path, max
                 batch_size=10,
                 device="cpu",
                 state=state,
-                decode=dp.Decode(max_batch_pixels=max_batch_pixels),
                 bad_samples=dp.BadSamples(max_pixels=10_000),
                 cache=dp.Cache(show_progress=False),
             )

@@ -97,18 +97,6 @@ def pixels(components: dp.Components, random: dp.Random) -> dict[str, object]:
     return {"pixels": components.packed(fn.reshape(photo, shape=[-1, 3], layout=""))}
 
 
-def test_packed_output_of_a_batch_decoded_in_parts_is_the_same(small_shards: Path) -> None:
-    """A batch with many pixels is decoded in several parts; samples and offsets are joined."""
-    options: dict[str, Any] = {"batch_size": 7, "device": "cpu"}
-    with (
-        dp.loader(small_shards, pixels, **options) as whole,
-        dp.loader(small_shards, pixels, decode=dp.Decode(max_batch_pixels=10_000), **options) as parts,
-    ):
-        for (expected,), (found,) in zip(whole, parts, strict=True):
-            assert torch.equal(expected["pixels"], found["pixels"])
-            assert torch.equal(expected["cu_seqlens"], found["cu_seqlens"])
-
-
 @pytest.mark.gpu
 def test_packed_output_of_a_gpu_has_its_offsets_there(gpu: None, small_shards: Path) -> None:
     """The same offsets as on the CPU."""

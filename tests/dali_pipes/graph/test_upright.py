@@ -19,7 +19,7 @@ from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
 from tests.conftest import Sample, write_shards
-from tests.hostile_photos import animated_png, undecodable
+from tests.hostile_photos import undecodable
 from tests.turned_photos import (
     ORIENTATIONS,
     Pixels,
@@ -219,26 +219,12 @@ def test_odd_exif_data_are_read_by_one_rule(tmp_path: Path) -> None:
         assert_equal(*(batch_of(shards, GRAPHS[graph]()) for shards in both))
 
 
-def test_an_animated_png_is_turned_by_pillow(tmp_path: Path) -> None:
-    animation = with_exif(animated_png(), exif_block(6))
-    graph = dp.classification_eval(resize=20, crop=20, dtype="uint8", photo="png")
-    batches = []
-    for name, photo in (("animated", animation), ("still", png(upright(animation).convert("RGB")))):
-        samples = [Sample(f"{number}", {"cls": b"1", "png": photo}) for number in range(4)]
-        shards = write_shards(tmp_path / name, samples, per_shard=4)
-        batches.append(batch_of(shards, graph, batch_size=4, decode=dp.Decode(formats=["apng"])))
-    assert_equal(*batches)
-
-
 def test_a_batch_with_a_bad_photo_is_repaired_upright(tmp_path: Path) -> None:
-    """The other photos of its batch are as they would be without it, those with odd EXIF data and Pillow's as well."""
+    """The other photos of its batch are as they would be without it, those with odd EXIF data as well."""
     samples = turned_samples()
     samples[3].components["jpg"] = with_exif(stored_photo(stored_pixels(3)), exif_block(4), exif_block(7))
-    animation = with_exif(animated_png(), exif_block(6))
-    mask = mask_of(np.asarray(upright(animation).convert("RGB")))
-    samples[4].components.update({"jpg": animation, "png": png(mask)})
     good = write_shards(tmp_path / "good", samples, per_shard=NUM)
-    graph, options = GRAPHS["segmentation"](), {"shuffle": False, "decode": dp.Decode(formats=["apng"])}
+    graph, options = GRAPHS["segmentation"](), {"shuffle": False}
     expected = batch_of(good, graph, **options)
     samples[9].components["jpg"] = undecodable(samples[9].components["jpg"])
     bad = write_shards(tmp_path / "bad", samples, per_shard=NUM)

@@ -73,15 +73,15 @@ def test_the_decoder_of_loaders_agrees() -> None:
             decoder(REFUSED[name], PhotoHeader("PNG", 40, 50), "nothing")
 
 
-def packed(photo: bytes, directory: Path, *, formats: tuple[str, ...] = ()) -> list[str]:
+def packed(photo: bytes, directory: Path) -> list[str]:
     records = [Record(key=key, components={"jpg": data}, label=None) for key, data in (("a", photo), ("b", OTHER))]
     source = Source(name="here", records=records, classes={})
-    return list(pack(source, store=LocalStore(directory / "out"), on_bad="skip", formats=formats, jobs=1).skipped)
+    return list(pack(source, store=LocalStore(directory / "out"), on_bad="skip", jobs=1).skipped)
 
 
-def verified(photo: bytes, directory: Path, *, formats: tuple[str, ...] = ()) -> list[str]:
+def verified(photo: bytes, directory: Path) -> list[str]:
     write_shards(directory, [Sample("a", {"jpg": photo})], per_shard=1)
-    report = verify(resolve_shards(directory, endpoint=None), formats=formats, workers=1)
+    report = verify(resolve_shards(directory, endpoint=None), workers=1)
     return [finding.text for finding in report.findings if finding.kind != "note"]
 
 
@@ -104,16 +104,6 @@ def test_a_photo_that_a_loader_decodes_is_good_everywhere(tmp_path: Path, name: 
     assert PhotoRules().problem(read_whole_photo_header(ALLOWED[name])) is None
     assert packed(ALLOWED[name], tmp_path) == []
     assert verified(ALLOWED[name], tmp_path / "shards") == []
-
-
-@pytest.mark.parametrize("name", ["jpeg2000", "tiff", "gif", "apng"])
-def test_a_format_that_is_asked_for_is_good_everywhere(tmp_path: Path, name: str) -> None:
-    """Verify decodes it as a loader does, in a process of its own: a broken one is a finding."""
-    assert packed(REFUSED[name], tmp_path, formats=(name,)) == []
-    assert verified(REFUSED[name], tmp_path / "shards", formats=(name,)) == []
-    if name == "jpeg2000":
-        (finding,) = verified(broken_jpeg2000(), tmp_path / "broken", formats=(name,))
-        assert finding.startswith("cannot be decoded by Pillow: ")
 
 
 def test_an_animated_png_is_found_behind_other_chunks(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dali_pipes.processes.pillow import Undecodable
+from prep.photos.apart import Undecodable
 from prep.photos.masks import mask_problem
 from prep.recode.masks import is_plain_mask, optimized_mask, resized_mask
 from tests.conftest import mask_bytes

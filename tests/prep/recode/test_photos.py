@@ -9,20 +9,21 @@ from PIL import Image, ImageOps
 
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
-from dali_pipes.processes.pillow import Undecodable
+from prep.photos.apart import Undecodable
 from prep.photos.details import photo_details
 from prep.recode.photos import converted, resized
 from prep.recode.settings import Recoding
 from tests.conftest import photo_bytes
-from tests.hostile_photos import encoded, pixels_of, tiff
+from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
 from tests.prep.recode.photos import dali_pixels, exif, orientation, pixels, with_odd_notes
 from tests.prep.recode.test_jpegs import LAB, SRGB
+from tests.turned_photos import exif_block, with_exif
 
 RULES = PhotoRules()
 
 
-def small(data: bytes, *, rules: PhotoRules = RULES, **settings: Any) -> bytes:
-    copy = resized(data, read_whole_photo_header(data), Recoding(**settings), rules=rules)
+def small(data: bytes, **settings: Any) -> bytes:
+    copy = resized(data, read_whole_photo_header(data), Recoding(**settings))
     assert RULES.problem(read_whole_photo_header(copy)) is None
     return copy
 
@@ -115,12 +116,6 @@ def test_a_comment_is_not_copied() -> None:
     assert b"hello" not in small(photo_bytes(4, 64, 48, comment=b"hello"), short_side=20)
 
 
-def test_a_format_that_was_allowed_is_decoded_in_a_process_of_its_own() -> None:
-    data = tiff(size=(50, 40))
-    copy = small(data, short_side=20, rules=PhotoRules(formats=("tiff",)))
-    assert pixels(copy).shape == (20, 25, 3)
-
-
 def test_a_damaged_photo_cannot_be_resized() -> None:
     data = photo_bytes(5, 64, 48)
     with pytest.raises(Undecodable, match="cannot be decoded"):
@@ -169,6 +164,35 @@ def test_heic_and_avif_become_upright_jpegs(format: str, value: int) -> None:
     assert np.abs(pixels(copy) - expected).mean() < 8
     resized_copy, _ = converted(data, header, Recoding(convert=True, short_side=32), rules=RULES)
     assert pixels(resized_copy).shape[:2] == ((48, 32) if value >= 5 else (32, 48))
+
+
+@pytest.mark.parametrize(
+    ("data", "shape"),
+    [
+        (jpeg2000(1), (40, 50, 3)),
+        (tiff(1), (40, 50, 3)),
+        (gif(1), (40, 50, 3)),
+        (with_exif(animated_png(1), exif_block(6)), (50, 40, 3)),
+    ],
+)
+def test_formats_that_loaders_refuse_become_upright_jpegs(data: bytes, shape: tuple[int, ...]) -> None:
+    """They are decoded in a process that may die; loaders take the result."""
+    header = read_whole_photo_header(data)
+    assert RULES.problem(header) is not None
+    copy, before = converted(data, header, Recoding(convert=True), rules=RULES)
+    assert RULES.problem(read_whole_photo_header(copy)) is None
+    assert pixels(copy).shape == shape
+    assert before == shape[:2]
+    resized_copy, _ = converted(data, header, Recoding(convert=True, short_side=20), rules=RULES)
+    assert min(pixels(resized_copy).shape[:2]) == 20
+    with pytest.raises(Undecodable, match="holds a photo of 40 x 50 pixels, expected at most 1000"):
+        converted(data, header, Recoding(convert=True), rules=PhotoRules(max_pixels=1000))
+
+
+def test_a_broken_photo_cannot_be_converted() -> None:
+    data = broken_jpeg2000()
+    with pytest.raises(Undecodable, match="cannot be decoded"):
+        converted(data, read_whole_photo_header(data), Recoding(convert=True), rules=RULES)
 
 
 @pytest.mark.parametrize("format", ["HEIC", "AVIF"])

@@ -1,18 +1,15 @@
-"""Decode photos by Pillow in processes that may die, for formats that must not reach DALI's decoders.
+"""Decode photos by Pillow in a process that may die, for formats of which a broken photo can end the process."""
 
-A broken JPEG 2000 or TIFF can end the process that decodes it. So these formats are decoded in processes of their own.
-The pixels come back as a PNM file, which DALI's decoders take in the place of the photo: the graph stays as it is.
-"""
-
+import atexit
 import contextlib
+import functools
+import math
 import os
 import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import numpy as np
@@ -21,8 +18,8 @@ import numpy.typing as npt
 from dali_pipes.errors import printable
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
 from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header
-from dali_pipes.processes.pillow_worker import ANSWER, REQUEST
 from dali_pipes.processes.programs import own_program
+from prep.photos.apart_worker import ANSWER, REQUEST
 
 TIMEOUT_S = 60.0
 """A photo that takes longer is bad: Pillow decodes some 50 million pixels of JPEG 2000 in that time."""
@@ -31,12 +28,19 @@ _READ_BYTES = 1 << 20
 # For each pixel of the largest photo Pillow may have 4 bytes in its buffers some times over; and Pillow itself.
 _BYTES_PER_PIXEL = 32
 _BASE_BYTES = 2 << 30
-# Names of Pillow's readers that differ from ours.
+# Pillow's readers that have other names than our formats.
 _READERS = {"APNG": "PNG"}
 _CHARS = 120
 _END_S = 5.0
 
 UInt8s = npt.NDArray[np.uint8]
+_lock = threading.Lock()
+
+
+def decode_apart(data: bytes, header: PhotoHeader, orientation: int, *, max_pixels: int) -> UInt8s:
+    """Decode a photo, or the first picture of an animation, as `PillowProcess.decode` does."""
+    with _lock:
+        return _process(max_pixels, os.getpid()).decode(data, header, orientation)
 
 
 class Undecodable(Exception):  # noqa: N818 (it describes the photo)
@@ -55,8 +59,8 @@ class PillowProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
-    def decode(self, data: bytes | memoryview, header: PhotoHeader, orientation: int = UPRIGHT) -> UInt8s:
-        """Return the pixels of a photo with this header as a PNM file of 8 bits, gray or RGB: uint8 [bytes].
+    def decode(self, data: bytes, header: PhotoHeader, orientation: int = UPRIGHT) -> UInt8s:
+        """Return the pixels of a photo with this header, 8 bits, gray or RGB: uint8 [height, width] or [..., 3].
 
         They are turned upright by ``orientation``, as `dali_pipes.formats.orientation` describes it.
 
@@ -71,10 +75,14 @@ class PillowProcess:
             text = printable(bytes(content).decode("utf-8", "replace"), max_chars=_CHARS)
             raise Undecodable(f"cannot be decoded by Pillow: {text}")
         found = read_photo_header(memoryview(content))
-        height, width = upright_size(header.height, header.width, orientation)
+        height, width = (int(side) for side in upright_size(header.height, header.width, orientation))
+        # Pillow turns a TIFF upright itself.
+        if header.format == "TIFF" and (found.height, found.width) == (width, height):
+            height, width = width, height
         if (found.height, found.width) != (height, width):
             raise Undecodable(f"holds {found.height} x {found.width} pixels, its header says {height} x {width}")
-        return np.frombuffer(content, np.uint8)
+        shape = (height, width) if content[1] == ord("5") else (height, width, 3)
+        return np.frombuffer(content, np.uint8)[-math.prod(shape) :].reshape(shape)
 
     def close(self) -> None:
         """End the process. Can be called twice. In a process that was forked from the owner it does nothing."""
@@ -91,7 +99,7 @@ class PillowProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, data: bytes | memoryview, reader: str, orientation: int) -> tuple[bool, bytearray]:
+    def _ask(self, data: bytes, reader: str, orientation: int) -> tuple[bool, bytearray]:
         """Return the worker's answer; `EOFError` says why there is none, and the next photo gets a new process."""
         process = self._running()
         assert process.stdin is not None
@@ -116,7 +124,7 @@ class PillowProcess:
             # Tokens and certificates stay here: the process works on strangers' data.
             kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
-                own_program("dali_pipes.processes.pillow_worker", str(self._memory_bytes)),
+                own_program("prep.photos.apart_worker", str(self._memory_bytes)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # libtiff and others print a line for each odd tag
@@ -126,42 +134,11 @@ class PillowProcess:
         return self._process
 
 
-class PillowProcesses:
-    """Decodes the photos of a batch in up to ``num`` processes, which are started when they are needed."""
-
-    def __init__(self, num: int, *, max_pixels: int) -> None:
-        self._num, self._max_pixels = num, max_pixels
-        self._threads: ThreadPoolExecutor | None = None
-        self._own = threading.local()
-        self._processes: list[PillowProcess] = []
-
-    def decode(self, photos: Sequence[tuple[memoryview, PhotoHeader, int]]) -> list[UInt8s | str]:
-        """Return the PNM file of each photo, as `PillowProcess.decode` does, or the reason why it is bad.
-
-        A photo comes with its header and its orientation.
-        """
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._num, thread_name_prefix="dali-pipes-pillow")
-        return list(self._threads.map(self._decode, photos))
-
-    def close(self) -> None:
-        """End threads and processes. Can be called twice."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(cancel_futures=True)
-        while self._processes:
-            self._processes.pop().close()
-        self._own = threading.local()
-
-    def _decode(self, photo: tuple[memoryview, PhotoHeader, int]) -> UInt8s | str:
-        if not hasattr(self._own, "process"):
-            self._own.process = PillowProcess(max_pixels=self._max_pixels)
-            self._processes.append(self._own.process)
-        try:
-            pixels: UInt8s = self._own.process.decode(*photo)
-        except Undecodable as exc:
-            return str(exc)
-        return pixels
+@functools.cache
+def _process(max_pixels: int, owner: int) -> PillowProcess:  # a forked worker starts its own
+    process = PillowProcess(max_pixels=max_pixels)
+    atexit.register(process.close)
+    return process
 
 
 class _TimeoutError(EOFError):

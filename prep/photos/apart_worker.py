@@ -1,4 +1,4 @@
-"""The program that decodes photos by Pillow, for `dali_pipes.processes.pillow`: ``python -m`` this module.
+"""The program that decodes photos by Pillow, for `prep.photos.apart`: ``python -m`` this module.
 
 It reads requests from its standard input and answers on its standard output until the input ends. A broken photo may
 end it; its parent starts another one.

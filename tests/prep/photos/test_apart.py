@@ -1,0 +1,113 @@
+"""Photos that are decoded in a process that may die."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
+from prep.photos import apart, apart_worker
+from prep.photos.apart import PillowProcess, Undecodable
+from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
+
+SIZE = (50, 40)
+HEADER = PhotoHeader("TIFF", SIZE[1], SIZE[0])
+SIXTEEN = np.random.default_rng(0).integers(0, 1 << 16, (SIZE[1], SIZE[0])).astype(np.uint16)
+
+
+def decoded(data: bytes, orientation: int = 1) -> Any:
+    with PillowProcess(max_pixels=10_000) as process:
+        return process.decode(data, read_whole_photo_header(data), orientation)
+
+
+def test_formats_are_decoded_as_pillow_does() -> None:
+    """Every pixel; of an animation the first picture. One process decodes all."""
+    with PillowProcess(max_pixels=10_000) as process:
+        for make in (jpeg2000, tiff, animated_png):
+            assert (process.decode(make(1), read_whole_photo_header(make(1))) == np.asarray(pixels_of(1))).all()
+        grey = np.asarray(pixels_of(1, mode="L").convert("RGB"))
+        assert (process.decode(gif(1), read_whole_photo_header(gif(1))) == grey).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK", "I;16"])
+def test_modes_of_a_tiff(mode: str) -> None:
+    """8 bits of grey or RGB: alpha is dropped, a palette gives its colours, 16 bits their high byte."""
+    photo = Image.fromarray(SIXTEEN) if mode == "I;16" else pixels_of(3).convert(mode)
+    grey = mode in ("L", "LA", "1", "I;16")
+    expected = (SIXTEEN >> 8) if mode == "I;16" else np.asarray(photo.convert("L" if grey else "RGB"))
+    assert (decoded(encoded(photo, "TIFF")) == expected).all()
+
+
+def test_a_photo_is_turned_upright() -> None:
+    """By its EXIF orientation; a TIFF is turned by Pillow."""
+    expected = np.asarray(pixels_of(1).transpose(Image.Transpose.ROTATE_270))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert (decoded(animated_png(1), 6) == expected).all()
+    assert (decoded(encoded(pixels_of(1), "TIFF", exif=exif)) == expected).all()
+
+
+@pytest.mark.parametrize("data", [broken_jpeg2000(), jpeg2000(2)[: len(jpeg2000(2)) // 2]])
+def test_a_broken_photo_says_why(data: bytes) -> None:
+    with PillowProcess(max_pixels=10_000) as process:
+        with pytest.raises(Undecodable, match="cannot be decoded by Pillow: "):
+            process.decode(data, PhotoHeader("JPEG2000", SIZE[1], SIZE[0]))
+        assert process.decode(tiff(1), HEADER).shape == (40, 50, 3)
+
+
+def test_a_process_with_less_memory_than_its_own_limit_decodes() -> None:
+    """As after ``ulimit -v``: the system refuses to raise the limit."""
+    program = (
+        "import os, resource, sys\n"
+        "from PIL import Image\n"
+        "from prep.photos import apart_worker\n"
+        "Image.init()\n"  # reads files that another user may not read
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "os.geteuid() == 0 and os.setuid(65534)\n"  # root may raise it
+        "sys.argv[1:] = [str(1 << 40)]\n"
+        "apart_worker.main()\n"
+    )
+    data = tiff(1)
+    request = apart_worker.REQUEST.pack(b"TIFF", 1, len(data)) + data
+    run = subprocess.run([sys.executable, "-c", program], input=request, capture_output=True, check=True)
+    assert apart_worker.ANSWER.unpack(run.stdout[: apart_worker.ANSWER.size])[0]
+
+
+def test_a_process_that_dies_is_a_bad_photo_and_another_is_started() -> None:
+    """The photo after it is decoded."""
+    data = tiff(1)
+    with PillowProcess(max_pixels=10_000) as process:
+        expected = process.decode(data, HEADER).tobytes()
+        first = process._running()
+        first.kill()
+        with pytest.raises(Undecodable, match="cannot be decoded: Pillow's process ended by SIGKILL"):
+            process.decode(data, HEADER)
+        assert process.decode(data, HEADER).tobytes() == expected
+        second = process._running()
+        assert second.pid != first.pid
+    assert second.poll() is not None
+
+
+def test_a_photo_that_takes_too_long_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is ended, and the next photo gets a new one."""
+    with PillowProcess(max_pixels=10_000) as process:
+        process.decode(tiff(1), HEADER)
+        os.kill(process._running().pid, 19)  # SIGSTOP
+        monkeypatch.setattr(apart, "TIMEOUT_S", 0.2)
+        with pytest.raises(Undecodable, match=r"cannot be decoded: Pillow takes longer than 0.2 s"):
+            process.decode(tiff(1), HEADER)
+        monkeypatch.undo()
+        assert process.decode(tiff(1), HEADER).size > 0
+
+
+def test_the_process_sees_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works on strangers' data."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
+    with PillowProcess(max_pixels=10_000) as process:
+        process.decode(tiff(1), HEADER)
+        assert b"secret" not in Path(f"/proc/{process._running().pid}/environ").read_bytes()
