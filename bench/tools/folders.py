@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dali_pipes.cache.locks import LockFile
+from dali_pipes.cache.directory import LockFile
 from dali_pipes.commands.options import format_bytes
 
 PREFIX = "dali-pipes-bench-"

@@ -2,7 +2,14 @@
 
 Every change is made under the mutex, which is held for micro- to milliseconds. Bytes are fetched and written, and
 blocks freed, outside it. The entries of a process that is gone do not count: the kernel released its lock, and the next
-process undoes what it was filling or dropping, and ends its holds.
+process undoes what it was filling or dropping, and ends its holds. A change that Ctrl-C interrupts is repaired as one
+that SIGKILL ended.
+
+# Note [reservations]: each loader reserves what it must be able to hold at a time, two windows, or fails to start.
+Loaders of the same order of the same shards (the ranks of a job) share one reservation, since they hold the same
+shards; they are a *group*. No group holds more than its reservation, unless the reservations of all others would still
+fit. So every loader can always get what it reserved, by evicting shards that nobody holds. If the loaders at work name
+different ``cache_bytes``, the smallest one counts for all.
 
 # Note [waiting]: a loader that finds no space is marked ``_NO_SPACE``; when it says that it can only wait, ``_WAITS``.
 Any change that might give it space clears the marks of all loaders, so that each must ask again. When all loaders are
@@ -13,24 +20,27 @@ joins it forgets which of its shards were checked. From then on, a shard is chec
 loaders; those that want it meanwhile wait, as for one that is being filled. ``Verify`` has the other rules.
 """
 
+import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from dali_pipes.cache.blocks import OTHER_DIRECTORY
-from dali_pipes.cache.eviction import GOES_ON, Victims, is_unfinished
-from dali_pipes.cache.files import FIRST_SLOT_BYTE, OpenCacheFile
-from dali_pipes.cache.locks import uninterrupted
-from dali_pipes.cache.reservations import ReservingCache
+from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.cache.extents import OTHER_DIRECTORY
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, CacheFiles, OpenCacheFile
+from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.shared_columns import SHARED_FROM_BYTES, share_columns
-from dali_pipes.cache.table import NOBODY, NUM_SLOTS, Bools, Int64s, State, StateTable
+from dali_pipes.cache.table import NOBODY, NUM_SLOTS, State, StateTable, is_unfinished
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 # The most that is read of the text about a cache file's origin.
 _SOURCE_BYTES = 4096
@@ -38,6 +48,8 @@ _SOURCE_BYTES = 4096
 # Values of ``waiting`` besides `GOES_ON`. Note [waiting].
 _NO_SPACE, _WAITS = 1, 2
 
+Victims = Sequence[tuple[OpenCacheFile, Int64s]]
+"""Shards that are marked ``DROPPING``, by cache file."""
 
 Verify = Literal["first", "always", "never"]
 """Which ready shards a loader checks. ``"first"``: those that nobody has filled or checked since the first of the
@@ -81,7 +93,19 @@ _NOTHING = np.empty(0, np.int64)
 _NOTHING.flags.writeable = False
 
 
-class NodeCache(ReservingCache):
+def exclusive(
+    method: Callable[Concatenate["NodeCache", Arguments], Result],
+) -> Callable[Concatenate["NodeCache", Arguments], Result]:
+    """Decorate a method of `NodeCache`: it runs under the cache's mutex."""
+
+    @functools.wraps(method)
+    def wrapped(self: "NodeCache", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return self._files.run(lambda: method(self, *args, **kwargs))
+
+    return wrapped
+
+
+class NodeCache:
     """A cache directory, as one process uses it: the loaders of the process hold, fill and release shards.
 
     Args:
@@ -92,85 +116,83 @@ class NodeCache(ReservingCache):
     """
 
     def __init__(self, directory: Path) -> None:
+        self._files = CacheFiles(directory)
+        self._slots = self._files.slots
+        self._joined: dict[int, OpenCacheFile] = {}
         self._verify: dict[int, Verify] = {}
         # For ``"always"``: the shards that the slot's loader has filled or checked: bool [shards].
         self._checked_by: dict[int, Bools] = {}
-        super().__init__(directory)
 
-    @uninterrupted
+    def close(self) -> None:
+        """Close all files, which ends the slots of this process. Can be called twice."""
+        self._files.close()
+        for opened in self._joined.values():
+            opened.close()
+
+    @exclusive
     def budget(self) -> tuple[int, int | None]:
         """Bytes that all cache files take now, and the most that loaders at work allow; ``None`` without loaders."""
-        with self._changing():
-            self._sweep()
-            return self._used_bytes(), self._least_bytes()
+        self._files.sweep()
+        return self._files.used_bytes(), self._slots.least_bytes()
 
     def open_cache_file(self, slot: int) -> int:
         """Return a descriptor of the slot's cache file; the caller closes it."""
         return os.dup(self._joined[slot].file)
 
-    @uninterrupted
+    @exclusive
     def share_columns(self, slot: int, manifest: Manifest) -> None:
         """Move a large manifest's columns into memory that all loaders of the slot's cache file share."""
         columns = manifest.shard_columns()
-        if sum(column.nbytes for column in columns.values()) >= SHARED_FROM_BYTES:
-            with self._changing():
-                if (shared := share_columns(self._files, self._key(slot), columns)) is not None:
-                    manifest.move(shared)
+        if sum(column.nbytes for column in columns.values()) < SHARED_FROM_BYTES:
+            return
+        if (shared := share_columns(self._files.own, self._slots.key(slot), columns)) is not None:
+            manifest.move(shared)
 
-    @uninterrupted
+    @exclusive
     def status(self) -> list[CacheFileStatus]:
+        self._files.sweep()
         found = []
-        with self._changing():
-            self._sweep()
-            for key, opened in self._cache_files.items():
-                slots = self._slots_of(key)
-                resident = opened.table.resident
-                found.append(
-                    CacheFileStatus(
-                        key=key,
-                        source=self._files.read_text(f"{key}.source", max_bytes=_SOURCE_BYTES),
-                        num_shards=opened.table.num_shards,
-                        num_resident=len(resident),
-                        num_held=int(opened.table.held(resident, slots).sum()),
-                        resident_bytes=opened.table.resident_bytes,
-                        file_bytes=int(opened.table.starts[-1]),
-                        pids=tuple(sorted({int(self._slots["pid"][slot]) for slot in slots})),
-                        keep=opened.table.keep,
-                    )
+        for key, opened in self._files.opened.items():
+            slots = self._slots.of(key)
+            resident = opened.table.resident
+            found.append(
+                CacheFileStatus(
+                    key=key,
+                    source=self._files.own.read_text(f"{key}.source", max_bytes=_SOURCE_BYTES),
+                    num_shards=opened.table.num_shards,
+                    num_resident=len(resident),
+                    num_held=int(opened.table.held(resident, slots).sum()),
+                    resident_bytes=opened.table.resident_bytes,
+                    file_bytes=int(opened.table.starts[-1]),
+                    pids=tuple(self._slots.pids(slots)),
+                    keep=opened.table.keep,
                 )
+            )
         return found
 
-    @uninterrupted
+    @exclusive
     def clear(self) -> tuple[int, int]:
         """Drop all shards that nobody holds, and remove unused cache files, and files that were moved aside.
 
         Returns:
             Bytes freed, and bytes still held.
         """
-        freed = 0
-        with self._changing():
-            self._sweep()
-            for key, opened in list(self._cache_files.items()):
-                slots = self._slots_of(key)
-                if not slots:
-                    freed += opened.table.resident_bytes
-                    self._remove_files(key)
-                    continue
-                victims = self._evictable(opened.table, slots)
-                freed += int(opened.table.extent_bytes(victims).sum())
+        self._files.sweep()
+        before = self._files.used_bytes()
+        for key, opened in list(self._files.opened.items()):
+            if slots := self._slots.of(key):
                 with opened.table.changing():
-                    self._drop_now(opened, victims)
-            held = self._used_bytes()
-            freed += self._files.remove_damaged()
-        return freed, held
+                    opened.drop(opened.unheld(slots))
+            else:
+                self._files.remove(key)
+        held = self._files.used_bytes()
+        return before - held + self._files.own.remove_damaged(), held
 
-    @uninterrupted
+    @exclusive
     def damaged(self) -> dict[str, int]:
         """List the files that were moved aside, because they could not be read, and the bytes that each takes."""
-        with self._changing():
-            return self._files.damaged()
+        return self._files.own.damaged()
 
-    @uninterrupted
     def join(
         self,
         key: str,
@@ -190,8 +212,7 @@ class NodeCache(ReservingCache):
             starts: Its extents.
             source: The URL of its shards.
             group: Loaders of one cache file and one ``group`` share a reservation.
-            reserved: Bytes that the group must be able to hold at a time. Note [reservations] in
-                `dali_pipes.cache.reservations`.
+            reserved: Bytes that the group must be able to hold at a time. Note [reservations].
             cache_bytes: The most that all cache files together may take.
             keep: Whether the cache file stays when nobody uses it.
             verify: Which ready shards the loader checks. Note [verify].
@@ -199,74 +220,75 @@ class NodeCache(ReservingCache):
         Raises:
             CacheError: If so many bytes cannot be reserved.
         """
-        with self._changing():
-            self._sweep()
-            allowed = min(cache_bytes, self._least_bytes() or cache_bytes)
-            self._check_reservation(key, group, reserved, allowed, already=self._reservations().get((key, group), 0))
-            free = np.flatnonzero(self._slots["used"] == 0)
-            slot = next((int(s) for s in free if self._lock.try_lock(FIRST_SLOT_BYTE + int(s))), None)
-            if slot is None:
-                raise CacheError(
-                    f"'{self.root}' has {NUM_SLOTS} loaders at work, which is the most it takes; {OTHER_DIRECTORY}"
-                )
-            try:
-                opened = self._cache_files.get(key)
-                if opened is None or not np.array_equal(opened.table.starts, starts):
-                    opened = self._make_cache_file(key, starts, source)
-                with opened.table.changing():
-                    if not self._slots_of(key):
-                        opened.table.checked[:] = 0
-                    opened.table.open_row(slot)
-            except BaseException:
-                self._lock.unlock(FIRST_SLOT_BYTE + slot)
-                raise
-            if keep:
-                opened.table.set_keep()
-            opened.num_users += 1
-            self._joined[slot], self._verify[slot] = opened, verify
-            self._checked_by[slot] = np.zeros(opened.table.num_shards if verify == "always" else 0, np.bool_)
-            self._write_row(slot, pid=os.getpid(), reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
-            # Cache files of loaders that ended without closing them are kept until another loader joins.
-            for other, left in list(self._cache_files.items()):
-                if not left.table.keep and not self._slots_of(other):
-                    self._remove_files(other)
-        self._trim(slot)
+        slot = self._join(key, starts, source, group, reserved, cache_bytes, keep, verify)
+        self._drop(self._surplus(slot))
         return slot
 
-    @uninterrupted
+    @exclusive
+    def _join(
+        self,
+        key: str,
+        starts: Int64s,
+        source: str,
+        group: int,
+        reserved: int,
+        cache_bytes: int,
+        keep: bool,
+        verify: Verify,
+    ) -> int:
+        files, slots = self._files, self._slots
+        files.sweep()
+        allowed = min(cache_bytes, slots.least_bytes() or cache_bytes)
+        self._check_reservation((key, group), max(reserved, self._reservations().get((key, group), 0)), allowed)
+        free = np.flatnonzero(slots.rows["used"] == 0).tolist()
+        slot = next((slot for slot in free if files.lock.try_lock(FIRST_SLOT_BYTE + slot)), None)
+        if slot is None:
+            raise CacheError(
+                f"'{files.root}' has {NUM_SLOTS} loaders at work, which is the most it takes; {OTHER_DIRECTORY}"
+            )
+        try:
+            opened = files.opened.get(key)
+            if opened is None or not np.array_equal(opened.table.starts, starts):
+                opened = files.make(key, starts, source)
+            with opened.table.changing():
+                if not slots.of(key):
+                    opened.table.checked[:] = 0
+                opened.table.open_row(slot)
+        except BaseException:
+            files.lock.unlock(FIRST_SLOT_BYTE + slot)
+            raise
+        if keep:
+            opened.table.set_keep()
+        self._joined[slot], self._verify[slot] = opened, verify
+        self._checked_by[slot] = np.zeros(opened.table.num_shards if verify == "always" else 0, np.bool_)
+        slots.write(slot, reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
+        files.remove_unused()  # of loaders that ended without closing them
+        return slot
+
+    @exclusive
     def reserve(self, slot: int, reserved: int) -> None:
         """Change a slot's reservation; if so many bytes cannot be reserved (a `CacheError`), the old one stays."""
-        with self._changing():
-            self._check_joined(slot)
-            self._sweep()
-            self._check_reservation(*self._group_of(slot), reserved, self._allowed_bytes())
-            row = self._slots[slot]
-            group, cache_bytes = int(row["group"]), int(row["cache_bytes"])
-            self._write_row(
-                slot, pid=os.getpid(), reserved=reserved, cache_bytes=cache_bytes, group=group, key=self._key(slot)
-            )
+        self._check_joined(slot)
+        self._files.sweep()
+        (key, group), cache_bytes = self._slots.group(slot), int(self._slots.rows["cache_bytes"][slot])
+        self._check_reservation((key, group), reserved, self._allowed_bytes())
+        self._slots.write(slot, reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
 
-    @uninterrupted
+    @exclusive
     def leave(self, slot: int) -> None:
         """Give up a slot and its holds; the last loader of a cache file removes it, unless it is to be kept."""
-        with self._changing():
-            self._sweep()  # a loader that is gone must not keep a cache file
-            opened = self._joined.pop(slot)
-            opened.num_users -= 1
-            key = self._key(slot)
-            # A removed cache file lasts no longer than those that have it open. Its table may be a damaged one.
-            is_there = self._cache_files.get(key) is opened
-            if is_there:
-                with opened.table.changing():
-                    self._forget(opened, slot)
-            self._empty_row(slot)
-            self._wake()
-            if is_there and not opened.table.keep and not self._slots_of(key):
-                self._remove_files(key)
-            # Under the mutex: otherwise another thread could join, get this slot, and lose its lock here.
-            self._lock.unlock(FIRST_SLOT_BYTE + slot)
+        self._files.sweep()  # a loader that is gone must not keep a cache file
+        opened = self._joined[slot]
+        # A removed cache file lasts no longer than those that have it open. Its table may be a damaged one.
+        if self._files.opened.get(self._slots.key(slot)) is opened:
+            with opened.table.changing():
+                opened.forget(slot)
+        self._slots.empty(slot)
+        self._slots.wake()
+        self._files.remove_unused()
+        # Under the mutex: otherwise another thread could join, get this slot, and lose its lock here.
+        self._files.lock.unlock(FIRST_SLOT_BYTE + slot)
 
-    @uninterrupted
     def take(self, slot: int, wanted: Int64s, *, most: int = 1, most_bytes: int = 0) -> Take:
         """Hold the ready shards of ``wanted``, and begin to fill or check the first of those that are not ready.
 
@@ -281,19 +303,14 @@ class NodeCache(ReservingCache):
             CacheError: If the cache file was removed.
         """
         while True:
-            with self._changing():
-                taken, victims = self._take(slot, wanted, most, most_bytes)
-                if not victims:
-                    if len(taken.ready) or len(taken.fill):
-                        self._slots["waiting"][slot] = GOES_ON
-                    elif taken.blocked == "space":
-                        self._slots["waiting"][slot] = max(_NO_SPACE, int(self._slots["waiting"][slot]))
-                    return taken
+            taken, victims = self._take_or_evict(slot, wanted, most, most_bytes)
+            if not victims:
+                return taken
             self._drop(victims)
             if len(taken.ready):
                 return taken
 
-    @uninterrupted
+    @exclusive
     def finish(self, slot: int, shards: Int64s | Sequence[int]) -> None:
         """Mark shards ready, which the slot's loader has filled and checked.
 
@@ -301,64 +318,73 @@ class NodeCache(ReservingCache):
             CacheError: If another loader has one of them by now, or the cache file was removed.
         """
         rows = np.asarray(shards, np.int64)
-        with self._changing():
-            table = self._check_joined(slot).table
-            if not self._has_begun(table, rows, slot).all():
-                raise CacheError(_lost(self.root, self._key(slot)))
-            with table.changing():
-                table.finish(rows)
-            if self._verify[slot] == "always":
-                self._checked_by[slot][rows] = True
-            self._wake()
+        table = self._check_joined(slot).table
+        if not self._has_begun(table, rows, slot).all():
+            raise self._removed(slot)
+        with table.changing():
+            table.finish(rows)
+        if self._verify[slot] == "always":
+            self._checked_by[slot][rows] = True
+        self._slots.wake()
 
-    @uninterrupted
     def fail(self, slot: int, shards: Int64s | Sequence[int]) -> None:
         """Give up filling ``shards`` and free their blocks; those that were there stay, unchecked."""
-        rows = np.asarray(shards, np.int64)
-        with self._changing():
-            opened = self._joined[slot]
-            rows = rows[self._has_begun(opened.table, rows, slot)]  # the others are another loader's by now
-            with opened.table.changing():
-                opened.table.holds[slot, rows] = 0
-                rows = opened.table.end_check(rows)
-                opened.table.drop(rows, slot)
-            self._wake()
-            opened.num_users += 1
-        self._drop([(opened, rows)])
+        self._drop(self._give_up(slot, np.asarray(shards, np.int64)))
 
-    @uninterrupted
+    @exclusive
+    def _give_up(self, slot: int, rows: Int64s) -> Victims:
+        opened = self._joined[slot]
+        rows = rows[self._has_begun(opened.table, rows, slot)]  # the others are another loader's by now
+        with opened.table.changing():
+            opened.table.holds[slot, rows] = 0
+            rows = opened.table.end_check(rows)
+            opened.table.drop(rows, slot)
+        self._slots.wake()
+        return [(opened, rows)]
+
+    @exclusive
     def release(self, slot: int, shards: Int64s | Sequence[int]) -> None:
         """End the slot's holds of ``shards``, which stay until their space is needed."""
         rows = np.asarray(shards, np.int64)
-        with self._changing(), (table := self._joined[slot].table).changing():
+        with (table := self._joined[slot].table).changing():
             table.holds[slot, rows] = 0
             table.used_ns[rows] = time.time_ns()
-            self._wake()
+        self._slots.wake()
 
-    @uninterrupted
+    @exclusive
     def is_stuck(self, slot: int) -> bool:
         """Whether the slot's loader and all others wait for space that none of them will free. Note [waiting].
 
         Called for a loader that needs a shard now and found no space.
         """
-        with self._changing():
-            if self._sweep() or self._slots["waiting"][slot] == GOES_ON:
-                return False
-            self._slots["waiting"][slot] = _WAITS
-            if not (self._slots["waiting"][self._slots["used"] != 0] == _WAITS).all():
-                return False
-            tables = [opened.table for opened in self._cache_files.values()]
-            return not any(is_unfinished(table.state[table.resident]).any() for table in tables)
+        waiting = self._slots.rows["waiting"]
+        if self._files.sweep() or waiting[slot] == GOES_ON:
+            return False
+        waiting[slot] = _WAITS
+        if not (waiting[self._slots.used()] == _WAITS).all():
+            return False
+        tables = [opened.table for opened in self._files.opened.values()]
+        return not any(is_unfinished(table.state[table.resident]).any() for table in tables)
 
     def filled_by(self, slot: int, shard: int) -> int | None:
         """The process that fills, checks or drops a shard now, as far as one look can tell; for messages."""
         owner = int(self._joined[slot].table.owner[shard])
-        return None if owner == NOBODY else int(self._slots["pid"][owner])
+        return None if owner == NOBODY else int(self._slots.rows["pid"][owner])
+
+    @exclusive
+    def _take_or_evict(self, slot: int, wanted: Int64s, most: int, most_bytes: int) -> tuple[Take, Victims]:
+        taken, victims = self._take(slot, wanted, most, most_bytes)
+        waiting = self._slots.rows["waiting"]
+        if not victims and (len(taken.ready) or len(taken.fill)):
+            waiting[slot] = GOES_ON
+        elif not victims and taken.blocked == "space":
+            waiting[slot] = max(_NO_SPACE, int(waiting[slot]))
+        return taken, victims
 
     def _take(self, slot: int, wanted: Int64s, most: int, most_bytes: int) -> tuple[Take, Victims]:
         table = self._check_joined(slot).table
         states = table.state[wanted]
-        if is_unfinished(states).any() and self._sweep():
+        if is_unfinished(states).any() and self._files.sweep():
             states = table.state[wanted]
         unfinished = is_unfinished(states)
         if unfinished.all():
@@ -374,7 +400,7 @@ class NodeCache(ReservingCache):
         counted = is_ready | unfinished
         counted[missing[:1]] = True
         fits = (added == 0) | (np.cumsum(np.where(counted, added, 0)) <= limit)
-        if not fits[counted].all() and self._sweep():
+        if not fits[counted].all() and self._files.sweep():
             # The holds and the reservation of a loader that is gone were counted.
             return self._take(slot, wanted, most, most_bytes)
         ready = wanted[is_ready & fits]
@@ -394,14 +420,14 @@ class NodeCache(ReservingCache):
         together[0] = True
         num = int(np.argmin(np.append(together, False)))
         while not is_there:
-            short = self._used_bytes() + int(sizes[:num].sum()) - self._allowed_bytes()
+            short = self._files.used_bytes() + int(sizes[:num].sum()) - self._allowed_bytes()
             if short <= 0:
                 break
             victims = self._choose_victims(slot, short)
             if not victims and num > 1:
                 num = 1
                 continue
-            if not victims and self._sweep():
+            if not victims and self._files.sweep():
                 return self._take(slot, wanted, most, most_bytes)
             # Without victims: others are dropping shards, or hold more than they reserved.
             counted[:first] = False
@@ -428,12 +454,118 @@ class NodeCache(ReservingCache):
 
     def _check_joined(self, slot: int) -> OpenCacheFile:
         """Return the slot's cache file if it is still there. Note [removed] in `dali_pipes.cache.files`."""
-        opened = self._joined[slot]
-        row = self._slots[slot]
+        opened, row = self._joined[slot], self._slots.rows[slot]
         is_mine = row["used"] and row["pid"] == os.getpid()
-        if not is_mine or self._cache_files.get(self._key(slot)) is not opened:
-            raise CacheError(_lost(self.root, self._key(slot)))
+        if not is_mine or self._files.opened.get(self._slots.key(slot)) is not opened:
+            raise self._removed(slot)
         return opened
+
+    def _removed(self, slot: int) -> CacheError:
+        name = f"{self._files.root / self._slots.key(slot)}.image"
+        return CacheError(
+            f"the cache file '{name}' was removed or taken from this loader while it was at work; start it again"
+        )
+
+    # Eviction
+
+    def _choose_victims(self, slot: int, num_bytes: int, *, enough: bool = True) -> Victims:
+        """Mark shards that nobody holds, the longest unused first, as being dropped by the slot; for `_drop`.
+
+        If all of them together would not be ``enough``, mark none.
+        """
+        opened = list(self._files.opened.items())
+        unheld = [cache_file.unheld(self._slots.of(key)) for key, cache_file in opened]
+        tables = [cache_file.table for _, cache_file in opened]
+        if not opened:
+            return []
+        shards, of_file = np.concatenate(unheld), np.repeat(np.arange(len(opened)), [len(found) for found in unheld])
+        used_ns = np.concatenate([table.used_ns[found] for table, found in zip(tables, unheld, strict=True)])
+        sizes = np.concatenate([table.extent_bytes(found) for table, found in zip(tables, unheld, strict=True)])
+        oldest_first = np.argsort(used_ns, kind="stable")
+        count = int(np.searchsorted(np.cumsum(sizes[oldest_first]), num_bytes)) + 1
+        if count > len(shards) and enough:
+            return []
+        chosen = oldest_first[:count]
+        victims = []
+        for number in np.unique(of_file[chosen]).tolist():
+            cache_file, dropped = opened[number][1], shards[chosen[of_file[chosen] == number]]
+            with cache_file.table.changing():
+                cache_file.table.drop(dropped, slot)
+            victims.append((cache_file, dropped))
+        return victims
+
+    @exclusive
+    def _surplus(self, slot: int) -> Victims:
+        """Choose unheld shards beyond the bytes allowed now: an earlier job may have been allowed more."""
+        surplus_bytes = self._files.used_bytes() - self._allowed_bytes()
+        return [] if surplus_bytes <= 0 else self._choose_victims(slot, surplus_bytes, enough=False)
+
+    def _drop(self, victims: Victims) -> None:
+        """Free the blocks of these shards, outside the mutex, since others wait for it."""
+        try:
+            for opened, shards in victims:
+                opened.punch(shards)
+        except OSError as exc:
+            # The shards stay marked, and count as used space, until the loader leaves.
+            raise CacheError(f"cannot free blocks of the cache file in '{self._files.root}': {exc.strerror}") from exc
+        if victims:
+            self._end_drop(victims)
+
+    @exclusive
+    def _end_drop(self, victims: Victims) -> None:
+        for opened, shards in victims:
+            with opened.table.changing():
+                opened.table.remove(shards)
+        self._slots.wake()
+
+    # Reservations
+
+    def _limit(self, slot: int) -> tuple[int, list[int]]:
+        """Compute the bytes that the slot's group may hold in addition now, and its slots. Note [reservations]."""
+        group = self._slots.group(slot)
+        reservations, spare = self._reservations(), self._allowed_bytes()
+        group_bytes, group_slots = 0, [slot]
+        for other, reserved in reservations.items():
+            slots = [member for member in self._slots.of(other[0]) if self._slots.group(member) == other]
+            table = self._files.opened[other[0]].table
+            resident = table.resident
+            held = int(table.extent_bytes(resident[table.held(resident, slots)]).sum())
+            if other == group:
+                group_bytes, group_slots = held, slots
+            else:
+                spare -= max(reserved, held)
+        return max(reservations.get(group, 0), spare) - group_bytes, group_slots
+
+    def _reservations(self) -> dict[tuple[str, int], int]:
+        """Bytes that each group at work has reserved."""
+        reservations: dict[tuple[str, int], int] = {}
+        for slot in self._slots.used():
+            group = self._slots.group(slot)
+            if group[0] in self._files.opened:
+                reservations[group] = max(reservations.get(group, 0), int(self._slots.rows["reserved"][slot]))
+        return reservations
+
+    def _check_reservation(self, group: tuple[str, int], reserved: int, allowed: int) -> None:
+        """Refuse a group's reservation if it does not fit beside all others."""
+        others = sum(num_bytes for other, num_bytes in self._reservations().items() if other != group)
+        if reserved + others <= allowed:
+            return
+        used = ""
+        if others:
+            pids = self._slots.pids([slot for slot in self._slots.used() if self._slots.group(slot) != group])
+            used = f", and {others} are reserved for other loaders (process {', '.join(map(str, pids))})"
+        directory = self._files.root.parent
+        least = FreeSpace.of(directory).cache_bytes_for(reserved + others)
+        raise CacheError(
+            f"the cache in '{directory}' may take {allowed} bytes; this loader must be able to hold {reserved} "
+            f"at a time{used}; pass cache=dali_pipes.Cache(max_bytes={least}) or more (--cache-bytes), or "
+            "a smaller shuffle=dali_pipes.Shuffle(window_bytes=...)"
+        )
+
+    def _allowed_bytes(self) -> int:
+        least = self._slots.least_bytes()
+        assert least is not None, "the caller has a slot"
+        return least
 
 
 def _why(unfinished: Bools, unfit: Bools) -> Literal["", "busy", "space"]:
@@ -441,8 +573,3 @@ def _why(unfinished: Bools, unfit: Bools) -> Literal["", "busy", "space"]:
     if not (unfinished | unfit).any():
         return ""
     return "space" if unfit[int(np.argmax(unfinished | unfit))] else "busy"
-
-
-def _lost(root: Path, key: str) -> str:
-    name = f"{root / key}.image"
-    return f"the cache file '{name}' was removed or taken from this loader while it was at work; start it again"

@@ -1,16 +1,21 @@
-"""Give each shard a fixed place in the cache file, and read and write such a place."""
+"""Give each shard a fixed place in the cache file; reserve, write, read and free such a place."""
 
+import ctypes
 import errno
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from dali_pipes.cache.blocks import OTHER_DIRECTORY
-from dali_pipes.cache.table import Int64s
+from dali_pipes.arrays import Int64s
 from dali_pipes.errors import CacheError
+
+OTHER_DIRECTORY = "pass another cache=dali_pipes.Cache(directory=...) (--cache)"
+"""Advice in the errors about a directory that cannot hold a cache."""
 
 EXTENT_ALIGNMENT = 4096
 """Page and block size: an extent's blocks can be reserved and freed without touching its neighbours."""
@@ -18,6 +23,16 @@ EXTENT_ALIGNMENT = 4096
 BLOCK_BYTES = 256 << 10
 """Bytes to copy or to hash at a time: they are still in the processor's cache."""
 _ASK_BYTES = 1 << 20
+
+# linux/falloc.h
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# The os module only has posix_fallocate: it cannot free blocks, and if the file system cannot reserve, the C library
+# writes zeros, block by block.
+_fallocate = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
 
 
 def extent_starts(*object_bytes: Int64s | Sequence[int], alignment: int = EXTENT_ALIGNMENT) -> Int64s:
@@ -119,3 +134,38 @@ class Extent:
             num = self.read_into(block[: self.size - position], position)
             state.update(block[:num])
         return int(state.intdigest())
+
+
+def reserve(file: int, start: int, size: int) -> None:
+    """Allocate the blocks of ``[start, start + size)``: writing there cannot run out of space afterwards.
+
+    Raises:
+        OSError: ``ENOSPC`` if there is no space, ``EOPNOTSUPP`` if the file system cannot do it.
+    """
+    _call(file, 0, start, size)
+
+
+def punch(file: int, start: int, size: int) -> None:
+    """Free the blocks of ``[start, start + size)``, which then reads as zeros; nothing else moves."""
+    _call(file, _PUNCH_HOLE | _KEEP_SIZE, start, size)
+
+
+def can_punch(directory: Path) -> bool:
+    """Test on a file without a name whether blocks of files in ``directory`` can be freed."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as stream:
+            file = stream.fileno()
+            os.pwrite(file, b"\1" * 8192, 0)
+            punch(file, 0, 4096)
+            return os.pread(file, 4096, 0) == bytes(4096)
+    except OSError as exc:
+        if exc.errno == errno.EOPNOTSUPP:
+            return False
+        raise CacheError(f"cannot make a cache file in '{directory}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
+
+
+def _call(file: int, mode: int, start: int, size: int) -> None:
+    while size and _fallocate(file, mode, start, size) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))

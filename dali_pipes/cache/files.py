@@ -1,4 +1,4 @@
-"""Open, make and remove the files of a cache directory, under the cache's mutex.
+"""The files of a cache directory, under the cache's mutex: the loaders at work, and the cache files of their shards.
 
 ::
 
@@ -15,32 +15,31 @@ job's files. The open files then exist for that job alone, and the next loader m
 name. So a loader keeps the table that it joined with, and never marks its shards ready in another one.
 
 # Note [damaged]: a file that cannot be what its name says is moved aside, and a new one is made; files of other data
-# sets are not concerned. A loader that still uses the cache file keeps its open files, as in Note [removed]. A slot
-# whose row was changed is emptied if its loader is gone. If the loader lives, nobody knows which cache file it uses, so
-# it counts as a user of all of them; it writes its row again itself.
+sets are not concerned. A loader that still uses the cache file keeps its open files, as in Note [removed]. A slot
+whose row was changed is emptied if its loader is gone. If the loader lives, nobody knows which shards it holds, so
+nobody changes the cache until it ends.
 """
 
 import contextlib
 import errno
-import logging
 import mmap
 import os
 import re
+import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dali_pipes.cache.blocks import OTHER_DIRECTORY
-from dali_pipes.cache.locks import LockFile, Mutex, shielded
-from dali_pipes.cache.own_files import DamagedFileError, OwnDirectory
-from dali_pipes.cache.table import NUM_SLOTS, Int64s, StateTable, boot_id
+from dali_pipes.arrays import Int64s
+from dali_pipes.cache.directory import DamagedFileError, LockFile, Mutex, OwnDirectory
+from dali_pipes.cache.extents import OTHER_DIRECTORY, punch
+from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id, is_unfinished
 from dali_pipes.errors import CacheError
 
-_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 _SLOT = np.dtype(
     [
@@ -54,110 +53,261 @@ _SLOT = np.dtype(
         ("checksum", "<u4"),
     ]
 )
-# The bytes of a row that change only with `CacheFiles._write_row`: all but ``used`` and ``waiting``.
-_ROW = slice(2, _SLOT.itemsize)
-UNKNOWN = 2
-"""Value of ``used`` for a loader that lives, and whose row was changed. Note [damaged]."""
+# The bytes of a row that its checksum covers: all but ``used`` and ``waiting``.
+_CHECKED = slice(2, -4)
 # The file begins with the version that wrote it; then come the slots.
 _SLOTS_START = 64
 _SLOTS_MAGIC = b"DALIPIS3"
+_SLOTS_BYTES = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
 _MUTEX_BYTE = 0
 FIRST_SLOT_BYTE = 1
 # The names of a cache file, its table and its source, and of a table that is being made (with a dot before it).
 _KEY = re.compile("[0-9a-f]{32}")
-_SUFFIXES = {"table", "image", "source", "columns", "partial"}
+_SUFFIXES = ("table", "image", "source", "columns")
+
+GOES_ON = 0
+"""Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.cache`."""
 
 
-@dataclass
+class Slots:
+    """The loaders at work in a cache directory: one row each of a mapped file."""
+
+    def __init__(self, file: int) -> None:
+        self.rows: Any = np.frombuffer(mmap.mmap(file, _SLOTS_BYTES), _SLOT, NUM_SLOTS, offset=_SLOTS_START)
+
+    def used(self) -> list[int]:
+        rows: list[int] = np.flatnonzero(self.rows["used"]).tolist()
+        return rows
+
+    def of(self, key: str) -> list[int]:
+        """List the slots of the loaders that use a cache file."""
+        return [slot for slot in self.used() if self.key(slot) == key]
+
+    def key(self, slot: int) -> str:
+        return bytes(self.rows["image"][slot]).decode(errors="replace")
+
+    def group(self, slot: int) -> tuple[str, int]:
+        """The key of the slot's cache file, and the number of its loader's group there."""
+        return self.key(slot), int(self.rows["group"][slot])
+
+    def pids(self, slots: Sequence[int]) -> list[int]:
+        return sorted({int(self.rows["pid"][slot]) for slot in slots})
+
+    def write(self, slot: int, *, reserved: int, cache_bytes: int, group: int, key: str) -> None:
+        """Give a slot to a loader of this process, or change its row."""
+        row = np.array((1, GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode(), 0), _SLOT)
+        row["checksum"] = zlib.crc32(row.tobytes()[_CHECKED])
+        self.rows[slot] = row
+
+    def empty(self, slot: int) -> None:
+        self.rows[slot] = np.zeros((), _SLOT)
+
+    def damaged(self) -> list[int]:
+        """List the slots whose rows no loader wrote."""
+        written = np.flatnonzero((self.rows["used"] != 0) | (self.rows["checksum"] != 0)).tolist()
+        rows = {slot: self.rows[slot].tobytes() for slot in written}
+        return [slot for slot, row in rows.items() if row[0] != 1 or zlib.crc32(row[_CHECKED]) != _last_number(row)]
+
+    def least_bytes(self) -> int | None:
+        """The smallest ``cache_bytes`` of the loaders at work; ``None`` without loaders."""
+        limits = self.rows["cache_bytes"][self.used()]
+        return int(limits.min()) if len(limits) else None
+
+    def wake(self) -> None:
+        """Make all loaders that wait for space ask again."""
+        self.rows["waiting"] = GOES_ON
+
+
 class OpenCacheFile:
-    table: StateTable
-    file: int
-    place: tuple[int, int]
-    """Device and inode of the table: another file may have its name by now."""
-    num_users: int = 0
-    """This cache's slots in it, and its threads that free blocks there: it stays open for them. The mutex guards it."""
+    """A cache file and its table; both are closed with the last reference: a thread may still free blocks in them."""
+
+    def __init__(self, table: StateTable, file: int, place: tuple[int, int]) -> None:
+        self.table, self.file = table, file
+        self.place = place
+        """Device and inode of the table: another file may have its name by now."""
+
+    def unheld(self, slots: Sequence[int]) -> Int64s:
+        """List the shards that can be dropped: none of ``slots`` holds them, and nobody fills, checks or drops them."""
+        resident = self.table.resident
+        idle = resident[~is_unfinished(self.table.state[resident])]
+        return idle[~self.table.held(idle, slots)]
+
+    def drop(self, shards: Int64s) -> None:
+        """Free the blocks of these shards, except those that were being checked: other loaders may hold them."""
+        shards = self.table.end_check(shards)
+        self.table.state[shards] = State.DROPPING
+        self.punch(shards)
+        self.table.remove(shards)
+
+    def punch(self, shards: Int64s) -> None:
+        starts = self.table.starts
+        for shard in shards.tolist():
+            punch(self.file, int(starts[shard]), int(starts[shard + 1] - starts[shard]))
+
+    def forget(self, slot: int) -> None:
+        """Undo an ended loader's changes: end its holds, and free the blocks of its unfinished shards."""
+        table = self.table
+        resident = table.resident
+        held = resident[table.holds[slot, resident] != 0]
+        table.used_ns[held] = time.time_ns()
+        table.holds[slot, held] = 0
+        self.drop(resident[is_unfinished(table.state[resident]) & (table.owner[resident] == slot)])
 
     def close(self) -> None:
+        """Close both. Can be called twice."""
         self.table.close()
-        _close(self.file)
-        self.file = -1
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class CacheFiles:
-    """The part of a `dali_pipes.cache.cache.NodeCache` that opens, makes and removes files."""
+    """The open files of one process in a cache directory. All but `close` is called inside `run`.
+
+    Raises:
+        CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.root = cache_root(directory)
-        self._cache_files: dict[str, OpenCacheFile] = {}
-        self._gone: list[OpenCacheFile] = []
-        self._joined: dict[int, OpenCacheFile] = {}
-        self._my_rows: dict[int, bytes] = {}
-        """What this cache wrote to its slots, ``used`` and the bytes of `_ROW`."""
-        self._slots_file = -1
-        self._files = OwnDirectory(self.root)
+        self.own = OwnDirectory(self.root)
+        self.opened: dict[str, OpenCacheFile] = {}
+        """All cache files there, by key."""
         try:
-            self._lock = self._open_lock()
+            self.lock = self._open_lock()
+            self._mutex = Mutex(self.lock, _MUTEX_BYTE)
             try:
-                shielded(self._open_slots)
+                self.slots = self._mutex.run(self._open_slots)
             except BaseException:
-                self._lock.close()
-                _close(self._slots_file)
+                self.lock.close()
                 raise
         except BaseException as exc:
-            self._files.close()
+            self.own.close()
             if not isinstance(exc, OSError):
                 raise
             raise CacheError(f"cannot use '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}") from exc
 
     def close(self) -> None:
         """Close all files. Can be called twice."""
-        for opened in (*self._cache_files.values(), *self._gone):
+        for opened in self.opened.values():
             opened.close()
-        self._cache_files.clear()
-        self._gone.clear()
-        self._lock.close()
-        _close(self._slots_file)
-        self._slots_file = -1
-        self._files.close()
+        self.opened.clear()
+        self.lock.close()
+        self.own.close()
 
-    def _key(self, slot: int) -> str:
-        return bytes(self._slots["image"][slot]).decode(errors="replace")
-
-    def _slots_of(self, key: str) -> list[int]:
-        """List the slots of the loaders that use a cache file, or may use it: see Note [damaged]."""
-        used = np.flatnonzero(self._slots["used"]).tolist()
-        return [slot for slot in used if self._slots["used"][slot] == UNKNOWN or self._key(slot) == key]
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Take the mutex, and open all cache files that exist now."""
-        if self._lock.file < 0:
+    def run(self, change: Callable[[], Result]) -> Result:
+        """Call a function under the mutex, with all cache files open that exist now."""
+        if self.lock.file < 0:
             raise CacheError(f"'{self.root}' is closed")
-        with self._mutex:
+
+        def run() -> Result:
             self._look()
-            yield
+            return change()
+
+        return self._mutex.run(run)
+
+    def used_bytes(self) -> int:
+        return sum(opened.table.resident_bytes for opened in self.opened.values())
+
+    def sweep(self) -> bool:
+        """Clear up after loaders that are gone; returns whether there were any."""
+        slots = self.slots
+        ended = [slot for slot in slots.used() if not self._is_alive(slot)]
+        for slot in ended:
+            opened = self.opened.get(slots.key(slot))
+            if opened is not None:
+                with opened.table.changing():
+                    opened.forget(slot)
+            slots.empty(slot)
+            slots.wake()
+        has_swept = bool(ended)
+        for opened in self.opened.values():
+            table = opened.table
+            resident = table.resident
+            unfinished = resident[is_unfinished(table.state[resident])]
+            # The loader that dropped these, of another cache file, is gone; or the machine was restarted meanwhile.
+            owners = table.owner[unfinished]
+            abandoned = unfinished[(owners < 0) | (slots.rows["used"][np.maximum(owners, 0)] == 0)]
+            if len(abandoned):
+                has_swept = True
+                with table.changing():
+                    opened.drop(abandoned)
+                slots.wake()
+        return has_swept
+
+    def make(self, key: str, starts: Int64s, source: str) -> OpenCacheFile:
+        """Make a cache file with extents at ``starts``, in place of another one of this key."""
+        table_name, file_name, partial = f"{key}.table", f"{key}.image", f".{key}.partial"
+        self.remove(key)
+        self.own.remove(partial)
+        file = -1
+        try:
+            file = self.own.open(file_name, flags=os.O_CREAT | os.O_EXCL)
+            os.ftruncate(file, int(starts[-1]))
+            described = self.own.open(f"{key}.source", flags=os.O_CREAT | os.O_EXCL)
+            try:
+                os.write(described, source.encode(errors="replace"))
+            finally:
+                os.close(described)
+            StateTable(partial, starts=starts, directory=self.own.file).close()
+            self.own.rename(partial, table_name)  # last: without its table a cache file does not count
+            table = StateTable(table_name, directory=self.own.file)
+        except BaseException as exc:
+            if file >= 0:
+                os.close(file)
+            for name in (partial, table_name, file_name, f"{key}.source"):
+                self.own.remove(name)
+            if not isinstance(exc, OSError):
+                raise
+            size = f" of {int(starts[-1])} bytes" if exc.errno == errno.EFBIG else ""
+            raise CacheError(
+                f"cannot make a cache file{size} in '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}"
+            ) from exc
+        found = self.own.stat(table_name)
+        self.opened[key] = OpenCacheFile(table, file, (found.st_dev, found.st_ino))
+        return self.opened[key]
+
+    def remove(self, key: str) -> None:
+        """Remove a cache file; loaders that have joined it keep it open."""
+        self.opened.pop(key, None)
+        # The table first: while it exists, it must be correct.
+        self._remove_names([f"{key}.{suffix}" for suffix in _SUFFIXES], key=key)
+
+    def remove_unused(self) -> None:
+        """Remove the cache files that nobody uses, and that are not to be kept."""
+        for key, opened in list(self.opened.items()):
+            if not opened.table.keep and not self.slots.of(key):
+                self.remove(key)
+
+    def _is_alive(self, slot: int) -> bool:
+        return FIRST_SLOT_BYTE + slot in self.lock.held or self.lock.is_locked(FIRST_SLOT_BYTE + slot)
 
     def _look(self) -> None:
         """Open new cache files, forget removed ones, and repair tables whose change was interrupted."""
-        self._check_rows()
+        for slot in self.slots.damaged():
+            if self._is_alive(slot):
+                raise CacheError(
+                    f"'{self.root}/slots' is damaged: slot {slot}, of a loader at work; wait until it ends, or "
+                    f"{OTHER_DIRECTORY}"
+                )
+            self.slots.empty(slot)
         tables, others = self._list()
         for key in others.keys() - tables.keys():
             # A process ended while it made or removed a cache file: no other process has the mutex.
-            self._remove(*others[key], key=key)
-        for key, opened in list(self._cache_files.items()):
+            self._remove_names(others[key], key=key)
+        for key, opened in list(self.opened.items()):
             if tables.get(key) != opened.place:
-                self._gone.append(self._cache_files.pop(key))
-        for opened in self._gone:
-            if not opened.num_users:
-                opened.close()
-        self._gone = [opened for opened in self._gone if opened.num_users]
+                del self.opened[key]
         for key, place in tables.items():
-            if key not in self._cache_files:
+            if key not in self.opened:
                 try:
-                    self._open_cache_file(key, place)
+                    self._open(key, place)
                 except OSError as exc:  # no descriptor or no memory is left
                     raise CacheError(f"cannot open '{self.root / key}.table': {exc.strerror}") from exc
-        for opened in self._cache_files.values():
+        for opened in self.opened.values():
             if opened.table.is_dirty:
                 opened.table.repair()
 
@@ -165,175 +315,88 @@ class CacheFiles:
         """List device and inode of each table, and the names of all other files, by key."""
         tables: dict[str, tuple[int, int]] = {}
         others: dict[str, list[str]] = {}
-        for name in self._files.names():
+        for name in self.own.names():
             key, _, suffix = name.removeprefix(".").partition(".")
-            if suffix not in _SUFFIXES or not _KEY.fullmatch(key):
+            if suffix not in (*_SUFFIXES, "partial") or not _KEY.fullmatch(key):
                 continue
             if suffix == "table":
                 with contextlib.suppress(FileNotFoundError):  # a user has removed it now
-                    found = self._files.stat(name)
+                    found = self.own.stat(name)
                     tables[key] = (found.st_dev, found.st_ino)
             else:
                 others.setdefault(key, []).append(name)
         return tables, others
 
-    def _open_cache_file(self, key: str, place: tuple[int, int]) -> None:
+    def _open(self, key: str, place: tuple[int, int]) -> None:
         """Open a cache file, or move it aside. Note [damaged]."""
+        table, file = None, -1
         try:
-            table = StateTable(f"{key}.table", directory=self._files.file)
-        except DamagedFileError as exc:
-            self._set_aside(key, exc)
-            return
-        file = -1
-        try:
-            file = self._files.open(f"{key}.image")
+            table = StateTable(f"{key}.table", directory=self.own.file)
+            file = self.own.open(f"{key}.image")
             table.check(file_bytes=os.fstat(file).st_size)
             table.greet(boot_id(), file=file)
         except BaseException as exc:
-            _close(file)
-            table.close()
+            if file >= 0:
+                os.close(file)
+            if table is not None:
+                table.close()
             if not isinstance(exc, DamagedFileError | FileNotFoundError):
                 raise
-            self._set_aside(key, exc)
+            self.own.set_aside(f"{key}.table", str(exc))
+            self.remove(key)
             return
-        self._cache_files[key] = OpenCacheFile(table, file, place)
+        self.opened[key] = OpenCacheFile(table, file, place)
 
-    def _set_aside(self, key: str, cause: DamagedFileError | FileNotFoundError) -> None:
-        self._files.set_aside(f"{key}.table", str(cause))
-        self._remove_names(key)
-
-    def _check_rows(self) -> None:
-        """Write this cache's own rows again if they were changed, and empty or mark others. Note [damaged]."""
-        written = np.flatnonzero((self._slots["used"] != 0) | (self._slots["checksum"] != 0)).tolist()
-        for slot in {*written, *self._my_rows}:
-            row = self._row_bytes(slot)
-            if slot in self._my_rows:
-                if row[:1] + row[_ROW] != self._my_rows[slot]:
-                    self._fill_row(slot, self._my_rows[slot])
-            elif row[0] != 1 or _row_checksum(row) != int.from_bytes(row[-4:], "little"):
-                if not self._lock.is_locked(FIRST_SLOT_BYTE + slot):
-                    self._slots[slot] = np.zeros((), _SLOT)
-                elif row[0] != UNKNOWN:
-                    self._slots["used"][slot] = UNKNOWN
-                    _log.warning("'%s/slots' is damaged: slot %d, of a loader at work", self.root, slot)
-
-    def _write_row(self, slot: int, *, pid: int, reserved: int, cache_bytes: int, group: int, key: str) -> None:
-        """Give a slot to a loader, or change its row."""
-        row = np.array((1, 0, pid, reserved, cache_bytes, group, key.encode(), 0), _SLOT)
-        row["checksum"] = _row_checksum(row.tobytes())
-        self._my_rows[slot] = row.tobytes()[:1] + row.tobytes()[_ROW]
-        self._fill_row(slot, self._my_rows[slot])
-
-    def _row_bytes(self, slot: int) -> bytes:
-        return bytes(self._rows[slot * _SLOT.itemsize : (slot + 1) * _SLOT.itemsize])
-
-    def _fill_row(self, slot: int, row: bytes) -> None:
-        """Write all of a row but ``waiting``, and ``used`` last: until then it belongs to no loader."""
-        start, stop = slot * _SLOT.itemsize, (slot + 1) * _SLOT.itemsize
-        self._rows[start] = 0
-        self._rows[start + _ROW.start : stop] = row[1:]
-        self._rows[start] = row[0]
-
-    def _empty_row(self, slot: int) -> None:
-        self._my_rows.pop(slot, None)
-        self._slots["used"][slot] = 0
-        self._slots[slot] = np.zeros((), _SLOT)
-
-    def _make_cache_file(self, key: str, starts: Int64s, source: str) -> OpenCacheFile:
-        table_name, file_name, partial = f"{key}.table", f"{key}.image", f".{key}.partial"
-        if (unfit := self._cache_files.pop(key, None)) is not None:
-            self._gone.append(unfit)
-        self._remove_names(key)
-        self._files.remove(partial)
-        file = -1
-        try:
-            file = self._files.open(file_name, flags=os.O_CREAT | os.O_EXCL)
-            os.ftruncate(file, int(starts[-1]))
-            described = self._files.open(f"{key}.source", flags=os.O_CREAT | os.O_EXCL)
-            try:
-                os.write(described, source.encode(errors="replace"))
-            finally:
-                os.close(described)
-            StateTable(partial, starts=starts, directory=self._files.file).close()
-            self._files.rename(partial, table_name)  # last: without its table a cache file does not count
-            table = StateTable(table_name, directory=self._files.file)
-        except BaseException as exc:
-            _close(file)
-            for name in (partial, table_name, file_name, f"{key}.source"):
-                self._files.remove(name)
-            if not isinstance(exc, OSError):
-                raise
-            size = f" of {int(starts[-1])} bytes" if exc.errno == errno.EFBIG else ""
-            raise CacheError(
-                f"cannot make a cache file{size} in '{self.root}': {exc.strerror}; {OTHER_DIRECTORY}"
-            ) from exc
-        found = self._files.stat(table_name)
-        opened = OpenCacheFile(table, file, (found.st_dev, found.st_ino))
-        self._cache_files[key] = opened
-        return opened
-
-    def _remove_files(self, key: str) -> None:
-        self._gone.append(self._cache_files.pop(key))
-        self._remove_names(key)
-
-    def _remove_names(self, key: str) -> None:
-        # The table first: while it exists, it must be correct.
-        self._remove(*(f"{key}.{suffix}" for suffix in ("table", "image", "source", "columns")), key=key)
-
-    def _remove(self, *names: str, key: str) -> None:
-        is_used = bool(self._slots_of(key))
+    def _remove_names(self, names: Sequence[str], *, key: str) -> None:
+        is_used = bool(self.slots.of(key))
         for name in names:
             if name.endswith(".image") and not is_used:
                 # Others may still have it open, to evict from it, so removing its name would not free its blocks.
                 with contextlib.suppress(OSError, DamagedFileError):
-                    file = self._files.open(name)
+                    file = self.own.open(name)
                     try:
                         os.ftruncate(file, 0)
                     finally:
                         os.close(file)
-            self._files.remove(name)
+            self.own.remove(name)
 
     def _open_lock(self) -> LockFile:
         try:
-            return LockFile("lock", directory=self._files.file)
+            return LockFile("lock", directory=self.own.file)
         except DamagedFileError:
-            with self._files.alone():  # another process may have put it right meanwhile
+            with self.own.alone():  # another process may have put it right meanwhile
                 try:
-                    return LockFile("lock", directory=self._files.file)
+                    return LockFile("lock", directory=self.own.file)
                 except DamagedFileError as exc:
-                    self._files.set_aside("lock", str(exc))
-                    return LockFile("lock", directory=self._files.file)
+                    self.own.set_aside("lock", str(exc))
+                    return LockFile("lock", directory=self.own.file)
 
-    def _open_slots(self) -> None:
-        self._mutex = Mutex(self._lock, _MUTEX_BYTE)
-        size = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
-        with self._mutex:
-            try:
-                self._slots_file = self._files.open("slots", flags=os.O_CREAT)
-            except DamagedFileError as exc:
-                if self._has_loaders():
-                    raise CacheError(
-                        f"'{self.root}' has loaders at work, and no file of their slots ({exc}); wait until they end, "
-                        f"or {OTHER_DIRECTORY}"
-                    ) from exc
-                self._files.set_aside("slots", str(exc))
-                self._slots_file = self._files.open("slots", flags=os.O_CREAT)
+    def _open_slots(self) -> Slots:
+        has_loaders = any(self.lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS))
+        try:
+            file = self.own.open("slots", flags=os.O_CREAT)
+        except DamagedFileError as exc:
+            if has_loaders:
+                raise CacheError(
+                    f"'{self.root}' has loaders at work, and no file of their slots ({exc}); wait until they end, "
+                    f"or {OTHER_DIRECTORY}"
+                ) from exc
+            self.own.set_aside("slots", str(exc))
+            file = self.own.open("slots", flags=os.O_CREAT)
+        try:
             # Reserved: on a full tmpfs, a write to a page that does not exist is a SIGBUS.
-            os.posix_fallocate(self._slots_file, 0, size)
-            if os.pread(self._slots_file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
-                if self._has_loaders():
+            os.posix_fallocate(file, 0, _SLOTS_BYTES)
+            if os.pread(file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
+                if has_loaders:
                     raise CacheError(
                         f"'{self.root}' is in use by loaders of another version of dali-pipes; wait until they end, or "
                         f"{OTHER_DIRECTORY}"
                     )
-                os.pwrite(self._slots_file, bytes(size - _SLOTS_START), _SLOTS_START)
-                os.pwrite(self._slots_file, _SLOTS_MAGIC, 0)
-            mapped = mmap.mmap(self._slots_file, size)
-            self._slots: Any = np.frombuffer(mapped, _SLOT, NUM_SLOTS, offset=_SLOTS_START)
-            self._rows = memoryview(mapped)[_SLOTS_START:]
-
-    def _has_loaders(self) -> bool:
-        return any(self._lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS))
+                os.pwrite(file, bytes(_SLOTS_BYTES - _SLOTS_START), _SLOTS_START)
+                os.pwrite(file, _SLOTS_MAGIC, 0)
+            return Slots(file)
+        finally:
+            os.close(file)  # it stays mapped
 
 
 def cache_root(directory: Path) -> Path:
@@ -341,10 +404,5 @@ def cache_root(directory: Path) -> Path:
     return directory / f"dali-pipes-{os.geteuid()}"
 
 
-def _row_checksum(row: bytes) -> int:
-    return zlib.crc32(row[_ROW][:-4])
-
-
-def _close(file: int) -> None:
-    if file >= 0:
-        os.close(file)
+def _last_number(row: bytes) -> int:
+    return int.from_bytes(row[-4:], "little")

@@ -7,8 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dali_pipes.cache.blocks import can_punch
-from dali_pipes.cache.extents import EXTENT_ALIGNMENT
+from dali_pipes.cache.extents import EXTENT_ALIGNMENT, can_punch
 from dali_pipes.errors import CacheError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)

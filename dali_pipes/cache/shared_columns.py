@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.cache.own_files import DamagedFileError, OwnDirectory
+from dali_pipes.cache.directory import DamagedFileError, OwnDirectory
 
 _log = logging.getLogger(__name__)
 

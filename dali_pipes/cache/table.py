@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.cache.blocks import punch
-from dali_pipes.cache.own_files import DamagedFileError, open_own
+from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.cache.directory import DamagedFileError, open_own
+from dali_pipes.cache.extents import punch
 from dali_pipes.errors import CacheError
 
 NUM_SLOTS = 256
@@ -49,9 +50,6 @@ _HEADER = np.dtype(
     ]
 )
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 
 class State(IntEnum):
     """State of a shard's extent."""
@@ -62,6 +60,12 @@ class State(IntEnum):
     DROPPING = 3
     UNCHECKED = 4
     CHECKING = 5
+
+
+def is_unfinished(states: npt.NDArray[np.uint8]) -> Bools:
+    """Mark the shards that are being filled, checked or dropped."""
+    unfinished: Bools = (states == State.FILLING) | (states == State.DROPPING) | (states == State.CHECKING)
+    return unfinished
 
 
 class StateTable:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from dali_pipes import profiling
 from dali_pipes.cache.cache import Take
-from dali_pipes.cache.locks import shielded
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
 from dali_pipes.fetch.coming import ComingShards
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.long_waits import Progress
+from dali_pipes.fetch.shielded import shielded
 from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dali_pipes.cache.locks import uninterrupted
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.demand import Demand
+from dali_pipes.fetch.shielded import uninterrupted
 
 # How often the number of missing bytes is reported to a waiting caller.
 SHOW_S = 0.2

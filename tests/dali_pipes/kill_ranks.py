@@ -194,7 +194,7 @@ class Ranks:
         os.kill(process.pid, signal.SIGSTOP)
         while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             time.sleep(0.001)
-        slots = np.flatnonzero((cache._slots["pid"] == process.pid) & (cache._slots["used"] == 1))
+        slots = np.flatnonzero((cache._slots.rows["pid"] == process.pid) & (cache._slots.rows["used"] == 1))
         (path,) = cache.root.glob("*.table")
         table = StateTable(path)
         num_filling = int(((table.state == State.FILLING) & np.isin(table.owner, slots)).sum())

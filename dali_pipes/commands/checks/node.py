@@ -9,7 +9,8 @@ import resource
 import tempfile
 from pathlib import Path
 
-from dali_pipes.cache.blocks import reserve
+from dali_pipes.cache.directory import LockFile
+from dali_pipes.cache.extents import reserve
 from dali_pipes.cache.free_space import (
     SHARED_MEMORY,
     FreeSpace,
@@ -18,7 +19,6 @@ from dali_pipes.cache.free_space import (
     file_system,
     memory_limit,
 )
-from dali_pipes.cache.locks import LockFile
 from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
 from dali_pipes.commands.checks.findings import Finding, Findings, fail, ok, warn
 from dali_pipes.commands.options import format_bytes

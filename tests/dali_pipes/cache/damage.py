@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dali_pipes.cache.blocks import reserve
 from dali_pipes.cache.cache import NodeCache, Verify
-from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.extents import extent_starts, reserve
 
 PAGE = 4096
 NUM_SHARDS = 6

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 import dali_pipes.cache.cache
 import dali_pipes.cache.files
 import dali_pipes.cache.table
-from dali_pipes.cache.blocks import reserve
 from dali_pipes.cache.cache import NodeCache, Take
-from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.extents import extent_starts, reserve
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
 from dali_pipes.cache.table import NUM_SLOTS, State
 from dali_pipes.errors import CacheError
@@ -315,7 +314,7 @@ def test_slots_are_as_many_as_said(directory: Path) -> None:
         caches[1].join(KEY, cache_bytes=PAGE, **options)
     caches[0].leave(77)
     assert caches[1].join(KEY, cache_bytes=PAGE, **options) == 77
-    assert not caches[0]._lock.try_lock(FIRST_SLOT_BYTE + 77)
+    assert not caches[0]._files.lock.try_lock(FIRST_SLOT_BYTE + 77)
     for cache in caches:
         cache.close()
 
@@ -806,7 +805,7 @@ def test_twenty_thousand_shards_held_by_eight(directory: Path) -> None:
     options = {"pages": num_shards, "reserved": num_shards, "allowed": num_shards}
     first = Member(directory, **options)
     table = first.cache._joined[first.slot].table
-    with first.cache._changing(), table.changing():
+    with table.changing():
         table.fill(range(num_shards), first.slot)
         table.finish(range(num_shards))
     members = [first, *(Member(directory, **options) for _ in range(8))]

@@ -9,8 +9,8 @@ import pytest
 
 from bench.scenarios.scale import simulated_manifest
 from dali_pipes.cache import cache, shared_columns
+from dali_pipes.cache.directory import OwnDirectory
 from dali_pipes.cache.free_space import FreeSpace
-from dali_pipes.cache.own_files import OwnDirectory
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.formats.manifest import Manifest
 

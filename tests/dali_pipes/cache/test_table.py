@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dali_pipes.cache.directory import DamagedFileError
 from dali_pipes.cache.extents import extent_starts
-from dali_pipes.cache.own_files import DamagedFileError
 from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id
 
 STARTS = extent_starts([5000, 1, 4096, 9000, 12_000, 300])

@@ -1,8 +1,18 @@
-"""Open and remove the files of a user's own cache directory, and move aside what cannot be read.
+"""Open, lock and remove the files of a user's own cache directory, and move unreadable files aside.
 
 The directory is opened once, and names are looked up in it, not in a path: whoever may write to the directories above
 can put another one at the path, but not under an open descriptor. So the cache also works below a directory that others
 may write to, such as /dev/shm or a volume of a container.
+
+Locks are open-file-description locks of single bytes (``fcntl(2)``, ``F_OFD_SETLK``). A lock ends with its owner,
+however the owner ends. It belongs to the opened file, not to the process: two loaders of one process exclude each other
+too, and closing another descriptor of the same file drops no lock. A forked child inherits the opened file, and with it
+the locks. It closes the file at once; otherwise the parent's locks would outlive the parent.
+
+# Note [signals]: an exception from a signal's handler, Ctrl-C for instance, can come after any call in the main thread.
+A living process that keeps the mutex by mistake would stop all others on the node. So `Mutex.run` takes the lock inside
+a ``try`` whose ``finally`` begins with the call that ends it, and which does no harm without a lock. No change needs
+more: one that was interrupted is repaired as after SIGKILL.
 """
 
 import contextlib
@@ -12,16 +22,25 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from dali_pipes.cache.blocks import OTHER_DIRECTORY
+from dali_pipes.cache.extents import OTHER_DIRECTORY
 from dali_pipes.errors import CacheError
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
 DAMAGED = ".damaged"
 """The end of the name of a file that was moved aside."""
+
+# struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.
+_FLOCK = struct.Struct("@hhqqi4x")
 
 # Errors of open(2) for names that this user cannot open as a file: a link, a directory, a socket.
 _NOT_A_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM, errno.ETXTBSY}
@@ -174,3 +193,100 @@ class OwnDirectory:
 
     def _not_own(self) -> CacheError:
         return CacheError(f"'{self.path}' is not this user's own directory; remove it, or {OTHER_DIRECTORY}")
+
+
+class LockFile:
+    """A file whose bytes are locks, readable by its owner only; each opening has its own locks.
+
+    ``directory`` is the descriptor of the directory that ``path`` is relative to; ``None``: the working directory.
+
+    Raises:
+        DamagedFileError: If something else has the file's name.
+    """
+
+    def __init__(self, path: Path | str, *, directory: int | None = None) -> None:
+        self.file = open_own(path, directory=directory, flags=os.O_CREAT)
+        """The descriptor, -1 when closed."""
+        self.held: set[int] = set()
+        """Bytes that this opening has locked: `is_locked` shows only those of others."""
+        _open_lock_files.add(self)
+
+    def lock(self, byte: int) -> None:
+        """Wait for the byte's lock."""
+        fcntl.fcntl(self.file, fcntl.F_OFD_SETLKW, _flock(fcntl.F_WRLCK, byte))
+        self.held.add(byte)
+
+    def try_lock(self, byte: int) -> bool:
+        """Take the byte's lock if it is free."""
+        try:
+            fcntl.fcntl(self.file, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+        except OSError as exc:
+            if exc.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        self.held.add(byte)
+        return True
+
+    def unlock(self, byte: int) -> None:
+        fcntl.fcntl(self.file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
+        self.held.discard(byte)
+
+    def is_locked(self, byte: int) -> bool:
+        """Whether another opening of this file has the byte's lock."""
+        found = fcntl.fcntl(self.file, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Close the file, which drops its locks. Can be called twice."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+
+class Mutex:
+    """One byte's lock; excludes other processes and other threads of this one."""
+
+    def __init__(self, file: LockFile, byte: int) -> None:
+        self._file = file
+        self._take, self._give = _flock(fcntl.F_WRLCK, byte), _flock(fcntl.F_UNLCK, byte)
+        # Threads share the opened file, so its lock does not exclude them.
+        self._threads = threading.Lock()
+
+    def run(self, function: Callable[[], Result]) -> Result:
+        """Call a function while nobody else has the mutex. Note [signals]; one also ends the wait for the mutex."""
+        thread = threading.get_ident()
+        try:
+            _threads_in_mutex.add(thread)
+            with self._threads:
+                try:
+                    fcntl.fcntl(self._file.file, fcntl.F_OFD_SETLKW, self._take)
+                    return function()
+                finally:
+                    fcntl.fcntl(self._file.file, fcntl.F_OFD_SETLK, self._give)
+        finally:
+            _threads_in_mutex.discard(thread)
+
+
+_open_lock_files: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
+_threads_in_mutex: set[int] = set()
+
+
+def in_mutex() -> bool:
+    """Whether this thread is inside a `Mutex`, or waits for one.
+
+    The garbage collector can run a finalizer anywhere, also there. Then the finalizer must not wait for a mutex.
+    """
+    return threading.get_ident() in _threads_in_mutex
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+
+
+def _close_in_child() -> None:
+    _threads_in_mutex.clear()
+    for file in list(_open_lock_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,6 +1,5 @@
 """Locks between processes: they end with their owner, part threads too, and no signal leaves one behind."""
 
-import _thread
 import gc
 import os
 import random
@@ -16,12 +15,12 @@ from types import FrameType
 
 import pytest
 
-from dali_pipes.cache.locks import LockFile, Mutex, in_mutex, shielded
+from dali_pipes.cache.directory import LockFile, Mutex, in_mutex
 
 IMPORTS = """
 import os, signal, sys, time
 from pathlib import Path
-from dali_pipes.cache.locks import LockFile, Mutex, in_mutex, shielded
+from dali_pipes.cache.directory import LockFile, Mutex, in_mutex
 """
 
 
@@ -117,10 +116,11 @@ number = mmap.mmap(stream.fileno(), 8)
 mutex = Mutex(LockFile(Path(sys.argv[1])), 0)
 def add():
     for _ in range(200):
-        with mutex:
-            before = struct.unpack("q", number)[0]
-            time.sleep(0)
-            number[:] = struct.pack("q", before + 1)
+        mutex.run(add_one)
+def add_one():
+    before = struct.unpack("q", number)[0]
+    time.sleep(0)
+    number[:] = struct.pack("q", before + 1)
 print("ready", flush=True)
 sys.stdin.read()
 threads = [threading.Thread(target=add) for _ in range(3)]
@@ -156,34 +156,24 @@ def interrupts() -> Iterator[None]:
 @pytest.mark.timeout(120, method="thread")  # the other method needs the signal
 @pytest.mark.usefixtures("interrupts")
 def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path) -> None:
-    """Two thousand interrupts at random moments of the main thread's changes: each change is whole, the mutex free."""
+    """Two thousand interrupts at random moments of the main thread's changes: the mutex is free after each."""
     file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
     mutex = Mutex(file, 0)
-    pair = [0, 0]
-
-    def change() -> None:
-        with mutex:
-            pair[0] += 1
-            time.sleep(0)
-            pair[1] += 1
-
     draw = random.Random(0)
-    num_interrupts, num_threads = 0, _thread._count()
     deadline = time.monotonic() + 60
-    while num_interrupts < 2000:
+    for _ in range(2000):
         assert time.monotonic() < deadline
-        try:
+        with pytest.raises(InterruptError):  # noqa: PT012 (wherever in the loop it comes)
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 4e-4))
             while True:
-                shielded(change)
-        except InterruptError:
-            num_interrupts += 1
-    while _thread._count() > num_threads:  # changes that interrupts left under way
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert pair[0] == pair[1] > 0
-    assert other.try_lock(0)
-    assert not in_mutex()
+                mutex.run(lambda: time.sleep(0))
+        assert other.try_lock(0)
+        other.unlock(0)
+        assert not in_mutex()
+    thread = threading.Thread(target=mutex.run, args=(lambda: None,))
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
     file.close()
     other.close()
 
@@ -195,35 +185,15 @@ def test_interrupt_ends_the_wait_for_the_mutex(tmp_path: Path) -> None:
     file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
     other.lock(0)
     mutex, done = Mutex(file, 0), threading.Event()
-
-    def change() -> None:
-        with mutex:
-            done.set()
-
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     with pytest.raises(InterruptError):
-        shielded(change)
+        mutex.run(done.set)
     assert not done.is_set()
     other.unlock(0)
-    assert done.wait(60)  # what was begun comes to its end
+    mutex.run(done.set)
+    assert done.is_set()
     file.close()
     other.close()
-
-
-def test_shielded_hands_on_results_and_errors() -> None:
-    """As a call: in the main thread and in others; and an error keeps no frame alive."""
-    assert shielded(lambda: 3) == 3
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(shielded(lambda: threading.get_ident())))
-    thread.start()
-    thread.join()
-    assert found == [thread.ident]  # no other thread where no handler can run
-
-    def fail() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError, match="x"):
-        shielded(fail)
 
 
 def test_in_mutex_tells_a_finalizer_where_it_runs(tmp_path: Path) -> None:
@@ -238,18 +208,18 @@ def test_in_mutex_tells_a_finalizer_where_it_runs(tmp_path: Path) -> None:
         def __del__(self) -> None:
             told.append(in_mutex())
 
-    for inside in (True, False):
-        Collected()
-        if inside:
-            with mutex:
-                gc.collect()
-        else:
-            gc.collect()
+    Collected()
+    mutex.run(gc.collect)
+    Collected()
+    gc.collect()
     assert told == [True, False]
     other_thread: list[bool] = []
-    with mutex:
-        thread = threading.Thread(target=lambda: other_thread.append(in_mutex()))
+    thread = threading.Thread(target=lambda: other_thread.append(in_mutex()))
+
+    def run_thread() -> None:
         thread.start()
         thread.join()
+
+    mutex.run(run_thread)
     assert other_thread == [False]
     file.close()
