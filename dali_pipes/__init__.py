@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from dali_pipes.errors import PipesError as PipesError
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
-    from dali_pipes.graph.bucketed import bucketed as bucketed
     from dali_pipes.graph.inputs import Components as Components
     from dali_pipes.graph.outputs import BatchDict as BatchDict
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
+    from dali_pipes.graph.pipelines import bucketed as bucketed
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
     from dali_pipes.graph.pipelines import classification_train as classification_train
     from dali_pipes.graph.pipelines import segmentation as segmentation

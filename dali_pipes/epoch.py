@@ -32,10 +32,9 @@ from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import ShapedPlan
 from dali_pipes.order.state import DataVersions, LoaderState, StateError
-from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
-from dali_pipes.reader.segments import SegmentReader
+from dali_pipes.reader.segments import Batching, SegmentReader
 
 _log = logging.getLogger(__name__)
 

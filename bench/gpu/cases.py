@@ -25,8 +25,8 @@ from bench.gpu.mask_cases import Define, lz4_masks, png_masks, raw_masks
 from bench.gpu.workload import GpuSetting, Workload
 from bench.tools.step import open_step
 from dali_pipes.graph.definition import Graph
+from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
-from dali_pipes.reader.opening import open_reader
 from dali_pipes.reader.webdataset import index_text
 
 # Values of the recipe; mean and deviation are torchvision's.

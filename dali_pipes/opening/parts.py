@@ -38,11 +38,11 @@ from dali_pipes.order.selection import Selection, union
 from dali_pipes.order.shaped import ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
+from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.batch import Batch, DecodedPhotos
-from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
-from dali_pipes.reader.opening import open_reader
 from dali_pipes.reader.samples import Samples, StoredSamples
+from dali_pipes.reader.segments import Batching
 from dali_pipes.reader.shard_table import SampleRules
 from dali_pipes.store.patience import Ahead, Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet

@@ -1,7 +1,20 @@
-"""Read segments with one system call a batch, in a thread, into memory that is used again."""
+"""Read segments with one system call a batch, in a thread, into memory that is used again.
 
+The call is Linux's asynchronous I/O (``io_submit``). For a file that is read through the page cache, as ours is, the
+kernel does the reads inside the call, one after the other. So nothing is asynchronous here. What counts is that the
+calling thread does not hold Python's GIL meanwhile: `os.preadv` takes one place of a file per call, and after each call
+the thread waits for the GIL, up to 5 ms if another thread computes.
+
+The structures and numbers are those of ``linux/aio_abi.h`` and of the kernel's tables of system calls.
+"""
+
+import ctypes
+import errno
+import logging
 import os
+import platform
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -9,11 +22,46 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from dali_pipes.reader.aio import Aio
 from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
-from dali_pipes.reader.segments import Lines
+from dali_pipes.reader.segments import Lines, SegmentReader
+from dali_pipes.reader.webdataset import WebdatasetReader
 
+# Small batches are read several at a time, up to this many samples: to hand work to a thread and back takes as long as
+# to read a few samples.
+MIN_SAMPLES = 64
+# Reads that a segment has begun and not given: with one alone the thread would wait until its batch is taken.
+NUM_AHEAD = 2
+# Reads in one call. The kernel limits the sum over the machine's contexts: /proc/sys/fs/aio-max-nr, 65,536 by default.
+MAX_READS = 256
+# How often the kernel may refuse reads (EAGAIN), and the pause after it: 20 ms in all. Then `os.preadv` reads.
+MAX_REFUSED = 20
+PAUSE_S = 0.001
+
+_PREAD = 0  # IOCB_CMD_PREAD
+_IOCB = np.dtype(
+    [
+        ("data", "<u8"),
+        ("key", "<u4"),
+        ("rw_flags", "<u4"),
+        ("opcode", "<u2"),
+        ("priority", "<i2"),
+        ("file", "<u4"),
+        ("address", "<u8"),
+        ("size", "<u8"),
+        ("offset", "<i8"),
+        ("reserved", "<u8"),
+        ("flags", "<u4"),
+        ("event_file", "<u4"),
+    ]
+)
+_EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
+# io_setup, io_destroy, io_submit, io_getevents
+_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
+
+Int64s = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
 _this_thread = threading.local()
 
 
@@ -22,11 +70,112 @@ def in_reader() -> bool:
     return getattr(_this_thread, "reads", False)
 
 
-# Small batches are read several at a time, up to this many samples: to hand work to a thread and back takes as long as
-# to read a few samples.
-MIN_SAMPLES = 64
-# Reads that a segment has begun and not given: with one alone the thread would wait until its batch is taken.
-NUM_AHEAD = 2
+class Aio:
+    """A context for reads of one thread at a time.
+
+    Raises:
+        OSError: If the kernel, or the container's filter of system calls, does not allow it.
+    """
+
+    def __init__(self) -> None:
+        calls = _CALLS.get(platform.machine())
+        if calls is None or not hasattr(os, "preadv"):
+            raise OSError(errno.ENOSYS, f"no asynchronous I/O is known for {platform.system()} on {platform.machine()}")
+        self._setup, self._destroy, self._submit, self._get_events = calls
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        self._syscall.restype = ctypes.c_long
+        context = ctypes.c_ulong(0)
+        self._call(self._setup, MAX_READS, ctypes.addressof(context))
+        self._context: int | None = context.value
+        self._pid = os.getpid()
+        self._iocbs = np.zeros(MAX_READS, _IOCB)
+        self._iocbs["opcode"] = _PREAD
+        self._iocbs["data"] = np.arange(MAX_READS)
+        # The kernel takes a list of pointers.
+        self._pointers = self._iocbs.ctypes.data + _IOCB.itemsize * np.arange(MAX_READS, dtype=np.uint64)
+        self._events = np.zeros(MAX_READS, _EVENT)
+        try:
+            self._try()
+        except BaseException:
+            self.close()
+            raise
+
+    def _try(self) -> None:
+        """Read a byte: a sandbox may allow a context, and no reads."""
+        file = os.memfd_create("dali-pipes-aio", os.MFD_CLOEXEC)
+        try:
+            os.write(file, b"x")
+            one, byte = np.ones(1, np.int64), np.zeros(1, np.uint8)
+            self.read(file, offsets=0 * one, sizes=one, addresses=byte.ctypes.data * one)
+            if byte[0] != ord("x"):
+                raise OSError(errno.ENOSYS, "asynchronous I/O gives other bytes than the file has")
+        finally:
+            os.close(file)
+
+    def read(self, file: int, *, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> None:
+        """Read ``sizes`` bytes at ``offsets`` of an open file to ``addresses`` in memory; all are int64 [N].
+
+        Raises:
+            OSError: If a read fails, or the file ends before the last byte of a place.
+        """
+        for first in range(0, len(sizes), MAX_READS):
+            part = slice(first, first + MAX_READS)
+            self._read(file, offsets[part], sizes[part], addresses[part])
+
+    def _read(self, file: int, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> None:
+        num = len(sizes)
+        iocbs = self._iocbs[:num]
+        iocbs["file"], iocbs["offset"], iocbs["size"], iocbs["address"] = file, offsets, sizes, addresses
+        results = np.zeros(num, np.int64)
+        submitted = finished = refused = 0
+        while finished < num:
+            if submitted < num:
+                pointers = self._pointers.ctypes.data + 8 * submitted
+                try:
+                    submitted += self._call(self._submit, self._context, num - submitted, pointers)
+                except BlockingIOError:  # the kernel has no place for the reads now
+                    refused += 1
+                    if refused > MAX_REFUSED:
+                        num = submitted  # the others are read below, one after the other
+                    elif submitted == finished:
+                        time.sleep(PAUSE_S)
+            if submitted == finished:
+                continue
+            found = self._call(
+                self._get_events, self._context, submitted - finished, MAX_READS, self._events.ctypes.data, 0
+            )
+            events = self._events[:found]
+            results[events["data"].astype(np.int64)] = events["result"]
+            finished += found
+        for position in np.flatnonzero(results != sizes).tolist():
+            result, offset, size = (int(column[position]) for column in (results, offsets, sizes))
+            if result < 0 and result != -errno.EAGAIN:
+                raise OSError(-result, os.strerror(-result))
+            _read_rest(file, offset, size, int(addresses[position]), max(0, result))
+
+    def close(self) -> None:
+        """Free the context. Can be called twice; a forked child has no context to free."""
+        context, self._context = self._context, None
+        if context is not None and os.getpid() == self._pid:
+            self._call(self._destroy, context)
+
+    def _call(self, number: int, *arguments: int | None) -> int:
+        while True:
+            result = int(self._syscall(ctypes.c_long(number), *(ctypes.c_ulong(value or 0) for value in arguments)))
+            if result >= 0:
+                return result
+            if (code := ctypes.get_errno()) != errno.EINTR:
+                raise OSError(code, os.strerror(code))
+
+
+def _read_rest(file: int, offset: int, size: int, address: int, done: int) -> None:
+    """Finish a read that returned fewer bytes: the kernel gives at most 2 GiB at a time, and none if it was refused."""
+    memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    while done < size:
+        num = os.preadv(file, [memory[done:]], offset + done)
+        if not num:
+            raise OSError(errno.EIO, f"the file ends at byte {offset + done}, expected {size} bytes from {offset}")
+        done += num
 
 
 class _Read(NamedTuple):
@@ -135,3 +284,30 @@ class AioSegment:
             rows = slice(self._next, min(self._next + self._rows_at_once, len(self._lines.ordinals)))
             self._reading.append(self._reader.begin(self._lines, rows, batch_size=self._batch_size))
             self._next = rows.stop
+
+
+def open_reader(path: str, *, kind: str = "auto", buffers: Buffers | None = None) -> SegmentReader:
+    """Open a reader of the cache file.
+
+    Args:
+        path: The cache file.
+        kind: ``"aio"``, ``"webdataset"``, or ``"auto"``: the first that the system allows.
+        buffers: Where ``"aio"`` puts encoded bytes; ``None``: in ordinary memory.
+
+    Raises:
+        OSError: If ``kind`` is ``"aio"`` and the system does not allow it.
+    """
+    if kind != "webdataset":
+        try:
+            aio = Aio()
+        except OSError as exc:
+            if kind == "aio":
+                raise
+            _log.warning(
+                "the system does not allow asynchronous I/O of Linux (%s): DALI's reader is used, which takes more CPU "
+                "time; dali-pipes doctor says what to allow",
+                exc.strerror,
+            )
+        else:
+            return AioReader(path, aio=aio, buffers=buffers or Buffers())
+    return WebdatasetReader(path)

@@ -27,9 +27,8 @@ from dali_pipes.order.plan import Plan, Step
 from dali_pipes.order.randomness import Stream
 from dali_pipes.progress import bar
 from dali_pipes.reader.batch import Batch, Rows
-from dali_pipes.reader.batching import Batching
 from dali_pipes.reader.samples import Samples
-from dali_pipes.reader.segments import Lines, Segment, SegmentReader
+from dali_pipes.reader.segments import Batching, Lines, Segment, SegmentReader
 
 _log = logging.getLogger(__name__)
 

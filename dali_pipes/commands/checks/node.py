@@ -23,7 +23,7 @@ from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
 from dali_pipes.commands.checks.findings import Finding, Findings, fail, ok, warn
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import CacheError
-from dali_pipes.reader.aio import Aio
+from dali_pipes.reader.aio_reader import Aio
 
 # A loader has a descriptor for each segment and each connection, and torch has its own; the embedded node has one for
 # each connection. Most systems allow 1,024.

@@ -8,10 +8,9 @@ import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.graph.definition import Graph
-from dali_pipes.graph.distributions import GAMMA_UNIFORMS, betas
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.pipelines import Layout
-from dali_pipes.graph.random import Random
+from dali_pipes.graph.random import GAMMA_UNIFORMS, Random, betas
 from dali_pipes.reader.batch import Batch
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench.tools.threads import GROUPS, ThreadMeter
-from dali_pipes.reader.aio import Aio
+from dali_pipes.reader.aio_reader import Aio
 
 MIB = 1 << 20
 NUM_READS = 32

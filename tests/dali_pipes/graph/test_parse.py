@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from dali_pipes.graph import parse
-from dali_pipes.reader.opening import open_reader
+from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.segments import Lines
 
 FLOAT32 = np.dtype(np.float32)

@@ -22,10 +22,8 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from dali_pipes.reader.aio import _CALLS, MAX_READS, Aio
-from dali_pipes.reader.aio_reader import AioReader
+from dali_pipes.reader.aio_reader import _CALLS, MAX_READS, Aio, AioReader, open_reader
 from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
-from dali_pipes.reader.opening import open_reader
 from dali_pipes.reader.segments import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
@@ -199,7 +197,7 @@ def test_segment_may_be_closed_before_it_is_read(readers: dict[str, SegmentReade
 
 AFTER_MAIN = """
 import sys, threading, numpy as np
-from dali_pipes.reader.opening import open_reader
+from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.segments import Lines
 
 def read():

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.graph.recipes.boxes import MAX_LABEL, check_boxes, move_boxes, read_boxes
 from dali_pipes.graph.recipes.captions import pad_tokens, read_tokens
+from dali_pipes.graph.recipes.detection import MAX_LABEL, check_boxes, move_boxes, read_boxes
 from tests.fuzz.target import BrokenPromiseError, Target
 
 HEIGHT, WIDTH, SIZE, LENGTH = 60, 80, 32, 8
