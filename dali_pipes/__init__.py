@@ -65,7 +65,7 @@ _HOMES = {
     "StateError": "order.state",
     "StoreError": "errors",
     "WorkerProcessError": "errors",
-    "bucketed": "graph.bucketed",
+    "bucketed": "graph.pipelines",
     "buckets": "order.shapes",
     "captions": "graph.recipes.captions",
     "classification_eval": "graph.pipelines",
