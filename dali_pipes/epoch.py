@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import profiling
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.share import CacheShare
@@ -222,7 +221,8 @@ class Feeds:
             if self.ahead is None:
                 self.ahead = self._open(epoch, start=0)
             if with_reader:
-                self.ahead.prepare()
+                with self._counts.read:
+                    self.ahead.prepare()
         except Exception:  # noqa: BLE001 (raised again when that epoch is started)
             _log.debug("the next epoch could not be prepared", exc_info=True)
             self.close()
@@ -243,7 +243,7 @@ class Feeds:
 
     def _open(self, epoch: int, *, start: int) -> Feed:
         share, batching = self._share, self._batching
-        with profiling.busy("read"):
+        with self._counts.read:
             plan = self._inputs.plan(epoch)
             needed = plan.bytes_at_a_time(
                 share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size

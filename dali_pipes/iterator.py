@@ -210,7 +210,7 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
             if (running := self._uses.setdefault("now", use)) is not use:
                 self._check_usable()  # it may be closed by now
                 raise running.refusal(use)
-            with profiling.busy("hand-over"), self._counts.in_loader, self._decode.as_current_device():
+            with self._counts.hand_over, self._decode.as_current_device():
                 self.taker = taker
                 if self._epoch.is_over:
                     self._epoch.end()
@@ -449,7 +449,7 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
         if self._epoch.stands_at(epoch, start):
             self._epoch.has_seen_end = False
             return  # the right shards are staged already
-        with profiling.busy("hand-over"), self._counts.in_loader:
+        with self._counts.hand_over:
             was_cut_short = self._epoch.is_cut_short
             self._epoch.is_cut_short = True  # until the new epoch has begun
             if was_cut_short:
@@ -480,12 +480,9 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
         if epoch.has_failed:
             return None  # DALI asks for all inputs of an iteration, also if the first one said that the epoch is over
         try:
-            with profiling.busy("read"):
+            with self._counts.read:
                 read = epoch.feed.next()
-            if read is None:
-                return None
-            with profiling.busy("inputs"):
-                return self._repair.feed(*read)
+            return None if read is None else self._repair.feed(*read)
         except Exception as exc:  # noqa: BLE001 (raised when all batches before it are delivered)
             epoch.keep(exc)
             return None
@@ -500,7 +497,8 @@ class Loader(Faces, DALIGenericIterator):  # type: ignore[misc]
             must_wait = must_come and not scheduled
             if len(scheduled) >= self._decode.prefetch_queue_depth or not (epoch.feed.is_ready() or must_wait):
                 break
-            self._decode.schedule()
+            with self._counts.inputs:
+                self._decode.schedule()
         if not epoch.has_failed:
             self._feeds.prepare_after(epoch.feed, is_read=delivered + len(scheduled) >= epoch.num_batches)
 

@@ -1,17 +1,30 @@
-"""``dali-pipes profile``: show how long each stage of a loader works and waits, find the bottleneck, give advice."""
+"""``dali-pipes profile``: show how long each stage of a loader works and waits, find the bottleneck, give advice.
+
+The loader's own counters time the stages in Python's threads: `dali_pipes.metrics.counts`. The kernel times DALI's
+threads. DALI 2.4 does not time its operators, so a second pipeline that stops after the decoders measures the share of
+decoding in the work of these threads.
+"""
 
 import contextlib
 import json
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dali_pipes.commands.epoch_profile import EpochProfile, profile_loader
 from dali_pipes.commands.options import format_bytes, json_option
-from dali_pipes.commands.output import PAGES, check_output, print_note, writing
+from dali_pipes.commands.output import check_output, print_note, writing
 from dali_pipes.commands.tune import Job, job_options
+
+if TYPE_CHECKING:
+    from dali_pipes.graph.batch_inputs import BatchInputs
+    from dali_pipes.graph.decode import DecodePipeline
+    from dali_pipes.iterator import Loader
+    from dali_pipes.profiling import Trace
 
 # A loader is fast enough if the step waits for less than this share of the time.
 KEEPS_UP = 0.05
@@ -19,6 +32,44 @@ KEEPS_UP = 0.05
 ALL_BUSY = 0.75
 # Threads compete with others for cores if they are ready, without a free core, for more than this share of the time.
 CROWDED = 0.2
+# Batches and rounds that measure the share of decoding: it differs little from batch to batch.
+NUM_SHARE_BATCHES = 4
+NUM_SHARE_ROUNDS = 3
+_TASKS = Path("/proc/self/task")
+_MEMORY = {"RssAnon": "own_bytes", "RssFile": "file_bytes", "RssShmem": "shared_bytes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """One stage in one epoch, summed over its threads."""
+
+    stage: str
+    threads: int
+    busy_s: float
+    waiting_s: float
+    """Waiting for the stage before it; for a stage with its own threads, all the time that they were not busy."""
+    queued_s: float = 0.0
+    """The part of ``waiting_s`` in which a thread was ready to run, but no core was free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochProfile:
+    """The times of one epoch, stage by stage."""
+
+    epoch: int
+    num_samples: int
+    num_batches: int
+    wall_s: float
+    first_batch_s: float
+    """Seconds from the epoch's start to its first batch."""
+    fetched_bytes: int
+    """Brought from the store in this epoch, shard indexes included."""
+    stages: tuple[StageTimes, ...]
+    """The stages, in the order of the data path."""
+
+    def of(self, stage: str) -> StageTimes:
+        """Return one stage's times."""
+        return next(times for times in self.stages if times.stage == stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +108,7 @@ class Diagnosis:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with a timeline of the stages here, page.html.",
+    help="Write a Chrome trace of the stages here, trace.json; https://ui.perfetto.dev opens it.",
 )
 @json_option
 def profile(
@@ -78,40 +129,32 @@ def profile(
     the memory of the process, and of the cache file, which is not a part of it. The command reads the shards into the
     cache, as a training does, and writes no other file, unless -o names one.
 
-    -o page.html writes a page that needs no other file: when each stage worked and waited, and the stalls, which are
-    waits for a batch that take much longer than the others, with their causes.
+    -o trace.json writes a trace that Perfetto opens: when each thread was in which stage, when the step ran, and how
+    many of DALI's threads were busy.
 
     For a timeline of your own training, run it under nsys or torch.profiler. They show the same stages as ranges; nsys
     also shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
     """
-    from dali_pipes.commands.step_clock import StepClock
     from dali_pipes.options import Decode
-    from dali_pipes.processes.programs import ResidentMemory
     from dali_pipes.processes.ranks import cores_of_rank
     from dali_pipes.profiling import recording
     from dali_pipes.tuning import Machine
 
     if output is not None:
-        check_output(output, endings=PAGES, expected="a page's name, .html", option="--output")
+        check_output(output, endings=(".json",), expected="a trace's name, .json", option="--output")
     job = Job(**options)
     cache = job.cache if num_fetchers is None else replace(job.cache, fetchers=num_fetchers)
     asked = Decode(threads=num_threads, queue_depth=prefetch_queue_depth)
     with contextlib.ExitStack() as stack:
-        recorder = stack.enter_context(recording(with_ranges=output is not None))
+        trace = None if output is None else stack.enter_context(recording())
         loader = stack.enter_context(job.open(cache=cache, decode=asked))
-        clock = None if output is None else stack.enter_context(StepClock())
-        profiles = profile_loader(loader, epochs=epochs, recorder=recorder, compute_s=compute_ms / 1000, clock=clock)
+        profiles = profile_loader(loader, epochs=epochs, compute_s=compute_ms / 1000, trace=trace)
         decode, share = loader.parts.decode, loader.parts.share
         is_in_memory = share.space.is_memory
         memory = {
-            **asdict(ResidentMemory.now()),
+            **resident_memory(),
             "cache_bytes": share.taken_bytes,
             "cache_directory": str(share.space.directory),
-        }
-        settings = {
-            "num_threads": decode.num_threads,
-            "prefetch_queue_depth": decode.prefetch_queue_depth,
-            "num_fetchers": cache.fetchers,
         }
     cores, on_gpu = cores_of_rank(), decode.device_id is not None
     diagnoses = [
@@ -119,7 +162,14 @@ def profile(
         for epoch in profiles
     ]
     if as_json:
-        used = {**settings, "compute_ms": compute_ms, "cores": cores, "decoded_on_gpu": on_gpu}
+        used = {
+            "num_threads": decode.num_threads,
+            "prefetch_queue_depth": decode.prefetch_queue_depth,
+            "num_fetchers": cache.fetchers,
+            "compute_ms": compute_ms,
+            "cores": cores,
+            "decoded_on_gpu": on_gpu,
+        }
         report = {
             "machine": asdict(Machine.here(decode.device_id)),
             "options": {**job.to_json(), **used},
@@ -130,27 +180,10 @@ def profile(
     else:
         click.echo("\n\n".join(_text(epoch, found) for epoch, found in zip(profiles, diagnoses, strict=True)))
         click.echo("\n" + _memory_text(memory))
-    if output is not None and clock is not None and recorder.ranges is not None:
-        from dali_pipes.commands.profile_page import profile_page
-        from dali_pipes.commands.timeline import timeline_of
-
-        timelines = [
-            timeline_of(
-                steps,
-                recorder.ranges,
-                clock,
-                decode_threads=settings["num_threads"],
-                num_fetchers=times.of("fetch").threads,
-            )
-            for steps, times in zip(clock.epochs, profiles, strict=True)
-        ]
-        told = {**settings, "batch_size": job.batch_size, "compute_ms": compute_ms, "cores": cores}
-        html = profile_page(
-            job.shards, timelines, profiles, diagnoses, settings=[(name, str(value)) for name, value in told.items()]
-        )
+    if output is not None and trace is not None:
         with writing(output):
-            output.write_text(html, encoding="utf-8")
-        print_note(f"wrote {output}, {format_bytes(len(html.encode()))}")
+            num_bytes = trace.write(output)
+        print_note(f"wrote {output}, {format_bytes(num_bytes)}; open it in https://ui.perfetto.dev")
 
 
 def _memory_text(memory: dict[str, Any]) -> str:
@@ -178,6 +211,177 @@ def _text(epoch: EpochProfile, found: Diagnosis) -> str:
     return "\n".join(
         [*lines, f"bottleneck: {found.bottleneck}: {found.why}", *(f"  try: {text}" for text in found.turn)]
     )
+
+
+def profile_loader(
+    loader: "Loader", *, epochs: int, compute_s: float = 0.0, trace: "Trace | None" = None
+) -> list[EpochProfile]:
+    """Iterate, and measure the times of each epoch.
+
+    The loader has not been iterated, so that its first epoch stages its shards, as a job's does. After each batch sleep
+    ``compute_s`` seconds, in place of a training step.
+    """
+    kept: list[BatchInputs] = []
+    loader.parts.decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
+    loader.parts.decode.taken = kept
+    profiles = [_measure_epoch(loader, compute_s=compute_s, kept=kept, trace=trace) for _ in range(epochs)]
+    share = _decode_share(loader.parts.decode, kept)
+    return [_split_decoding(profile, share) for profile in profiles]
+
+
+def _measure_epoch(
+    loader: "Loader", *, compute_s: float, kept: "list[BatchInputs]", trace: "Trace | None"
+) -> EpochProfile:
+    """Measure one epoch, with ``decode`` for all work of DALI's threads; ``kept`` gets the first batches."""
+    before = _read_counters(loader)
+    num_samples = num_batches = 0
+    first_batch_s = 0.0
+    looked_at, busy_before_s = time.perf_counter(), before["decode"]
+    started = time.perf_counter()
+    batches = iter(loader)
+    epoch = loader.epoch
+    for _ in batches:
+        came = time.perf_counter()
+        if not num_batches:
+            first_batch_s = came - started
+        num_batches, num_samples = num_batches + 1, num_samples + loader.num_valid
+        if len(kept) == NUM_SHARE_BATCHES:
+            loader.parts.decode.taken = None
+        if compute_s:
+            time.sleep(compute_s)
+        if trace is not None:
+            trace.add("step", came, time.perf_counter())
+            busy_s = sum(on_core_s for on_core_s, _ in dali_thread_times().values())
+            trace.count("DALI threads on a core", (busy_s - busy_before_s) / (came - looked_at), at=looked_at)
+            looked_at, busy_before_s = came, busy_s
+    wall_s = time.perf_counter() - started
+    if trace is not None:
+        trace.add(f"epoch {epoch}", started, started + wall_s)
+    after = _read_counters(loader)
+    took = {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in after.items()}
+    return EpochProfile(
+        epoch=epoch,
+        num_samples=num_samples,
+        num_batches=num_batches,
+        wall_s=wall_s,
+        first_batch_s=first_batch_s,
+        fetched_bytes=int(took["fetched_bytes"]),
+        stages=_stages(loader, took, wall_s=wall_s),
+    )
+
+
+def _read_counters(loader: "Loader") -> dict[str, float]:
+    """Read seconds by stage, summed over threads since the loader was made or, for DALI's threads, began."""
+    counts, stager = loader.parts.counts, loader.parts.stager
+    times = dali_thread_times().values()
+    return {
+        "fetch": stager.fetch_time.seconds(),
+        "stage": stager.stage_time.seconds(),
+        "read": counts.read.seconds() + counts.read_wait.seconds(),
+        "shard wait": counts.shard_wait.seconds(),
+        "inputs": counts.inputs.seconds(),
+        "decode": sum(on_core_s for on_core_s, _ in times),
+        "queued": sum(ready_s for _, ready_s in times),
+        "decode wait": counts.decode_wait.seconds(),
+        "hand-over": counts.hand_over.seconds(),
+        "loader": counts.in_loader_s(),
+        "fetched_bytes": stager.fetched_bytes,
+    }
+
+
+def _stages(loader: "Loader", took: dict[str, float], *, wall_s: float) -> tuple[StageTimes, ...]:
+    decode, num_fetchers = loader.parts.decode, loader.parts.stager.num_threads
+    # On a GPU each decoder has as many threads of its own.
+    decode_threads = decode.num_threads * (1 if decode.device_id is None else 1 + decode.num_decoders)
+
+    def in_threads(stage: str, threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
+        waiting_s = max(0.0, threads * wall_s - busy_s)
+        return StageTimes(stage=stage, threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
+
+    def in_loop(stage: str, busy_s: float, waiting_s: float = 0.0) -> StageTimes:
+        return StageTimes(stage=stage, threads=1, busy_s=busy_s, waiting_s=waiting_s)
+
+    return (
+        in_threads("fetch", num_fetchers, took["fetch"]),
+        in_threads("stage", num_fetchers, max(0.0, took["stage"] - took["fetch"])),
+        in_loop("read", took["read"], took["shard wait"]),
+        in_loop("inputs", took["inputs"]),
+        in_threads("decode", decode_threads, took["decode"], took["queued"]),
+        in_loop("hand-over", took["hand-over"], took["decode wait"]),
+        in_loop("step", wall_s - took["loader"], took["loader"]),
+    )
+
+
+def _split_decoding(profile: EpochProfile, decode_share: float) -> EpochProfile:
+    """Split ``decode`` into ``decode`` and ``transform``, which share their threads."""
+    stages: list[StageTimes] = []
+    for times in profile.stages:
+        if times.stage == "decode":
+            stages.append(replace(times, busy_s=decode_share * times.busy_s))
+            stages.append(replace(times, stage="transform", busy_s=(1 - decode_share) * times.busy_s))
+        else:
+            stages.append(times)
+    return replace(profile, stages=tuple(stages))
+
+
+def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
+    """Measure the share of decoding in DALI's work for a batch, 0 to 1, with a second pipeline that only decodes.
+
+    On the CPU this is the share of CPU time. On a GPU it is the share of the time that a batch takes alone, because
+    nothing counts the time for which the GPU's engines are busy.
+    """
+    if not decode.num_decoders:
+        return 0.0
+    clock = time.process_time if decode.device_id is None else _synchronised_clock
+    shares = []
+    with (
+        contextlib.closing(decode.second_pipeline()) as whole,
+        contextlib.closing(decode.second_pipeline(only_decoders=True)) as decoders,
+    ):
+        for round_number in range(NUM_SHARE_ROUNDS + 1):
+            took = []
+            for pipeline in (whole, decoders):
+                started = clock()
+                for inputs in batches:
+                    pipeline.run(inputs)
+                took.append(clock() - started)
+            if round_number and took[0] > 0:  # the first round allocates
+                shares.append(min(1.0, took[1] / took[0]))
+    return statistics.median(shares) if shares else 1.0
+
+
+def _synchronised_clock() -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def dali_thread_times() -> dict[int, tuple[float, float]]:
+    """Read the times of DALI's threads: number -> seconds on a core, seconds ready without a free core."""
+    found = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
+            if (task / "comm").read_text().startswith("[DALI]"):
+                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
+                found[int(task.name)] = on_core / 1e9, queued / 1e9
+    return found
+
+
+def resident_memory() -> dict[str, int]:
+    """Read the bytes of this process's pages that are in memory now, by kind; ``RSS``, which ``top`` shows, is the sum.
+
+    ``own_bytes`` are pages of no file: what the process has allocated. ``file_bytes`` are pages of mapped files,
+    libraries above all, which the kernel can drop and shares. ``shared_bytes`` are mapped shared memory: the cache's
+    tables, and blocks that worker processes share. No loader maps a cache file; a control group counts one in /dev/shm
+    all the same. A kernel that does not tell the kinds apart gives zeros.
+    """
+    found = dict.fromkeys(_MEMORY.values(), 0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in _MEMORY:
+            found[_MEMORY[name]] = int(rest.split()[0]) * 1024
+    return found
 
 
 _IN_THIS_THREAD = "work in the thread that iterates"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from dali_pipes import profiling
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
@@ -25,6 +24,7 @@ from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.metrics import tracing
+from dali_pipes.metrics.counts import ThreadsStage
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +101,10 @@ class Stager(StagingRequests):
         """Bytes of shards that this loader brought into the cache file so far, indexes included."""
         self.num_fetched: int = 0
         """The number of these shards."""
+        self.stage_time: ThreadsStage = ThreadsStage("stage")
+        """The threads' work for shards: fetching, free space, checks, the table."""
+        self.fetch_time: ThreadsStage = ThreadsStage("fetch")
+        """The part in which they bring bytes from the store."""
 
     @property
     def num_threads(self) -> int:
@@ -283,7 +287,7 @@ class Stager(StagingRequests):
         left = dict.fromkeys(shards)  # the shards that are not finished
         errors: dict[int, Exception] = {}
         try:
-            with profiling.busy("stage"):
+            with self.stage_time:
                 if is_there:
                     self._finish(left, self._whole(shards[0], left), are_new=False)
                 if left and not self._is_abandoned(shards[0], left):
@@ -356,7 +360,7 @@ class Stager(StagingRequests):
         with self._changed:
             # Idle threads lend their connections where fewer shards are wanted than there are threads.
             connections = max(1, self._num_fetchers // max(1, self._num_wanted()))
-        with profiling.busy("fetch"):
+        with self.fetch_time:
             fetcher.fetch(wanted, stopped=stopped, num_connections=connections)
         self._finish(left, coming.take_whole())
         return coming.errors

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from dali_pipes import profiling
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
 from dali_pipes.graph.dali_internals import (
@@ -164,10 +163,9 @@ class DecodePipeline:
 
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
-        with profiling.busy("inputs"):
-            if self.starts_full and not self.scheduled:
-                self._start_full()
-            schedule_batch(self.pipeline)
+        if self.starts_full and not self.scheduled:
+            self._start_full()
+        schedule_batch(self.pipeline)
 
     # Note [the engines' share]: a decoder gives the JPEG engines the same number of photos of every batch: their share
     # of the first batch that it ever decodes. After a short first batch (the last of an epoch, to which a job resumes)
@@ -203,8 +201,7 @@ class DecodePipeline:
             ValueError: If an output's samples are not all of one shape.
         """
         with iterator_scope(self.pipeline):
-            with profiling.waiting("hand-over"):
-                tensor_lists = iter(self.pipeline.share_outputs(self._consumer_stream()))
+            tensor_lists = iter(self.pipeline.share_outputs(self._consumer_stream()))
             inputs = self.scheduled.popleft()
             self._keep_while_copied(inputs)
             outputs: dict[str, Any] = {}

@@ -1,12 +1,15 @@
-"""Count what one loader does, so cheaply that it always counts: a few additions a batch.
+"""Count what one loader does, and time its stages, so cheaply that it always counts: a few additions a batch.
 
-Every number has one writer at a time, and any thread may read it: a reader never sees a number go backwards.
+Every number has one writer at a time, and any thread may read it: a reader never sees a number go backwards. The
+figures of `Loader.stats`, ``dali-pipes profile`` and the lines on long waits read these numbers.
 """
 
+import contextlib
 import logging
 import threading
 import time
 
+from dali_pipes import profiling
 from dali_pipes.metrics import tracing
 
 _log = logging.getLogger(__name__)
@@ -15,47 +18,93 @@ LONG_WAIT_S = 10.0
 """A wait that takes so long is worth a line in the log: the longest step of a healthy job is far shorter."""
 # A wait that takes so long becomes a span.
 _SPAN_S = 1.0
+_STAGES = ("hand-over", "inputs", "read", "wait for shards", "wait for bytes", "wait for decoding")
 
 
-class Wait:
-    """Seconds for which one stage was waited for, also while a wait goes on; a context of one thread at a time.
+class _Clock:
+    """Seconds of the thread that iterates, by stage. While a stage runs inside another, the inner one counts alone."""
 
-    ``advice`` is logged, once, when a wait has taken `LONG_WAIT_S`; ``None``: somebody else logs it.
+    def __init__(self) -> None:
+        # One value, so that a reader in another thread sees all of it: seconds by stage, the stage that runs now (-1:
+        # none), and since when.
+        self.state: tuple[tuple[float, ...], int, float] = ((0.0,) * len(_STAGES), -1, 0.0)
+
+    def switch(self, stage: int) -> int:
+        """Let another stage run from now on; return the one that ran."""
+        seconds, running, since = self.state
+        now = time.perf_counter()
+        if running >= 0:
+            seconds = (*seconds[:running], seconds[running] + now - since, *seconds[running + 1 :])
+        self.state = (seconds, stage, now)
+        return running
+
+
+class Stage:
+    """One stage of the thread that iterates: a context in which it runs. It is not entered inside itself.
+
+    ``advice`` is logged, once, when a wait has taken `LONG_WAIT_S`; ``None``: the stage does not wait, or another
+    module logs it. After a Ctrl-C between begin and end the stage around this one ends it.
     """
 
-    __slots__ = ("_advice", "_stage", "_state", "_told_s")
+    __slots__ = ("_advice", "_clock", "_is_wait", "_number", "_outer", "_range", "_told_s", "name")
 
-    def __init__(self, stage: str, *, advice: str | None = None) -> None:
-        self._stage, self._advice = stage, advice
-        # One value, so that a reader in another thread sees both: seconds of the waits that are over, and when this one
-        # began.
-        self._state: tuple[float, float | None] = (0.0, None)
+    def __init__(self, name: str, clock: _Clock, *, advice: str | None = None) -> None:
+        self.name, self._clock, self._advice = name, clock, advice
+        self._number, self._is_wait = _STAGES.index(name), name.startswith("wait for ")
+        self._outer = -1
+        self._range: contextlib.ExitStack | None = None
         self._told_s = 0.0
 
     def seconds(self) -> float:
-        """Seconds so far."""
-        total, since = self._state
-        # A wait that ends between these lines has taken less than they say: then the number stands still for a moment.
-        self._told_s = max(self._told_s, total if since is None else total + time.perf_counter() - since)
+        """Seconds so far, also while the stage runs."""
+        seconds, running, since = self._clock.state
+        total = seconds[self._number]
+        # A stage that ends between these lines has taken less than they say: then the number stands still for a moment.
+        self._told_s = max(self._told_s, total if running != self._number else total + time.perf_counter() - since)
         return self._told_s
 
     def __enter__(self) -> None:
-        total, since = self._state
-        now = time.perf_counter()
-        self._state = (total if since is None else total + now - since, now)
+        self._range = profiling.begin_range(self.name)
+        self._outer = self._clock.switch(self._number)
 
     def __exit__(self, *_: object) -> None:
-        total, since = self._state
-        took = 0.0 if since is None else time.perf_counter() - since
-        self._state = (total + took, None)
-        if took >= _SPAN_S:
-            self._report(took)
+        since = self._clock.state[2]
+        self._clock.switch(self._outer)
+        if self._range is not None:
+            self._range.close()
+        if self._is_wait and (took := self._clock.state[2] - since) >= _SPAN_S:
+            tracing.report("wait", seconds=took, stage=self.name.removeprefix("wait for "))
+            if took >= LONG_WAIT_S and self._advice is not None:
+                _log.warning("a batch waited %.0f s: %s", took, self._advice)
+                self._advice = None
 
-    def _report(self, took: float) -> None:
-        tracing.report("wait", seconds=took, stage=self._stage)
-        if took >= LONG_WAIT_S and self._advice is not None:
-            _log.warning("a batch waited %.0f s: %s", took, self._advice)
-            self._advice = None
+
+class ThreadsStage:
+    """One stage of several threads: a context in which it runs in a thread; the seconds of the threads are added."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._seconds = 0.0
+        self._since: dict[int, tuple[float, contextlib.ExitStack | None]] = {}  # by thread
+
+    def seconds(self) -> float:
+        """Seconds so far, with those of the threads that are in the stage now."""
+        with self._lock:
+            now = time.perf_counter()
+            return self._seconds + sum(now - since for since, _ in self._since.values())
+
+    def __enter__(self) -> None:
+        entered = time.perf_counter(), profiling.begin_range(self.name)
+        with self._lock:
+            self._since[threading.get_ident()] = entered
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            since, shown = self._since.pop(threading.get_ident())
+            self._seconds += time.perf_counter() - since
+        if shown is not None:
+            shown.close()
 
 
 class Counts:
@@ -68,24 +117,36 @@ class Counts:
         """Delivered batches."""
         self.read_bytes: int = 0
         """Encoded bytes of the batches that were read from the cache file."""
-        self.shard_wait: Wait = Wait("shards")
+        clock = _Clock()
+        self.hand_over: Stage = Stage("hand-over", clock)
+        """Everything in the loader that the training step waits for, and that no other stage counts."""
+        self.inputs: Stage = Stage("inputs", clock)
+        """Arrays and parsed components, and feeding them to DALI."""
+        self.read: Stage = Stage("read", clock)
+        """The plan, and opening segments."""
+        self.shard_wait: Stage = Stage("wait for shards", clock)
         """For shards that were not resident. The stager logs long waits: it knows the shards."""
-        self.read_wait: Wait = Wait(
-            "read",
+        self.read_wait: Stage = Stage(
+            "wait for bytes",
+            clock,
             advice="its encoded bytes were resident, and reading them from the cache file took so long; is the disk of "
             "the cache directory busy? `dali-pipes doctor` names it, and Cache(directory=) another one",
         )
         """For the thread that reads encoded bytes."""
-        self.decode_wait: Wait = Wait(
-            "decode",
+        self.decode_wait: Stage = Stage(
+            "wait for decoding",
+            clock,
             advice="DALI had its bytes, and decoding took so long; `dali-pipes profile` says which stage is slow, and "
             "whether other processes take the cores",
         )
         """For DALI."""
-        self.in_loader: Wait = Wait("loader")
-        """For the loader as a whole: the other waits, and its own work."""
         self.store_retries: int = 0
         self._lock = threading.Lock()
+
+    def in_loader_s(self) -> float:
+        """Seconds that the thread that iterates has spent in the loader: the sum of its stages."""
+        stages = (self.hand_over, self.inputs, self.read, self.shard_wait, self.read_wait, self.decode_wait)
+        return sum(stage.seconds() for stage in stages)
 
     def add_retry(self) -> None:
         """Count a request to the store that is sent again. Any thread may call this."""

@@ -44,7 +44,7 @@ FIGURES = (
     Figure(
         "loader_seconds",
         "Seconds that the loop spent in the loader: waits for shards, reading and decoding, and its own work.",
-        lambda it: it.parts.counts.in_loader.seconds(),
+        lambda it: it.parts.counts.in_loader_s(),
     ),
     Figure(
         "shard_wait_seconds",

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import profiling
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.long_waits import LongWaits
 from dali_pipes.fetch.stager import Stager
@@ -123,8 +122,7 @@ class Feed:
         shards = self._shards(self._run)
         if self._stager.need_resident(shards):
             try:
-                with profiling.busy("read"):
-                    self._ahead = self._open_segment(self._run, shards)
+                self._ahead = self._open_segment(self._run, shards)
             except Exception:  # noqa: BLE001 (raised again when the segment is needed)
                 self._is_faulty = True
                 _log.debug("the next segment could not be opened ahead", exc_info=True)
@@ -133,7 +131,8 @@ class Feed:
         """Whether `next` would return at once."""
         if self._open is not None and self._num_read < len(self._open.steps):
             return True
-        self.prepare()
+        with self._counts.read:
+            self.prepare()
         return self._ahead is not None or self._run is None or self._is_faulty
 
     def next(self) -> tuple[Batch, Sequence[Any]] | None:
@@ -193,7 +192,7 @@ class Feed:
     def _take_segment(self) -> _Opened | None:
         if self._ahead is None and self._run is not None:
             shards = self._shards(self._run)
-            with profiling.waiting("read"), self._counts.shard_wait:
+            with self._counts.shard_wait:
                 self._wait(shards, urgent=self._is_first)
             self._ahead = self._open_segment(self._run, shards)
         taken, self._ahead = self._ahead, None

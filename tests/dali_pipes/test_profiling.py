@@ -1,5 +1,6 @@
-"""Stages tell what they do to whoever listens, and to nobody otherwise."""
+"""Stages are shown to whoever listens, and to nobody otherwise."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,150 +10,88 @@ import pytest
 import torch
 
 import dali_pipes as dp
-from dali_pipes import profiling as stages
+from dali_pipes import profiling
 from dali_pipes.iterator import Loader
-from dali_pipes.reader.aio_reader import AioReader
+from dali_pipes.metrics.counts import Counts
 from tests.dali_pipes.raw import raw
 
 
 @pytest.fixture(autouse=True)
 def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is asked for, whatever the environment or another test says."""
-    for name in (stages.ANNOTATE_VARIABLE, *stages._INJECTIONS):
+    for name in (profiling.ANNOTATE_VARIABLE, *profiling._INJECTIONS):
         monkeypatch.delenv(name, raising=False)
-    stages.annotate(None)
+    profiling.annotate(None)
     yield
-    stages.annotate(None)
+    profiling.annotate(None)
 
 
-def opened(shards: Path) -> Loader:
-    return dp.loader(
-        shards,
-        raw,
-        batch_size=6,
-        device="cpu",
-        seed=3,
-        outputs=dp.Outputs(keys=True),
-        cache=dp.Cache(show_progress=False),
-    )
+def opened(shards: Path, *, cache_dir: Path | None = None) -> Loader:
+    outputs, cache = dp.Outputs(keys=True), dp.Cache(directory=cache_dir, show_progress=False)
+    return dp.loader(shards, raw, batch_size=6, device="cpu", seed=3, outputs=outputs, cache=cache)
 
 
 def keys_of(loader: Loader) -> list[list[str]]:
     return [batch["key"] for (batch,) in loader]
 
 
-def test_what_runs_inside_counts_for_itself_alone() -> None:
-    """A thread's stages add up to the time it spent in them: nothing is counted twice."""
-    with stages.recording() as recorder:
-        with stages.busy("hand-over"), stages.busy("inputs"), stages.waiting("read"):
-            pass
-        with stages.busy("hand-over"):
-            pass
-    seconds = recorder.seconds()
-    assert set(seconds) == {("hand-over", "busy"), ("inputs", "busy"), ("read", "waiting")}
-    assert recorder.in_loader_s() == pytest.approx(sum(seconds.values()), abs=1e-9)
+def is_shown() -> bool:
+    shown = profiling.begin_range("read")
+    if shown is not None:
+        shown.close()
+    return shown is not None
 
 
-def test_threads_of_the_stager_are_not_in_the_step_s_waiting() -> None:
-    """What the step waits for is what the thread that iterates does."""
-    with stages.recording() as recorder, stages.busy("stage"), stages.busy("fetch"):
-        pass
-    assert set(recorder.seconds()) == {("stage", "busy"), ("fetch", "busy")}
-    assert recorder.in_loader_s() == 0.0
-
-
-def test_what_has_not_ended_counts_as_far_as_it_has_come() -> None:
-    """A shard that is being fetched when an epoch ends belongs to it in part."""
-    with stages.recording() as recorder, stages.busy("fetch"):
-        first = recorder.seconds()["fetch", "busy"]
-        assert recorder.seconds()["fetch", "busy"] > first > 0
-    assert recorder.seconds()["fetch", "busy"] > first
-
-
-def test_many_threads_lose_nothing() -> None:
-    """Every span of every thread is ended, and none of another's."""
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(300):
-                with stages.busy("stage"), stages.busy("fetch"):
-                    pass
-        except BaseException as exc:  # noqa: BLE001 (told by the test)
-            failed.append(exc)
-
-    with stages.recording() as recorder:
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failed
-    assert recorder._stacks == {}
-    assert set(recorder.seconds()) == {("stage", "busy"), ("fetch", "busy")}
-
-
-def test_a_span_that_was_cut_short_ends_with_the_one_around_it() -> None:
-    """A Ctrl-C between beginning and end must not leave a stage at work for ever."""
-    with stages.recording() as recorder:
-        depth = recorder.enter("hand-over", "busy")
-        recorder.enter("read", "busy")  # its end is never reached
-        recorder.leave(depth)
-        before = recorder.seconds()
-        assert recorder.seconds() == before
-
-
-def test_nobody_listens_nothing_is_made() -> None:
-    """Off, all stages share one context that does nothing."""
-    assert stages.busy("read") is stages.waiting("hand-over")
-    with stages.recording():
-        assert stages.busy("read") is not stages.busy("read")
-    assert stages.busy("read") is stages.waiting("hand-over")
+def events_of(trace: profiling.Trace, path: Path) -> list[dict[str, Any]]:
+    assert trace.write(path) == path.stat().st_size
+    document = json.loads(path.read_text())
+    assert document["displayTimeUnit"] == "ms"
+    return list(document["traceEvents"])
 
 
 def test_one_recording_at_a_time() -> None:
     """Two would each have half."""
-    with stages.recording():
-        with pytest.raises(RuntimeError, match="being recorded already"), stages.recording():
+    assert not is_shown()
+    with profiling.recording():
+        with pytest.raises(RuntimeError, match="being recorded already"), profiling.recording():
             pass
-        assert stages.busy("read") is not stages.busy("read"), "the first goes on"
+        assert is_shown(), "the first goes on"
+    assert not is_shown()
 
 
-def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path) -> None:
-    """Measured or not, an epoch is the same; reading, the inputs and the hand-over are in it."""
+def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path, tmp_path: Path) -> None:
+    """Recorded or not, an epoch is the same. The trace has its stages, by thread, each inside the one around it."""
     with opened(small_shards) as loader:
         expected = [keys_of(loader) for _ in range(2)]
-    with stages.recording() as recorder, opened(small_shards) as loader:
+    with profiling.recording() as trace, opened(small_shards, cache_dir=tmp_path) as loader:
         assert [keys_of(loader) for _ in range(2)] == expected
-    seconds = recorder.seconds()
-    assert seconds.keys() >= {("read", "busy"), ("inputs", "busy"), ("hand-over", "busy"), ("hand-over", "waiting")}
-    assert seconds.keys() >= {("fetch", "busy"), ("stage", "busy")}
-    assert all(value > 0 for value in seconds.values())
+    events = events_of(trace, tmp_path / "trace.json")
+    ranges = [event for event in events if event["ph"] == "X"]
+    names = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    loop = names[threading.current_thread().name]
+    in_loop = {event["name"] for event in ranges if event["tid"] == loop}
+    # A shard that came in time is not waited for.
+    assert in_loop - {"wait for shards"} == {"hand-over", "inputs", "read", "wait for bytes", "wait for decoding"}
+    assert {event["name"] for event in ranges if event["tid"] != loop} == {"fetch", "stage"}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in ranges)
+    hands = [event for event in ranges if event["name"] == "hand-over"]
+    waits = [event for event in ranges if event["name"] == "wait for decoding"]
+    assert len(waits) == 8
+    for wait in waits:
+        begin, end = wait["ts"], wait["ts"] + wait["dur"]
+        assert any(hand["ts"] <= begin <= end <= hand["ts"] + hand["dur"] for hand in hands)
 
 
-def test_the_reading_thread_is_not_in_the_step_s_waiting(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It works beside the step: as the stages of the iterating thread, only the waiting for it counts."""
-    read = AioReader._read
-    threads = set()
-
-    def noted(*arguments: Any) -> Any:
-        threads.add(threading.get_ident())
-        return read(*arguments)
-
-    with stages.recording() as recorder:
-        entered = recorder.enter
-        by_thread: dict[str, set[int]] = {}
-
-        def enter(stage: Any, kind: Any) -> int:
-            by_thread.setdefault(stage, set()).add(threading.get_ident())
-            return entered(stage, kind)
-
-        monkeypatch.setattr(AioReader, "_read", noted)
-        monkeypatch.setattr(recorder, "enter", enter)
-        with opened(small_shards) as loader:
-            keys_of(loader)
-    assert len(threads) == 1
-    assert by_thread["read"] == {threading.get_ident()}
+def test_trace_has_values_beside_ranges_and_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "MAX_RANGES", 2)
+    with profiling.recording() as trace:
+        for _ in range(3):
+            with trace.range("step"):
+                pass
+        trace.count("threads", 1.5, at=trace._ranges[0][2])
+    _, first, second, value = events_of(trace, tmp_path / "trace.json")
+    assert (first["name"], second["ph"]) == ("step", "X")
+    assert value == {"name": "threads", "ph": "C", "pid": first["pid"], "ts": first["ts"], "args": {"value": 1.5}}
 
 
 def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> None:
@@ -162,10 +101,10 @@ def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> 
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             next(loader)
         next(loader)
-        assert stages.busy("read") is stages.waiting("read")
+        assert not is_shown()
     shown = {event.key: event.count for event in profiler.key_averages() if event.key.startswith("dali-pipes")}
     assert shown["dali-pipes: hand-over"] == 1
-    assert "dali-pipes: hand-over waits" in shown
+    assert "dali-pipes: wait for decoding" in shown
 
 
 @pytest.mark.parametrize(
@@ -177,7 +116,7 @@ def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> 
 )
 def test_the_environment_decides(value: str, shown: bool, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI_PIPES_ANNOTATE is stronger than what is found."""
-    monkeypatch.setenv(stages.ANNOTATE_VARIABLE, value)
+    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, value)
     with opened(small_shards) as loader, torch.profiler.profile() as profiler:
         next(loader)
     assert any(event.key == "dali-pipes: hand-over" for event in profiler.key_averages()) is shown
@@ -185,26 +124,27 @@ def test_the_environment_decides(value: str, shown: bool, small_shards: Path, mo
 
 def test_environment_with_another_value_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not taken for either."""
-    monkeypatch.setenv(stages.ANNOTATE_VARIABLE, "yes")
+    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "yes")
     with pytest.raises(ValueError, match="DALI_PIPES_ANNOTATE must be 0 or 1, got 'yes'"):
         opened(small_shards)
 
 
 def test_what_a_program_says_is_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that is made later does not undo it."""
-    monkeypatch.setenv(stages.ANNOTATE_VARIABLE, "0")
-    stages.annotate(True)
-    stages.follow_environment()
-    assert stages.busy("read") is not stages.busy("read")
+    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "0")
+    profiling.annotate(True)
+    profiling.follow_environment()
+    assert is_shown()
 
 
 def test_profilers_that_take_nvtx_are_found_by_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """As DALI finds them; the ranges go to a domain of our own."""
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsight/libToolsInjection64.so")
-    stages.follow_environment()
-    assert stages._nvtx is not None
-    with stages.busy("read"), stages.waiting("hand-over"):
+    profiling.follow_environment()
+    counts = Counts()
+    assert is_shown()
+    with counts.read, counts.decode_wait:
         pass
-    monkeypatch.setenv(stages.ANNOTATE_VARIABLE, "0")
-    stages.follow_environment()
-    assert stages._nvtx is None
+    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "0")
+    profiling.follow_environment()
+    assert not is_shown()

@@ -71,8 +71,8 @@ def test_commands_of_look_run_and_write_pages(tmp_path: Path) -> None:
     """On shards of the names that the page uses; each page is one file of the sort that `tests/pages` opens."""
     write_shards(tmp_path / "shards", [_with_mask(number) for number in range(64)], per_shard=16)
     assert run_blocks(DOCS / "how-to" / "look.md", folder=tmp_path) == 4
-    for name in ("data", "profile"):
-        assert (tmp_path / f"{name}.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "data.html").read_text().startswith("<!doctype html>")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len(list((tmp_path / "plots").glob("run-*.svg"))) == 6
 
 

@@ -1,6 +1,10 @@
 """``dali-pipes profile``: real epochs to stages, and stages to what is to be turned."""
 
 import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +13,9 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cli import main
-from dali_pipes.commands.epoch_profile import EpochProfile, StageTimes, profile_loader
-from dali_pipes.commands.profile import find_bottleneck
+from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
 from dali_pipes.commands.tune import find_graph
 from dali_pipes.graph.dali_internals import iterator_scope
-from dali_pipes.profiling import recording
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
 from tests.dali_pipes.raw import raw
 
@@ -146,13 +148,80 @@ def test_a_step_that_takes_its_time_is_busy(small_shards: Path, capsys: pytest.C
     assert min(report["memory"][name] for name in ("own_bytes", "file_bytes", "cache_bytes")) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("trace.txt", "expected a trace's name, .json, got"), ("nowhere/trace.json", "no directory '")],
+)
+def test_trace_that_cannot_be_written_is_refused_before_the_run(
+    small_shards: Path, tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", str(small_shards), "-o", str(tmp_path / name)]) == 2
+    said = capsys.readouterr()
+    assert text in said.err
+    assert said.out == ""
+
+
+def test_command_writes_a_trace_and_the_same_report(
+    small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A range for each epoch, step and stage, and how many of DALI's threads worked; the table goes to stdout."""
+    path = tmp_path / "trace.json"
+    arguments = ["profile", str(small_shards), "--batch-size", "6", "--crop", "24", "--device", "cpu"]
+    assert main([*arguments, "--epochs", "3", "-o", str(path)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("epoch 0: 23 samples in ")
+    assert f"wrote {path}" in said.err
+    events = json.loads(path.read_text())["traceEvents"]
+    numbers = Counter(event["name"] for event in events if event["ph"] == "X")
+    assert (numbers["step"], numbers["wait for decoding"]) == (12, 12)
+    assert [numbers[f"epoch {epoch}"] for epoch in range(3)] == [1, 1, 1]
+    busy = [event["args"]["value"] for event in events if event["ph"] == "C"]
+    assert len(busy) == 12
+    assert min(busy) >= 0 < max(busy)
+
+
+# Run in a process of its own: in the tests' process, memory that earlier tests freed goes back at any moment.
+_MEASURE = """
+import json, mmap, tempfile
+from dali_pipes.commands.profile import resident_memory
+MIB = 1 << 20
+before = resident_memory()
+block = bytearray(b"1") * (64 * MIB)
+with tempfile.TemporaryFile(dir="/dev/shm") as stream:
+    stream.truncate(32 * MIB)
+    with mmap.mmap(stream.fileno(), 32 * MIB) as mapped:
+        mapped[:] = bytes(32 * MIB)
+        after = resident_memory()
+print(json.dumps({name: after[name] - before[name] for name in after} | {"file": after["file_bytes"]}))
+"""
+
+
+def test_each_kind_of_memory_is_told_apart() -> None:
+    """64 MiB allocated are the process's own; 32 MiB of a mapped file in /dev/shm are shared."""
+    done = subprocess.run([sys.executable, "-c", _MEASURE], check=True, capture_output=True, text=True)
+    grown = json.loads(done.stdout)
+    assert grown["own_bytes"] > 60 << 20
+    assert grown["shared_bytes"] > 30 << 20
+    assert grown["file"] > 0
+
+
+def test_cache_file_is_not_in_a_loaders_memory(small_shards: Path) -> None:
+    """A cache in /dev/shm: its bytes are fetched, checked and read without being mapped."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        cache = dp.Cache(directory=name, show_progress=False)
+        with dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=cache) as loader:
+            sum(1 for _ in loader)
+            maps = Path("/proc/self/maps").read_text()
+            assert loader.parts.share.taken_bytes > 0
+            assert f"{name}/" in maps
+            assert ".image" not in maps
+            assert ".table" in maps
+
+
 def test_a_graph_without_decoders_has_nothing_to_decode(small_shards: Path) -> None:
     """All that DALI's threads do is its transform."""
-    with (
-        recording() as recorder,
-        dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader,
-    ):
-        (found,) = profile_loader(loader, epochs=1, recorder=recorder)
+    with dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
+        (found,) = profile_loader(loader, epochs=1)
     assert found.of("decode").busy_s == 0.0
 
 

@@ -18,7 +18,7 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.long_waits import LongWaits, Progress
 from dali_pipes.metrics import counts as counts_module
-from dali_pipes.metrics.counts import Counts, Wait
+from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, Waiting
@@ -188,7 +188,7 @@ def test_slow_decoding_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     counts = Counts()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            with counts.decode_wait, Wait("another"):
+            with counts.decode_wait, counts.inputs:
                 pass
     assert len(lines(caplog)) == 1
     assert "decoding took so long" in lines(caplog)[0]

@@ -3,7 +3,6 @@
 import gc
 import re
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.metrics.counts import Wait
 from dali_pipes.metrics.figures import FIGURES, LOADERS, ProcessLoaders, labels_of
 from tests.conftest import Sample, write_shards
 from tests.dali_pipes.raw import raw
@@ -116,30 +114,6 @@ def test_counters_never_go_backwards(loader: dp.Loader) -> None:
         watching.join()
     assert not failed
     assert seen[-1]["batches"] <= loader.stats()["batches"] == 6 + 3 + 6 + 6 + 1
-
-
-def test_a_wait_counts_while_it_goes_on() -> None:
-    wait = Wait("shards")
-    with wait:
-        before = wait.seconds()
-        assert wait.seconds() > before
-    over = wait.seconds()
-    assert wait.seconds() == over > 0
-
-
-def test_a_wait_that_ends_while_it_is_read_does_not_go_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader's thread stood still between its two looks, at the wait and at the clock."""
-    wait, clock = Wait("shards"), time.perf_counter
-
-    def late() -> float:
-        monkeypatch.setattr(time, "perf_counter", clock)
-        wait.__exit__()
-        return clock() + 1
-
-    wait.__enter__()
-    monkeypatch.setattr(time, "perf_counter", late)
-    told = wait.seconds()
-    assert wait.seconds() >= told > 1
 
 
 def test_closed_loaders_leave_their_counters_to_the_next_of_their_name(small_shards: Path) -> None:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import dali_pipes as dp
 from dali_pipes.metrics import counts as counts_module
 from dali_pipes.metrics import tracing
-from dali_pipes.metrics.counts import Wait
+from dali_pipes.metrics.counts import Counts
 from tests.dali_pipes.raw import raw
 
 
@@ -68,7 +68,7 @@ def test_a_loader_that_cannot_be_opened_reports_the_error(tmp_path: Path, export
 
 
 def test_only_long_waits_are_spans(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = Wait("shards")
+    wait = Counts().shard_wait
     with wait:
         pass
     assert not exporter.get_finished_spans()

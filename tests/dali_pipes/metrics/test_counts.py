@@ -1,0 +1,115 @@
+"""Stages are timed once, never twice; a number that is read never goes backwards."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dali_pipes as dp
+from dali_pipes.metrics.counts import Counts, ThreadsStage
+from dali_pipes.reader.aio_reader import AioReader
+from tests.dali_pipes.raw import raw
+
+STAGES = ("hand_over", "inputs", "read", "shard_wait", "read_wait", "decode_wait")
+
+
+def test_stage_inside_another_counts_for_itself_alone() -> None:
+    """The stages add up to the time that the loop spent in the loader."""
+    counts = Counts()
+    started = time.perf_counter()
+    with counts.hand_over, counts.inputs, counts.read:
+        with counts.shard_wait:
+            time.sleep(0.02)
+        with counts.read_wait:
+            pass
+    took = time.perf_counter() - started
+    assert all(getattr(counts, name).seconds() > 0 for name in STAGES if name != "decode_wait")
+    assert counts.shard_wait.seconds() >= 0.02
+    assert counts.hand_over.seconds() < 0.02
+    assert counts.in_loader_s() == pytest.approx(took, abs=1e-3)
+    assert counts.in_loader_s() <= took
+
+
+def test_stage_counts_while_it_runs() -> None:
+    """A batch that waits when an epoch's figures are read belongs to them in part."""
+    counts, fetch = Counts(), ThreadsStage("fetch")
+    for stage in (counts.shard_wait, fetch):
+        with stage:
+            before = stage.seconds()
+            assert stage.seconds() > before
+        over = stage.seconds()
+        assert stage.seconds() == over > 0
+
+
+def test_stage_that_was_cut_short_ends_with_the_one_around_it() -> None:
+    """A Ctrl-C between begin and end must not leave a stage running for ever."""
+    counts = Counts()
+    with counts.hand_over:
+        counts.read.__enter__()  # its end is never reached
+    before = counts.in_loader_s()
+    assert counts.in_loader_s() == before
+
+
+def test_wait_that_ends_while_it_is_read_does_not_go_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader's thread stood still between its two looks, at the stage and at the clock."""
+    wait, clock = Counts().shard_wait, time.perf_counter
+
+    def late() -> float:
+        monkeypatch.setattr(time, "perf_counter", clock)
+        wait.__exit__()
+        return clock() + 1
+
+    wait.__enter__()
+    monkeypatch.setattr(time, "perf_counter", late)
+    told = wait.seconds()
+    assert wait.seconds() >= told > 1
+
+
+def test_threads_of_a_stage_lose_nothing() -> None:
+    """Eight threads that sleep 20 ms are 160 ms of the stage; the part inside is never longer than the whole."""
+    stage, fetch = ThreadsStage("stage"), ThreadsStage("fetch")
+
+    def work() -> None:
+        for _ in range(100):
+            with stage, fetch:
+                pass
+        with stage:
+            time.sleep(0.02)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stage.seconds() >= 8 * 0.02 + fetch.seconds()
+    assert fetch.seconds() > 0
+
+
+def test_loader_times_its_stages(small_shards: Path, tmp_path: Path) -> None:
+    """All stages of the loop ran in the thread that iterates; the reading thread is in none of them."""
+    cache = dp.Cache(directory=tmp_path, show_progress=False)
+    with dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=cache) as loader:
+        started = time.perf_counter()
+        assert sum(1 for _ in loader) == 4
+        took = time.perf_counter() - started
+        counts, stager = loader.parts.counts, loader.parts.stager
+        assert all(getattr(counts, name).seconds() > 0 for name in STAGES if name != "shard_wait")
+        assert counts.in_loader_s() <= took + counts.read.seconds()  # opening the loader makes the first plan
+        assert stager.stage_time.seconds() > stager.fetch_time.seconds() > 0
+
+
+def test_reading_thread_is_in_no_stage(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works beside the step: only the waiting for it counts."""
+    read = AioReader._read
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return read(*arguments)
+
+    monkeypatch.setattr(AioReader, "_read", slow)
+    with dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
+        next(loader)
+        assert loader.parts.counts.read_wait.seconds() > 0.05
+        assert loader.parts.counts.read.seconds() < 0.1
