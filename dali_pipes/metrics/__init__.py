@@ -7,19 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dali_pipes.metrics.collector import LoaderCollector as LoaderCollector
     from dali_pipes.metrics.hf_callback import HFCallback as HFCallback
     from dali_pipes.metrics.lightning_callback import LightningCallback as LightningCallback
-    from dali_pipes.metrics.node import serve as serve
-    from dali_pipes.metrics.textfile import write_textfile as write_textfile
+    from dali_pipes.metrics.prometheus import LoaderCollector as LoaderCollector
+    from dali_pipes.metrics.prometheus import serve as serve
+    from dali_pipes.metrics.prometheus import write_textfile as write_textfile
 
 # Resolved when first used: every loader counts, and only some jobs have prometheus-client.
 _HOMES = {
     "HFCallback": "metrics.hf_callback",
     "LightningCallback": "metrics.lightning_callback",
-    "LoaderCollector": "metrics.collector",
-    "serve": "metrics.node",
-    "write_textfile": "metrics.textfile",
+    "LoaderCollector": "metrics.prometheus",
+    "serve": "metrics.prometheus",
+    "write_textfile": "metrics.prometheus",
 }
 # What to install for a package that is not there.
 _PACKAGES = {

@@ -104,7 +104,7 @@ def test_prometheus_asks_where_jobs_answer() -> None:
     """The default port of `serve`, which the composed jobs take."""
     import inspect
 
-    from dali_pipes.metrics.node import serve
+    from dali_pipes.metrics.prometheus import serve
 
     (job,) = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
     port = inspect.signature(serve).parameters["port"].default

@@ -138,7 +138,7 @@ def test_hugging_face_reports_the_figures_with_the_loss(shards: Path, tmp_path: 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    for module in ("dali_pipes.metrics.hf_callback", "dali_pipes.metrics.node"):
+    for module in ("dali_pipes.metrics.hf_callback", "dali_pipes.metrics.prometheus"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

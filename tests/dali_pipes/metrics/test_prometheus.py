@@ -1,11 +1,14 @@
-"""One port a node: whichever process has it answers for all of them, and when it ends, another one does."""
+"""One port a node: whichever process has it answers for all, and when it ends, another one does; a file a process."""
 
+import contextlib
 import logging
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +19,6 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import dali_pipes as dp
-from dali_pipes.metrics import node
 from dali_pipes.metrics.figures import FIGURES
 from tests.dali_pipes.metrics import one_rank
 from tests.dali_pipes.raw import raw
@@ -30,6 +32,17 @@ def scraped(port: int) -> dict[str, Metric]:
 
 def by_rank(port: int, name: str) -> dict[str, float]:
     return {sample.labels["rank"]: sample.value for sample in scraped(port)[name].samples if "run" in sample.labels}
+
+
+def wait_for(samples: dict[str, float], port: int) -> None:
+    """Wait until a process has the port, and all have written their figures."""
+    deadline = time.monotonic() + 120
+    while True:
+        with contextlib.suppress(OSError):
+            if by_rank(port, "dali_pipes_samples") == samples:
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -56,21 +69,14 @@ def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_por
         found = [told(process).split() for process in ranks]
         assert sorted(has_port for _, has_port in found) == ["False", "True"]
         assert [int(num) for num, _ in found] == [12, 11]
-        assert by_rank(closed_port, "dali_pipes_samples") == {"0": 12, "1": 11}
+        wait_for({"0": 12, "1": 11}, closed_port)
         first = [has_port for _, has_port in found].index("True")
         ranks[first].kill()
         ranks[first].wait()
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                assert by_rank(closed_port, "dali_pipes_samples").keys() == {str(1 - first)}
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "nobody took the port"
-                time.sleep(0.1)
+        wait_for({str(1 - first): 12 - (1 - first)}, closed_port)
         ranks[first] = start(small_shards, first, closed_port)
         assert told(ranks[first]).endswith("False"), "the port stays where it is"
-        assert by_rank(closed_port, "dali_pipes_samples") == {"0": 12, "1": 11}
+        wait_for({"0": 12, "1": 11}, closed_port)
     finally:
         for process in ranks:
             process.kill()
@@ -86,7 +92,7 @@ def test_a_process_that_cannot_answer_may_have_the_port(small_shards: Path, clos
         with dp.metrics.serve(closed_port) as served:
             assert not served.has_port
             busy.send_signal(signal.SIGCONT)
-            assert by_rank(closed_port, "dali_pipes_samples") == {"0": 12}
+            wait_for({"0": 12}, closed_port)
     finally:
         busy.kill()
         busy.communicate()
@@ -153,53 +159,39 @@ def test_it_answers_this_machine_only_unless_told(closed_port: int) -> None:
             assert f"{address}:{listening}" in {row[1] for row in rows if row[3] == "0A"}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_neither_gets_nor_gives_figures(loader: dp.Loader, closed_port: int) -> None:
-    """Another user's process can take one of our socket names, and connect to us. We neither ask nor answer it."""
-    names = node._names(closed_port)
-    program = (
-        "import os, socket, sys\n"
-        "names = sys.argv[1].split(',')\n"
-        "os.setuid(65534)\n"
-        "squatting = socket.socket(socket.AF_UNIX); squatting.bind('\\0' + names[1]); squatting.listen()\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "asking = socket.socket(socket.AF_UNIX); asking.connect('\\0' + names[0])\n"
-        "print(len(asking.recv(99)), flush=True)\n"
-        "theirs, _ = squatting.accept(); print(len(theirs.recv(99)), flush=True)\n"
-        'theirs.sendall(b\'{"serves": true, "series": [[{"rank": "9"}, {"samples": 1}]]}\'); theirs.close()\n'
-        "sys.stdin.readline()\n"
-    )
-    with dp.metrics.serve(closed_port):
-        words = [sys.executable, "-c", program, ",".join(name[1:] for name in names[:2])]
-        other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            assert other.stdin is not None
-            assert told(other) == "ready"
-            other.stdin.write("\n")
-            other.stdin.flush()
-            assert told(other) == "0"
-            ranks = {sample.labels["rank"] for sample in scraped(closed_port)["dali_pipes_samples"].samples}
-            assert "9" not in ranks
-        finally:
-            other.kill()
-            other.communicate()
+@pytest.mark.parametrize("spoil", ["others may enter", "link"])
+def test_directory_of_another_user_is_refused(
+    spoil: str, tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else could read the figures, or give wrong ones."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    meeting = tmp_path / f"dali-pipes-metrics-{os.getuid()}"
+    if spoil == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        meeting.symlink_to(tmp_path / "elsewhere")
+    else:
+        meeting.mkdir()
+        meeting.chmod(0o777)
+    with pytest.raises(PermissionError, match="must be a directory of this user alone"):
+        dp.metrics.serve(closed_port)
 
 
-def test_two_jobs_of_the_same_labels_are_told_apart_or_warned_of(
-    loader: dp.Loader, closed_port: int, caplog: pytest.LogCaptureFixture
+def test_two_jobs_of_the_same_labels_are_warned_of(
+    small_shards: Path, loader: dp.Loader, closed_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Prometheus refuses a series that is there twice."""
-    with node.NodeMetrics(host="127.0.0.1", port=closed_port, labels=None) as one:
-        two = node.NodeMetrics(host="127.0.0.1", port=closed_port, labels=None)
-        try:
-            assert (one.has_port, two.has_port) == (True, False)
-            with caplog.at_level(logging.WARNING):
-                for _ in range(2):
-                    labels = [sample.labels for sample in scraped(closed_port)["dali_pipes_epoch"].samples]
-                    assert len(labels) == len({tuple(sorted(one.items())) for one in labels})
-            assert sum("serve the same labels" in record.message for record in caplog.records) == 1
-        finally:
-            two.close()
+    other = start(small_shards, 0, closed_port)
+    try:
+        assert told(other).endswith("True")
+        loader.name = "train"
+        with dp.metrics.serve(closed_port, labels={"run": "of-this-test"}) as served, caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                labels = [frozenset(sample.labels.items()) for sample in next(iter(served.collect())).samples]
+                assert len(labels) == len(set(labels))
+        assert sum("serve the same labels" in record.message for record in caplog.records) == 1
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_a_forked_child_keeps_nothing_of_its_parent(loader: dp.Loader, closed_port: int) -> None:
@@ -221,3 +213,94 @@ def test_a_forked_child_keeps_nothing_of_its_parent(loader: dp.Loader, closed_po
         assert os.waitpid(child, 0)[1] == 0
         os.close(reading)
         os.close(writing)
+
+
+LEAVE = """
+import os, signal, sys
+from dali_pipes import metrics
+print(metrics.write_textfile(sys.argv[1]).path, flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def samples_in(path: Path, loader: str) -> float:
+    families = {one.name: one for one in text_string_to_metric_families(path.read_text())}
+    found = {sample.labels["loader"]: sample.value for sample in families["dali_pipes_samples"].samples}
+    return found[loader]
+
+
+def test_the_file_follows_the_loader_and_is_removed(small_shards: Path, tmp_path: Path) -> None:
+    with dp.loader(small_shards, raw, batch_size=4, device="cpu") as loader:
+        loader.name = "textfile-test"
+        with dp.metrics.write_textfile(tmp_path, every_s=0.01, labels={"run": "a"}) as writer:
+            assert writer.path.parent == tmp_path
+            assert stat.S_IMODE(writer.path.stat().st_mode) == 0o644
+            sum(1 for _ in loader)
+            deadline = time.monotonic() + 120
+            while samples_in(writer.path, "textfile-test") != 23:
+                assert time.monotonic() < deadline
+            assert [*tmp_path.iterdir()] == [writer.path]
+    assert not [*tmp_path.iterdir()]
+    writer.close()
+
+
+def test_a_second_textfile_replaces_the_first(tmp_path: Path) -> None:
+    with dp.metrics.write_textfile(tmp_path) as one, dp.metrics.write_textfile(tmp_path) as two:
+        assert one.path != two.path
+        assert [*tmp_path.iterdir()] == [two.path]
+
+
+def test_files_of_living_processes_stay(small_shards: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", f"{LEAVE}\nsys.stdin.read()", tmp_path, "lives"]
+    other = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        path = Path(told(other))
+        with dp.metrics.write_textfile(tmp_path) as writer:
+            assert {*tmp_path.iterdir()} == {path, writer.path}
+            assert writer.living_files() == [path]
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize(("end", "left"), [("returns", 0), ("killed", 1)])
+def test_files_of_ended_processes_do_not_stay(end: str, left: int, tmp_path: Path) -> None:
+    """The exporter would show the last figures of a killed job for ever."""
+    done = subprocess.run([sys.executable, "-c", LEAVE, tmp_path, end], capture_output=True, text=True, check=False)
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert len(list(tmp_path.glob("*.prom"))) == left
+    with dp.metrics.write_textfile(tmp_path) as writer:
+        assert list(tmp_path.glob("*.prom")) == [writer.path]
+
+
+FORK = """
+import os, signal, sys
+from dali_pipes import metrics
+written = metrics.write_textfile(sys.argv[1])
+if worker := os.fork():
+    print(worker, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.close(1)
+signal.pause()
+"""
+
+
+def test_file_of_a_killed_process_goes_although_its_worker_lives(tmp_path: Path) -> None:
+    """A forked child does not inherit the lock. Files of other programs stay."""
+    (tmp_path / "dali_pipes_of_others.prom").write_text("")
+    done = subprocess.run([sys.executable, "-c", FORK, tmp_path], stdout=subprocess.PIPE, text=True, check=False)
+    worker = int(done.stdout)
+    try:
+        assert len([*tmp_path.glob("*.prom")]) == 2
+        with dp.metrics.write_textfile(tmp_path) as writer:
+            assert {path.name for path in tmp_path.glob("*.prom")} == {writer.path.name, "dali_pipes_of_others.prom"}
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match=r"name the one of the node exporter's --collector\.textfile"):
+        dp.metrics.write_textfile(tmp_path / "none")
+    with pytest.raises(ValueError, match="every_s must be positive"):
+        dp.metrics.write_textfile(tmp_path, every_s=0)

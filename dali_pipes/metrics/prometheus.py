@@ -1,0 +1,338 @@
+"""Give the figures of loaders to Prometheus: by a collector, a file for its node exporter, or a port of the node.
+
+Each process writes its figures to a file of its own again and again. It holds a lock on the file while it lives, so the
+file of a process that was killed is known by its free lock: others skip and remove it. One process of a node, which
+holds the lock of the port, answers for all: it adds what the others have written to its own figures. When it ends, in
+whatever way, the kernel frees lock and port, and another process takes both.
+
+prometheus_client's own mode for several processes cannot do this: it works only if a variable is set before anything
+imports the package, takes no collectors, and counts processes that were killed for ever.
+"""
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Self
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from dali_pipes.arguments import as_integer, as_number
+from dali_pipes.errors import printable
+from dali_pipes.metrics.figures import FIGURES, LOADERS
+
+_log = logging.getLogger(__name__)
+
+NODE_S = 2.0
+"""Seconds after which the processes of a node write their figures again, and one of them takes a port that is free."""
+_OWN_LABELS = ("data_set", "loader", "rank")
+_FILES = f"dali_pipes_{'[0-9a-f]' * 8}.prom"
+
+# The writers of this process: by the port that they serve, or by their directory.
+_writers: "dict[int | Path, TextfileWriter]" = {}
+
+
+class LoaderCollector(Collector):
+    """The figures of all loaders of this process, also of those that are opened later.
+
+    A program that has a registry of `prometheus_client` adds them to it:
+    ``prometheus_client.REGISTRY.register(dp.metrics.LoaderCollector())``.
+
+    Args:
+        labels: Further labels of every series, ``{"run": "resnet-7"}``. Each series has ``data_set``, ``loader`` (see
+            `Loader.name`) and ``rank``.
+
+    Raises:
+        ValueError: If a label has no proper name, or the name of one of these three.
+    """
+
+    def __init__(self, *, labels: Mapping[str, str] | None = None) -> None:
+        for name in labels or {}:
+            if name in _OWN_LABELS or not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name):
+                raise ValueError(
+                    f"a label's name must have letters, digits and '_' only, and be none of {', '.join(_OWN_LABELS)}, "
+                    f"got {name!r}"
+                )
+        self._labels = {name: printable(str(value)) for name, value in (labels or {}).items()}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each figure as a metric, with a sample for each loader that has the figure."""
+        loaders = [({**dict(labels), **self._labels}, figures) for labels, figures in LOADERS.read().items()]
+        for figure in FIGURES:
+            kind = "counter" if figure.is_counter else "gauge"
+            metric = Metric(figure.metric.removesuffix("_total"), figure.help, kind)
+            for labels, figures in loaders:
+                if figure.name in figures:
+                    metric.add_sample(figure.metric, labels, figures[figure.name])
+            yield metric
+
+
+class TextfileWriter:
+    """Writes this process's file again and again until it is closed. Made by `write_textfile`; a context manager."""
+
+    def __init__(
+        self, key: int | Path, directory: Path, *, every_s: float, labels: Mapping[str, str] | None, mode: int
+    ) -> None:
+        self._collector = LoaderCollector(labels=labels)
+        self.path: Path = directory / f"dali_pipes_{secrets.token_hex(4)}.prom"
+        self._key, self._mode, self._every_s = key, mode, every_s
+        self._pid, self._file, self._is_over, self._has_failed = os.getpid(), None, threading.Event(), False
+        if (earlier := _writers.get(key)) is not None:
+            earlier.close()
+        _writers[key] = self
+        atexit.register(self.close)
+        try:
+            self.living_files()
+            self.update()
+            self._thread = threading.Thread(target=self._work, name="dali-pipes-metrics", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    _file: IO[bytes] | None
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the file. Can be called twice; the end of the process does it, too."""
+        if self._is_over.is_set() or os.getpid() != self._pid:
+            return
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        atexit.unregister(self.close)
+        if _writers.get(self._key) is self:
+            del _writers[self._key]
+        self.path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+
+    def forget(self) -> None:
+        """Let go, in a forked child, of what it inherits: a worker may outlive its parent. Locks are not inherited."""
+
+    def living_files(self) -> list[Path]:
+        """Find the files of other processes that live, and remove those of others."""
+        own = {writer.path for writer in _writers.values()}  # to look at a lock of this process would end it
+        living = []
+        for path in sorted(self.path.parent.glob(_FILES)):
+            if path not in own:
+                with contextlib.suppress(FileNotFoundError):
+                    if _is_locked(path):
+                        living.append(path)
+                    else:
+                        path.unlink()
+        return living
+
+    def update(self) -> None:
+        """Write the figures as they are now."""
+        # Under a name that no exporter reads and nobody could foresee; locked before it gets its own name.
+        number, name = tempfile.mkstemp(dir=self.path.parent, prefix=".dali_pipes_")
+        file = os.fdopen(number, "wb")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(generate_latest(self._collector))
+            file.flush()
+            os.fchmod(number, self._mode)
+            Path(name).replace(self.path)
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+
+    def _work(self) -> None:
+        while not self._is_over.wait(self._every_s):
+            try:
+                self.update()
+                self._has_failed = False
+            except OSError as exc:
+                if not self._has_failed:
+                    _log.warning("cannot give metrics by '%s': %s; trying again", self.path, exc.strerror)
+                self._has_failed = True
+
+
+class NodeMetrics(TextfileWriter, Collector):
+    """The part of this process in serving a node. Made by `serve`; a context manager."""
+
+    def __init__(self, *, host: str, port: int, labels: Mapping[str, str] | None) -> None:
+        self._host, self._port = host, port
+        self._server: Any = None
+        self._port_lock: IO[bytes] | None = None
+        self._has_warned = False
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        super().__init__(port, _node_directory(port), every_s=NODE_S, labels=labels, mode=0o600)
+
+    @property
+    def has_port(self) -> bool:
+        """Whether this process answers Prometheus for all processes of the node."""
+        return self._server is not None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures of all processes of the node that serve at this port."""
+        found = {metric.name: metric for metric in self._collector.collect()}
+        series = {frozenset(sample.labels.items()) for metric in found.values() for sample in metric.samples}
+        for path in self.living_files():
+            with contextlib.suppress(OSError):
+                added = set()
+                for metric in text_string_to_metric_families(path.read_text()):
+                    for sample in metric.samples:
+                        added.add(labels := frozenset(sample.labels.items()))
+                        if labels not in series and metric.name in found:
+                            found[metric.name].samples.append(sample)
+                if twice := series & added:
+                    self._warn(dict(next(iter(twice))))
+                series |= added
+        yield from found.values()
+
+    def close(self) -> None:
+        """Stop serving; another process of the node takes the port. Can be called twice."""
+        super().close()
+        if os.getpid() == self._pid:
+            if self._server is not None:
+                self._server.shutdown()
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the sockets of this process, and its part in the lock."""
+        if self._server is not None:
+            self._server.server_close()
+            self._server = None
+        if self._port_lock is not None:
+            self._port_lock.close()
+            self._port_lock = None
+
+    def update(self) -> None:
+        """Write the figures as they are now, and take the port if no process of this user has it.
+
+        Raises:
+            OSError: If another program has the port, or the machine has no such address.
+        """
+        super().update()
+        if self._server is not None:
+            return
+        lock = (self.path.parent / "port.lock").open("ab")
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._server, _ = start_http_server(self._port, self._host, self._registry)
+            self._port_lock = lock
+        except OSError as exc:
+            lock.close()
+            if exc.errno in (errno.EAGAIN, errno.EACCES):
+                return
+            if exc.errno == errno.EADDRINUSE:
+                raise OSError(
+                    exc.errno, f"port {self._port} of '{self._host}' is taken by another program; pass another port="
+                ) from exc
+            raise OSError(exc.errno, f"cannot serve at port {self._port} of '{self._host}': {exc.strerror}") from exc
+
+    def _warn(self, labels: Mapping[str, str]) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "two processes serve the same labels at port %d (%s), and only one of them is shown: tell the jobs "
+                "apart by labels={'run': ...}, or by another port",
+                self._port,
+                ", ".join(f"{name}='{value}'" for name, value in labels.items()),
+            )
+
+
+def serve(port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None) -> NodeMetrics:
+    """Serve the figures of all loaders of this node at ``http://HOST:PORT/metrics`` until the process ends.
+
+    Call it in each process: whichever comes first answers for all of them, and if it ends, another one does. Figures of
+    the others are at most two seconds old. A second call with the same port replaces the first.
+
+    Args:
+        port: One for all processes of the node; the default is that of OpenTelemetry's exporters for Prometheus.
+        host: The address to answer at. The default answers this machine only. ``"0.0.0.0"`` answers everybody who can
+            reach it, without a password: the names of data sets and the figures are no secret then.
+        labels: See `LoaderCollector`.
+
+    Raises:
+        ImportError: If prometheus-client is not installed: ``pip install 'dali-pipes[metrics]'``.
+        OSError: If another program has the port, or the machine has no such address.
+        ValueError: If it is no port, or a label has no proper name.
+    """
+    if not 0 < as_integer("port", port) < 1 << 16:
+        raise ValueError(f"port must be in [1, 65535], got {port}")
+    return NodeMetrics(host=host, port=port, labels=labels)
+
+
+def write_textfile(
+    directory: str | os.PathLike[str], *, every_s: float = 15.0, labels: Mapping[str, str] | None = None
+) -> TextfileWriter:
+    """Write the figures of this process's loaders to a file for Prometheus' node exporter, from now on.
+
+    Call it once in each process; a second call with the same directory replaces the first. The file is replaced as a
+    whole, and removed when the process ends; a file that a killed process left is removed when the next one starts.
+
+    Args:
+        directory: The one that the node exporter was given as ``--collector.textfile.directory``.
+        every_s: Seconds between two writes; Prometheus usually asks the exporter once in 15 to 60 seconds.
+        labels: See `LoaderCollector`. The exporter's ``job`` is its own: name your run here.
+
+    Raises:
+        ImportError: If prometheus-client is not installed: ``pip install 'dali-pipes[metrics]'``.
+        OSError: If nothing can be written there.
+        ValueError: If ``every_s`` is not positive, or a label has no proper name.
+    """
+    if not as_number("every_s", every_s) > 0:
+        raise ValueError(f"every_s must be positive, got {every_s}")
+    found = Path(directory).resolve()
+    if not found.is_dir():
+        raise NotADirectoryError(
+            f"'{directory}' is not a directory; name the one of the node exporter's --collector.textfile.directory"
+        )
+    # The exporter is another user.
+    return TextfileWriter(found, found, every_s=every_s, labels=labels, mode=0o644)
+
+
+def _node_directory(port: int) -> Path:
+    """Make the directory in which the processes of this user meet that serve at a port; other users may not enter."""
+    root = Path(tempfile.gettempdir()) / f"dali-pipes-metrics-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise OSError(errno.EPERM, f"'{root}' must be a directory of this user alone; remove it, or set TMPDIR")
+    directory = root / str(port)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file; a file of another user may be locked."""
+    try:
+        with path.open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    return False
+
+
+def _forget_in_child() -> None:
+    while _writers:
+        _writers.popitem()[1].forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
