@@ -24,12 +24,11 @@ from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics import tracing
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.options import Outputs
-from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
-from dali_pipes.order.shaped import ShapedPlan
+from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import DataVersions, LoaderState, StateError
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples

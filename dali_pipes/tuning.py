@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.options import Decode
 from dali_pipes.processes.ranks import cores_of_rank
 from dali_pipes.store.local import LocalStore

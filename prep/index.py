@@ -14,8 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.index_runs import Before, IndexedRun, IndexRun, index_run, known_before
-from dali_pipes.data_set.indexing import find_manifest, index_bar, join_runs, read_class_table, stored_versions
+from dali_pipes.data_set.indexing import (
+    Before,
+    IndexedRun,
+    IndexRun,
+    find_manifest,
+    index_bar,
+    index_run,
+    join_runs,
+    known_before,
+    read_class_table,
+    stored_versions,
+)
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.column_spool import ColumnsSpool
 from dali_pipes.formats.manifest import Manifest
@@ -53,7 +63,7 @@ def index_shards(
     """Write a shard index beside each shard, the column file beside them all and, last, the manifest.
 
     An interrupted run leaves the old manifest as it was. When it is run again, it goes on: it takes over the shard
-    indexes that are surely of the shards as they are now (Note [indexed before] in `dali_pipes.data_set.index_runs`).
+    indexes that are surely of the shards as they are now (Note [indexed before] in `dali_pipes.data_set.indexing`).
     The files are the same whoever works.
 
     Args:

@@ -1,7 +1,7 @@
 """Give a run directories to write into, check the free space first, and delete them, even if the run was killed.
 
 All directories of a run lie in one folder, ``dali-pipes-bench-...``, in which the run holds a lock while it lives. The
-kernel releases the lock however the run ends (`dali_pipes.cache.locks`). So the next run in the same place knows which
+kernel releases the lock however the run ends. So the next run in the same place knows which
 folders have no owner any more. It needs neither process numbers, which are reused, nor ages.
 """
 

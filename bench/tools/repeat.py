@@ -10,7 +10,7 @@ from PIL import Image
 
 from bench.tools.folders import check_room
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import progress
 from dali_pipes.store.local import LocalStore

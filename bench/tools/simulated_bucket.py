@@ -22,8 +22,7 @@ import numpy as np
 from PIL import Image
 
 from bench.tools.repeat import encoded, write_shard
-from dali_pipes.data_set.indexing import sums_of
-from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.data_set.indexing import index_shard, sums_of
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.processes.programs import ServerProcess, end_with_owner

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.data_set.joined import split_set
+from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.data_set.data_set import DataSet, split_set
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.quarantine import Exclusion, read_exclusions
@@ -40,9 +39,6 @@ MAX_BYTES = 2 << 30
 # Sorted ordinals are copied a few times on their way to the plan, so 0.5 GB become 1.5 GB.
 MAX_REFUSED = 1 << 26
 NUM_ASKED_AGAIN = 2000
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Chosen(NamedTuple):

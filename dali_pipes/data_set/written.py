@@ -15,8 +15,7 @@ from typing import Self
 import numpy as np
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.json_texts import read_json
-from dali_pipes.formats.names import record_names
+from dali_pipes.formats.names import read_json, record_names
 from dali_pipes.store.base import Store
 from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name, stem_of

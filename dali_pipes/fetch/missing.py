@@ -14,7 +14,7 @@ from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.fetch.transport.connection_pool import ConnectionPool
 from dali_pipes.fetch.transport.event_loop import Task
 from dali_pipes.fetch.transport.http1 import AnswerBody
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.store.cluster.transport.http_limits import ProtocolError
 from dali_pipes.store.cluster.transport.http_rules import is_away
 from dali_pipes.store.cluster.transport.proxies import SETTLED_S, ClusterMap

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.formats.texts import Texts
 
 ReadRange = Callable[[int, int], bytes]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.formats.column_file import ColumnFile, ReadRange
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT
@@ -18,7 +19,6 @@ from dali_pipes.formats.sample_columns import (
     COLUMNS_KIND,
     COLUMNS_VERSIONS,
     MAX_COMPONENTS,
-    Bools,
     SampleColumns,
     Sizes,
     checked_components,
@@ -27,7 +27,6 @@ from dali_pipes.formats.sample_columns import (
 )
 from dali_pipes.formats.texts import Texts
 
-Int64s = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 

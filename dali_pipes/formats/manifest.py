@@ -24,7 +24,7 @@ reads any shard index:
 * ``labels`` has the smallest and the largest class id, ``{"min": 1, "max": 37}``, if there are any.
 * ``turned`` counts the photos of each component whose EXIF orientation is not 1, ``{"image.jpg": 12}``; components
   without such photos are left out. Manifests that were written before orientations were kept lack the entry.
-* ``recoded``, only if photos were resized, optimized or converted: what was done, `dali_pipes.formats.recoded`.
+* ``recoded``, only if photos were resized, optimized or converted: what was done, `dali_pipes.formats.manifest`.
 
 (Version 1 had neither ``photos`` nor ``labels``.)
 
@@ -44,23 +44,180 @@ Shards that are read through an ETL (``prep index --etl NAME``) have files of th
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import ColumnFile, are_counts, is_int64, save_columns
-from dali_pipes.formats.history import Change, Part, history_entries, read_history, read_removed
+from dali_pipes.formats.column_file import ColumnFile, are_counts, is_count, is_int64, save_columns
+from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
-from dali_pipes.formats.recoded import EXPECTED, RecodedStep, are_steps, steps_of
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
+
+# The history: version, column files and changes of a data set that has grown
+
+_PART_NAME = re.compile("(?:(?:add|remove|compact)-[0-9a-f]{10}-)?")
+
+
+class Part(NamedTuple):
+    """Some shards of a manifest, one after the other, whose samples are in one column file."""
+
+    name: str
+    """The text between the manifest's prefix and the column file's name: ``""``, ``"add-3f9a6c01d2-"``."""
+    num_shards: int
+
+
+class Change(NamedTuple):
+    """One version of a data set, and how it came to be."""
+
+    version: int
+    date: str
+    """In UTC, as in ISO 8601: ``2026-03-01T12:00:00Z``; empty if it is not known."""
+    what: str
+    """``index``, ``add``, ``remove`` or ``compact``."""
+    token: str
+    """Identifies the change, so that a command that is run again finds what it did; hexadecimal."""
+    command: str
+    """The command line that made it."""
+    num_samples: int
+    """Of the whole data set, without the removed ones."""
+    num_shards: int
+    digest: str
+    """The digest of the manifest before this change; empty for the first version."""
+
+
+def history_entries(version: int, parts: Sequence[Part], history: Sequence[Change]) -> dict[str, Any]:
+    """The entries of a manifest's header for a version above 1."""
+    return {
+        "data_version": version,
+        "parts": [list(part) for part in parts],
+        "history": [change._asdict() for change in history],
+    }
+
+
+def read_removed(file: ColumnFile, samples: Int64s) -> Int64s:
+    """Take the column of removed samples; ``samples`` is the number of samples in each shard."""
+    removed: Int64s = file.column("removed", np.int64)
+    num_samples = int(samples.sum())
+    if (np.diff(removed) <= 0).any() or (len(removed) and not 0 <= removed[0] <= removed[-1] < num_samples):
+        raise file.refused(f"column 'removed' of sorted ordinals below {num_samples}", "others")
+    return removed
+
+
+def read_history(file: ColumnFile, num_shards: int) -> tuple[int, tuple[Part, ...], tuple[Change, ...]]:
+    """The version of the data set, its parts and its history; version 1 has neither parts nor history."""
+    if "data_version" not in file.header:
+        return 1, (), ()
+    version = file.entry("data_version", "a whole number above 1", lambda value: is_count(value) and value > 1)
+    parts = tuple(Part(*part) for part in file.entry("parts", "names and numbers of shards", _are_parts))
+    if (num_listed := sum(part.num_shards for part in parts)) != num_shards:
+        raise file.refused(f"'parts' of {num_shards} shards, as many as it lists", str(num_listed))
+    entries = file.entry("history", f"the changes up to version {version}", partial(_is_history, version=version))
+    return version, parts, tuple(Change(**entry) for entry in entries)
+
+
+def _are_parts(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(part, list)
+        and len(part) == 2
+        and isinstance(part[0], str)
+        and _PART_NAME.fullmatch(part[0])
+        and is_count(part[1])
+        for part in value
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not _HALVES.search(value)
+
+
+def _is_history(value: object, *, version: int) -> bool:
+    fields = {name: str if hint is str else int for name, hint in get_type_hints(Change).items()}
+    return (
+        isinstance(value, list)
+        and len(value) == version
+        and all(
+            isinstance(entry, dict)
+            and entry.keys() == fields.keys()
+            and all(_is_text(entry[name]) if kind is str else is_count(entry[name]) for name, kind in fields.items())
+            for entry in value
+        )
+        and [entry["version"] for entry in value] == list(range(1, version + 1))
+    )
+
+
+# Recoded photos: resized, optimized or converted when they were packed. ``prep pack`` writes the steps beside shards,
+# as ``PREFIXrecoded.json``; ``prep shuffle`` copies that file, and ``prep index`` puts its content into the manifest. A
+# data set that was packed twice has two steps.
+
+EXPECTED = 'a list of {"settings": ..., "counts": ..., "bytes_before": ..., "bytes_after": ...}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecodedStep:
+    """The settings and the result of one pass over the photos and masks."""
+
+    settings: Mapping[str, int | str | bool]
+    """Those that were given: ``{"short_side": 256, "quality": 90}``."""
+    counts: Mapping[str, int]
+    """What was done -> the number of photos and masks: ``{"resized": 990, "kept": 10}``."""
+    bytes_before: int
+    """Bytes of all photos and masks that were packed, as they were in the source. (A part of the data set that is
+    shuffled into shards of its own keeps the numbers of the whole.)"""
+    bytes_after: int
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, with JSON's types."""
+        return asdict(self)
+
+
+def are_steps(value: object) -> bool:
+    """Whether a value of JSON describes steps."""
+    return isinstance(value, list) and all(map(_is_step, value))
+
+
+def steps_of(value: Sequence[Mapping[str, Any]]) -> tuple[RecodedStep, ...]:
+    """The steps that a value of JSON describes: see `are_steps`."""
+    return tuple(RecodedStep(**step) for step in value)
+
+
+def write_steps(steps: Sequence[RecodedStep]) -> bytes:
+    """The file ``PREFIXrecoded.json``; the same steps always give the same bytes."""
+    return json.dumps([step.as_json() for step in steps], indent=0, sort_keys=True).encode()
+
+
+def read_steps(data: bytes) -> tuple[RecodedStep, ...]:
+    """Read the file that `write_steps` wrote.
+
+    Raises:
+        ValueError: If it is not such a file.
+    """
+    value = read_json(data)
+    if not are_steps(value):
+        raise ValueError(f"expected {EXPECTED}")
+    return steps_of(value)
+
+
+def _is_step(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == RecodedStep.__dataclass_fields__.keys()
+        and isinstance(value["settings"], dict)
+        and all(isinstance(setting, int | str) for setting in value["settings"].values())
+        and are_counts(value["counts"])
+        and is_count(value["bytes_before"])
+        and is_count(value["bytes_after"])
+    )
+
 
 MANIFEST_VERSION = 2
 REMOVALS_VERSION = 3
@@ -72,8 +229,6 @@ UNSIZED = "unsized"
 _ETL_NAME = re.compile("[a-z0-9-]{1,64}")
 _CLASS_ID = re.compile("-?[0-9]{1,19}")
 _HALVES = re.compile("[\ud800-\udfff]")
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 
 
 # Attribute of a manifest -> name and dtype of its column, which has an entry for each shard.

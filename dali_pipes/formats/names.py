@@ -1,7 +1,35 @@
-"""Names of the files beside shards: index, manifest, column file and class table."""
+"""Names: of the members of an archive, and of the files beside shards; and the JSON that such files hold."""
+
+import json
+from typing import Any
 
 LABEL_COMPONENT = "cls"
 """The component that holds a class id in ASCII digits; the name is WebDataset's."""
+
+
+def split_key(name: str) -> tuple[str, str] | None:
+    """Key and component of an archive member, split as in WebDataset. All code splits names by this function.
+
+    The key is the path up to the first dot after the last slash, with its directory. The component is the rest, in its
+    original case (the index lower-cases it, as WebDataset does).
+
+    Returns:
+        ``(key, component)``, or ``None`` for a name that belongs to no sample: a base name that has no dot, starts with
+        a dot, or ends at its first dot. (WebDataset 1.0 gives ``dir/.hidden.x`` the key ``dir/``. Such a member,
+        typically macOS's ``._photo.jpg``, is not a sample here or in other readers.)
+
+    >>> split_key("a/001.seg.png")
+    ('a/001', 'seg.png')
+    >>> split_key("v1.0/001.jpg")
+    ('v1.0/001', 'jpg')
+    >>> split_key("a/README") is None
+    True
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, component = base.partition(".")
+    if not stem or not dot or not component:
+        return None
+    return f"{folder}{slash}{stem}", component
 
 
 def index_name(shard: str) -> str:
@@ -35,7 +63,7 @@ def classes_name(prefix: str) -> str:
 
 
 def recoded_name(prefix: str) -> str:
-    """``a/x-`` -> ``a/x-recoded.json``: what `pack` did to photos, see `dali_pipes.formats.recoded`."""
+    """``a/x-`` -> ``a/x-recoded.json``: what `pack` did to photos, see `dali_pipes.formats.manifest`."""
     return f"{prefix}recoded.json"
 
 
@@ -57,3 +85,16 @@ def transformed_name(name: str, *, etl: str) -> str:
     'a/x-000000.index.pets-npy.etl.safetensors'
     """
     return f"{name.removesuffix('.safetensors')}.{etl}.etl.safetensors"
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value of a JSON text of any origin.
+
+    Raises:
+        ValueError: If it is not JSON, not UTF-8, holds a number of more digits than Python converts, or is nested
+            deeper than Python's stack.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None

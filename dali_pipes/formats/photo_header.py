@@ -5,13 +5,49 @@ import io
 import re
 import struct
 import warnings
+import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from dali_pipes.formats.png_chunks import damage
 from dali_pipes.formats.sure_headers import WEBP_HEADER_BYTES
+
+_SIGNATURE_BYTES = 8
+
+
+def needed_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield kind and content of each chunk that decoders need, up to the end chunk or the end of the bytes.
+
+    Chunks that a decoder may skip, such as text, have a small letter first. Of these only ``tRNS`` changes pixels; it
+    is left out nevertheless, because decoders to RGB do not read it.
+
+    Raises:
+        ValueError: If the checksum of a needed chunk before the end chunk is wrong: DALI's decoder refuses such a PNG.
+            Other checksums are not compared, as it does not, either.
+    """
+    view, at = memoryview(data), _SIGNATURE_BYTES
+    while at + 12 <= len(view):
+        stop = at + 8 + int.from_bytes(view[at : at + 4])
+        if stop + 4 > len(view):
+            return
+        kind = bytes(view[at + 4 : at + 8])
+        if kind == b"IEND":
+            yield kind, view[at + 8 : stop]
+            return
+        if not kind[0] & 0x20:
+            if zlib.crc32(view[at + 4 : stop]) != int.from_bytes(view[stop : stop + 4]):
+                raise ValueError(f"the {kind.decode('latin-1')!r} at byte {at} has another checksum than it says")
+            yield kind, view[at + 8 : stop]
+        at = stop + 4
+
+
+def damage(data: bytes | memoryview) -> str | None:
+    """Say what is wrong with a PNG that has an end chunk, without inflating its pixels; ``None``: nothing is."""
+    try:
+        kinds = {kind for kind, _ in needed_chunks(data)}
+    except ValueError as exc:
+        return str(exc)
+    return None if b"IDAT" in kinds else "it has no pixels"
+
 
 MAX_PIXELS = 89_478_485
 """Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
@@ -47,8 +83,6 @@ PHOTO_EXTENSIONS = frozenset(
 )
 
 Data = bytes | memoryview
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # More chunks before the first pixels than any encoder writes: the search for an animation ends there.
 _MAX_CHUNKS = 1000

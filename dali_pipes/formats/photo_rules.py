@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.formats.photo_header import (
     CONVERTIBLE_FORMATS,
     CUT_OFF,
@@ -18,8 +19,6 @@ from dali_pipes.formats.photo_header import (
     MAX_PHOTO_BYTES,
     MAX_PIXELS,
     PHOTO_FORMATS,
-    Bools,
-    Int64s,
     PhotoHeader,
 )
 

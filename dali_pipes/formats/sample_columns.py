@@ -37,6 +37,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import ColumnFile, save_columns
 from dali_pipes.formats.manifest import Manifest
@@ -60,9 +61,7 @@ _ROWS_AT_A_TIME = 1 << 16
 # Shards whose columns are joined before all of them are, and their samples.
 _SHARDS_JOINED, _ROWS_JOINED = 256, 1 << 17
 
-Int64s = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
 Strings = npt.NDArray[Any]
 """Arrays of numpy's ``StringDType``, which its type stubs cannot express."""
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.formats.column_file import ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
@@ -40,7 +41,6 @@ from dali_pipes.formats.texts import pack_texts
 INDEX_VERSIONS = (1, 2)
 INDEX_KIND = "dali-pipes shard index"
 Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple, cast
 import xxhash
 
 from dali_pipes.errors import DataError, printable
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 
 BLOCK = 512
 READ_BYTES = 1 << 20

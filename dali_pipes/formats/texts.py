@@ -11,9 +11,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DataError, printable
 
-Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 # Texts decoded or checked at a time: some 100 KB of names.

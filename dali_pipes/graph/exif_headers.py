@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.formats.orientation import FRACTION_BYTES, ORIENTATION_TAG, TEXT_TAGS, UPRIGHT
-from dali_pipes.formats.photo_header import Int64s
 
 UInt8s = npt.NDArray[np.uint8]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.reader.batch import Batch
 
 # Parsed headers of .npy files that one parser keeps.

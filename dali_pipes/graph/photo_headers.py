@@ -11,15 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.formats.orientation import EXIF_MARK, UPRIGHT, is_surely_read, read_orientation, upright_size
-from dali_pipes.formats.photo_header import (
-    JPEG_FRAMES,
-    PHOTO_FORMATS,
-    Bools,
-    Int64s,
-    PhotoHeader,
-    read_whole_photo_header,
-)
+from dali_pipes.formats.photo_header import JPEG_FRAMES, PHOTO_FORMATS, PhotoHeader, read_whole_photo_header
 from dali_pipes.formats.sure_headers import JPEG_CHANNELS, JPEG_TAIL_BYTES, PNG_KINDS, PNG_START
 from dali_pipes.graph.exif_headers import read_plain_orientations
 from dali_pipes.reader.buffers import EncodedBatch

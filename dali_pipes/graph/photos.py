@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Bools
 from dali_pipes.formats.orientation import LATE, plain_copy, read_orientation, values_of
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, Bools, PhotoHeader
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
 from dali_pipes.graph.alone import header_problems
 from dali_pipes.graph.asked import GraphInputs

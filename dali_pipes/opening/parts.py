@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.free_space import available_memory
 from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.cache.share import CacheShare
-from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import NamedSets, find_shards
-from dali_pipes.data_set.photo_shapes import photo_sizes
 from dali_pipes.epoch import Feeds, LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
@@ -29,13 +29,11 @@ from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import spanned
 from dali_pipes.opening.checked import LoaderArguments, check_state
 from dali_pipes.options import BadSamples, Cache, Outputs, Select
-from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
 from dali_pipes.order.plan import BYTES_PER_SAMPLE, Plan
-from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.selection import Selection, union
-from dali_pipes.order.shaped import ShapedPlan
+from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader

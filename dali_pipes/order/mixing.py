@@ -11,7 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from dali_pipes.order.randomness import Int64s, Stream
+from dali_pipes.arrays import Int64s
+from dali_pipes.order.randomness import Stream
 
 # Enough that a rare data set can come anywhere in a block, few enough to permute a block in a millisecond.
 BLOCK_POSITIONS = 4096

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.randomness import Int64s, Stream
+from dali_pipes.order.randomness import Stream
 from dali_pipes.order.selection import Copies, Selection
 
 # Shards of a window that is read in order: enough to keep the fetch threads busy.

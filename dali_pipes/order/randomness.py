@@ -10,8 +10,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
+from dali_pipes.arrays import Int64s, UInt64s
 
 # Multipliers and Weyl constants of Philox 4x32, from the paper's reference implementation.
 _MULTIPLIER_0 = np.uint64(0xD2511F53)

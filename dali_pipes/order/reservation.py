@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import set_ranges, sum_by_shard, window_bytes
-from dali_pipes.order.randomness import Int64s
 from dali_pipes.order.selection import Selection
 
 

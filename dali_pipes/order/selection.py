@@ -13,7 +13,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.order.randomness import Int64s, Stream, UInt64s
+from dali_pipes.arrays import Int64s, UInt64s
+from dali_pipes.order.randomness import Stream
 
 Copies = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer, as_number
-from dali_pipes.order.randomness import Int64s
+from dali_pipes.arrays import Int64s
 
 BucketIds = npt.NDArray[np.uint16]
 

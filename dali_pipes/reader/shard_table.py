@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.joined import split_set
+from dali_pipes.data_set.data_set import split_set
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT

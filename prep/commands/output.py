@@ -16,7 +16,7 @@ from dali_pipes.commands.output import print_line, print_note
 from dali_pipes.errors import printable
 
 if TYPE_CHECKING:
-    from dali_pipes.formats.recoded import RecodedStep
+    from dali_pipes.formats.manifest import RecodedStep
     from prep.part import JobPart
 
 # Options that say where and how a command runs, and change nothing of what it writes.
@@ -89,7 +89,7 @@ def there_already(number: int, what: str) -> list[str]:
 def recoded_text(step: "RecodedStep") -> str:
     """What was done to photos, in one line.
 
-    >>> from dali_pipes.formats.recoded import RecodedStep
+    >>> from dali_pipes.formats.manifest import RecodedStep
     >>> settings = {"short_side": 256, "quality": 90}
     >>> counts = {"resized": 9, "kept": 1}
     >>> recoded_text(RecodedStep(settings=settings, counts=counts, bytes_before=4 << 20, bytes_after=1 << 20))

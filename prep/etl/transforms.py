@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from prep.sources.pets import MASK, PHOTO
 from prep.tar.writer import member_header

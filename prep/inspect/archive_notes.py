@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from dali_pipes.errors import printable
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from dali_pipes.formats.tar_reader import BLOCK, LINKS, REGULAR, ArchiveReader, Header, Member
 from prep.inspect.findings import ShardFinding, note
 

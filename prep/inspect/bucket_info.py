@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.data_set.photo_shapes import photo_sizes
+from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.formats.photo_names import ComponentCounts, find_photo
-from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.selection import Selection
-from dali_pipes.order.shaped import ShapedPlan
+from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.shapes import Buckets
 from dali_pipes.store.shard_set import ShardSet
 

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dali_pipes.data_set.index_runs import IndexedRun, IndexRun, index_run
-from dali_pipes.data_set.indexing import find_manifest, index_bar, join_runs, read_class_table
+from dali_pipes.data_set.indexing import (
+    IndexedRun,
+    IndexRun,
+    find_manifest,
+    index_bar,
+    index_run,
+    join_runs,
+    read_class_table,
+)
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name, manifest_name

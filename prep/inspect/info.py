@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.formats.manifest import RecodedStep
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
 from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.formats.photo_rules import PhotoRules
-from dali_pipes.formats.recoded import RecodedStep
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.json_texts import read_json
-from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.names import LABEL_COMPONENT, read_json
 from dali_pipes.formats.orientation import read_orientation
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.formats.photo_names import is_mask_name

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.data_set.tar_index import MAX_LABEL_BYTES, check_member_name, parse_label
+from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, check_member_name, parse_label
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, read_orientation

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, printable
-from dali_pipes.formats.keys import split_key
-from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.names import LABEL_COMPONENT, split_key
 from dali_pipes.formats.orientation import read_orientation
 from dali_pipes.formats.photo_header import (
     END_BYTES,

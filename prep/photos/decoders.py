@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
-from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
+from dali_pipes.formats.photo_header import PhotoHeader, needed_chunks, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
-from dali_pipes.formats.png_chunks import needed_chunks
 from prep.photos.apart import Undecodable as Undecodable
 
 DecoderName = Literal["pillow", "dali"]

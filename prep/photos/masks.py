@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dali_pipes.formats.orientation import upright_size
-from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, MAX_PIXELS
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, MAX_PIXELS, needed_chunks
 from dali_pipes.formats.photo_rules import size_problem
-from dali_pipes.formats.png_chunks import needed_chunks
 from prep.photos.details import HEAD_BYTES, photo_details
 
 HEADER_BYTES = 2048

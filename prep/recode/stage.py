@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, overload
 
 from dali_pipes.errors import DataError, StoreError, shown
+from dali_pipes.formats.manifest import RecodedStep
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, is_photo
 from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.formats.photo_rules import PhotoRules
-from dali_pipes.formats.recoded import RecodedStep
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.recode.jpegs import check_jpegtran

@@ -18,8 +18,7 @@ import xxhash
 
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError, printable, shown
-from dali_pipes.formats.keys import split_key
-from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name
+from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name, split_key
 from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.store.shard_names import EXTENSIONS, extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import Algorithm

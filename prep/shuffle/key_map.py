@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template
 from prep.shuffle.order import cut_mapped, key_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 
 _INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")  # 64 bits; for more digits Python raises other errors
 KINDS = ("shuffle", "alphanumeric", "content", "none")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.tar_index import parse_label
+from dali_pipes.data_set.indexing import parse_label
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import (
     LABEL_COMPONENT,

@@ -18,7 +18,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from prep.tar.writer import Entry, Part, Range
 
 if TYPE_CHECKING:
-    from dali_pipes.formats.recoded import RecodedStep
+    from dali_pipes.formats.manifest import RecodedStep
 
 HEAD_BYTES = 64
 """Enough of a file to know its format, and a PNG's colour type."""

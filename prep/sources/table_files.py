@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError, PipesError
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from prep.sources.record import preview
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}

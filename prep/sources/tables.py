@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, overload
 
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from dali_pipes.formats.photo_names import is_mask_name
 from prep.sources.record import (

@@ -14,10 +14,8 @@ from datetime import UTC, datetime
 
 from dali_pipes.data_set.named import known_shards
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.history import Change, Part
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.manifest import Change, Manifest, Part, write_steps
 from dali_pipes.formats.names import classes_name, manifest_name, recoded_name, version_name
-from dali_pipes.formats.recoded import write_steps
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet, index_command
 

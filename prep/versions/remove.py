@@ -16,8 +16,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.indexing import stored_versions
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.history import Part
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.manifest import Manifest, Part
 from dali_pipes.formats.names import columns_name
 from dali_pipes.formats.quarantine import Exclusion
 from prep.versions.add import TOKEN_DIGITS

@@ -9,8 +9,7 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cli import main
-from dali_pipes.data_set.indexing import read_class_table
-from dali_pipes.data_set.tar_index import parse_label
+from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import DataError
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState, StateError

@@ -22,7 +22,7 @@ from bench.loaders.peers.plain_dali import (
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.tools.tfrecords import ENCODED, KEY, LABEL
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 
 if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex

@@ -26,7 +26,7 @@ from spdl.pipeline import PipelineBuilder, PipelineFailure
 from bench.loaders.encoded import KEY, EncodedSample, open_stream, shard_urls, shuffled
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.transforms import BatchDecoder
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer, as_number
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from dali_pipes.formats.tar_reader import BLOCK
 from prep.embedded import wire
 from prep.embedded.dsort.reshard import (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from dali_pipes.formats.tar_reader import BLOCK, DIRECTORY, REGULAR, ArchiveReader, Member, parse_number
 from prep.shuffle.order import Algorithm, arrange, cut
 from prep.tar.writer import CHUNK_BYTES, member_header

@@ -9,7 +9,7 @@ import pytest
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from dali_pipes.data_set import tar_index
+from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader
 from tests.conftest import Sample, make_samples, photo_bytes, write_shards
 from tests.hostile_photos import (
@@ -56,7 +56,7 @@ def open_loader(shards: Path, graph: Any = as_it_is, *, on_error: str = "substit
 
 def by_a_lying_index(monkeypatch: pytest.MonkeyPatch, shards: Path, samples: list[Sample]) -> Path:
     """Shards whose indexes call every photo a JPEG of `SIZE`."""
-    monkeypatch.setattr(tar_index, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", SIZE[1], SIZE[0]))
+    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", SIZE[1], SIZE[0]))
     write_shards(shards, samples, per_shard=8)
     monkeypatch.undo()
     return shards

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dali_pipes.data_set.tar_index import index_shard, parse_label
+from dali_pipes.data_set.indexing import index_shard, parse_label
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name
+from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, split_key
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards

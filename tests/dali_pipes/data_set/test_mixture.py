@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from dali_pipes.cache.extents import Extent
-from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.data_set import DataSet, MixtureFetcher, check_class_tables, join_manifests, split_set
 from dali_pipes.data_set.find import Mixture, NamedSets, find_shards
-from dali_pipes.data_set.joined import MixtureFetcher, check_class_tables, join_manifests, split_set
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher

@@ -17,9 +17,8 @@ import torch
 import dali_pipes as dp
 from dali_pipes.cache.share import cache_file_key
 from dali_pipes.cli import main
-from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.data_set.data_set import DataSet, MixtureFetcher, join_manifests
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
-from dali_pipes.data_set.joined import MixtureFetcher, join_manifests
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.through_etl import TransformedFetcher

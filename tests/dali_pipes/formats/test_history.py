@@ -8,8 +8,7 @@ import pytest
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import save_columns
-from dali_pipes.formats.history import Change, Part
-from dali_pipes.formats.manifest import MANIFEST_KIND, Manifest
+from dali_pipes.formats.manifest import MANIFEST_KIND, Change, Manifest, Part
 from dali_pipes.formats.texts import pack_texts
 
 CHANGES = tuple(

@@ -1,6 +1,6 @@
 import pytest
 
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 
 
 @pytest.mark.parametrize(

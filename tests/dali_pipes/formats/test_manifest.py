@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import find_manifest, index_in_memory
-from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.data_set.indexing import find_manifest, index_in_memory, index_shard
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
 from dali_pipes.formats.names import index_name, manifest_name

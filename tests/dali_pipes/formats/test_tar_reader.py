@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import index_in_memory
-from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.data_set.indexing import index_in_memory, index_shard
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
 from dali_pipes.formats.manifest import checksum
+from dali_pipes.formats.names import split_key
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import MAX_EXTENDED_BYTES, ArchiveReader
 from dali_pipes.store.urls import resolve_shards

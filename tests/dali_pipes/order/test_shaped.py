@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.order.grouping import BucketGrouping
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan, Step
 from dali_pipes.order.selection import Selection
-from dali_pipes.order.shaped import ShapedPlan
+from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.shapes import buckets
 
 SHAPES = buckets(area=256 * 256, step=32, max_aspect=2)  # five

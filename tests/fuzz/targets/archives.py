@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Sequence
 from typing import Literal
 
-from dali_pipes.data_set.tar_index import index_shard
+from dali_pipes.data_set.indexing import index_shard
 from dali_pipes.errors import DataError
 from dali_pipes.formats.shard_index import ShardIndex
 from tests.fuzz.seeds.archives import shards

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.history import Change, Part
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.manifest import Change, Manifest, Part
 from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
 from tests.fuzz.seeds.data_sets import IndexFiles, index_files

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dali_pipes.data_set.indexing import read_class_table
-from dali_pipes.data_set.tar_index import parse_label
+from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.quarantine import read_exclusions

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.data_set import tar_index
+from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.local import LocalStore
@@ -119,7 +119,7 @@ def test_an_animated_png_is_found_behind_other_chunks(tmp_path: Path) -> None:
 
 def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader refuses a photo of another size than its index says."""
-    monkeypatch.setattr(tar_index, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
+    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
     write_shards(tmp_path, [Sample("a", {"jpg": OTHER}), Sample("b", {"jpg": OTHER})], per_shard=2)
     monkeypatch.undo()
     report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)

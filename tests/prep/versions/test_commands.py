@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.recoded import read_steps
+from dali_pipes.formats.manifest import read_steps
 from prep.commands.group import prep
 from tests.prep.versions.sets import Place, class_folders
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS

@@ -15,7 +15,7 @@ from aistore.sdk.session_manager import SessionManager
 from requests import Response, Session
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from dali_pipes.formats.json_texts import read_json
+from dali_pipes.formats.names import read_json
 from dali_pipes.store.cluster.token import Token, TokenAuth
 from dali_pipes.store.cluster.transport.bounded_http import limit_answers
 from dali_pipes.store.cluster.transport.http_limits import MAX_ERROR_BYTES

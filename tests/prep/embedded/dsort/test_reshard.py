@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.keys import split_key
+from dali_pipes.formats.names import split_key
 from prep.embedded.dsort.reshard import InputShard, OutputShard, plan, scan, tar_chunks
 from prep.shuffle.order import Algorithm, arrange, cut, cut_mapped, parse_content, shuffled
 from tests.prep.embedded.tars import make_tar, read_tar
