@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl, unquote
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 from prep.embedded import wire
-from prep.embedded.dsort.job import SortJob, read_status
-from prep.embedded.dsort.spec import SortSpec
 from prep.embedded.etl import Etls
 from prep.embedded.exchange import Exchange
 from prep.embedded.s3 import answer_s3
@@ -109,11 +107,13 @@ class Handler(Exchange):
             case "GET", ["v1", "buckets"]:
                 self.answer_json([wire.bucket_json(name) for name in self.node.storage.list_buckets()])
             case "POST", ["v1", "sort"]:
-                spec = SortSpec.parse(self.read_json())
+                from prep.embedded.dsort import SortJob, parse_job_spec  # numpy and the SDK, for this alone
+
+                spec = parse_job_spec(self.read_json())
                 job = SortJob(spec, self.node.storage, self.node.target_id, endpoint=self.node.endpoint)
                 self.answer_text(job.start())
             case "GET", ["v1", "sort"] if (job_id := self._query.get("uuid")) is not None:
-                status = read_status(self.node.storage, job_id)
+                status = self.node.storage.read_job(job_id)
                 if status is None:
                     raise RefusalError(404, f"[dsort] {job_id} does not exist")
                 self.answer_text(json.dumps(status))
@@ -324,7 +324,7 @@ class Handler(Exchange):
     # Jobs
 
     def _abort_sort(self, job: str) -> None:
-        status = read_status(self.node.storage, job)
+        status = self.node.storage.read_job(job)
         if status is None:
             raise RefusalError(404, f"dsort job {job} does not exist", "ErrNotFound")
         if all(target["archived"] for target in status.values()):

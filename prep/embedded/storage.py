@@ -32,7 +32,6 @@ from urllib.parse import quote, unquote
 
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.embedded_node import BUCKETS, claim_folder
-from prep.embedded.dsort.reshard import InputShard
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark
 _MARK = b"dpobj\x01\r\n"
@@ -276,13 +275,6 @@ class Storage:
         file.close()
         return meta
 
-    def shard(self, bucket: str, name: str) -> InputShard:
-        """Return an object as a tar to read."""
-        file, meta = self.open(bucket, name)
-        with file:
-            stat = os.fstat(file.fileno())
-        return InputShard.of(name, self._path(bucket, name), stat, num_bytes=meta.num_bytes)
-
     def delete(self, bucket: str, name: str) -> None:
         """Remove an object."""
         try:
@@ -317,19 +309,28 @@ class Storage:
 
     # Jobs
 
-    def write_job(self, job: str, status: dict[str, Any]) -> None:
-        """Replace the status of a job."""
-        self._replace(self._jobs / f"{job}.json", status)
+    def write_job(self, job: str, targets: dict[str, Any]) -> None:
+        """Replace the status of a dSort job: target -> its part."""
+        self._replace(self._jobs / f"{job}.json", {"runner": self.node, "targets": targets})
 
     def read_job(self, job: str) -> dict[str, Any] | None:
-        """Return the status of a job, or ``None`` for an unknown job."""
+        """Return a job's status by target, as ``GET /v1/sort?uuid=`` answers, or ``None`` for an unknown job.
+
+        A job whose node ended before the job is reported as aborted.
+        """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", job):
             return None
         try:
-            status: dict[str, Any] = json.loads((self._jobs / f"{job}.json").read_bytes())
+            known = json.loads((self._jobs / f"{job}.json").read_bytes())
         except FileNotFoundError:
             return None
-        return status
+        targets: dict[str, Any] = known["targets"]
+        for target, status in targets.items():
+            if not status["archived"] and not self.is_alive(known["runner"]):
+                for part in (status, status["Metrics"]):
+                    part |= {"aborted": True, "archived": True}
+                status["Metrics"]["errors"] = [f"t[{target}]: the node that ran [dsort] {job} has gone"]
+        return targets
 
     def abort_job(self, job: str) -> None:
         """Ask the node that runs a job to stop it."""

@@ -339,43 +339,29 @@ class Exchange:
                 "a place on another disk"
             )
 
-    def write(self, outputs: Sequence[PlannedShard], on_progress: Report = lambda _: None) -> None:
-        """Write the outputs, replacing objects of the same names; each is read back and compared.
-
-        Args:
-            outputs: Outputs of the plan.
-            on_progress: Called with the number of samples that were written since the last call; may raise.
+    def write(self, outputs: Sequence[PlannedShard]) -> None:
+        """Write these outputs of the plan, replacing objects of the same names; each is read back and compared.
 
         Raises:
             StoreError: If a store fails. Outputs that are written stay, and are complete.
             DataError: If the input changed, or an output that is read back is not as it was written.
             PipesError: If a worker process died.
         """
-        self._run(write_and_compare, [self._task(output) for output in outputs], what="shuffle", told=on_progress)
+        self._run(write_and_compare, [self._task(output) for output in outputs], what="shuffle")
 
     def _run(
-        self,
-        function: Callable[[ExchangeTask, Report], bool],
-        tasks: Sequence[ExchangeTask],
-        *,
-        what: str,
-        told: Report = lambda _: None,
+        self, function: Callable[[ExchangeTask, Report], bool], tasks: Sequence[ExchangeTask], *, what: str
     ) -> list[bool]:
         if not tasks:
             return []
         request = self.plan.request
         total = sum(len(task.rows) for task in tasks)
         with bar(what=what, total=total, unit="samples", shown=request.show_progress) as drawn:
-
-            def on_progress(num: int) -> None:
-                drawn.update(num)
-                told(num)
-
             return list(
                 self._workers.map(
                     function,
                     tasks,
-                    on_progress=on_progress,
+                    on_progress=drawn.update,
                     name=lambda task: f"shard '{request.output_store.locate(task.name)}'",
                 )
             )

@@ -1,6 +1,6 @@
 """Order the samples of a shuffle and cut them into shards: pure functions of names, sizes and contents.
 
-The embedded node and the client's engine both call these functions, so they write the same shards for one request.
+They are dSort's rules, so the exchange and a cluster of one target write the same samples for one request.
 """
 
 import hashlib

@@ -195,6 +195,26 @@ def test_template_holds_its_names_only(name: str, expected: bool) -> None:
     assert Template.parse("a-{03..11..2}").holds(name) is expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a-{0..2}", ["a-0", "a-1", "a-2"]),
+        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
+        ("{0..4..2}", ["0", "2", "4"]),
+        ("{0..1}/{00..01}", ["0/00", "0/01", "1/00", "1/01"]),
+        ("{8..10}", ["8", "9", "10"]),
+        ("{8..010}", ["8", "9", "10"]),  # the shorter number gives the width
+        ("plain", []),  # no range, no name
+        ("a-{0..", []),
+    ],
+)
+def test_template_names(text: str, expected: list[str]) -> None:
+    """Templates expand as in AIS."""
+    template = Template.parse(text)
+    assert list(template.names()) == expected
+    assert len(template) == len(expected)
+
+
 @pytest.mark.parametrize("text", ["a-{03..11..2}", "{0..1}/{00..01}", "plain"])
 def test_template_as_text_is_what_was_parsed(text: str) -> None:
     assert str(Template.parse(text)) == text

@@ -3,9 +3,11 @@
 import hashlib
 import os
 import signal
+import tarfile
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, PipesError, StoreError
-from dali_pipes.formats.names import index_name
+from dali_pipes.formats.names import index_name, split_key
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
@@ -147,6 +151,35 @@ def test_odd_members_come_out_as_they_went_in(tmp_path: Path, *, is_indexed: boo
     came_out = [member for data in outputs(store, report.shards) for member in read_tar(data)]
     folded = [(name.replace(".TXT", ".txt") if is_indexed else name, data) for name, data in came_out]
     assert sorted(folded) == sorted(went_in.items())
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), seed=st.integers(0, (1 << 63) - 1), target=st.integers(1, 4000))
+def test_every_member_comes_out_once(tmp_path: Path, data: st.DataObject, seed: int, target: int) -> None:
+    """From tars of every dialect; a sample's members stay together, in order."""
+    stems = st.text(st.sampled_from("ab./\u00e4-\U0001f600"), min_size=1, max_size=130).filter(
+        lambda text: not text.startswith("/") and not text.endswith("/") and "//" not in text
+    )
+    names = data.draw(st.lists(stems.map(lambda stem: f"{stem}.{len(stem)}"), unique=True, max_size=12))
+    samples: dict[str, list[str]] = {"first": ["first.0"]}
+    for name in names:
+        if (parts := split_key(name)) is not None:
+            samples.setdefault(parts[0], []).append(name)
+    went_in: list[dict[str, bytes]] = [{}, {}, {}]
+    for row, group in enumerate(samples.values()):
+        went_in[row % 3] |= {name: data.draw(st.binary(max_size=1500)) for name in group}
+    store = LocalStore(tmp_path)
+    dialects = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    for shard, (members, dialect) in enumerate(zip(went_in, dialects, strict=True)):
+        store.write(f"in-{shard}.tar", make_tar(members, tar_format=dialect))
+    shards = ShardSet(store=store, names=tuple(f"in-{shard}.tar" for shard in range(3)))
+    report = run(shards, "out", algorithm=Algorithm(seed=seed), shard_bytes=target, overwrite=True)
+    came_out = [member for tar in outputs(store, report.shards) for member in read_tar(tar)]
+    assert Counter(came_out) == Counter(member for members in went_in for member in members.items())
+    order = [name for name, _ in came_out]
+    for group in samples.values():
+        start = order.index(group[0])
+        assert order[start : start + len(group)] == group
 
 
 # Parts

@@ -1,1 +1,0 @@
-"""The dSort of an embedded node: the spec of a job, its shards, and the job itself."""

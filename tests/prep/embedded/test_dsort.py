@@ -1,0 +1,182 @@
+"""Test the embedded node's dSort where it is stricter than a cluster, or where a cluster cannot be tested."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
+from prep.embedded.dsort import SortJob, parse_job_spec
+from prep.embedded.server import NodeServer
+from prep.embedded.storage import Storage
+from prep.embedded.wire import RefusalError
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
+from prep.shuffle.shuffle import shuffle
+from tests.prep.embedded.tars import make_tar, read_tar
+
+SPEC: dict[str, Any] = {
+    "input_bck": {"name": "b", "provider": "ais"},
+    "input_format": {"template": "in-{0..1}"},
+    "input_extension": ".tar",
+    "output_format": "out-{00..99}",
+    "output_shard_size": "200B",
+    "algorithm": {"kind": "shuffle", "seed": "1"},
+}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    """A bucket ``b`` with two shards of ten samples each."""
+    with Storage(tmp_path) as made:
+        made.create_bucket("b")
+        for shard in range(2):
+            members = {f"{shard}{index}.jpg": bytes([index]) * 50 for index in range(10)}
+            made.write("b", f"in-{shard}.tar", [make_tar(members)])
+        yield made
+
+
+@pytest.fixture
+def endpoint(storage: Storage) -> Iterator[str]:
+    """A node over the storage, in this process."""
+    with NodeServer(storage, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.endpoint
+        server.shutdown()
+        thread.join()
+
+
+def run(storage: Storage, endpoint: str, *, abort: bool = False, **changes: object) -> dict[str, Any]:
+    """Run a job and return its last status."""
+    job = SortJob(parse_job_spec(SPEC | changes), storage, "target", endpoint=endpoint)
+    if abort:
+        storage.abort_job(job.job)
+    job.start()
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s:
+        status = storage.read_job(job.job)
+        assert status is not None
+        if status["target"]["archived"]:
+            return dict(status["target"])
+        time.sleep(0.005)
+    raise AssertionError(status)
+
+
+def read_all(storage: Storage, prefix: str) -> dict[str, bytes]:
+    return {name: storage.read("b", name) for name in storage.list_names("b", prefix=prefix)}
+
+
+def test_same_seed_gives_the_shards_of_an_exchange(storage: Storage, endpoint: str) -> None:
+    """The shards are equal byte by byte; another seed gives other shards."""
+    for prefix, seed in (("x", "5"), ("y", "6")):
+        status = run(
+            storage, endpoint, output_format=f"{prefix}-{{00..99}}", algorithm={"kind": "shuffle", "seed": seed}
+        )
+        assert status["Metrics"]["shard_creation"]["finished"]
+    shards = ShardSet(store=AisStore(endpoint, "b"), names=("in-0.tar", "in-1.tar"))
+    shuffle(Request(shards, output_prefix="z-", algorithm=Algorithm(seed=5), shard_bytes=200, engine="exchange"))
+    first, other, again = (list(read_all(storage, f"{prefix}-0").values()) for prefix in "xyz")
+    assert len(first) == 5
+    assert first == again
+    assert first != other
+
+
+def test_files_of_no_sample_are_left_out(storage: Storage, endpoint: str) -> None:
+    storage.write("b", "in-1.tar", [make_tar({"README": b"r", "1.jpg": b"x"})])
+    run(storage, endpoint, output_shard_size="1MB")
+    [shard] = read_all(storage, "out-").values()
+    assert len(read_tar(shard)) == 11
+
+
+def test_abort_stops_the_job(storage: Storage, endpoint: str) -> None:
+    """The status says so as AIS does; nothing is written."""
+    status = run(storage, endpoint, abort=True)
+    assert (status["aborted"], status["Metrics"]["aborted"]) == (True, True)
+    assert status["Metrics"]["errors"] == [f"t[target]: [dsort] {status['id']} aborted"]
+    assert read_all(storage, "out-") == {}
+
+
+def test_job_of_a_node_that_has_gone_is_aborted(tmp_path: Path) -> None:
+    """A client that waits through another node does not wait for ever."""
+    storage = Storage(tmp_path)
+    job = SortJob(parse_job_spec(SPEC), storage, "target", endpoint="")
+    job._save()  # begun, and not ended
+    with Storage(tmp_path) as other:
+        before = other.read_job(job.job)
+        assert before is not None
+        assert not before["target"]["aborted"]
+        storage.close()
+        after = other.read_job(job.job)
+        assert after is not None
+        assert after["target"]["aborted"]
+        assert "has gone" in after["target"]["Metrics"]["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"output_format": "in-{0..9}"}, "output shard 'in-0.tar' is an input too"),
+        ({"ekm_file": "{endpoint}/v1/objects/b/map.json"}, "'../c-0'"),  # a name that leads to another bucket
+        ({"ekm_file": "http://127.0.0.1:9/v1/objects/b/map.json"}, "reads an ekm file from its own buckets only"),
+        ({"ekm_file": "{endpoint}/v1/objects/b/none.json"}, "unexpected status code (404) when requesting ekm file"),
+        ({"input_format": {"objnames": ["in-0.tar", "twice.tar"]}}, "1 keys come more than once"),  # AIS would mix them
+    ],
+)
+def test_job_that_fails_says_why_and_writes_nothing(
+    storage: Storage, endpoint: str, changes: dict[str, Any], error: str
+) -> None:
+    storage.write("b", "map.json", [b'{"../c-{0..9}": ["00"]}'])
+    storage.write("b", "twice.tar", [make_tar({"00.jpg": b"x"})])
+    before = read_all(storage, "")
+    if "ekm_file" in changes:
+        changes = {"ekm_file": changes["ekm_file"].format(endpoint=endpoint)}
+    [said] = run(storage, endpoint, **changes)["Metrics"]["errors"]
+    assert error in said
+    assert read_all(storage, "") == before
+
+
+def test_no_output_size_spreads_over_the_names(storage: Storage, endpoint: str) -> None:
+    """1,000 bytes are spread over four names."""
+    run(storage, endpoint, output_shard_size="", output_format="out-{0..3}")
+    shards = read_all(storage, "out-").values()
+    assert [len(read_tar(shard)) for shard in shards] == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("text", ["{a..b}", "{2..1}", "{0..9..0}", "{}", "}x{", "{0..1}{"])
+def test_template_that_is_none_is_refused(text: str) -> None:
+    """The answer is 400; a cluster closes the connection."""
+    with pytest.raises(RefusalError) as refused:
+        parse_job_spec(SPEC | {"input_format": {"template": text}})
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"output_shard_size": "-1"}, 400),
+        ({"output_shard_size": "big"}, 400),
+        ({"output_format": ""}, 400),
+        ({"output_format": "plain"}, 400),
+        ({"algorithm": {"kind": "sideways"}}, 400),
+        ({"algorithm": {"kind": "shuffle", "seed": "x"}}, 400),
+        ({"input_bck": None}, 400),
+        ({"input_bck": {"name": "../b"}}, 400),
+        ({"input_bck": {"name": "b", "provider": "aws"}}, 501),
+        ({"algorithm": {"kind": "md5"}}, 501),
+        ({"algorithm": {"kind": "content"}}, 400),
+        ({"algorithm": {"kind": "content", "extension": ".cls", "content_key_type": "date"}}, 400),
+        ({"ekm_file": "http://127.0.0.1/ekm", "output_shard_size": ""}, 400),
+        ({"output_extension": ".zip"}, 400),
+        ({"dry_run": True}, 501),
+    ],
+)
+def test_spec_that_cannot_run_is_refused(changes: dict[str, object], status: int) -> None:
+    """The request is refused before a job begins."""
+    with pytest.raises(RefusalError) as refused:
+        parse_job_spec(SPEC | changes)
+    assert refused.value.status == status

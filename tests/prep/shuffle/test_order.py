@@ -1,0 +1,147 @@
+"""The order of the samples by keys, names and contents, and the cuts into shards: the same for ever."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dali_pipes.errors import DataError
+from prep.shuffle.order import Algorithm, arrange, cut, cut_mapped, parse_content, shuffled
+
+
+def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
+    """The order must be the same on every machine and Python version: another order would be another data set."""
+    assert shuffled([f"{index:02}" for index in range(8)], seed=0) == [6, 3, 7, 2, 1, 4, 0, 5]
+    code = "from prep.shuffle.order import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
+    root = str(Path(__file__).parents[3])
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root, env={"PYTHONHASHSEED": "5"}
+    )
+    assert other.stdout.strip() == "[6, 3, 7, 2, 1, 4, 0, 5]"
+
+
+@given(st.lists(st.text(max_size=5), max_size=50), st.integers(-3, 1 << 70))
+def test_shuffled_is_a_permutation(keys: list[str], seed: int) -> None:
+    """Each position comes once, also if keys repeat; a second call gives the same order."""
+    order = shuffled(keys, seed=seed)
+    assert sorted(order) == list(range(len(keys)))
+    assert shuffled(keys, seed=seed) == order
+
+
+def test_shuffled_depends_on_seed_and_keys() -> None:
+    """Another seed gives another order; positions are spread evenly."""
+    keys = [str(index) for index in range(200)]
+    assert shuffled(keys, seed=1) != shuffled(keys, seed=2)
+    means = [sum(shuffled(keys, seed=seed)[:20]) / 20 for seed in range(50)]
+    assert 90 < sum(means) / 50 < 109
+
+
+@pytest.mark.parametrize(
+    ("sizes", "target", "expected"),
+    [
+        ([], 10, []),  # nothing gives no shard
+        ([1], 10, [1]),
+        ([5, 5, 5], 10, [2, 1]),  # the item that reaches the target still belongs to the shard
+        ([20, 1, 20], 10, [1, 2]),  # one too large is a shard of its own
+        ([0, 0, 0], 10, [3]),
+        ([10, 10], 10, [1, 1]),  # no empty shard at the end
+    ],
+)
+def test_cut(sizes: list[int], target: int, expected: list[int]) -> None:
+    """A shard ends with the item that brings it to the target."""
+    assert cut(sizes, target=target) == expected
+
+
+@given(st.lists(st.integers(0, 100)), st.integers(1, 300))
+def test_cut_takes_all(sizes: list[int], target: int) -> None:
+    """Every item is in one shard. All shards but the last reach the target, and only with their last item."""
+    counts = cut(sizes, target=target)
+    assert sum(counts) == len(sizes)
+    start = 0
+    for count in counts:
+        shard = sizes[start : start + count]
+        start += count
+        assert sum(shard[:-1]) < target
+        assert sum(shard) >= target or start == len(sizes)
+
+
+NAMES_IN = ["b/2.jpg", "a/10.jpg", "a/1.jpg", "a/1-x.jpg", "\u00e4.jpg", "Z.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (Algorithm(kind="none"), [0, 1, 2, 3, 4, 5]),
+        # Bytes are compared, and the whole name: '-' before '.', upper case first, what is not ASCII last.
+        (Algorithm(kind="alphanumeric"), [5, 3, 2, 1, 0, 4]),
+        (Algorithm(kind="alphanumeric", decreasing=True), [4, 0, 1, 2, 3, 5]),
+    ],
+)
+def test_arrange_by_name(algorithm: Algorithm, expected: list[int]) -> None:
+    assert arrange(NAMES_IN, algorithm=algorithm) == expected
+
+
+@pytest.mark.parametrize(
+    ("key_type", "decreasing", "expected"),
+    [
+        ("int", False, [3, 1, 4, 0, 2]),  # -1 2 2 10 30: ties as they stood
+        ("int", True, [2, 0, 1, 4, 3]),  # also when the order is turned
+        ("float", False, [3, 1, 4, 0, 2]),
+        ("string", False, [3, 0, 1, 4, 2]),  # b"-1" b"10" b"2" b"2" b"30"
+    ],
+)
+def test_arrange_by_content(key_type: str, decreasing: bool, expected: list[int]) -> None:
+    algorithm = Algorithm(kind="content", component=".cls", key_type=key_type, decreasing=decreasing)
+    contents = [parse_content(data, algorithm=algorithm, where="") for data in (b"10", b"2", b"30", b"-1", b"2")]
+    assert arrange([""] * 5, algorithm=algorithm, contents=contents) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "key_type", "found"),
+    [
+        (b" 7\n", "int", 7),
+        (b"-0", "int", 0),
+        (b"-" + b"0" * 5000 + b"7", "int", -7),
+        (b" 1e3\n", "float", 1000.0),
+        (b"inf", "float", float("inf")),
+        (b" 7", "string", b" 7"),
+    ],
+)
+def test_parse_content_allows_white_space_around_numbers(data: bytes, key_type: str, found: object) -> None:
+    assert parse_content(data, algorithm=Algorithm(kind="content", component="c", key_type=key_type), where="") == found
+
+
+@pytest.mark.parametrize(
+    ("data", "key_type"),
+    [
+        (b"7.0", "int"),
+        (b"", "int"),
+        (b"9" * 30, "int"),
+        (b"9" * 5000, "int"),  # of which Python makes no number
+        (b"x", "float"),
+        (b"nan", "float"),
+    ],
+)
+def test_parse_content_that_is_no_number_says_where(data: bytes, key_type: str) -> None:
+    algorithm = Algorithm(kind="content", component="c", key_type=key_type)
+    with pytest.raises(DataError, match=f"^here: component 'c' holds '.*', expected {key_type} to sort by"):
+        parse_content(data, algorithm=algorithm, where="here")
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=60),
+    st.integers(1, 100),
+)
+def test_cut_mapped_takes_each_once_in_order(samples: list[tuple[int, int]], target: int) -> None:
+    """Each shard but a group's last is over the target, and only with its last sample."""
+    groups, sizes = [group for group, _ in samples], [size for _, size in samples]
+    found = cut_mapped(groups, sizes, limits=[99] * 4, labels=["x"] * 4, target=target)
+    for group in range(4):
+        runs = [positions for of, positions in found if of == group]
+        assert [position for run in runs for position in run] == [at for at, of in enumerate(groups) if of == group]
+        filled = [[sizes[position] for position in run] for run in runs]
+        assert all(sum(run) > target for run in filled[:-1])
+        assert all(sum(run[:-1]) <= target for run in filled)

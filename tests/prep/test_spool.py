@@ -1,0 +1,49 @@
+"""The folder on local disk in which an output is put together: for one process at a time, and gone afterwards."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.local import LocalStore
+from prep.spool import open_spool
+
+
+def test_spool_that_its_owner_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a folder that is gone would keep nobody out of the one that comes in its place."""
+    lock, removed = fcntl.flock, False
+
+    def late(descriptor: int, operation: int) -> None:
+        nonlocal removed
+        if not removed:
+            [folder] = tmp_path.iterdir()
+            folder.rmdir()
+            removed = True
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with open_spool(LocalStore(tmp_path), "out-", None) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+        refused = pytest.raises(StoreError, match="another process is writing")
+        with refused, open_spool(LocalStore(tmp_path), "out-", None):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spool_removes_the_files_of_a_killed_run_and_tells_of_a_full_disk(tmp_path: Path) -> None:
+    with open_spool(LocalStore(tmp_path), "out-", None) as folder:
+        (folder / "part").touch()
+    folder.mkdir()
+    (folder / "old").touch()
+    found = []
+
+    def fill() -> None:
+        with open_spool(LocalStore(tmp_path), "out-", None) as again:
+            found.extend(again.iterdir())
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match=r"No space left on device; .*--spool-dir"):
+        fill()
+    assert found == []
+    assert list(tmp_path.iterdir()) == []
