@@ -2,20 +2,13 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from dali_pipes.commands.options import json_option
 from dali_pipes.errors import printable
 from dali_pipes.progress import LINE_CHARS
-
-if TYPE_CHECKING:
-    from dali_pipes.commands.checks.findings import Finding, Findings
-
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
@@ -42,12 +35,13 @@ def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | No
     Each finding is ok, warn or fail, and says what to do. A machine without a GPU is ok: loaders run on the CPU. The
     exit code is 1 if a finding is fail.
     """
-    from dali_pipes.commands.checks.findings import worst
+    from dali_pipes.commands.checks import examine
 
     findings = examine(endpoint=endpoint, cache_dir=cache_dir)
-    status = worst(findings)
+    found = {finding.status for finding in findings}
+    status = next(status for status in ("fail", "warn", "ok") if status in found)
     if as_json:
-        click.echo(json.dumps({"status": status, "findings": [asdict(finding) for finding in findings]}))
+        click.echo(json.dumps({"status": status, "findings": [finding._asdict() for finding in findings]}))
         context.exit(int(status == "fail"))
     colour = False if os.environ.get("NO_COLOR") else None  # None: if stdout is a terminal
     width = max(len(finding.name) for finding in findings)
@@ -57,38 +51,6 @@ def doctor(context: click.Context, *, endpoint: str | None, cache_dir: Path | No
         if finding.advice:
             click.echo(f"{'':4}  {'':<{width}}  -> {printable(finding.advice, max_chars=LINE_CHARS)}")
     context.exit(int(status == "fail"))
-
-
-def examine(
-    *, endpoint: str | None, cache_dir: Path | None = None, environment: Mapping[str, str] = os.environ
-) -> "list[Finding]":
-    """Run all checks of this machine; this takes less than three seconds if the endpoint answers or refuses at once."""
-    from dali_pipes.commands.checks import cluster, cores, node, software
-    from dali_pipes.commands.checks.findings import warn
-
-    checks: list[Callable[[], Findings]] = [
-        software.check_python,
-        software.check_packages,
-        software.check_dali,
-        software.check_cuda,
-        software.check_gpu,
-        lambda: cores.check_cores(environment),
-        lambda: cluster.check_cluster(endpoint),
-        lambda: cluster.check_proxies(endpoint, environment),
-        lambda: node.check_caches(cache_dir),
-        node.check_memory,
-        node.check_open_files,
-        node.check_reader,
-        node.check_clock,
-    ]
-    findings: list[Finding] = []
-    for check in checks:
-        try:
-            findings += check()
-        except Exception as exc:  # noqa: BLE001 (the other checks are still useful)
-            text = " ".join(f"{type(exc).__name__}: {exc}".split())
-            findings.append(warn("doctor", f"a check failed: {text}", "report this text"))
-    return findings
 
 
 @click.command(short_help="Print the script for a shell's tab completion.")

@@ -50,6 +50,11 @@ def check_output(path: Path, *, endings: Sequence[str], expected: str, option: s
         raise click.BadParameter(f"'{path}' is a directory; name a file in it", param_hint=option)
 
 
+def counted(number: int, what: str, several: str = "") -> str:
+    """``1 shard``, ``2 shards``; ``several`` is the word for more than one, if it is not made with an "s"."""
+    return f"{number} {what if number == 1 else several or f'{what}s'}"
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn an error of the system into one that names the file."""

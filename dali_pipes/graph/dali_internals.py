@@ -10,14 +10,16 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from nvidia.dali import backend, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+if TYPE_CHECKING:
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 _log = logging.getLogger(__name__)
 
@@ -308,16 +310,16 @@ os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 # ``_auto_reset``. Loops that were written for DALI's iterators read them, and so does Lightning.
 
 
-def set_pipelines(iterator: DALIGenericIterator, pipelines: Sequence[Pipeline]) -> None:
+def set_pipelines(iterator: "DALIGenericIterator", pipelines: Sequence[Pipeline]) -> None:
     """Replace the pipelines that ``iterator`` keeps alive."""
     iterator._pipes = list(pipelines)
 
 
-def set_epoch_size(iterator: DALIGenericIterator, size: int, last_batch_policy: LastBatchPolicy) -> None:
+def set_epoch_size(iterator: "DALIGenericIterator", size: int, last_batch_policy: LastBatchPolicy) -> None:
     """Set the samples of a rank in an epoch, and the policy, which DALI takes to be FILL if it knows no size."""
     iterator._size, iterator._last_batch_policy = size, last_batch_policy
 
 
-def set_auto_reset(iterator: DALIGenericIterator, is_automatic: bool) -> None:
+def set_auto_reset(iterator: "DALIGenericIterator", is_automatic: bool) -> None:
     """Set whether ``iterator`` starts the next epoch by itself at the end of one."""
     iterator._auto_reset = "yes" if is_automatic else "no"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
+from dali_pipes.commands.output import counted
 from prep.commands.options import (
     dry_run_option,
     jobs_option,
@@ -17,7 +18,7 @@ from prep.commands.options import (
     recode_options,
     take_recoding,
 )
-from prep.commands.output import command_line, counted, fields_of, print_result, there_already
+from prep.commands.output import command_line, fields_of, print_result, there_already
 from prep.commands.pack import pack_document, print_packed
 from prep.sources.kinds import Kind
 

@@ -52,11 +52,6 @@ def print_reasons(what: str, reasons: Mapping[str, int]) -> None:
         print_note(f"{number:8}  {what}: {reason}")
 
 
-def counted(number: int, what: str, several: str = "") -> str:
-    """``1 shard``, ``2 shards``; ``several`` is the word for more than one, if it is not made with an "s"."""
-    return f"{number} {what if number == 1 else several or f'{what}s'}"
-
-
 def command_line(context: click.Context) -> str:
     """The command as it was typed, for the history of a data set; without the options that say how it runs here.
 

@@ -15,6 +15,7 @@ from dali_pipes.commands.options import (
     json_option,
     size,
 )
+from dali_pipes.commands.output import counted
 from prep.commands.options import (
     chosen_masks,
     dry_run_option,
@@ -30,7 +31,6 @@ from prep.commands.options import (
     take_recoding,
 )
 from prep.commands.output import (
-    counted,
     fields_of,
     of_part,
     print_reasons,

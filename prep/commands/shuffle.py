@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from dali_pipes.commands.output import print_line
+from dali_pipes.commands.output import counted, print_line
 from prep.commands.options import (
     allow_missing_option,
     dry_run_option,
@@ -20,7 +20,7 @@ from prep.commands.options import (
     part_option,
     seed_option,
 )
-from prep.commands.output import counted, fields_of, of_part, print_result, shard_span, there_already
+from prep.commands.output import fields_of, of_part, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
     from prep.shuffle.shuffle import ShuffleReport

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import print_line
+from dali_pipes.commands.output import counted, print_line
 from prep.commands.options import (
     chosen_masks,
     mask_options,
@@ -17,7 +17,7 @@ from prep.commands.options import (
     part_option,
     urls_argument,
 )
-from prep.commands.output import counted, fields_of, print_empty_part, print_result
+from prep.commands.output import fields_of, print_empty_part, print_result
 
 if TYPE_CHECKING:
     from prep.inspect.verify_set import VerifyReport

@@ -1,1 +1,0 @@
-"""The checks of `dali-pipes doctor`, by subject."""
