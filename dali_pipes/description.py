@@ -1,34 +1,26 @@
 """Describe a loader on a few lines, along the data path: what ``repr`` shows."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dali_pipes.data_set.find import Mixture
-from dali_pipes.epoch import LoaderParts
+from dali_pipes.delivery import Delivery
 from dali_pipes.errors import printable
+from dali_pipes.opening.arguments import LoaderArguments
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.processes.ranks import NOTHING
 from dali_pipes.store.urls import ShardUrls
 
-if TYPE_CHECKING:
-    from dali_pipes.opening.checked import LoaderArguments
 
-
-def describe(parts: LoaderParts, *, position: str, outputs: Mapping[str, str], is_closed: bool) -> str:
-    """Describe an open or closed loader.
-
-    Args:
-        parts: The loader's parts.
-        position: Number of batches, and how far the epoch is.
-        outputs: Name -> kind and shape of each output, as far as known, else an empty text.
-        is_closed: Whether it is closed.
-    """
+def describe(delivery: Delivery) -> str:
+    """Describe a loader: open, closed, or not opened yet."""
+    if not delivery.is_open:
+        return _describe_unopened(delivery.arguments, is_closed=delivery.is_closed)
+    parts, epoch, shapes = delivery.parts, delivery.current, delivery.shapes
     manifest, batching, share = parts.inputs.manifest, parts.batching, parts.share
     process, num_excluded = batching.process, len(parts.inputs.selection.excluded)
-    is_known = any(outputs.values())
+    names = [*parts.decode.output_names, *delivery.added_outputs]
     return _lines(
-        f"Loader of {parts.source}{', closed' if is_closed else ''}",
+        f"Loader of {parts.source}{', closed' if delivery.is_closed else ''}",
         data_set=f"manifest {manifest.digest[:12]}, "
         + (f"version {manifest.version}, " if manifest.version > 1 else "")
         + f"{manifest.num_samples} samples in {manifest.num_shards} shards"
@@ -36,16 +28,16 @@ def describe(parts: LoaderParts, *, position: str, outputs: Mapping[str, str], i
         rank=f"{process.rank} of {process.world_size}, "
         + ("the only process" if process.source == NOTHING else f"by {process.source}"),
         order=_order(parts.inputs.order),
-        batches=f"of {batching.batch_size} samples, {batching.last_batch_policy}; {position}",
+        batches=f"of {batching.batch_size} samples, {batching.last_batch_policy}; {delivery.num_batches_of()} in epoch "
+        f"{epoch.number}, {epoch.position} of {epoch.num_samples} samples delivered",
         cache=f"{share.space.directory}, {_mib(share.reserved)} reserved of {_mib(share.cache_bytes)}",
-        outputs=", ".join(f"{name} {shape}".strip() for name, shape in outputs.items())
-        + ("" if is_known else " (their shapes are known after the first batch)"),
+        outputs=", ".join(f"{name} {shapes.get(name, '')}".strip() for name in names)
+        + ("" if shapes else " (their shapes are known after the first batch)"),
         device=parts.decode.torch_device,
     )
 
 
-def describe_unopened(arguments: "LoaderArguments", *, is_closed: bool) -> str:
-    """Describe a late loader that is not opened yet."""
+def _describe_unopened(arguments: LoaderArguments, *, is_closed: bool) -> str:
     shards = arguments.shards
     if isinstance(shards, Mixture):
         urls = ", ".join(f"{name}={_joined(named)}" for name, named in shards.sets.items())
@@ -62,13 +54,6 @@ def describe_unopened(arguments: "LoaderArguments", *, is_closed: bool) -> str:
 
 def _joined(urls: ShardUrls) -> str:
     return str(urls) if isinstance(urls, str | Path) else ", ".join(map(str, urls))
-
-
-def shape_of(output: Any) -> str:
-    """Kind and shape of one output of a batch: ``uint8 [64, 224, 224, 3]``, ``list of str``."""
-    if isinstance(output, list):
-        return f"list of {type(output[0]).__name__}" if output else "list"
-    return f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"
 
 
 def _order(order: OrderInputs) -> str:

@@ -1,14 +1,13 @@
-"""A loader's epochs: the inputs of their plans, their feeds, and the position in the current epoch.
+"""A loader's epochs: the inputs of their plans, their feeds, and the position in the current epoch; the loader's parts.
 
 At most three segments are open at a time: the one that is read, the one opened ahead, and the next epoch's first.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import DecodeError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest
+from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics import tracing
 from dali_pipes.metrics.counts import Counts
@@ -30,6 +30,7 @@ from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import DataVersions, LoaderState, StateError
+from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import Batching, SegmentReader
@@ -118,6 +119,18 @@ class PlanInputs:
         """The global batch size, if the order depends on it."""
         return None if self.grouping is None else self.grouping.group_size
 
+    def compared(self, batching: Batching, *, epoch: int, start: int) -> dict[str, str]:
+        """Name the values that must be the same on every rank, for the comparison before the first batch."""
+        order = dataclasses.replace(self.order, epoch=epoch)
+        values = {
+            "the manifest's digest": self.manifest.digest[:16],
+            "the position in the epoch": str(start),
+            "batch_size": str(batching.batch_size),
+            "last_batch_policy": batching.last_batch_policy,
+            "the selection of samples (dali_pipes.Select)": self.selection.digest[:16],
+        }
+        return values | {field.name: str(getattr(order, field.name)) for field in dataclasses.fields(order)}
+
     def check(self, state: LoaderState) -> None:
         """Refuse a state of other shards or another order.
 
@@ -138,128 +151,6 @@ class PlanInputs:
             raise StateError(
                 f"the state has {state.delivered} samples delivered, and no step of epoch {state.order.epoch} ends "
                 f"there, the last one before it ends at {plan.last_edge(state.delivered)}; it is not whole"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoaderParts:
-    """The parts of a loader, which `dali_pipes.opening.parts` has opened; the loader closes them."""
-
-    source: str
-    """The origin of the shards in one line: URLs and ETL."""
-    is_resumed: bool
-    """Whether the loader starts at the position of a state."""
-    inputs: PlanInputs
-    batching: Batching
-    feeds: "Feeds"
-    begun: "Epoch"
-    """The epoch with which the loader starts."""
-    decode: DecodePipeline
-    share: CacheShare
-    stager: Stager
-    seen: BadSamplesSeen
-    repair: Repair
-    outputs: Outputs
-    counts: Counts
-    resources: contextlib.ExitStack
-
-
-class Feeds:
-    """Opens the feeds of epochs; opens the next epoch's feed ahead of time.
-
-    A feed stages its shards before the graph is known: ``components``, what the graph reads of each sample, may be
-    filled later, but before a batch is asked for.
-    """
-
-    def __init__(
-        self,
-        inputs: PlanInputs,
-        *,
-        batching: Batching,
-        samples: Samples,
-        components: Sequence[str],
-        share: CacheShare,
-        stager: Stager,
-        reader: SegmentReader,
-        counts: Counts,
-        show_progress: bool,
-    ) -> None:
-        self._inputs, self._batching, self._reader, self._counts = inputs, batching, reader, counts
-        self._samples, self._components, self._share, self._stager = samples, components, share, stager
-        self._show_progress = show_progress
-        self._is_windowed = share.reserved < int(share.extent_bytes.sum())
-        self.ahead: Feed | None = None
-        """The next epoch's feed, opened ahead."""
-
-    def begin(self, epoch: int, *, start: int = 0) -> "Epoch":
-        """Begin an epoch at position ``start`` of its order."""
-        plan = self._inputs.plan(epoch) if start else None
-        if plan is not None and not self._batching.num_steps(plan, start=start):
-            # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
-            self.close(unless=epoch + 1)
-            feed = self._open(epoch, start=plan.num_samples)
-            self._prepare(epoch + 1, with_reader=False)
-        else:
-            self.close(unless=None if start else epoch)
-            feed, self.ahead = self.ahead or self._open(epoch, start=start), None
-        return Epoch(feed, start=start, batching=self._batching)
-
-    def begin_again(self, epoch: "Epoch") -> "Epoch":
-        """Begin again an epoch that was cut short, with the batch after the last delivered one."""
-        feed = self._open(epoch.feed.epoch, start=epoch.next_position)
-        begun = Epoch(feed, start=epoch.start, batching=self._batching)
-        begun.delivered, begun.num_lost = epoch.delivered, epoch.num_lost
-        return begun
-
-    def _prepare(self, epoch: int, *, with_reader: bool = True) -> None:
-        """Open the feed of the next epoch, and its reader if the shards are resident.
-
-        An error is not raised here: it comes again when the epoch starts.
-        """
-        try:
-            if self.ahead is None:
-                self.ahead = self._open(epoch, start=0)
-            if with_reader:
-                with self._counts.read:
-                    self.ahead.prepare()
-        except Exception:  # noqa: BLE001 (raised again when that epoch is started)
-            _log.debug("the next epoch could not be prepared", exc_info=True)
-            self.close()
-
-    def prepare_after(self, feed: Feed, *, is_read: bool) -> None:
-        """Prepare the epoch after ``feed``'s; open its reader when all batches of this one are read."""
-        if is_read:
-            self._prepare(feed.epoch + 1)
-        elif self._is_windowed and feed.has_staged_all:
-            # The next epoch's first windows are staged while this epoch's last ones are read.
-            self._prepare(feed.epoch + 1, with_reader=False)
-
-    def close(self, *, unless: int | None = None) -> None:
-        """Close the feed that was opened ahead, unless it is of this epoch. Can be called twice."""
-        if self.ahead is not None and self.ahead.epoch != unless:
-            self.ahead.close()
-            self.ahead = None
-
-    def _open(self, epoch: int, *, start: int) -> Feed:
-        share, batching = self._share, self._batching
-        with self._counts.read:
-            plan = self._inputs.plan(epoch)
-            needed = plan.bytes_at_a_time(
-                share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
-            )
-            if needed > share.reserved:
-                share.reserve_more(needed)
-            return Feed(
-                plan,
-                samples=self._samples,
-                components=self._components,
-                share=share,
-                stager=self._stager,
-                reader=self._reader,
-                counts=self._counts,
-                batching=batching,
-                start=start,
-                show_progress=self._show_progress,
             )
 
 
@@ -292,6 +183,11 @@ class Epoch:
         self._owes_end = False  # the last batch was lost, and the loop has not yet seen the epoch's end
 
     @property
+    def number(self) -> int:
+        """The number of the epoch; the first is 0."""
+        return self.feed.epoch
+
+    @property
     def num_samples(self) -> int:
         """Samples of the epoch over all ranks."""
         return self.feed.plan.num_samples
@@ -308,6 +204,11 @@ class Epoch:
 
     def _position(self, num_batches: int) -> int:
         return self._batching.position(self.feed.plan, num_batches, start=self.start)
+
+    @property
+    def num_batches_left(self) -> int:
+        """Batches that are still to come."""
+        return self.num_batches - self.delivered
 
     @property
     def is_over(self) -> bool:
@@ -327,14 +228,14 @@ class Epoch:
     def stands_at(self, epoch: int, start: int) -> bool:
         """Whether this is the given epoch at the given position, and no batch was asked for."""
         is_touched = self.is_running or self.is_cut_short
-        return not is_touched and (self.feed.epoch, self.start) == (epoch, start)
+        return not is_touched and (self.number, self.start) == (epoch, start)
 
     def end(self) -> None:
         """Note that the loop has seen the epoch's end."""
         self._owes_end, self.num_lost, self.has_seen_end = False, 0, True
         begun_at, self._begun_at = self._begun_at, None
         if begun_at is not None:
-            tracing.report("epoch", seconds=time.perf_counter() - begun_at, epoch=self.feed.epoch, start=self.start)
+            tracing.report("epoch", seconds=time.perf_counter() - begun_at, epoch=self.number, start=self.start)
 
     def ask(self) -> None:
         """Note that a batch is asked for."""
@@ -368,3 +269,142 @@ class Epoch:
             self.lose()
             self.is_cut_short = True
         return error
+
+
+class Epochs:
+    """The current epoch of a loader, and the feed of the next one, which is opened ahead of time.
+
+    A feed stages its shards before the graph is known: ``components``, what the graph reads of each sample, may be
+    filled later, but before a batch is asked for.
+    """
+
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        *,
+        batching: Batching,
+        samples: Samples,
+        components: Sequence[str],
+        share: CacheShare,
+        stager: Stager,
+        reader: SegmentReader,
+        counts: Counts,
+        show_progress: bool,
+    ) -> None:
+        self._inputs, self._batching, self._reader, self._counts = inputs, batching, reader, counts
+        self._samples, self._components, self._share, self._stager = samples, components, share, stager
+        self._show_progress = show_progress
+        self._is_windowed = share.reserved < int(share.extent_bytes.sum())
+        self.ahead: Feed | None = None
+        """The next epoch's feed, opened ahead."""
+        self.current: Epoch
+        """The epoch that is iterated now or next; `begin` sets it."""
+
+    def begin(self, epoch: int, *, start: int = 0) -> None:
+        """Begin an epoch at position ``start`` of its order."""
+        plan = self._inputs.plan(epoch) if start else None
+        if plan is not None and not self._batching.num_steps(plan, start=start):
+            # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
+            self._close_ahead(unless=epoch + 1)
+            feed = self._open(epoch, start=plan.num_samples)
+            self._prepare(epoch + 1, with_reader=False)
+        else:
+            self._close_ahead(unless=None if start else epoch)
+            feed, self.ahead = self.ahead or self._open(epoch, start=start), None
+        self.current = Epoch(feed, start=start, batching=self._batching)
+
+    def begin_again(self) -> None:
+        """Begin again the epoch that was cut short, with the batch after the last delivered one."""
+        cut = self.current
+        feed = self._open(cut.number, start=cut.next_position)
+        begun = Epoch(feed, start=cut.start, batching=self._batching)
+        begun.delivered, begun.num_lost = cut.delivered, cut.num_lost
+        self.current = begun
+
+    def next_inputs(self, complete: Callable[[Batch, Sequence[Any]], BatchInputs]) -> BatchInputs | None:
+        """Read the next batch, and ``complete`` its inputs; ``None`` at the end, and after an error, which is kept."""
+        epoch = self.current
+        if epoch.has_failed:
+            return None  # DALI asks for all inputs of an iteration, also if the first one said that the epoch is over
+        try:
+            with self._counts.read:
+                read = epoch.feed.next()
+            return None if read is None else complete(*read)
+        except Exception as exc:  # noqa: BLE001 (raised when all batches before it are delivered)
+            epoch.keep(exc)
+            return None
+
+    def _prepare(self, epoch: int, *, with_reader: bool = True) -> None:
+        """Open the feed of the next epoch, and its reader if the shards are resident.
+
+        An error is not raised here: it comes again when the epoch starts.
+        """
+        try:
+            if self.ahead is None:
+                self.ahead = self._open(epoch, start=0)
+            if with_reader:
+                with self._counts.read:
+                    self.ahead.prepare()
+        except Exception:  # noqa: BLE001 (raised again when that epoch is started)
+            _log.debug("the next epoch could not be prepared", exc_info=True)
+            self._close_ahead()
+
+    def prepare_next(self, *, is_read: bool) -> None:
+        """Prepare the next epoch; open its reader when all batches of the current one are read."""
+        current = self.current
+        if is_read:
+            self._prepare(current.number + 1)
+        elif self._is_windowed and current.feed.has_staged_all:
+            # The next epoch's first windows are staged while this epoch's last ones are read.
+            self._prepare(current.number + 1, with_reader=False)
+
+    def close(self) -> None:
+        """Close all feeds. Can be called twice."""
+        self.current.feed.close()
+        self._close_ahead()
+
+    def _close_ahead(self, *, unless: int | None = None) -> None:
+        """Close the feed that was opened ahead, unless it is of this epoch."""
+        if self.ahead is not None and self.ahead.epoch != unless:
+            self.ahead.close()
+            self.ahead = None
+
+    def _open(self, epoch: int, *, start: int) -> Feed:
+        share, batching = self._share, self._batching
+        with self._counts.read:
+            plan = self._inputs.plan(epoch)
+            needed = plan.bytes_at_a_time(
+                share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
+            )
+            if needed > share.reserved:
+                share.reserve_more(needed)
+            return Feed(
+                plan,
+                samples=self._samples,
+                components=self._components,
+                share=share,
+                stager=self._stager,
+                reader=self._reader,
+                counts=self._counts,
+                batching=batching,
+                start=start,
+                show_progress=self._show_progress,
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LoaderParts:
+    """The parts of an open loader, which `dali_pipes.opening.parts` has made."""
+
+    source: str
+    """The origin of the shards in one line: URLs and ETL."""
+    inputs: PlanInputs
+    batching: Batching
+    epochs: Epochs
+    decode: DecodePipeline
+    share: CacheShare
+    stager: Stager
+    seen: BadSamplesSeen
+    repair: Repair
+    outputs: Outputs
+    counts: Counts

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -310,9 +310,12 @@ os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 # ``_auto_reset``. Loops that were written for DALI's iterators read them, and so does Lightning.
 
 
-def set_pipelines(iterator: "DALIGenericIterator", pipelines: Sequence[Pipeline]) -> None:
-    """Replace the pipelines that ``iterator`` keeps alive."""
-    iterator._pipes = list(pipelines)
+ITERATOR_ATTRIBUTES = (
+    *("batch_size", "output_map", "_auto_reset", "_counter", "_enable_checkpointing", "_ever_consumed"),
+    *("_ever_scheduled", "_first_batch", "_last_batch_padded", "_last_batch_policy", "_num_gpus", "_output_categories"),
+    *("_pipes", "_prepare_first_batch", "_reader_name", "_size"),
+)
+"""The attributes that DALI's constructor sets without a reader; ``_pipes`` is the list that it is given."""
 
 
 def set_epoch_size(iterator: "DALIGenericIterator", size: int, last_batch_policy: LastBatchPolicy) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
 from dali_pipes.integrations.data_loader import iterated_elsewhere
 
 if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
+    from dali_pipes.delivery import Delivery
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +26,16 @@ _AUTO_RESET = {False: False, None: False, "no": False, True: True, "yes": True} 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DaliArguments:
-    """Arguments of DALI's iterators for which a loader has no use: see `Loader.as_dali`."""
+    """The arguments of `dali_pipes.iterator.Loader.as_dali`, as DALI's iterators take them.
 
+    Raises:
+        TypeError, ValueError: Names the first wrong argument.
+    """
+
+    output_map: Sequence[str] | None
+    column_labels: bool
+    auto_reset: bool | str | None
+    reader_name: str | None
     size: int
     fill_last_batch: bool | None
     last_batch_padded: bool | None
@@ -35,13 +43,18 @@ class DaliArguments:
     dynamic_shape: object
     prepare_first_batch: bool
 
-    def check(self, loader: "Loader") -> None:
-        """Log those that change nothing.
+    def __post_init__(self) -> None:
+        as_bool("column_labels", self.column_labels)
+        # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
+        if type(self.auto_reset) is int or self.auto_reset not in _AUTO_RESET:
+            raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {self.auto_reset!r}")
+
+    def check(self, *, policy: str, rank_samples: int) -> None:
+        """Compare them with the loader's policy and the samples of a rank; log those that change nothing.
 
         Raises:
             ValueError: If one contradicts what the loader does.
         """
-        policy = loader.parts.batching.last_batch_policy
         asked, argument = self.last_batch_policy, f"last_batch_policy={self.last_batch_policy}"
         if asked is None and self.fill_last_batch is not None:
             asked, argument = ("PARTIAL", "FILL")[self.fill_last_batch], f"fill_last_batch={self.fill_last_batch}"
@@ -50,9 +63,9 @@ class DaliArguments:
                 f"the loader was opened with last_batch_policy='{policy}', and as_dali() got {argument}; pass the "
                 "policy to dali_pipes.loader"
             )
-        if self.size not in (-1, loader._size):
+        if self.size not in (-1, rank_samples):
             raise ValueError(
-                f"size must be left out: this rank has {loader._size} samples in an epoch, got {self.size!r}"
+                f"size must be left out: this rank has {rank_samples} samples in an epoch, got {self.size!r}"
             )
         if self.last_batch_padded is not None and not self.last_batch_padded and policy == "FILL":
             raise ValueError(
@@ -76,7 +89,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     """A loader that gives batches as DALI's ``DALIClassificationIterator`` does. Made by `Loader.as_dali`.
 
     It has no state of its own: iterating or closing it iterates or closes the loader. All other attributes are those of
-    the loader.
+    the ``loader``, a `dali_pipes.iterator.Loader`.
     """
 
     # What DALI's own iterators keep beside the attributes of the loader; some loops read it.
@@ -84,28 +97,15 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     _prepare_first_batch = False
     _is_stick_to_shard = False  # each epoch deals out all samples anew
 
-    def __init__(
-        self,
-        loader: "Loader",
-        *,
-        output_map: Sequence[str] | None,
-        column_labels: bool,
-        auto_reset: bool | str | None,
-        reader_name: str | None,
-        arguments: DaliArguments,
-    ) -> None:
+    def __init__(self, loader: DALIGenericIterator, arguments: DaliArguments) -> None:
         # DALI's own constructor would claim the pipeline a second time; the attributes that it sets are the loader's.
-        self._loader = loader
-        self._given_names = output_map
-        self._has_column_labels = as_bool("column_labels", column_labels)
-        # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
-        if type(auto_reset) is int or auto_reset not in _AUTO_RESET:
-            raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {auto_reset!r}")
-        self._is_automatic = _AUTO_RESET[auto_reset]
+        self._loader, self._arguments = loader, arguments
+        self._delivery: Delivery = loader.delivery
+        self._is_automatic = _AUTO_RESET[arguments.auto_reset]
         set_auto_reset(self, self._is_automatic)
-        self._arguments, self._reader_name, self._ever_consumed = arguments, reader_name, False
+        self._reader_name, self._ever_consumed = arguments.reader_name, False
         self._token: object | None = None  # of an iteration that has begun
-        if loader.is_open:
+        if self._delivery.is_open:
             _ = self._names
 
     @property
@@ -116,14 +116,15 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     @functools.cached_property
     def _names(self) -> dict[str, str]:
         """Map each output's name in the graph to the given name. The names are checked when the graph is known."""
-        graph_outputs: list[str] = list(self._loader.output_map)
-        names = _checked_names(graph_outputs, self._given_names, added=self._loader.added_outputs)
-        if self._has_column_labels and LABEL_OUTPUT not in graph_outputs:
+        parts, arguments = self._delivery.parts, self._arguments
+        graph_outputs = parts.decode.output_names
+        names = _checked_names(graph_outputs, arguments.output_map, added=self._delivery.added_outputs)
+        if arguments.column_labels and LABEL_OUTPUT not in graph_outputs:
             raise ValueError(
                 f"column_labels needs an output 'label', the graph gives {', '.join(graph_outputs)}"
                 f"{label_advice(graph_outputs)}"
             )
-        self._arguments.check(self._loader)
+        arguments.check(policy=parts.batching.last_batch_policy, rank_samples=self._loader._size)
         return dict(zip(graph_outputs, names, strict=True))
 
     def __getattr__(self, name: str) -> Any:
@@ -135,13 +136,13 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loader.close()
+        self._delivery.close()
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self._delivery.num_batches_of()
 
     def __iter__(self) -> "DaliIterator":
-        iter(self._loader)
+        self._delivery.begin()
         self._token = None
         return self
 
@@ -150,33 +151,33 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         self._ever_consumed = True
         if self._token is None:
             self._token = object()
-        elif self._loader.taker not in (None, self._token):
+        elif self._delivery.taker not in (None, self._token):
             raise iterated_elsewhere()
         try:
-            return [self._loader.next_batch(self._renamed, taker=self._token)]
+            return [self._delivery.next_batch(self._renamed, taker=self._token)]
         except StopIteration:
             if self._is_automatic:
-                self._loader.set_epoch(self._loader.epoch + 1)
+                self._delivery.set_epoch(self._delivery.epoch + 1)
             raise
 
     def _renamed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._has_column_labels:
+        if self._arguments.column_labels:
             batch[LABEL_OUTPUT] = batch[LABEL_OUTPUT].reshape(-1, 1)
         return {self._names.get(name, name): output for name, output in batch.items()}
 
     def reset(self) -> None:
         """Start the next epoch: see `Loader.reset`."""
-        self._loader.reset()
+        self._delivery.reset()
 
-    def checkpoints(self) -> NoReturn:
+    def checkpoints(self) -> Any:
         """Refuse: see `Loader.checkpoints`."""
-        self._loader.checkpoints()
+        return self._loader.checkpoints()
 
     @property
     def _counter(self) -> int:
         """Count the samples of this epoch that a rank has had. As in DALI, a short last batch counts as full."""
-        batching, plan = self._loader.parts.batching, self._loader.parts.inputs.plan(self._loader.epoch)
-        position = self._loader.position
+        batching, plan = self._delivery.parts.batching, self._delivery.current.feed.plan
+        position = self._delivery.position
         if plan.order.shapes is None:
             num_steps = -(-position // batching.global_batch_size)
         else:
@@ -186,16 +187,16 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     @property
     def _size_no_pad(self) -> int:
         """Samples of the epoch over all ranks."""
-        return self._loader.num_samples
+        return self._delivery.num_samples
 
     @property
     def _shards_num(self) -> int:
         """Ranks. What DALI calls a shard is a rank's part of the epoch."""
-        return self._loader.parts.batching.process.world_size
+        return self._delivery.parts.batching.process.world_size
 
     @property
     def _shards_id(self) -> npt.NDArray[np.int64]:
-        return np.array([self._loader.parts.batching.process.rank], np.int64)
+        return np.array([self._delivery.parts.batching.process.rank], np.int64)
 
     @property
     def _counter_per_gpu(self) -> npt.NDArray[np.int64]:
@@ -205,7 +206,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     @property
     def _shard_sizes_per_gpu(self) -> npt.NDArray[np.int64]:
         """Samples of each rank: those of whole steps, and even parts of short last ones, as under ``PARTIAL``."""
-        batching, plan = self._loader.parts.batching, self._loader.parts.inputs.plan(self._loader.epoch)
+        batching, plan = self._delivery.parts.batching, self._delivery.current.feed.plan
         return plan.samples_of_ranks(batch_size=batching.batch_size, world_size=self._shards_num)
 
     _shard_sizes_per_gpu_initial = _shard_sizes_per_gpu

@@ -21,20 +21,27 @@ has given the last batch, or seen the end   the first of epoch e + 1  the same  
 This is decided when an iterator is asked for its first batch, not when it is made: some trainers make the iterator
 first, and name the epoch or load the state afterwards. A state says what the next batch will be: when the loop has
 seen the end of epoch e, or the next iterator is made, it is a state of epoch e + 1.
+
+Trainers ask ``sampler``, ``batch_sampler`` and ``dataset`` for lengths, and name epochs through them. Samples cannot be
+had by number: a loader reads whole batches in its own order. So ``batch_sampler`` gives tokens instead of numbers, and
+``dataset`` takes such tokens only. Together they serve Accelerate's ``skip_first_batches``, which leaves out the first
+tokens and puts the rest into a new ``DataLoader``; the batches of these first tokens are then not read.
 """
 
+import dataclasses
+import functools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
+
+from torch import distributed
+from torch.utils.data import Dataset
 
 from dali_pipes.arguments import as_integer
+from dali_pipes.delivery import Delivery, Use, alone
 from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
-from dali_pipes.integrations.batch_tokens import TokenDataset, TokenSampler
-from dali_pipes.integrations.gradient_state import make_announcement
-from dali_pipes.processes.one_thread import Use, alone
-
-if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
+from dali_pipes.processes.ranks import GIVEN
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +57,8 @@ EachIter: TypeAlias = Literal["next", "rest", "same"]
 OutputNames: TypeAlias = Sequence[str] | Mapping[str, str] | None
 """Names of outputs for tuples, new names with the loader's names for dicts, or ``None``."""
 
+_USE = "iterate what as_dataloader() gave, and do not let a trainer prepare, split or shuffle it"
+
 
 class LoaderBatches:
     """The batches of a loader for a trainer. Made by `Loader.as_dataloader`, which says what the arguments mean.
@@ -62,10 +71,10 @@ class LoaderBatches:
     pin_memory = False
     prefetch_factor = None  # as torch has it without workers
 
-    def __init__(self, loader: "Loader", *, outputs: OutputNames, each_iter: EachIter) -> None:
+    def __init__(self, delivery: Delivery, *, outputs: OutputNames, each_iter: EachIter) -> None:
         if each_iter not in get_args(EachIter):
             raise ValueError(f"each_iter must be one of {', '.join(get_args(EachIter))}, got {each_iter!r}")
-        self.loader = loader
+        self.delivery = delivery
         self._outputs, self._each_iter = outputs, each_iter
         self._named_epoch: int | None = None  # by set_epoch, until an iterator begins
         self._same_epoch: int | None = None
@@ -73,45 +82,44 @@ class LoaderBatches:
         # program has dropped would stay open.
         self._newest: object | None = None
         self._is_new = False  # whether the newest iterator has not begun
+        if delivery.is_open:
+            self.check_outputs()
 
     def __len__(self) -> int:
         """Batches of an epoch, on each rank; also during and after the epoch, and after a resume.
 
         With several slices the next epoch may have another number: see `Loader.num_samples`.
         """
-        loader, named = self.loader, self._named_epoch
-        if named in (None, loader.epoch):
-            return len(loader)
-        return loader.parts.batching.num_steps(loader.parts.inputs.plan(named))
+        return self.delivery.num_batches_of(self._named_epoch)
 
     @property
     def num_samples(self) -> int:
         """Samples of the epoch over all ranks."""
-        loader, named = self.loader, self._named_epoch
-        return loader.num_samples if named in (None, loader.epoch) else loader.parts.inputs.plan(named).num_samples
+        delivery, named = self.delivery, self._named_epoch
+        return delivery.num_samples if named is None else delivery.parts.inputs.plan(named).num_samples
 
     @property
     def batch_size(self) -> int:
         """Samples in a batch of one rank."""
-        return int(self.loader.batch_size)
+        return self.delivery.arguments.batch_size
 
     @property
     def drop_last(self) -> bool:
         """Whether a last batch that is not full is left out."""
-        return self.loader.parts.batching.last_batch_policy == "DROP"
+        return self.delivery.arguments.last_batch_policy == "DROP"
 
     @property
-    def sampler(self) -> TokenSampler:
+    def sampler(self) -> "TokenSampler":
         """Its length is the samples of a rank; it has ``set_epoch``."""
         return TokenSampler(self, counts="samples")
 
     @property
-    def batch_sampler(self) -> TokenSampler:
+    def batch_sampler(self) -> "TokenSampler":
         """Gives a token for each batch, which ``dataset`` takes."""
         return TokenSampler(self, counts="batches")
 
     @property
-    def dataset(self) -> TokenDataset:
+    def dataset(self) -> "TokenDataset":
         """Its length is the samples over all ranks; it gives no samples by number."""
         return TokenDataset(self)
 
@@ -128,10 +136,10 @@ class LoaderBatches:
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
         """Return the position of the job: it says what the next batch is. For the arguments see `Loader.state_dict`."""
-        loader = self.loader
-        is_between = self._named_epoch is not None or self._is_new or loader.has_seen_end
+        delivery = self.delivery
+        is_between = self._named_epoch is not None or self._is_new or delivery.current.has_seen_end
         epoch = self._epoch_to_start() if is_between and not num_samples else None
-        return loader.state_dict(num_samples, from_beginning) if epoch is None else loader.state_at(epoch)
+        return delivery.state_dict(num_samples, from_beginning) if epoch is None else delivery.state_at(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
@@ -142,16 +150,16 @@ class LoaderBatches:
         Raises:
             StateError: If the state is of other shards or another order; the loader continues as before.
         """
-        self.loader.load_state_dict(state)
+        self.delivery.load_state_dict(state)
         self._named_epoch = None
 
     def stats(self) -> dict[str, float]:
         """Return the loader's figures: see `Loader.stats`."""
-        return self.loader.stats()
+        return self.delivery.stats()
 
     def close(self) -> None:
         """Close the loader."""
-        self.loader.close()
+        self.delivery.close()
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
@@ -167,40 +175,40 @@ class LoaderBatches:
 
     def _epoch_to_start(self) -> int | None:
         """The epoch that the next iterator starts; ``None``: it goes on where the loader stands."""
-        loader, named = self.loader, self._named_epoch
-        if not loader.num_delivered and not loader.has_seen_end:
-            return None if named in (None, loader.epoch) else named
+        current, named = self.delivery.current, self._named_epoch
+        if not current.delivered and not current.has_seen_end:
+            return None if named in (None, current.number) else named
         if named is not None:
             return named
         if self._each_iter == "same":
-            return loader.epoch if self._same_epoch is None else self._same_epoch
-        return None if self._each_iter == "rest" and loader.num_batches_left else loader.epoch + 1
+            return current.number if self._same_epoch is None else self._same_epoch
+        return None if self._each_iter == "rest" and not current.is_over else current.number + 1
 
     def begin(self, token: object, *, skip: int = 0) -> None:
         """Have the loader stand where an iterator begins, after ``skip`` batches that are not read."""
         self.check_newest(token)
-        loader, epoch = self.loader, self._epoch_to_start()
-        is_resumed = not loader.num_delivered and loader.position > 0 < loader.num_batches_left
-        if epoch is not None and 0 < loader.num_batches_left < len(loader) - loader.num_delivered:
+        delivery, current, epoch = self.delivery, self.delivery.current, self._epoch_to_start()
+        if epoch is not None and current.start and current.num_batches_left:
             _log.warning(
                 "epoch %d was resumed in the middle, and epoch %d begins before its end: the rest of epoch %d, %d "
                 "batches, is given up",
-                loader.epoch,
+                current.number,
                 epoch,
-                loader.epoch,
-                loader.num_batches_left,
+                current.number,
+                current.num_batches_left,
             )
         if skip:
+            is_resumed = not current.delivered and current.start and current.num_batches_left
             if epoch is None and is_resumed:
                 raise ValueError(
-                    f"{skip} batches are to be skipped, and a state of epoch {loader.epoch} was loaded, which stands "
+                    f"{skip} batches are to be skipped, and a state of epoch {current.number} was loaded, which stands "
                     "in mid-epoch already; load the state or skip the batches, not both"
                 )
-            loader.set_epoch(loader.epoch if epoch is None else epoch, batch=skip)
+            delivery.set_epoch(current.number if epoch is None else epoch, batch=skip)
         elif epoch is not None:
-            loader.set_epoch(epoch)
-        loader.taker = token
-        self._named_epoch, self._same_epoch, self._is_new = None, loader.epoch, False
+            delivery.set_epoch(epoch)
+        delivery.taker = token
+        self._named_epoch, self._same_epoch, self._is_new = None, delivery.epoch, False
 
     def check_newest(self, token: object) -> None:
         """Refuse an iterator that is not the newest."""
@@ -212,10 +220,8 @@ class LoaderBatches:
 
     def num_batches_to_come(self) -> int:
         """Batches of an iterator that has not begun."""
-        loader, epoch = self.loader, self._epoch_to_start()
-        if epoch is None:
-            return loader.num_batches_left
-        return loader.parts.batching.num_steps(loader.parts.inputs.plan(epoch))
+        epoch = self._epoch_to_start()
+        return self.delivery.num_batches_left if epoch is None else self.delivery.num_batches_of(epoch)
 
     def check_outputs(self) -> Callable[[dict[str, Any]], Any]:
         """Return what makes a batch of the loader's dict.
@@ -224,7 +230,7 @@ class LoaderBatches:
             TypeError: If ``outputs`` is neither a sequence of names nor a mapping.
             ValueError: If the loader gives no such output.
         """
-        return _form(self._outputs, [*self.loader.output_map, *self.loader.added_outputs])
+        return _form(self._outputs, [*self.delivery.parts.decode.output_names, *self.delivery.added_outputs])
 
 
 class Iteration(Iterator[Any]):
@@ -232,7 +238,7 @@ class Iteration(Iterator[Any]):
 
     def __init__(self, face: LoaderBatches, *, token: object) -> None:
         self._face, self._token = face, token
-        self._uses: dict[str, Use] = {}  # Note [one thread] in `dali_pipes.processes.one_thread`
+        self._uses: dict[str, Use] = {}  # Note [one thread] in `dali_pipes.delivery`
         self.has_begun = self._is_over = False
         self.num_taken = 0
         """Batches of this iteration that were taken or skipped."""
@@ -244,15 +250,15 @@ class Iteration(Iterator[Any]):
             raise StopIteration
         if not self.has_begun:
             self.begin()
-        loader = self._loader
+        delivery = self._face.delivery
         self._face.check_newest(self._token)
-        if loader.taker is not self._token:
+        if delivery.taker is not self._token:
             raise iterated_elsewhere()
         if self._announcement is not None:
-            self._announcement.announce(is_last=loader.num_batches_left == 1)
+            self._announcement.announce(is_last=delivery.num_batches_left == 1)
         try:
-            # Nothing is called after it: see Note [counted last] in `dali_pipes.iterator`.
-            return loader.next_batch(self._form, taker=self._token)
+            # Nothing is called after it: see Note [counted last] in `dali_pipes.delivery`.
+            return delivery.next_batch(self._form, taker=self._token)
         except StopIteration:
             self._is_over = True
             if self._announcement is not None:
@@ -264,23 +270,127 @@ class Iteration(Iterator[Any]):
         """Put the loader to the first batch, after ``skip`` batches; once, whatever other threads do."""
         if self.has_begun:
             return
-        self._loader, self._form = self._face.loader, self._face.check_outputs()
+        self._form = self._face.check_outputs()
         self._face.begin(self._token, skip=skip)
-        self._announcement = (
-            make_announcement(
-                self._face.dataset,
-                batch_size=self._face.batch_size,
-                process=self._loader.parts.batching.process,
-                # With buckets Accelerate cannot drop what repeats samples: it knows of one short batch only.
-                drop_last=self._face.drop_last or self._loader.parts.inputs.grouping is not None,
-            )
-            if self.is_announced
-            else None
-        )
+        self._announcement = _make_announcement(self._face) if self.is_announced else None
         self.has_begun, self.num_taken = True, skip
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Refuse an iterator that is not the newest."""
         self._face.check_newest(self._token)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchToken:
+    """A batch, by its number in an iteration."""
+
+    iteration: Iteration
+    number: int
+
+    def __iter__(self) -> NoReturn:
+        """Refuse: what splits batches among ranks looks into them."""
+        raise TypeError(f"a batch of a loader has no sample numbers to split among ranks; {_USE}")
+
+    __len__ = __iter__
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Become a text in a worker process, which the data set refuses there: an error while pickling would hang."""
+        return str, ("a batch of the process that has the loader",)
+
+
+class TokenSampler:
+    """Counts samples or batches, and gives a token for each batch."""
+
+    def __init__(self, face: LoaderBatches, *, counts: Literal["samples", "batches"]) -> None:
+        self._face, self._counts = face, counts
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch of one rank."""
+        return self._face.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        return self._face.drop_last
+
+    def __len__(self) -> int:
+        """Batches of an epoch, or samples of an epoch on one rank.
+
+        Samples are counted as torch's ``DistributedSampler`` does, the same on every rank: 31 samples on two ranks are
+        16 on each, also where the second rank has only 15. Under ``DROP`` they are those of the whole batches.
+        """
+        face = self._face
+        if self._counts == "batches":
+            return len(face)
+        if face.drop_last:
+            return len(face) * face.batch_size
+        return -(-face.num_samples // face.delivery.parts.batching.process.world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration give this epoch: see `LoaderBatches.set_epoch`."""
+        self._face.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[BatchToken]:
+        if self._counts == "samples":
+            raise TypeError(f"the samples of a loader have no numbers to draw; {_USE}")
+        return self._tokens()
+
+    def _tokens(self) -> Iterator[BatchToken]:
+        iteration = iter(self._face)
+        num_batches, number = self._face.num_batches_to_come(), 0
+        while number < num_batches:
+            yield BatchToken(iteration, number)
+            number += 1
+        if num_batches and not iteration.has_begun:
+            _log.warning(
+                "all %d batches of an epoch were skipped: batch_sampler was gone through, dataset not asked", number
+            )
+            iteration.begin(skip=num_batches)
+        if iteration.has_begun:
+            next(iteration, None)  # the loader sees the epoch's end
+
+
+class TokenDataset(Dataset[Any]):
+    """Counts samples over all ranks, and gives the batch of a token."""
+
+    def __init__(self, face: LoaderBatches) -> None:
+        self._face = face
+
+    def __len__(self) -> int:
+        """Samples of an epoch over all ranks."""
+        return self._face.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration give this epoch: see `LoaderBatches.set_epoch`."""
+        self._face.set_epoch(epoch)
+
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
+        """Return the position of the job: see `LoaderBatches.state_dict`."""
+        return self._face.state_dict(num_samples, from_beginning)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the state was taken: see `LoaderBatches.load_state_dict`."""
+        self._face.load_state_dict(state)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse: samples have no numbers."""
+        raise TypeError(f"a loader gives whole batches in its own order, and no sample {index!r}; {_USE}")
+
+    def __getitems__(self, token: Any) -> Any:
+        """Return the batch of a token of ``batch_sampler``, as torch's ``DataLoader`` asks for it."""
+        if not isinstance(token, BatchToken):
+            raise TypeError(f"a loader gives whole batches in its own order, and no samples {token!r}; {_USE}")
+        iteration = token.iteration
+        if not iteration.has_begun:
+            iteration.begin(skip=token.number)
+        if iteration.num_taken != token.number:
+            raise RuntimeError(
+                f"batch {token.number} was asked for, and batch {iteration.num_taken} comes next: the batches of "
+                f"batch_sampler were dealt out or shuffled; {_USE}"
+            )
+        iteration.num_taken += 1
+        return next(iteration)
 
 
 def iterated_elsewhere() -> RuntimeError:
@@ -309,3 +419,52 @@ def _form(outputs: OutputNames, given: Sequence[str]) -> Callable[[dict[str, Any
         renamed = dict(outputs)
         return lambda batch: {new: batch[name] for new, name in renamed.items()}
     return lambda batch: tuple([batch[name] for name in names])
+
+
+def _make_announcement(face: LoaderBatches) -> Any:
+    """Make what tells Accelerate which batch is an iteration's last one; ``None`` if the program has no Accelerate.
+
+    Accelerate asks the data loader that gave the batch. After an epoch's last batch it applies the gradients, although
+    ``gradient_accumulation_steps`` batches are not complete, and ``gather_for_metrics`` drops what repeats samples. A
+    data loader that it did not make says nothing, and both would be wrong without an error.
+
+    Raises:
+        RuntimeError: If the loader has found several ranks, and Accelerate has not joined the processes.
+    """
+    if "accelerate.data_loader" not in sys.modules:
+        return None
+    from accelerate.state import PartialState, is_initialized
+
+    parts = face.delivery.parts
+    process = parts.batching.process
+    is_found = process.world_size > 1 and process.source != GIVEN
+    if is_found and is_initialized() and PartialState().num_processes == 1 and not distributed.is_initialized():
+        raise RuntimeError(
+            f"the loader is of one of {process.world_size} ranks, and Accelerate knows of one process: each would "
+            "train a model of its own on a part of the samples; on CPUs pass Accelerator(cpu=True) or "
+            "TrainingArguments(use_cpu=True)"
+        )
+    # With buckets Accelerate cannot drop what repeats samples: it knows of one short batch only.
+    drop_last = face.drop_last or parts.inputs.grouping is not None
+    return _announcement_class()(face.dataset, parts.batching.global_batch_size, drop_last)
+
+
+@functools.cache
+def _announcement_class() -> Any:
+    from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.state import GradientState
+
+    class DataLoaderAnnouncement(DataLoaderStateMixin):  # type: ignore[misc]
+        """``begin`` computes the remainder from these attributes, and registers this object; ``end`` removes it."""
+
+        def __init__(self, dataset: TokenDataset, global_batch_size: int, drop_last: bool) -> None:
+            self.dataset, self.total_batch_size, self._drop_last = dataset, global_batch_size, drop_last
+            self.gradient_state = GradientState()
+
+        def announce(self, *, is_last: bool) -> None:
+            # Anew for each batch: the newest one counts, and a loop that another loop left early is not the newest.
+            self.end()
+            self.begin()
+            self.end_of_dataloader = is_last
+
+    return DataLoaderAnnouncement

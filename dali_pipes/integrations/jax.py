@@ -10,10 +10,11 @@ process to process, and JAX would not notice.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from dali_pipes.delivery import Delivery
 from dali_pipes.integrations.data_loader import EachIter, LoaderBatches, OutputNames
 
 try:
@@ -21,9 +22,6 @@ try:
     from jax.sharding import Sharding
 except ImportError as exc:
     raise ImportError("as_jax() needs JAX; install: pip install jax, or 'jax[cuda12]' for GPUs") from exc
-
-if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
 
 # Where JAX has no 64-bit types; other types become narrower there, too, but only these two would change their values.
 _NARROW = {torch.int64: torch.int32, torch.uint64: torch.uint32}
@@ -42,15 +40,15 @@ class JaxBatches(LoaderBatches):
     """The batches of a loader as `jax.Array`. Made by `Loader.as_jax`, which says what the arguments mean."""
 
     def __init__(
-        self, loader: "Loader", *, outputs: OutputNames, sharding: Sharding | None, each_iter: EachIter
+        self, delivery: Delivery, *, outputs: OutputNames, sharding: Sharding | None, each_iter: EachIter
     ) -> None:
         if sharding is not None and not isinstance(sharding, Sharding):
             raise TypeError(
                 "sharding must be a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data')), got "
                 f"{sharding!r}"
             )
-        super().__init__(loader, outputs=outputs, each_iter=each_iter)
         self._sharding = sharding
+        super().__init__(delivery, outputs=outputs, each_iter=each_iter)
 
     def check_outputs(self) -> Callable[[dict[str, Any]], Any]:
         """As for any face; also check that the sharding fits the loader, and make arrays of the tensors."""
@@ -68,8 +66,8 @@ class JaxBatches(LoaderBatches):
         return make
 
     def _to_array(self) -> Callable[[str, torch.Tensor], jax.Array]:
-        loader, sharding = self.loader, self._sharding
-        cuda = loader.parts.decode.device_id
+        parts, sharding = self.delivery.parts, self._sharding
+        cuda = parts.decode.device_id
         if cuda is not None and "cuda" not in _platforms():
             raise ValueError(
                 f"the loader decodes on cuda:{cuda}, and this JAX has no CUDA devices; install jax[cuda12], or open "
@@ -79,7 +77,7 @@ class JaxBatches(LoaderBatches):
             # Those of a GPU stay there.
             device = _default_device() if cuda is None else None
             return lambda name, tensor: jax.dlpack.from_dlpack(_narrow(name, tensor), device=device)
-        batching = loader.parts.batching
+        batching = parts.batching
         pieces = deal_rows(
             sharding,
             batch_size=batching.batch_size,

@@ -7,16 +7,13 @@ threads, and cannot be used in a worker.
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from dali_pipes.delivery import Delivery
 from dali_pipes.graph.outputs import BatchDict
-from dali_pipes.integrations.data_loader import iterated_elsewhere
-
-if TYPE_CHECKING:
-    from dali_pipes.integrations.data_loader import LoaderBatches
-    from dali_pipes.iterator import Loader
+from dali_pipes.integrations.data_loader import LoaderBatches, iterated_elsewhere
 
 # Classes that give the batches of rank 0's data set to all ranks, or each rank a part of the batches of its own.
 _DEALERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
@@ -32,14 +29,14 @@ class DictBatches(Iterator[BatchDict]):
     As the loader's own: after `break`, iterating again continues the epoch; after its end it starts the next one.
     """
 
-    def __init__(self, loader: "Loader") -> None:
-        self._loader = loader
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
         self._token: object | None = None  # of an iteration that has begun
         self._is_over = False
 
     def __len__(self) -> int:
         """Batches of the loader's whole epoch."""
-        return len(self._loader)
+        return self._delivery.num_batches_of()
 
     def __iter__(self) -> "DictBatches":
         self._token, self._is_over = None, False
@@ -49,12 +46,12 @@ class DictBatches(Iterator[BatchDict]):
         if self._is_over:
             raise StopIteration  # and not the next epoch's first batch
         if self._token is None:
-            iter(self._loader)
+            self._delivery.begin()
             self._token = object()
-        elif self._loader.taker not in (None, self._token):
+        elif self._delivery.taker not in (None, self._token):
             raise iterated_elsewhere()
         try:
-            batch: BatchDict = self._loader.next_batch(taker=self._token)
+            batch: BatchDict = self._delivery.next_batch(taker=self._token)
             return batch
         except StopIteration:
             self._is_over = True
@@ -78,7 +75,7 @@ class LoaderDataset(IterableDataset[BatchDict]):
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
     """
 
-    def __init__(self, batches: "LoaderBatches") -> None:
+    def __init__(self, batches: LoaderBatches) -> None:
         super().__init__()
         self._batches = batches
 
@@ -117,7 +114,7 @@ class LoaderDataset(IterableDataset[BatchDict]):
         No object says what iterates a data set, so the running functions ``__iter__`` are asked. Others are not: to
         look at a function's variables keeps them alive until it ends (before Python 3.13), also those that it deletes.
         """
-        num_ranks = self._batches.loader.parts.batching.process.world_size
+        num_ranks = self._batches.delivery.parts.batching.process.world_size
         while frame is not None:
             caller = frame.f_locals.get("self") if frame.f_code.co_name == "__iter__" else None
             if isinstance(caller, DataLoader) and caller.batch_size is not None:

@@ -72,8 +72,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _checked(self, batches: LoaderBatches) -> LoaderBatches:
         """Return the batches if the results of all ranks can be gathered."""
         self._check(batches, "per_device_eval_batch_size", self.args.eval_batch_size)
-        batching = batches.loader.parts.batching
-        if batches.loader.parts.inputs.grouping is not None:
+        batching = batches.delivery.parts.batching
+        if batches.delivery.parts.inputs.grouping is not None:
             raise ValueError(
                 "buckets give short batches, or repeated samples, in many places of an epoch, and Trainer expects them "
                 "at its end: its results would be of other samples; open the evaluation's loader without "
@@ -95,7 +95,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 f"{name} makes {batch_size} samples a batch, the loader gives {batches.batch_size}; pass the same to "
                 "both"
             )
-        process = batches.loader.parts.batching.process
+        process = batches.delivery.parts.batching.process
         sizes = {name: getattr(self, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp")}
         if shared := [f"{name}_size={size}" for name, size in sizes.items() if size > 1]:
             raise ValueError(
@@ -137,7 +137,7 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]
         if batches is None or saved is None or not state.global_step:
             return
         position = LoaderState.from_dict(saved)
-        inputs, batching = batches.loader.parts.inputs, batches.loader.parts.batching
+        inputs, batching = batches.delivery.parts.inputs, batches.delivery.parts.batching
         inputs.check(position)
         if args.ignore_data_skip:
             return

@@ -111,10 +111,16 @@ class Counts:
     """What one loader has done since it was made."""
 
     def __init__(self) -> None:
+        self.name: str = ""
+        """The loader's name in metrics, as the user gave it."""
+        self.number: int = 0
+        """The loader's number among the open ones of the process, which stands for an empty name."""
         self.samples: int = 0
         """Samples in delivered batches that count: see `Loader.num_valid`."""
         self.batches: int = 0
         """Delivered batches."""
+        self.substituted: int = 0
+        """Positions in delivered batches at which another sample replaced a bad one."""
         self.read_bytes: int = 0
         """Encoded bytes of the batches that were read from the cache file."""
         clock = _Clock()

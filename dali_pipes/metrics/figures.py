@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dali_pipes.errors import printable
 
 if TYPE_CHECKING:
-    from dali_pipes.iterator import Loader
+    from dali_pipes.epoch import LoaderParts
 
 Labels = tuple[tuple[str, str], ...]
 """Names and values, sorted by name."""
@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
     name: str
     help: str
-    read: "Callable[[Loader], float]"
+    read: "Callable[[LoaderParts], float]"
     is_counter: bool = True
 
     @property
@@ -39,76 +39,83 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("samples", "Samples delivered to this rank's loop.", lambda it: it.parts.counts.samples),
-    Figure("batches", "Batches delivered to this rank's loop.", lambda it: it.parts.counts.batches),
+    Figure("samples", "Samples delivered to this rank's loop.", lambda it: it.counts.samples),
+    Figure("batches", "Batches delivered to this rank's loop.", lambda it: it.counts.batches),
     Figure(
         "loader_seconds",
         "Seconds that the loop spent in the loader: waits for shards, reading and decoding, and its own work.",
-        lambda it: it.parts.counts.in_loader_s(),
+        lambda it: it.counts.in_loader_s(),
     ),
     Figure(
         "shard_wait_seconds",
         "Seconds that batches waited for shards on their way from the store.",
-        lambda it: it.parts.counts.shard_wait.seconds(),
+        lambda it: it.counts.shard_wait.seconds(),
     ),
     Figure(
         "read_wait_seconds",
         "Seconds that batches waited for encoded bytes from the cache file.",
-        lambda it: it.parts.counts.read_wait.seconds(),
+        lambda it: it.counts.read_wait.seconds(),
     ),
     Figure(
         "decode_wait_seconds",
         "Seconds that batches waited for DALI. On a GPU the rest of the wait is in the step's stream.",
-        lambda it: it.parts.counts.decode_wait.seconds(),
+        lambda it: it.counts.decode_wait.seconds(),
     ),
     Figure(
         "fetched_bytes",
         "Bytes of shards and their indexes that this loader brought from the store into the cache file.",
-        lambda it: it.parts.stager.fetched_bytes,
+        lambda it: it.stager.fetched_bytes,
     ),
-    Figure("fetched_shards", "Shards that this loader brought.", lambda it: it.parts.stager.num_fetched),
-    Figure("read_bytes", "Encoded bytes read from the cache file for batches.", lambda it: it.parts.counts.read_bytes),
+    Figure("fetched_shards", "Shards that this loader brought.", lambda it: it.stager.num_fetched),
+    Figure("read_bytes", "Encoded bytes read from the cache file for batches.", lambda it: it.counts.read_bytes),
     Figure(
         "store_retries",
         "Requests to the store that failed and were sent again.",
-        lambda it: it.parts.counts.store_retries,
+        lambda it: it.counts.store_retries,
     ),
-    Figure("bad_samples", "Bad samples of this rank, each counted once.", lambda it: len(it.parts.seen.seen)),
+    Figure("bad_samples", "Bad samples of this rank, each counted once.", lambda it: len(it.seen.seen)),
     Figure(
         "substituted_samples",
         "Places in delivered batches at which another sample replaced a bad one.",
-        lambda it: it.num_substituted,
+        lambda it: it.counts.substituted,
     ),
-    Figure("epoch", "The epoch that is iterated now or next; the first is 0.", lambda it: it.epoch, False),
-    Figure("position_samples", "Samples of the epoch delivered so far, on all ranks.", lambda it: it.position, False),
-    Figure("epoch_samples", "Samples of the epoch, on all ranks.", lambda it: it.num_samples, False),
-    Figure("batches_ahead", "Batches that DALI has decoded or is decoding.", lambda it: it.num_batches_ahead, False),
+    Figure(
+        "epoch", "The epoch that is iterated now or next; the first is 0.", lambda it: it.epochs.current.number, False
+    ),
+    Figure(
+        "position_samples",
+        "Samples of the epoch delivered so far, on all ranks.",
+        lambda it: it.epochs.current.position,
+        False,
+    ),
+    Figure("epoch_samples", "Samples of the epoch, on all ranks.", lambda it: it.epochs.current.num_samples, False),
+    Figure(
+        "batches_ahead", "Batches that DALI has decoded or is decoding.", lambda it: len(it.decode.scheduled), False
+    ),
     Figure(
         "cache_resident_bytes",
         "Bytes that the cache file of the data set takes now: all loaders of the node share it.",
-        lambda it: it.parts.share.taken_bytes,
+        lambda it: it.share.taken_bytes,
         False,
     ),
     Figure(
         "cache_held_bytes",
         "Bytes of shards in the cache file that this loader holds.",
-        lambda it: it.parts.stager.held_bytes,
+        lambda it: it.stager.held_bytes,
         False,
     ),
-    Figure(
-        "cache_reserved_bytes", "Bytes that this loader may always hold.", lambda it: it.parts.share.reserved, False
-    ),
+    Figure("cache_reserved_bytes", "Bytes that this loader may always hold.", lambda it: it.share.reserved, False),
     Figure(
         "cache_limit_bytes",
         "The most that all cache files of the directory may take.",
-        lambda it: it.parts.share.cache_bytes,
+        lambda it: it.share.cache_bytes,
         False,
     ),
 )
 """All figures, in the order of `Loader.stats`."""
 
 
-def read_figures(loader: "Loader") -> dict[str, float]:
+def read_figures(loader: "LoaderParts") -> dict[str, float]:
     """Read all figures of a loader, by name."""
     return {figure.name: figure.read(loader) for figure in FIGURES}
 
@@ -118,12 +125,12 @@ def logged_figures(loader: HasStats) -> dict[str, float]:
     return {f"loader/{name}": figure for name, figure in loader.stats().items()}
 
 
-def labels_of(loader: "Loader") -> Labels:
+def labels_of(loader: "LoaderParts") -> Labels:
     """The labels by which the loader's figures are told from those of others."""
     labels = {
-        "data_set": printable(loader.parts.source),
-        "loader": printable(loader.name or str(loader.number)),
-        "rank": str(loader.parts.batching.process.rank),
+        "data_set": printable(loader.source),
+        "loader": printable(loader.counts.name or str(loader.counts.number)),
+        "rank": str(loader.batching.process.rank),
     }
     return tuple(labels.items())
 
@@ -141,20 +148,21 @@ class ProcessLoaders:
     def clear(self) -> None:
         """Forget all loaders: in a forked child they are those of the parent."""
         self._lock = threading.RLock()  # a loader that the garbage collector finds leaves in any thread, at any time
-        self._loaders: dict[int, weakref.ref[Loader]] = {}
+        self._loaders: dict[int, weakref.ref[LoaderParts]] = {}
         self._closed: dict[Labels, dict[str, float]] = {}
 
-    def join(self, loader: "Loader") -> int:
-        """Add a loader, and return its number: the lowest that no open loader has."""
+    def join(self, loader: "LoaderParts") -> None:
+        """Add a loader, and give it a number: the lowest that no open loader has."""
         with self._lock:
             is_open = {number for number, known in list(self._loaders.items()) if known() is not None}
             number = next(n for n in range(len(is_open) + 1) if n not in is_open)
             self._loaders.pop(number, None)  # its loader was not closed to the end
             self._loaders[number] = weakref.ref(loader)
-            return number
+            loader.counts.number = number
 
-    def leave(self, loader: "Loader", number: int) -> None:
+    def leave(self, loader: "LoaderParts") -> None:
         """Remove a loader that is being closed, and keep its counters."""
+        number = loader.counts.number
         with self._lock:
             if (known := self._loaders.get(number)) is not None and known() in (loader, None):
                 del self._loaders[number]  # else a later loader has it: the garbage collector ended the reference
@@ -170,7 +178,7 @@ class ProcessLoaders:
             return found
 
 
-def _add(figures: dict[str, float], loader: "Loader", *, gauges: bool) -> None:
+def _add(figures: dict[str, float], loader: "LoaderParts", *, gauges: bool) -> None:
     for figure in FIGURES:
         if figure.is_counter:
             figures[figure.name] = figures.get(figure.name, 0) + figure.read(loader)

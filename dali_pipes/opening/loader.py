@@ -1,6 +1,5 @@
-"""Open a loader: `dali_pipes.loader`. The other modules of this folder have the steps."""
+"""Open a loader: `dali_pipes.loader`. Beside it are its `arguments`, and the `parts` that they name."""
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -8,14 +7,12 @@ import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from dali_pipes.data_set.find import Mixture
+from dali_pipes.delivery import Delivery
 from dali_pipes.graph.definition import Graph
 from dali_pipes.iterator import Loader
-from dali_pipes.opening.checked import check_arguments
-from dali_pipes.opening.late import LateLoader
-from dali_pipes.opening.parts import open_parts
+from dali_pipes.opening.arguments import LoaderArguments
 from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select, Shards, Shuffle
 from dali_pipes.order.plan import LastBatchPolicyName
-from dali_pipes.processes.ranks import find_rank
 from dali_pipes.store.urls import ShardUrls
 
 
@@ -93,25 +90,5 @@ def loader(
     The first batch's shards are staged while the graph is checked: a loader that is refused for its graph may have
     staged them in vain.
     """
-    arguments = check_arguments(
-        shards=shards,
-        graph=graph,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        select=select,
-        bad_samples=bad_samples,
-        cache=cache,
-        decode=decode,
-        outputs=outputs,
-        state=state,
-        last_batch_policy=last_batch_policy,
-        device=device,
-        endpoint=endpoint,
-    )
-    if isinstance(rank, str) and rank != "late":
-        raise ValueError(f"rank must be an integer, 'late' or None, got {rank!r}")
-    if rank == "late":
-        return LateLoader(arguments, world_size=world_size)
-    with contextlib.ExitStack() as resources:
-        return Loader(open_parts(arguments, find_rank(rank=rank, world_size=world_size), resources))
+    # The names stand here and in LoaderArguments, nowhere else.
+    return Loader(Delivery(LoaderArguments(**locals())))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -10,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dali_pipes.arrays import Int64s
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.bad_samples.repair import Repair
 from dali_pipes.cache.free_space import available_memory
@@ -18,8 +18,8 @@ from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.data_set.exclusions import excluded_ordinals
-from dali_pipes.data_set.find import NamedSets, find_shards
-from dali_pipes.epoch import Feeds, LoaderParts, PlanInputs
+from dali_pipes.data_set.find import NamedSets, find_shards, is_in_directories
+from dali_pipes.epoch import Epochs, LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_rules import PhotoRules
@@ -27,8 +27,8 @@ from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import spanned
-from dali_pipes.opening.checked import LoaderArguments, check_state
-from dali_pipes.options import BadSamples, Cache, Outputs, Select
+from dali_pipes.opening.arguments import LoaderArguments
+from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
 from dali_pipes.order.plan import BYTES_PER_SAMPLE, Plan
@@ -37,10 +37,10 @@ from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader
-from dali_pipes.reader.batch import Batch, DecodedPhotos
+from dali_pipes.reader.batch import DecodedPhotos
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.samples import Samples, StoredSamples
-from dali_pipes.reader.segments import Batching
+from dali_pipes.reader.segments import Batching, SegmentReader
 from dali_pipes.reader.shard_table import SampleRules
 from dali_pipes.store.patience import Ahead, Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
@@ -57,92 +57,68 @@ _LATER = (
 
 
 @spanned("open")
-def open_parts(arguments: LoaderArguments, process: Rank, resources: contextlib.ExitStack) -> LoaderParts:
+def open_parts(
+    arguments: LoaderArguments, process: Rank, counts: Counts, resources: contextlib.ExitStack
+) -> LoaderParts:
     """Open the parts of one rank's loader, which ``resources`` closes; raises what `dali_pipes.loader` raises."""
-    batching, resumed = arguments.batching(process), arguments.state
-    select, bad_samples = arguments.select, arguments.bad_samples
-    cache, decode, outputs = arguments.cache, arguments.decode, arguments.outputs
     refuse_workers()
+    cache, decode, state = arguments.cache, arguments.decode, arguments.state
+    batching = arguments.batching(process)
     device_id = _device_id(arguments.device, process.local_rank)
-    settings = choose_settings(decode, device_id=device_id)
-    counts = Counts()
     data_set = _open_data_set(arguments, counts, resources)
-    order = dataclasses.replace(arguments.order, weights=data_set.weights)
-    if resumed is not None:
-        check_state(resumed, order, manifest=data_set.manifest.digest, data=data_set.versions)
-    if outputs.labels == "contiguous":
-        data_set.check_classes()
-    rules = _sample_rules(data_set, select, bad_samples, outputs)
-    stored = StoredSamples(
-        data_set.manifest,
-        data_set.read_index,
-        rules=rules,
-        whole=data_set.whole,
-        sets=data_set.component_counts,
-        excluded=_excluded(data_set, select),
-        shape=None if order.shapes is None else order.shapes.example,
+    order = _checked_order(arguments, data_set)
+    stored = _stored_samples(arguments, data_set)
+    settings = choose_settings(decode, device_id=device_id)
+    open_pipeline = functools.partial(
+        DecodePipeline,
+        arguments.graph,
+        samples=stored,
+        batch_size=batching.batch_size,
+        seed=order.seed,
+        device_id=device_id,
+        max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, arguments.bad_samples),
+        **dataclasses.asdict(settings),
     )
-
-    def open_pipeline(example: Batch) -> DecodePipeline:
-        return DecodePipeline(
-            arguments.graph,
-            samples=stored,
-            batch_size=batching.batch_size,
-            seed=order.seed,
-            device_id=device_id,
-            example=example,
-            max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, bad_samples),
-            **dataclasses.asdict(settings),
-        )
-
     # With "skip" the graph decides which samples are left out.
-    pipeline = open_pipeline(stored.example()) if select.missing == "skip" else None
-    selection = _select(data_set, stored, pipeline, select)
-    inputs = _plan_inputs(data_set, selection, order, resumed, _grouping(data_set, stored, order, batching))
+    pipeline = open_pipeline() if arguments.select.missing == "skip" else None
+    selection = _select(data_set, stored, pipeline, arguments.select)
+    inputs = _plan_inputs(data_set, selection, order, state, _grouping(data_set, stored, order, batching))
     # The first batch's shards are on their way while the graph waits for its example.
     example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
     share, stager = _open_cache(data_set, inputs, batching, cache, resources)
-    buffers = Buffers() if device_id is None else pinned_buffers(device_id)
-    reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
-    resources.callback(reader.close)
     components: list[str] = []  # filled when the graph is known
-    feeds = Feeds(
+    epochs = Epochs(
         inputs,
         batching=batching,
-        samples=Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=rules),
+        samples=Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=stored.rules),
         components=components,
         share=share,
         stager=stager,
-        reader=reader,
+        reader=_open_reader(share, decode, device_id, resources),
         counts=counts,
         show_progress=cache.show_progress and process.rank == 0,
     )
-    epoch, start = (order.epoch, 0) if resumed is None else (resumed.order.epoch, resumed.delivered)
-    begun = feeds.begin(epoch, start=start)
-    _check_length(begun.feed.plan, batching)
+    epochs.begin(order.epoch if state is None else state.order.epoch, start=0 if state is None else state.delivered)
+    _check_length(epochs.current.feed.plan, batching)
     if example is not None:
-        pipeline = open_pipeline(example.result())
+        pipeline = open_pipeline(example=example.result())
     assert pipeline is not None
     components += pipeline.read_components
     stored = stored.without(inputs.selection.excluded)
-    _check_graph(pipeline, stored, bad_samples, outputs)
-    seen = BadSamplesSeen(bad_samples, quarantine=_open_quarantine(bad_samples, data_set, batching))
-    repair = Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager))
+    _check_graph(pipeline, stored, arguments.bad_samples, arguments.outputs)
+    seen = BadSamplesSeen(arguments.bad_samples, quarantine=_open_quarantine(arguments.bad_samples, data_set, batching))
     return LoaderParts(
         source=data_set.source,
-        is_resumed=resumed is not None,
         inputs=inputs,
         batching=batching,
-        feeds=feeds,
-        begun=begun,
+        epochs=epochs,
         decode=pipeline,
         share=share,
         stager=stager,
         seen=seen,
-        repair=repair,
-        outputs=outputs,
+        repair=Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager)),
+        outputs=arguments.outputs,
         counts=counts,
-        resources=resources,
     )
 
 
@@ -176,16 +152,28 @@ def refuse_workers() -> None:
         )
 
 
+def check_late(arguments: LoaderArguments) -> None:
+    """Check what is known before a late loader is opened: the process, and shards in directories.
+
+    Raises:
+        StoreError, DataError: If such shards are not there.
+        WorkerProcessError: If this is a DataLoader's worker process.
+    """
+    refuse_workers()
+    if is_in_directories(arguments.shards):
+        with contextlib.ExitStack() as resources:
+            _find_shards(arguments, resources)
+
+
 def _open_data_set(arguments: LoaderArguments, counts: Counts, resources: contextlib.ExitStack) -> DataSet:
     """Find the shards and their manifest; without one, index them."""
-    cache = arguments.cache
-    found = named_shards(arguments, resources, on_retry=counts.add_retry)
-    data_set = DataSet(found, alignment=extent_alignment(_directory(cache)))
+    found = _find_shards(arguments, resources, on_retry=counts.add_retry)
+    data_set = DataSet(found, alignment=extent_alignment(_directory(arguments.cache)))
     resources.callback(data_set.close)
     return data_set
 
 
-def named_shards(
+def _find_shards(
     arguments: LoaderArguments, resources: contextlib.ExitStack, *, on_retry: Callable[[], None] | None = None
 ) -> ShardSet | NamedSets:
     """Find the shards and their manifest, if they have one; ``resources`` closes the embedded node."""
@@ -200,6 +188,36 @@ def named_shards(
             resources=resources,
             allow_missing=arguments.select.allow_missing,
         )
+
+
+def _checked_order(arguments: LoaderArguments, data_set: DataSet) -> OrderInputs:
+    """Complete the inputs of the order by the data set, and refuse a state of another one."""
+    order = dataclasses.replace(arguments.order, weights=data_set.weights)
+    arguments.check_state(order, manifest=data_set.manifest.digest, data=data_set.versions)
+    return order
+
+
+def _stored_samples(arguments: LoaderArguments, data_set: DataSet) -> StoredSamples:
+    """The samples as the store has them, without those that the user excludes."""
+    select, outputs = arguments.select, arguments.outputs
+    if outputs.labels == "contiguous":
+        data_set.check_classes()
+    photos = PhotoRules(max_pixels=arguments.bad_samples.max_pixels)
+    names_sets = data_set.set_names != ("",)
+    chosen = excluded_ordinals(
+        data_set, exclude=select.exclude, where=select.where, where_in_parts=select.where_in_parts
+    )
+    if len(chosen.excluded):
+        _log.info("%s", chosen.summary)
+    return StoredSamples(
+        data_set.manifest,
+        data_set.read_index,
+        rules=SampleRules(labels=outputs.labels, missing=select.missing, photos=photos, names_sets=names_sets),
+        whole=data_set.whole,
+        sets=data_set.component_counts,
+        excluded=chosen.excluded,
+        shape=None if select.buckets is None else select.buckets.example,
+    )
 
 
 def _open_cache(
@@ -220,22 +238,13 @@ def _open_cache(
     return share, stager
 
 
-def _excluded(data_set: DataSet, select: Select) -> Int64s:
-    chosen = excluded_ordinals(
-        data_set, exclude=select.exclude, where=select.where, where_in_parts=select.where_in_parts
-    )
-    if len(chosen.excluded):
-        _log.info("%s", chosen.summary)
-    return chosen.excluded
-
-
-def _sample_rules(data_set: DataSet, select: Select, bad_samples: BadSamples, outputs: Outputs) -> SampleRules:
-    return SampleRules(
-        labels=outputs.labels,
-        missing=select.missing,
-        photos=PhotoRules(max_pixels=bad_samples.max_pixels),
-        names_sets=data_set.set_names != ("",),
-    )
+def _open_reader(
+    share: CacheShare, decode: Decode, device_id: int | None, resources: contextlib.ExitStack
+) -> SegmentReader:
+    buffers = Buffers() if device_id is None else pinned_buffers(device_id)
+    reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
+    resources.callback(reader.close)
+    return reader
 
 
 def _plan_inputs(

@@ -104,10 +104,12 @@ def read_epoch(
 ) -> None:
     """One epoch of one rank: its samples, each once, each with the bytes that it was packed with."""
     batches = iter(loader)  # starts the next epoch if one has ended
-    manifest = loader._inputs.manifest
-    plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader._epoch.feed.plan.order)
+    manifest = loader.parts.inputs.manifest
+    plan = Plan(
+        shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader.delivery.current.feed.plan.order
+    )
     steps = plan.steps(
-        batch_size=BATCH_SIZE, rank=loader._batching.process.rank, world_size=WORLD_SIZE, last_batch_policy="DROP"
+        batch_size=BATCH_SIZE, rank=loader.parts.batching.process.rank, world_size=WORLD_SIZE, last_batch_policy="DROP"
     )
     planned = collections.Counter(np.concatenate([step.ordinals for step in steps]).tolist())
     seen: collections.Counter[int] = collections.Counter()

@@ -57,7 +57,7 @@ def test_repr_of_a_late_loader_does_not_open_it(small_shards: Path) -> None:
         "  batches   of 4 samples, PARTIAL",
         "  device    cpu",
     ]
-    assert "parts" not in vars(loader)
+    assert not loader.is_open
     loader.close()
     assert repr(loader).startswith(f"Loader of {small_shards}, closed, and never opened\n")
 

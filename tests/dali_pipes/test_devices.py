@@ -250,7 +250,7 @@ def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(drawn: Path) -> None:
     """Their buffers are page-locked there: until the stream has passed a batch, no other batch is read into them."""
     with dp.loader(drawn, dp.segmentation(), batch_size=BATCH, device="cpu") as loader:
         decode, stream = loader.parts.decode, _Stream()
-        loader.next_batch()
+        loader.delivery.next_batch()
         inputs = decode.scheduled[0]
         kept = weakref.ref(inputs.encoded[0].buffer)
         with pytest.MonkeyPatch.context() as patch:
@@ -259,7 +259,7 @@ def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(drawn: Path) -> None:
             del inputs
             patch.undo()
             for _ in range(4):
-                loader.next_batch()
+                loader.delivery.next_batch()
             gc.collect()
             assert kept() is not None
             stream.is_done = True

@@ -246,19 +246,19 @@ def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
 def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, samples: list[Sample]) -> None:
     """Before the first batch: what is staged and opened stays, for the same epoch, the same state, a reset."""
     (loader,) = open_ranks(shards, 1, 6)
-    feed = loader._epoch.feed
+    feed = loader.delivery.current.feed
     loader.set_epoch(0)
     loader.load_state_dict(loader.state_dict())
     loader.reset()
-    assert loader._epoch.feed is feed
+    assert loader.delivery.current.feed is feed
     read_steps([loader], samples, 2)
     state = loader.state_dict()
     loader.load_state_dict(state)
-    assert loader._epoch.feed is not feed  # it has been read from
+    assert loader.delivery.current.feed is not feed  # it has been read from
     (resumed,) = open_ranks(shards, 1, 6, state=state)
-    feed = resumed._epoch.feed
+    feed = resumed.delivery.current.feed
     resumed.load_state_dict(state)
-    assert resumed._epoch.feed is feed
+    assert resumed.delivery.current.feed is feed
     assert read_steps([resumed], samples) == read_steps([loader], samples)
     resumed.set_epoch(0)
     assert resumed.state_dict()["delivered"] == 0

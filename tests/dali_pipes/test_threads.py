@@ -85,7 +85,7 @@ def waiting(loader: dp.Loader) -> Iterator[Callable[[], list[Any]]]:
 
     def read() -> None:
         try:
-            found.append(loader.next_batch(form))
+            found.append(loader.delivery.next_batch(form))
         except BaseException as exc:  # noqa: BLE001 (the test looks at it)
             found.append(exc)
 
@@ -107,7 +107,7 @@ def waiting(loader: dp.Loader) -> Iterator[Callable[[], list[Any]]]:
     ("name", "use"),
     [
         ("next_batch", lambda loader, state: next(loader)),
-        ("__iter__", lambda loader, state: iter(loader)),
+        ("begin", lambda loader, state: iter(loader)),
         ("reset", lambda loader, state: loader.reset()),
         ("set_epoch", lambda loader, state: loader.set_epoch(3)),
         ("load_state_dict", lambda loader, state: loader.load_state_dict(state)),
@@ -130,7 +130,7 @@ def test_second_thread_does_not_begin_an_iteration_again(loader: dp.Loader) -> N
     batches = iter(loader.as_dataloader(("key",)))
     is_beginning, may_begin = threading.Event(), threading.Event()
     keys: list[str] = []
-    original = loader.set_epoch
+    original = loader.delivery.set_epoch
 
     def set_epoch(epoch: int) -> None:
         is_beginning.set()
@@ -139,7 +139,7 @@ def test_second_thread_does_not_begin_an_iteration_again(loader: dp.Loader) -> N
 
     list(batches)  # the iterator after it starts epoch 1
     batches = iter(batches._face)
-    loader.set_epoch = set_epoch  # type: ignore[method-assign, assignment]
+    loader.delivery.set_epoch = set_epoch  # type: ignore[method-assign, assignment]
     thread = threading.Thread(target=lambda: keys.extend(next(batches)[0]))
     thread.start()
     assert is_beginning.wait(60)
@@ -220,7 +220,7 @@ def test_ctrl_c_at_any_instruction_ends_the_use(loader: dp.Loader, use: Callable
 
         def interrupt(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal points, is_interrupted, before
-            if not frame.f_code.co_filename.endswith(("dali_pipes/iterator.py", "processes/one_thread.py")):
+            if not frame.f_code.co_filename.endswith(("dali_pipes/iterator.py", "dali_pipes/delivery.py")):
                 return None
             frame.f_trace_opcodes = True
             if event == "opcode":
@@ -239,5 +239,5 @@ def test_ctrl_c_at_any_instruction_ends_the_use(loader: dp.Loader, use: Callable
             num_interrupted += 1
         finally:
             sys.settrace(None)
-        assert loader._uses == {}
+        assert loader.delivery._uses == {}
     assert num_interrupted > 8

@@ -152,9 +152,9 @@ def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample
         next(iter(loader))
         loader.set_epoch(7)
         assert len(read_epoch([loader], samples)) == NUM_SAMPLES
-        loader._epoch.feed.close()
-        if loader._feeds.ahead is not None:
-            loader._feeds.ahead.close()
+        loader.delivery.current.feed.close()
+        if loader.parts.epochs.ahead is not None:
+            loader.parts.epochs.ahead.close()
         assert not loader.parts.stager._demand.held
 
 

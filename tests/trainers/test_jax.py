@@ -86,7 +86,7 @@ def check_arrays_are_not_copied(shards: Path, folder: Path) -> None:
                 arrays: dict[str, Any] = form(batch)
                 return arrays
 
-            arrays = loader.next_batch(keep)
+            arrays = loader.delivery.next_batch(keep)
             assert arrays["image"].unsafe_buffer_pointer() == tensors[0]
 
 

@@ -222,7 +222,7 @@ def refused_with_mesh(shards: Path, folder: Path) -> dict[str, str]:
                 with pytest.raises(ValueError, match="must get the same batches") as caught:
                     call()
                 errors[f"{name} {call.__name__}"] = str(caught.value)
-            assert loader.num_delivered == 0
+            assert loader.delivery.current.delivered == 0
     return errors
 
 

@@ -506,12 +506,12 @@ def test_the_batch_before_a_short_first_one_may_fail(tmp_path: Path, good_sample
         return {"image": fn.crop(pixels, crop=(32, 32))}
 
     with open_loader(shards, graph=graph) as loader:
-        loader._decode.starts_full = True
+        loader.parts.decode.starts_full = True
         for _ in range(2):
             assert [batch["key"] for (batch,) in loader] == [["s00000", "s00001", "s00001"]]
         (bad,) = loader.bad_samples
         assert bad.key == "s00002"
-        assert not loader._decode.starts_full, "the second epoch's short batch has no bad sample left"
+        assert not loader.parts.decode.starts_full, "the second epoch's short batch has no bad sample left"
 
 
 def test_array_function_that_fails_names_the_batch(tmp_path: Path, good_shards: Path) -> None:
@@ -649,7 +649,7 @@ def test_a_batch_without_a_bad_sample_is_the_same(
     with open_loader(good_shards, graph=graph, shuffle=True, batch_size=batch_size) as loader:
         again = [batch for (batch,) in loader]
         assert not loader.bad_samples
-        retries = {one for one in calls if one is not loader._decode}
+        retries = {one for one in calls if one is not loader.parts.decode}
     assert [one._hw_decoder_load for one in retries] == [0.0]
     (line,) = [record.getMessage() for record in caplog.records if "DALI failed" in record.getMessage()]
     assert line.endswith("(something passing), and then decoded each of its samples: none is replaced")

@@ -233,7 +233,7 @@ def test_a_constant_among_the_outputs_is_no_matter(small_shards: Path) -> None:
 
     with dp.loader(small_shards, graph, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
         (batch,) = next(loader)
-        assert loader._decode.num_decoders == 0
+        assert loader.parts.decode.num_decoders == 0
     assert batch["number"].tolist() == [3] * 6
     assert batch["array"].shape == (6, 2)
 
@@ -249,9 +249,9 @@ def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path
         cache=dp.Cache(show_progress=False),
     ) as loader:
         next(loader)
-        inputs = loader._decode.scheduled[0]
-        second = loader._decode.second_pipeline(only_decoders=True)
-        assert loader._decode.num_decoders == second.num_decoders == 2
+        inputs = loader.parts.decode.scheduled[0]
+        second = loader.parts.decode.second_pipeline(only_decoders=True)
+        assert loader.parts.decode.num_decoders == second.num_decoders == 2
         second.run(inputs)  # a second one comes through, too: nothing is left of the first
         second.feed = iter([inputs]).__next__
         second.schedule()

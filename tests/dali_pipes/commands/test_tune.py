@@ -180,8 +180,8 @@ def test_share_of_the_engines_reaches_all_decoders_that_do_not_say(small_shards:
 
     with dp.loader(small_shards, graph, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
         (before,) = next(loader)
-        inputs = loader._decode.scheduled[0]
-        second = loader._decode.second_pipeline(hw_decoder_load=0.3)
+        inputs = loader.parts.decode.scheduled[0]
+        second = loader.parts.decode.second_pipeline(hw_decoder_load=0.3)
         shares = [
             float(line.partition(":")[2])
             for operator in operators_of(second.pipeline)
@@ -200,7 +200,7 @@ def test_a_decode_pipeline_for_a_gpu_is_defined_without_one(small_shards: Path) 
         small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)
     ) as loader:
         next(loader)  # the first shard is there, from which arrays' kinds are learnt
-        pipeline = loader._decode.second_pipeline(device_id=0, hw_decoder_load=0.25, only_decoders=True)
+        pipeline = loader.parts.decode.second_pipeline(device_id=0, hw_decoder_load=0.25, only_decoders=True)
         decoders = [
             argument_lines(operator)
             for operator in operators_of(pipeline.pipeline)
@@ -221,7 +221,7 @@ def test_share_of_the_engines_out_of_range_is_refused(small_shards: Path) -> Non
         ) as loader,
         pytest.raises(ValueError, match=r"hw_decoder_load must be in \[0, 1\], got -0.1"),
     ):
-        loader._decode.second_pipeline(hw_decoder_load=-0.1)
+        loader.parts.decode.second_pipeline(hw_decoder_load=-0.1)
 
 
 def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeyp
         }
         with dp.loader(small_shards, dp.segmentation(crop=24), **shared) as loader:
             keys = [key for (batch,) in loader for key in batch["key"]]
-            return loader._decode.num_threads, loader._decode.prefetch_queue_depth, keys
+            return loader.parts.decode.num_threads, loader.parts.decode.prefetch_queue_depth, keys
 
     threads, depth, keys = settings_of()
     assert (threads, depth) == (HERE.cores, 2)

@@ -70,7 +70,7 @@ def test_a_short_first_batch_is_decoded_after_a_full_one(small_shards: Path) -> 
                 cache=dp.Cache(show_progress=False),
             )
         ) as loader:
-            loader._decode.starts_full = starts_full  # as on a GPU
+            loader.parts.decode.starts_full = starts_full  # as on a GPU
             batches = [batch for (batch,) in loader]
             batches += [batch for (batch,) in loader]
         return list(sizes), batches
@@ -93,15 +93,15 @@ def test_a_full_first_batch_is_decoded_once(small_shards: Path) -> None:
         small_shards, dp.classification_eval(crop=8, resize=8), batch_size=10, device="cpu", shuffle=False,
         cache=dp.Cache(show_progress=False),
     ) as loader:  # fmt: skip
-        loader._decode.starts_full = True
-        real = loader._decode.feed
+        loader.parts.decode.starts_full = True
+        real = loader.parts.decode.feed
 
         def feed() -> Any:
             inputs = real()
             fed.append(0 if inputs is None else len(inputs.batch))
             return inputs
 
-        loader._decode.feed = feed
+        loader.parts.decode.feed = feed
         assert [len(batch["label"]) for (batch,) in loader] == [10, 10, 3]
-        assert not loader._decode.starts_full
+        assert not loader.parts.decode.starts_full
     assert fed == [10, 10, 3]

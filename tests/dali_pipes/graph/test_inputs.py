@@ -254,7 +254,7 @@ def test_component_that_is_taken_several_times_is_read_once(rich_shards: Path) -
         }
 
     with dp.loader(rich_shards, graph, batch_size=14, shuffle=False, device="cpu") as loader:
-        inputs = loader._decode.inputs
+        inputs = loader.parts.decode.inputs
         assert inputs.read == ["blob.bin", "txt"]
         assert list(inputs.nodes) == ["component/blob.bin", "parsed/0"]
         ((batch,),) = list(loader)

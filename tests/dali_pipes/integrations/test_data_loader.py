@@ -302,7 +302,7 @@ def test_skipped_batches_are_not_read(
         face = loader.as_dataloader(("key",))
         face.set_epoch(1)
         assert keys(skip(face, num_skipped)) == whole[1][num_skipped:]
-        assert loader._epoch.start == min(5 * num_skipped, NUM_SAMPLES)
+        assert loader.delivery.current.start == min(5 * num_skipped, NUM_SAMPLES)
         assert keys(face) == whole[2]
     assert ("all 5 batches of an epoch were skipped" in caplog.text) == (num_skipped == 5)
 

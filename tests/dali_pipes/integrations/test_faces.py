@@ -65,7 +65,7 @@ FACES = {
         ends_resumed_epoch=False,
     ),
     "as_dicts": Face(
-        wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._loader, ends_resumed_epoch=False
+        wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._delivery, ends_resumed_epoch=False
     ),
     "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset, after_break="next"),
     "as_dataset, torchdata": Face(

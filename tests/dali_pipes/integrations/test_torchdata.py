@@ -111,10 +111,10 @@ def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
         state, of_loader = batches.state_dict(), loader.state_dict()
     assert of_loader["delivered"] == min(5 * num_batches, 23)
     with open_loader(small_shards, state=of_loader) as loader:
-        feed = loader._epoch.feed
+        feed = loader.delivery.current.feed
         batches = wrap(loader)
         batches.load_state_dict(state)
-        assert loader._epoch.feed is feed
+        assert loader.delivery.current.feed is feed
         assert_same(read(batches, NUM_EPOCHS), [whole[0][num_batches:], *whole[1:]])
 
 

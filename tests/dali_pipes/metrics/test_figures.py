@@ -123,7 +123,7 @@ def test_closed_loaders_leave_their_counters_to_the_next_of_their_name(small_sha
         with opened(small_shards) as loader:
             loader.name = "val-of-this-test"
             sum(1 for _ in loader)
-            labels = labels_of(loader)
+            labels = labels_of(loader.parts)
             totals.append(LOADERS.read()[labels]["samples"])
             assert LOADERS.read()[labels]["position_samples"] == 23
     assert [total - totals[0] for total in totals] == [0, 23, 46]
@@ -137,18 +137,18 @@ def test_closed_loaders_leave_their_counters_to_the_next_of_their_name(small_sha
 
 def test_open_loaders_have_different_names(small_shards: Path) -> None:
     with opened(small_shards) as one, opened(small_shards) as two:
-        assert labels_of(one) != labels_of(two)
-        labels = labels_of(one)
+        assert labels_of(one.parts) != labels_of(two.parts)
+        labels = labels_of(one.parts)
         one.close()
         with opened(small_shards) as three:
-            assert labels_of(three) == labels, "the lowest that is free: names stay few"
+            assert labels_of(three.parts) == labels, "the lowest that is free: names stay few"
 
 
 def test_a_loader_that_fails_to_close_leaves_its_counters(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = opened(small_shards)
     loader.name = "fails-in-this-test"
     next(loader)
-    labels = labels_of(loader)
+    labels = labels_of(loader.parts)
 
     def fail() -> None:
         raise KeyboardInterrupt
@@ -168,8 +168,10 @@ def test_a_dropped_loader_takes_no_other_one_with_it(small_shards: Path) -> None
 
     loaders = ProcessLoaders()
     with opened(small_shards) as dropped, opened(small_shards) as other:
-        number = loaders.join(dropped)
+        loaders.join(dropped.parts)
+        number = dropped.parts.counts.number
         loaders._loaders[number] = weakref.ref(Dropped())  # type: ignore[assignment]
-        assert loaders.join(other) == number
-        loaders.leave(dropped, number)
-        assert "position_samples" in loaders.read()[labels_of(other)]
+        loaders.join(other.parts)
+        assert other.parts.counts.number == number
+        loaders.leave(dropped.parts)
+        assert "position_samples" in loaders.read()[labels_of(other.parts)]

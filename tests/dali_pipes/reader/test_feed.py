@@ -69,9 +69,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 def check_nothing_is_held(loader: dp.Loader) -> None:
     """When its feeds are closed: no account of the stager's, nothing in the shared table."""
-    loader._epoch.feed.close()
-    if loader._feeds.ahead is not None:
-        loader._feeds.ahead.close()
+    loader.delivery.current.feed.close()
+    if loader.parts.epochs.ahead is not None:
+        loader.parts.epochs.ahead.close()
     stager = loader.parts.stager
     until(lambda: not (stager._demand.held or stager._filling or stager._asking))
     assert not any(
@@ -79,7 +79,7 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     )
     (status,) = loader.parts.share._cache.status()
     assert status.num_held == 0
-    assert not loader._feeds._samples._tables
+    assert not loader.parts.epochs._samples._tables
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_set_epoch_gives_up_the_epoch_that_was_prepared(
         batches = iter(loader)
         for _ in range(len(loader) - 1):
             next(batches)
-        assert loader._feeds.ahead is not None
+        assert loader.parts.epochs.ahead is not None
         loader.set_epoch(epoch)
-        assert loader._feeds.ahead is None
-        wanted = sum(len(window) for staged in loader._epoch.feed._staged.values() for _, window in staged)
+        assert loader.parts.epochs.ahead is None
+        wanted = sum(len(window) for staged in loader.delivery.current.feed._staged.values() for _, window in staged)
         assert sum(loader.parts.stager._demand.ahead.values()) == wanted
     assert len(read_epoch([loader], samples)) == NUM_SAMPLES
     check_nothing_is_held(loader)
