@@ -21,6 +21,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
+from tests.fork_server import ForkedPopen, fork_server
 from tests.servers.clouds import azure_server, s3_server
 
 __all__ = ["azure_server", "s3_server"]  # fixtures of all tests
@@ -43,6 +44,20 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 BRIEF = Patience(patience_s=3.0, longest_pause_s=0.05)
 """A test whose cluster never comes back is over soon. Loaders and commands have a patience of their own."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that tests start are forked from a process that has torch and DALI."""
+    with fork_server(tmp_path_factory.mktemp("fork")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fresh_interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of a fresh interpreter has one."""
+    if "fresh_interpreter" in request.keywords:
+        monkeypatch.setattr(ForkedPopen, "server", None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -91,6 +91,7 @@ def test_unknown_command_is_refused() -> None:
     assert CliRunner().invoke(bench_command, ["tabel"]).exit_code == 2
 
 
+@pytest.mark.fresh_interpreter
 def test_help_imports_no_library() -> None:
     """The list of commands is there at once: neither torch nor DALI, nor a command's own module."""
     code = (

@@ -14,6 +14,8 @@ from dali_pipes.store.urls import resolve_shards
 from prep.sources import tars as tars_module
 from tests.conftest import photo_bytes
 
+pytestmark = pytest.mark.fresh_interpreter  # its peak of memory is measured
+
 SIZE = 320 << 20
 """Bytes of one member, more than any of these commands may hold."""
 PEAK = 256 << 20

@@ -114,6 +114,7 @@ def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
+@pytest.mark.fresh_interpreter
 def test_free_space_imports_no_dali() -> None:
     """`dali-pipes cache ls` starts at once."""
     program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.free_space; sys.exit('nvidia.dali' in sys.modules)"

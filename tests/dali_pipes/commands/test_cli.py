@@ -19,6 +19,7 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
+@pytest.mark.fresh_interpreter
 @pytest.mark.parametrize("arguments", [["--help"], ["prep", "--help"], ["prep", "pack", "--help"], ["bench", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     """Help answers at once because it loads none of what the commands need."""

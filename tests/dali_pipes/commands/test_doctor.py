@@ -311,6 +311,7 @@ def test_cuda_of_dali_and_torch(dali: int, torch: str, status: str, found: str) 
     assert ("needs a driver for CUDA 13; " in finding.advice) == (status == "warn")
 
 
+@pytest.mark.fresh_interpreter
 def test_torchs_cuda_is_told_without_importing_it() -> None:
     """As torch itself says it."""
     program = (

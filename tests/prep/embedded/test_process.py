@@ -51,6 +51,7 @@ def test_start_answers_and_close_can_be_called_twice(tmp_path: Path) -> None:
         assert not answers(node.endpoint)
 
 
+@pytest.mark.fresh_interpreter
 def test_server_imports_little() -> None:
     """It imports neither the SDK nor torch, which would cost seconds at every start."""
     code = "import sys, prep.embedded.__main__; print({'aistore', 'torch', 'pydantic', 'numpy'} & set(sys.modules))"

@@ -613,6 +613,7 @@ def test_json_and_text_have_the_same_findings(tmp_path: Path) -> None:
     assert lines[-1].startswith("6 problems, 6 bad samples in 2 shards, 6 samples, 12 photos decoded by dali")
 
 
+@pytest.mark.fresh_interpreter
 def test_commands_need_neither_dali_nor_torch(small_shards: Path, tmp_path: Path) -> None:
     """`prep` works on a machine that packs, and trains nothing; help loads nothing at all."""
     program = (
