@@ -34,7 +34,7 @@ from bench.scenarios.on_shards import FORMS, ShardsScenario, touch, upload_repea
 from bench.tools.folders import RunFolder
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.errors import DataError
-from prep.embedded.exchange import Exchange
+from prep.embedded.connection import NodeConnection
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 
@@ -134,7 +134,7 @@ class HeldBack:
         """Answer for all shards, also for those that wait."""
         self._is_open.set()
 
-    def wait_for(self, request: Exchange) -> None:
+    def wait_for(self, request: NodeConnection) -> None:
         """Return when the server may answer. Only requests for a shard's bytes wait."""
         folder, _, name = unquote(request.path.partition("?")[0]).rpartition("/")
         is_shard = request.command == "GET" and folder.startswith("/v1/objects/") and name.endswith(".tar")

@@ -28,7 +28,7 @@ from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.processes.programs import ServerProcess, end_with_owner
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE
 from prep.embedded import wire
-from prep.embedded.exchange import Exchange
+from prep.embedded.connection import NodeConnection
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import BucketProps, ObjectMeta, ObjectMissingError, Storage
 
@@ -209,7 +209,7 @@ class _Requests:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def __call__(self, request: Exchange) -> None:
+    def __call__(self, request: NodeConnection) -> None:
         kind = _kind(request)
         with self._lock:
             self._counts[kind] += 1
@@ -220,7 +220,7 @@ class _Requests:
             time.sleep(latency_s)
 
 
-def _kind(request: Exchange) -> str:
+def _kind(request: NodeConnection) -> str:
     path, _, query = request.path.partition("?")
     name = path.rpartition("/")[2]
     if path.startswith("/v1/objects/") and "pid=" not in query:

@@ -11,7 +11,7 @@ from prep.embedded.peer import Address, is_own
 from prep.embedded.storage import Storage
 
 if TYPE_CHECKING:
-    from prep.embedded.exchange import Exchange
+    from prep.embedded.connection import NodeConnection
 
 
 @dataclass(kw_only=True)
@@ -24,7 +24,7 @@ class Node:
     """The transforms; ``None`` if the node runs none."""
     is_open: bool = False
     """Whether processes of other users may use the node."""
-    before_request: Callable[["Exchange"], None] | None = None
+    before_request: Callable[["NodeConnection"], None] | None = None
     started_ns: int = field(default_factory=time.time_ns)
     uuid: str = field(default_factory=lambda: os.urandom(6).hex())
 

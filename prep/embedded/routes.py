@@ -16,8 +16,8 @@ from urllib.parse import parse_qsl, unquote
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 from prep.embedded import wire
+from prep.embedded.connection import NodeConnection
 from prep.embedded.etl import Etls
-from prep.embedded.exchange import Exchange
 from prep.embedded.s3 import answer_s3
 from prep.embedded.storage import (
     BucketExistsError,
@@ -36,7 +36,7 @@ _RANGE_CHUNK_BYTES = 1 << 20
 _OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid", "etl_name"}
 
 
-class Handler(Exchange):
+class Handler(NodeConnection):
     """Answers the requests of one connection."""
 
     def setup(self) -> None:
@@ -187,12 +187,12 @@ class Handler(Exchange):
         props = self.node.storage.bucket_props(bucket)
         headers = [("Ais-Bucket-Props", wire.bucket_props(props, bucket_id=bucket_id, created_ns=created_ns))]
         if "bsumm_remote" not in self._query:
-            self.answer(200, headers=headers, length=None)
+            self.answer(200, headers=headers)
         elif "uuid" not in self._query:
-            self.answer(202, headers=[*headers, ("Ais-Xaction-Id", os.urandom(5).hex())], length=None)
+            self.answer(202, headers=[*headers, ("Ais-Xaction-Id", os.urandom(5).hex())])
         else:
             headers.append(("Ais-Bucket-Summ", json.dumps(self._summary(bucket, ""))))
-            self.answer(200, headers=[*headers, ("Ais-Xaction-Id", self._query["uuid"])], length=None)
+            self.answer(200, headers=[*headers, ("Ais-Xaction-Id", self._query["uuid"])])
 
     def _summary(self, bucket: str, prefix: str) -> dict[str, Any]:
         storage = self.node.storage
@@ -262,17 +262,15 @@ class Handler(Exchange):
             headers.insert(0, ("Content-Type", "text/html; charset=utf-8"))
         if self.command == "GET":
             body = f'<a href="{escape(location)}">Moved Permanently</a>.\n\n'.encode()
-        if self.body.is_long:
+        if self.body_is_long:
             self.close_connection = True
-        length = None if self.command == "HEAD" else len(body)
-        self.answer(301 if self.command == "GET" else 307, body, headers=headers, length=length)
+        self.answer(301 if self.command == "GET" else 307, body, headers=headers)
 
     def _get(self, bucket: str, name: str, props: BucketProps) -> None:
         if etl := self._query.get("etl_name"):
             # As AIS: the whole result, whatever range is asked for, in chunks, without length and checksum.
             data = self._etls().transform(etl, bucket, name)
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-            self.answer(200, body, headers=[("Transfer-Encoding", "chunked")], length=None)
+            self.answer(200, data, length=None)
             return
         file, meta = self.node.storage.open(bucket, name)
         with file:
@@ -312,7 +310,7 @@ class Handler(Exchange):
         wire.check_checksum_type(checksum_type)  # AIS closes the connection without an answer
         # A value without a type is ignored, as by AIS.
         checksum = self.headers.get("ais-checksum-value", "") if checksum_type != NO_CHECKSUM_TYPE else ""
-        chunks = self.body.chunks()
+        chunks = self.body_chunks()
         try:
             meta = self.node.storage.write(bucket, name, chunks, checksum=checksum, checksum_type=checksum_type)
         except ChecksumMismatchError as exc:
@@ -363,7 +361,7 @@ class Handler(Exchange):
             # The SDK shows nothing of such an answer but its status line.
             reason = refusal.message if refusal.status == 501 else ""
             headers.append(("Hdr-Error", body.decode().strip()))
-            self.answer(refusal.status, headers=headers, length=None, reason=reason)
+            self.answer(refusal.status, headers=headers, reason=reason)
         else:
             self.answer(refusal.status, body, headers=headers)
 

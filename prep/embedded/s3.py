@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
 from dali_pipes.store.cluster.transport.http_limits import decimal
 from prep.embedded import wire
-from prep.embedded.exchange import Exchange
+from prep.embedded.connection import NodeConnection
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage
 from prep.embedded.wire import RefusalError
 
@@ -24,17 +24,17 @@ _PAGE_SIZE = 1000
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> None:
+def answer_s3(connection: NodeConnection, storage: Storage, path: str, *, node: str) -> None:
     """Answer a request. ``path`` is unquoted; ``node`` is the target's name in errors, which have S3's codes."""
     try:
         _, _, bucket, name = (*path.split("/", 3), "", "")[:4]
-        query = dict(parse_qsl(exchange.path.partition("?")[2]))
-        is_listing = exchange.command == "GET" and not name and query.get("list-type") == "2" and bucket != ""
-        if exchange.command not in ("GET", "HEAD") or not (name or is_listing):
-            raise wire.unsupported(f"{exchange.command} {path}")
+        query = dict(parse_qsl(connection.path.partition("?")[2]))
+        is_listing = connection.command == "GET" and not name and query.get("list-type") == "2" and bucket != ""
+        if connection.command not in ("GET", "HEAD") or not (name or is_listing):
+            raise wire.unsupported(f"{connection.command} {path}")
         wire.check_bucket_name(bucket)
         if is_listing:
-            _list(exchange, storage, bucket, query)
+            _list(connection, storage, bucket, query)
             return
         wire.check_object_name(name)
         storage.bucket_info(bucket)  # so that a missing bucket is not reported as a missing object
@@ -43,14 +43,14 @@ def answer_s3(exchange: Exchange, storage: Storage, path: str, *, node: str) -> 
         except ObjectMissingError as exc:
             raise RefusalError(404, f"t[{node}]: ais://{bucket}/{name} does not exist", "NoSuchKey") from exc
         with file:
-            _answer_object(exchange, file, meta, where=f"ais://{bucket}/{name}")
+            _answer_object(connection, file, meta, where=f"ais://{bucket}/{name}")
     except RefusalError as refusal:
-        _refuse(exchange, refusal)
+        _refuse(connection, refusal)
     except BucketMissingError as exc:
-        _refuse(exchange, RefusalError(404, f'bucket "{exc.args[0]}" does not exist', "NoSuchBucket"))
+        _refuse(connection, RefusalError(404, f'bucket "{exc.args[0]}" does not exist', "NoSuchBucket"))
 
 
-def _list(exchange: Exchange, storage: Storage, bucket: str, query: dict[str, str]) -> None:
+def _list(connection: NodeConnection, storage: Storage, bucket: str, query: dict[str, str]) -> None:
     """Answer ``ListObjectsV2``. The token of a page is the last name of the page before."""
     if delimiter := query.get("delimiter"):
         raise wire.unsupported(f"listing with delimiter '{delimiter}'")
@@ -74,7 +74,7 @@ def _list(exchange: Exchange, storage: Storage, bucket: str, query: dict[str, st
         f"<Prefix>{_text(prefix)}</Prefix><KeyCount>{min(len(names), limit)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
         f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
     )
-    exchange.answer(200, body.encode(), headers=[("Content-Type", "application/xml")])
+    connection.answer(200, body.encode(), headers=[("Content-Type", "application/xml")])
 
 
 def _text(text: str) -> str:
@@ -82,18 +82,18 @@ def _text(text: str) -> str:
     return escape(_NOT_IN_XML.sub("\ufffd", text), {'"': "&#34;"})
 
 
-def _answer_object(exchange: Exchange, file: BinaryIO, meta: ObjectMeta, *, where: str) -> None:
+def _answer_object(connection: NodeConnection, file: BinaryIO, meta: ObjectMeta, *, where: str) -> None:
     headers = [("Etag", wire.etag(meta)), ("Last-Modified", wire.last_modified(meta))]
-    if exchange.command == "HEAD":
+    if connection.command == "HEAD":
         if meta.checksum_type != NO_CHECKSUM_TYPE:
             headers += [("X-Amz-Meta-Ais-Cksum-Type", meta.checksum_type), ("X-Amz-Meta-Ais-Cksum-Val", meta.checksum)]
-        exchange.answer(200, headers=headers, length=meta.num_bytes)
+        connection.answer(200, headers=headers, length=meta.num_bytes)
         return
-    start, stop = exchange.wanted_range(meta.num_bytes, what=where)
-    exchange.answer_file(file, start, stop, meta.num_bytes, headers=headers)
+    start, stop = connection.wanted_range(meta.num_bytes, what=where)
+    connection.answer_file(file, start, stop, meta.num_bytes, headers=headers)
 
 
-def _refuse(exchange: Exchange, refusal: RefusalError) -> None:
+def _refuse(connection: NodeConnection, refusal: RefusalError) -> None:
     code, message = escape(refusal.tcode), _text(refusal.message)
     body = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -101,4 +101,4 @@ def _refuse(exchange: Exchange, refusal: RefusalError) -> None:
     ).encode()
     headers = [*refusal.headers, ("Content-Type", "application/xml"), ("X-Content-Type-Options", "nosniff")]
     # The answer to a HEAD has the length of the error, but no body.
-    exchange.answer(refusal.status, b"" if exchange.command == "HEAD" else body, headers=headers, length=len(body))
+    connection.answer(refusal.status, b"" if connection.command == "HEAD" else body, headers=headers, length=len(body))

@@ -12,8 +12,8 @@ from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
+from prep.embedded.connection import NodeConnection
 from prep.embedded.etl import Etls
-from prep.embedded.exchange import Exchange
 from prep.embedded.node import Node
 from prep.embedded.routes import Handler
 from prep.embedded.storage import Storage
@@ -45,7 +45,7 @@ class NodeServer(ThreadingMixIn, TCPServer):
         allow_etl: bool = False,
         etl_function: str | None = None,
         is_open: bool = False,
-        before_request: Callable[[Exchange], None] | None = None,
+        before_request: Callable[[NodeConnection], None] | None = None,
     ) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.port = int(self.server_address[1])

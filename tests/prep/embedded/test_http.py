@@ -12,7 +12,7 @@ import xxhash
 
 from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
-from prep.embedded.exchange import Exchange
+from prep.embedded.connection import NodeConnection
 from prep.embedded.routes import Handler
 from prep.embedded.storage import Storage
 
@@ -219,7 +219,7 @@ def test_function_is_called_before_each_request_is_answered(tmp_path: Path) -> N
     seen: list[tuple[str, str]] = []
     may_answer = threading.Event()
 
-    def wait(request: Exchange) -> None:
+    def wait(request: NodeConnection) -> None:
         seen.append((request.command, request.path))
         may_answer.wait(10)
 
