@@ -148,33 +148,28 @@ class ProcessLoaders:
     def clear(self) -> None:
         """Forget all loaders: in a forked child they are those of the parent."""
         self._lock = threading.RLock()  # a loader that the garbage collector finds leaves in any thread, at any time
-        self._loaders: dict[int, weakref.ref[LoaderParts]] = {}
+        self._open: weakref.WeakSet[LoaderParts] = weakref.WeakSet()
         self._closed: dict[Labels, dict[str, float]] = {}
 
     def join(self, loader: "LoaderParts") -> None:
         """Add a loader, and give it a number: the lowest that no open loader has."""
         with self._lock:
-            is_open = {number for number, known in list(self._loaders.items()) if known() is not None}
-            number = next(n for n in range(len(is_open) + 1) if n not in is_open)
-            self._loaders.pop(number, None)  # its loader was not closed to the end
-            self._loaders[number] = weakref.ref(loader)
-            loader.counts.number = number
+            taken = {known.counts.number for known in self._open}
+            loader.counts.number = next(number for number in range(len(taken) + 1) if number not in taken)
+            self._open.add(loader)
 
     def leave(self, loader: "LoaderParts") -> None:
         """Remove a loader that is being closed, and keep its counters."""
-        number = loader.counts.number
         with self._lock:
-            if (known := self._loaders.get(number)) is not None and known() in (loader, None):
-                del self._loaders[number]  # else a later loader has it: the garbage collector ended the reference
+            self._open.discard(loader)
             _add(self._closed.setdefault(labels_of(loader), {}), loader, gauges=False)
 
     def read(self) -> dict[Labels, dict[str, float]]:
-        """Read the figures of all loaders by their labels: counters summed, and the gauges of the newest open one."""
+        """Read the figures of all loaders by their labels: counters summed, and the gauges of one open loader."""
         with self._lock:
             found = {labels: dict(figures) for labels, figures in list(self._closed.items())}
-            for known in list(self._loaders.values()):
-                if (loader := known()) is not None:
-                    _add(found.setdefault(labels_of(loader), {}), loader, gauges=True)
+            for loader in sorted(self._open, key=lambda known: known.counts.number):
+                _add(found.setdefault(labels_of(loader), {}), loader, gauges=True)
             return found
 
 

@@ -4,19 +4,15 @@ Nothing here imports OpenTelemetry: a program that exports spans has imported it
 Spans are reported when they end. Their parent is the current span of the thread that reports them, if it has one.
 """
 
-import functools
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 
 _NAME = "dali_pipes"
-
-_Arguments = ParamSpec("_Arguments")
-_Returned = TypeVar("_Returned")
 
 
 def report(name: str, *, seconds: float, error: BaseException | None = None, **attributes: str | int | float) -> None:
@@ -38,21 +34,13 @@ def report(name: str, *, seconds: float, error: BaseException | None = None, **a
         _log.debug("a span could not be reported", exc_info=True)
 
 
-def spanned(name: str) -> Callable[[Callable[_Arguments, _Returned]], Callable[_Arguments, _Returned]]:
-    """Report each call of a function as a span."""
-
-    def decorate(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-        @functools.wraps(function)
-        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
-            started = time.perf_counter()
-            try:
-                returned = function(*args, **kwargs)
-            except BaseException as exc:
-                report(name, seconds=time.perf_counter() - started, error=exc)
-                raise
-            report(name, seconds=time.perf_counter() - started)
-            return returned
-
-        return call
-
-    return decorate
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """Report what runs inside this context, or each call of the function that it decorates, as a span."""
+    started = time.perf_counter()
+    try:
+        yield
+    except BaseException as exc:
+        report(name, seconds=time.perf_counter() - started, error=exc)
+        raise
+    report(name, seconds=time.perf_counter() - started)

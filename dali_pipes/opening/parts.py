@@ -26,7 +26,7 @@ from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics.counts import Counts
-from dali_pipes.metrics.tracing import spanned
+from dali_pipes.metrics.tracing import span
 from dali_pipes.opening.arguments import LoaderArguments
 from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
 from dali_pipes.order.inputs import OrderInputs
@@ -56,7 +56,7 @@ _LATER = (
 )
 
 
-@spanned("open")
+@span("open")
 def open_parts(
     arguments: LoaderArguments, process: Rank, counts: Counts, resources: contextlib.ExitStack
 ) -> LoaderParts:

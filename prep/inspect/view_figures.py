@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.commands.options import format_bytes
-from dali_pipes.pages.charts import columns, figure, heat, round_ticks, short
-from dali_pipes.pages.page import html_table, text
 from prep.inspect.findings import KINDS, ShardFinding
+from prep.inspect.html import columns, figure, heat, html_table, round_ticks, short, text
 from prep.inspect.info import Distribution, PhotoInfo, SetInfo
 
 MAX_ROWS = 2000

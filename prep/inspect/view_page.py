@@ -18,12 +18,12 @@ from PIL import Image
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.quarantine import Exclusion
-from dali_pipes.pages.page import data_script, html_document, own_file
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.chosen import choose_samples, class_ids
 from prep.inspect.contact_sheet import OPACITY, TILE, mask_colours
 from prep.inspect.findings import ShardFinding
+from prep.inspect.html import data_script, html_document, own_file
 from prep.inspect.index_problems import MAX_LISTED, IndexProblems
 from prep.inspect.indexed_set import IndexedSet
 from prep.inspect.info import IndexColumns, SetInfo
@@ -109,8 +109,7 @@ def view_page(
     bad: Counter[str] = Counter()
     for (kind, _), number in counts.items():
         bad[kind] += number
-    own = [own_file("prep.inspect", f"view.{kind}") for kind in ("css", "js")]
-    html = html_document(shards.url, body, styles=own[:1], scripts=own[1:])
+    html = html_document(shards.url, body, styles=[own_file("view.css")], scripts=[own_file("view.js")])
     return Page(html=html, keys=[sample.key for sample in samples], num_matching=num_matching, bad=dict(bad))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.pages.page import html_document, html_table
+from prep.inspect.html import html_document, html_table
 from tests.pages.conftest import WIDTHS, Browser
 
 REPOSITORY = Path(__file__).parents[2]

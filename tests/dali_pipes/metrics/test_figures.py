@@ -3,14 +3,13 @@
 import gc
 import re
 import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.metrics.figures import FIGURES, LOADERS, ProcessLoaders, labels_of
+from dali_pipes.metrics.figures import FIGURES, LOADERS, labels_of
 from tests.conftest import Sample, write_shards
 from tests.dali_pipes.raw import raw
 
@@ -159,19 +158,3 @@ def test_a_loader_that_fails_to_close_leaves_its_counters(small_shards: Path, mo
     del loader
     gc.collect()
     assert LOADERS.read()[labels]["samples"] == 4
-
-
-def test_a_dropped_loader_takes_no_other_one_with_it(small_shards: Path) -> None:
-    """The garbage collector ends references before it closes a loader, whose number another one may have by then."""
-
-    class Dropped: ...
-
-    loaders = ProcessLoaders()
-    with opened(small_shards) as dropped, opened(small_shards) as other:
-        loaders.join(dropped.parts)
-        number = dropped.parts.counts.number
-        loaders._loaders[number] = weakref.ref(Dropped())  # type: ignore[assignment]
-        loaders.join(other.parts)
-        assert other.parts.counts.number == number
-        loaders.leave(dropped.parts)
-        assert "position_samples" in loaders.read()[labels_of(other.parts)]

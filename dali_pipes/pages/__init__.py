@@ -1,1 +1,0 @@
-"""Write HTML pages that need no other file: `page` has the document and its parts, `charts` the drawings."""
