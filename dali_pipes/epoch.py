@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -321,7 +321,7 @@ class Epochs:
         begun.delivered, begun.num_lost = cut.delivered, cut.num_lost
         self.current = begun
 
-    def next_inputs(self, complete: Callable[[Batch, Sequence[Any]], BatchInputs]) -> BatchInputs | None:
+    def next_inputs(self, complete: Callable[[Batch, Mapping[str, Any]], BatchInputs]) -> BatchInputs | None:
         """Read the next batch, and ``complete`` its inputs; ``None`` at the end, and after an error, which is kept."""
         epoch = self.current
         if epoch.has_failed:

@@ -58,7 +58,7 @@ class _MemoryEpochs:
         self,
         decode: "DecodePipeline",
         samples: "Samples",
-        components: list[list[npt.NDArray[np.uint8]]],
+        components: dict[str, list[npt.NDArray[np.uint8]]],
         options: LoaderOptions,
         *,
         device: str,
@@ -70,7 +70,7 @@ class _MemoryEpochs:
     def epoch(self) -> Iterator[BenchBatch]:
         from torch.utils.dlpack import from_dlpack
 
-        from dali_pipes.graph.asked import CU_SEQLENS
+        from dali_pipes.graph.outputs import CU_SEQLENS
         from dali_pipes.order.inputs import OrderInputs
         from dali_pipes.order.plan import Plan, num_steps
 
@@ -110,19 +110,22 @@ class _MemoryEpochs:
                 num_valid=step.num_valid,
                 stream=lambda name: Stream(plan.order.seed, plan.order.epoch, f"graph/{name}"),
             )
-            encoded = [[arrays[ordinal] for ordinal in step.ordinals] for arrays in self._components]
+            encoded = {
+                component: [arrays[ordinal] for ordinal in step.ordinals]
+                for component, arrays in self._components.items()
+            }
             yield self._decode.complete(batch, encoded)[0]
 
 
 def _read_components(
     shards: ShardSet, samples: "Samples", decode: "DecodePipeline"
-) -> list[list[npt.NDArray[np.uint8]]]:
-    """The bytes of all samples for each component that the graph takes: [component][ordinal], uint8 [bytes]."""
+) -> dict[str, list[npt.NDArray[np.uint8]]]:
+    """The bytes of all samples by the components that the graph takes: [ordinal], uint8 [bytes]."""
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
     rows = samples.rows(np.arange(len(samples)))
-    components = []
+    components = {}
     for component in decode.read_components:
         places = rows.places(component)
         located = zip(rows.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
-        components.append([data[shard][offset : offset + size] for shard, offset, size in located])
+        components[component] = [data[shard][offset : offset + size] for shard, offset, size in located]
     return components

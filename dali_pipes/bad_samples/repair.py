@@ -25,7 +25,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,9 @@ from torch.utils.dlpack import from_dlpack
 from dali_pipes.bad_samples.policy import BadSamplesSeen
 from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.photo_header import DALI_FORMATS
-from dali_pipes.graph.alone import reason_of
 from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.photos import reason_of
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
 
@@ -72,16 +72,13 @@ class Repair:
         self._decode, self._stored, self._seen, self._read = decode, stored, seen, read
         self._decoded: BatchInputs | None = None  # one sample that DALI could decode: the graph can be run
 
-    def feed(self, batch: Batch, encoded: Sequence[Any]) -> BatchInputs:
+    def feed(self, batch: Batch, encoded: Mapping[str, Any]) -> BatchInputs:
         """Make the inputs of a batch, with other samples in the places of those that are known to be bad.
 
         Raises:
             DecodeError: If a sample is bad and must not be substituted, or too many are.
         """
-        refused = batch.refused(self._decode.decoded_photos)
-        if refused:
-            self._seen.add(batch, refused)
-        return self._completed(batch, encoded, {*self._seen.positions(batch), *refused})
+        return self._completed(batch, encoded, set(self._seen.positions(batch)))
 
     def decode(self, inputs: BatchInputs, error: RuntimeError) -> tuple[BatchInputs, dict[str, Any]]:
         """Decode a batch that DALI refused, with other samples in the places of the bad ones.
@@ -121,9 +118,8 @@ class Repair:
         """Keep a sample of the first batch that DALI could decode: it proves that the graph can be run."""
         if self._decoded is None:
             sample = inputs.part([0])
-            self._decoded = sample._replace(
-                encoded=[[np.array(data) for data in samples] for samples in sample.encoded]
-            )
+            copied = {component: [np.array(data) for data in samples] for component, samples in sample.encoded.items()}
+            self._decoded = sample._replace(encoded=copied)
 
     def close(self) -> None:
         """Drop the kept sample. Can be called twice."""
@@ -171,10 +167,8 @@ class Repair:
         for other in self._others(batch, num=1):
             if num_failed == NUM_PROOFS:
                 break
-            if other.refused(self._decode.decoded_photos):
-                continue
-            inputs, unparsed = self._decode.complete(other, self._encoded(other))
-            if unparsed:
+            inputs, problems = self._decode.complete(other, self._encoded(other))
+            if problems:
                 continue
             if _refusal(retry, inputs) is None:
                 self.note_decoded(inputs)
@@ -189,11 +183,10 @@ class Repair:
     def _cause(self, inputs: BatchInputs, ordinal: int, error: RuntimeError) -> tuple[str, str]:
         """Find the component at fault, empty if it is not known, and what DALI and Pillow report."""
         position = int(np.argmax(inputs.batch.ordinals == ordinal))
-        components = self._decode.decoded_photos.components
+        components = self._decode.inputs.decoded.components
         operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]*)`", str(error))
         is_decoder = operator is not None and "decoders" in operator[1]
-        encoded = [inputs.encoded[self._decode.read_components.index(component)] for component in components]
-        photos = [np.array(samples[position]) for samples in encoded]
+        photos = [np.array(inputs.encoded[component][position]) for component in components]
         opinions = [_pillow_says(data) for data in photos]
         is_clear = len(components) - opinions.count("") == 1  # else DALI is asked, which writes a line
         for component, data, opinion in zip(components, photos, opinions, strict=True):
@@ -201,33 +194,35 @@ class Repair:
                 return component, f"cannot be decoded: {reason_of(error)}{f'; Pillow: {opinion}' if opinion else ''}"
         return "", f"cannot be processed: {operator[1] if operator else 'DALI'} says: {reason_of(error)}"
 
-    def _completed(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> BatchInputs:
-        """Make a batch's inputs, with good samples in the places of bad ones, also of those that parsing finds."""
+    def _completed(self, batch: Batch, encoded: Mapping[str, Any], bad: set[int]) -> BatchInputs:
+        """Make a batch's inputs, with good samples in the places of bad ones, also of those that it finds."""
         while True:
             if bad:
-                batch, encoded = self._replaced(batch, encoded, bad)
-            inputs, unparsed = self._decode.complete(batch, encoded)
-            if not unparsed:
+                substituted = tuple(sorted({*batch.substituted, *bad}))
+                sources = _sources(len(batch), bad)
+                if sources is None:
+                    return self._from_outside(batch, substituted)
+                batch = batch.replaced(batch.ordinals[sources], batch.occurrences[sources], substituted=substituted)
+                encoded = {name: [samples[at] for at in sources.tolist()] for name, samples in encoded.items()}
+            inputs, problems = self._decode.complete(batch, encoded)
+            if not problems:
                 return inputs
-            self._seen.add(batch, unparsed)
-            bad = set(unparsed)
+            self._seen.add(batch, problems)
+            bad = set(problems)
 
-    def _replaced(self, batch: Batch, encoded: Sequence[Any], bad: set[int]) -> tuple[Batch, Sequence[Any]]:
-        substituted = tuple(sorted({*batch.substituted, *bad}))
-        sources = _sources(len(batch), bad)
-        if sources is not None:
-            replaced = batch.replaced(batch.ordinals[sources], batch.occurrences[sources], substituted=substituted)
-            return replaced, [[samples[position] for position in sources.tolist()] for samples in encoded]
-        shard, key = batch.name(0)
+    def _from_outside(self, batch: Batch, substituted: tuple[int, ...]) -> BatchInputs:
+        """Make the inputs of a batch that has no good sample, of one good sample of the data set."""
+        shard, key = (printable(name) for name in batch.name(0))
         for made in self._others(batch, num=len(batch), substituted=substituted):
+            inputs, problems = self._decode.complete(made, self._encoded(made))
+            if not problems:
+                return inputs
+            self._seen.add(made, problems)
             if len(self._seen.unfit) > MAX_UNFIT:
                 raise DecodeError(
-                    f"shard '{printable(shard)}', key '{printable(key)}': more than {MAX_UNFIT} samples that could "
-                    "replace the bad ones of a batch are bad as well; look at the data: dali-pipes prep verify URL"
+                    f"shard '{shard}', key '{key}': more than {MAX_UNFIT} samples that could replace the bad ones of a "
+                    "batch are bad as well; look at the data: dali-pipes prep verify URL"
                 )
-            if not (refused := made.refused(self._decode.decoded_photos)):
-                return made, self._encoded(made)
-            self._seen.add(made, refused)
         raise DecodeError(f"shard '{shard}', key '{key}': the data set has no good sample left to replace it")
 
     def _others(self, batch: Batch, *, num: int, substituted: tuple[int, ...] = ()) -> Iterator[Batch]:
@@ -242,15 +237,16 @@ class Repair:
                 repeated = np.full(num, ordinal, np.int64)
                 yield batch.replaced(repeated, np.zeros_like(repeated), substituted=substituted, rows=rows)
 
-    def _encoded(self, batch: Batch) -> list[list[npt.NDArray[np.uint8]]]:
+    def _encoded(self, batch: Batch) -> dict[str, list[npt.NDArray[np.uint8]]]:
         """Read the bytes of a batch that repeats one sample."""
-        return [[self._bytes(batch, component)] * len(batch) for component in self._decode.read_components]
-
-    def _bytes(self, batch: Batch, component: str) -> npt.NDArray[np.uint8]:
-        places, shard = batch.places(component), int(batch.rows.shard[0])
-        if places.offset[0] < 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self._read(shard, int(places.offset[0]), int(places.size[0])), np.uint8)
+        encoded = {}
+        for component in self._decode.read_components:
+            places = batch.places(component)
+            data = b""
+            if places.offset[0] >= 0:
+                data = self._read(int(batch.rows.shard[0]), int(places.offset[0]), int(places.size[0]))
+            encoded[component] = [np.frombuffer(data, np.uint8)] * len(batch)
+        return encoded
 
 
 def _sources(num: int, bad: set[int]) -> Int64s | None:

@@ -9,84 +9,178 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DecodeError, printable
-from dali_pipes.formats.photo_header import is_photo
-from dali_pipes.graph.asked import ArrayKind, GraphInputs
+from dali_pipes.formats.orientation import LATE, plain_copy, read_orientation, values_of
+from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, PhotoHeader, is_photo
+from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
+from dali_pipes.graph.inputs import DecodedPhotos, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
-from dali_pipes.graph.photos import judge_photos
-from dali_pipes.reader.batch import Batch
+from dali_pipes.graph.photos import PhotoHeaders, header_problems, photo_bytes, read_photo_headers
+from dali_pipes.reader.batch import Batch, Places
 from dali_pipes.reader.shard_table import SampleRules
 
-_NO_PIXELS = np.zeros(0, np.int64)
 UInt8s = npt.NDArray[np.uint8]
+_NO_PIXELS = np.zeros(0, np.int64)
+_DAMAGED = PHOTO_FORMATS.index(DAMAGED_PNG)
 
 
 class BatchInputs(NamedTuple):
     """The inputs of the decode pipeline for one batch."""
 
     batch: Batch
-    encoded: Sequence[Any]
-    """For each of `DecodePipeline.read_components` a `dali_pipes.reader.buffers.EncodedBatch`, a TensorList,
-    or a list of uint8 arrays [bytes], one for each sample."""
-    arrays: Sequence[npt.NDArray[Any]]
-    """One entry for each of `GraphInputs.arrays`: an array [B, ...]."""
-    parsed: Sequence[npt.NDArray[Any] | list[npt.NDArray[Any]]] = ()
-    """One entry for each of `GraphInputs.parsed`: an array [B, ...], or a list of arrays of different shapes."""
+    encoded: Mapping[str, Any]
+    """For each component that the graph reads a `dali_pipes.reader.buffers.EncodedBatch`, a TensorList, or a list of
+    uint8 arrays [bytes], one for each sample."""
+    arrays: Mapping[str, npt.NDArray[Any] | list[npt.NDArray[Any]]] = MappingProxyType({})
+    """For each other input of the graph, by its name, an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})
     """The outputs that are not tensors, by name: one Python object for each sample."""
-    pixels: npt.NDArray[np.int64] = _NO_PIXELS
-    """int64 [B]: the pixels of each sample's photos, as stored; empty if they are not known."""
+    pixels: Int64s = _NO_PIXELS
+    """int64 [B]: the pixels of each sample's photos, as decoded in full."""
 
     def part(self, positions: Sequence[int]) -> "BatchInputs":
         """Take the inputs of some samples; ``batch`` is still the whole batch."""
+
+        def taken(values: Any) -> list[Any]:
+            return [values[position] for position in positions]
+
         return BatchInputs(
             self.batch,
-            [[samples[position] for position in positions] for samples in self.encoded],
-            [np.ascontiguousarray(array[list(positions)]) for array in self.arrays],
-            [stack([values[position] for position in positions]) for values in self.parsed],
-            {name: [values[position] for position in positions] for name, values in self.lists.items()},
-            self.pixels[list(positions)] if len(self.pixels) else self.pixels,
+            {component: taken(samples) for component, samples in self.encoded.items()},
+            {name: stack(taken(values)) for name, values in self.arrays.items()},
+            {name: taken(values) for name, values in self.lists.items()},
+            self.pixels[list(positions)],
         )
+
+    def filled_up(self, *, batch_size: int, max_batch_pixels: int | None) -> "BatchInputs | None":
+        """Repeat the smallest sample to a full batch of at most ``max_batch_pixels``; ``None`` if it is full."""
+        smallest = int(np.argmin(self.pixels))
+        num = batch_size
+        if max_batch_pixels is not None:
+            num = min(num, max_batch_pixels // max(1, int(self.pixels[smallest])))
+        return self.part([smallest] * num) if num > len(self.batch) else None
 
 
 def complete_batch(
     asked: GraphInputs,
     batch: Batch,
-    encoded: Sequence[Any],
+    encoded: Mapping[str, Any],
     *,
     rules: SampleRules,
     max_batch_pixels: int | None,
 ) -> tuple[BatchInputs, Problems]:
     """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
-    ``encoded`` is as `BatchInputs.encoded`, with one entry for each of ``asked.read``. Photos are judged by
-    their first bytes, whatever the index says. Photos with EXIF data that decoders understand in different ways become
+    ``encoded`` is as `BatchInputs.encoded`. Photos with EXIF data that decoders understand in different ways become
     copies with plain data. With ``rules.missing="empty"`` a photo that a sample lacks becomes one black pixel.
 
     Raises:
         TypeError: If an array is of another kind than when the pipeline was built.
         DecodeError: If the photos have more than ``max_batch_pixels`` together, which could exhaust the memory.
     """
-    photos = judge_photos(asked, batch, encoded, rules=rules.photos)
-    if photos.problems:
-        return BatchInputs(batch, encoded, ()), photos.problems
+    judged = judge_photos(asked.decoded, batch, encoded, rules=rules.photos)
+    if judged.problems:
+        return BatchInputs(batch, encoded), judged.problems
     if max_batch_pixels is not None:
-        _check_pixels(batch, photos.pixels, max_batch_pixels)
-    decodable = _with_replacements(asked, encoded, photos.copies)
-    values, problems = parse_batch(
-        [*asked.parsed, *asked.lists.values()],
-        dict(zip(asked.read, encoded, strict=True)),
-        batch=batch,
-    )
+        _check_pixels(batch, judged.pixels, max_batch_pixels)
+    values, problems = parse_batch([*asked.parsed.values(), *asked.lists.values()], encoded, batch=batch)
     if problems:
-        return BatchInputs(batch, encoded, ()), problems
-    parsed = [stack(arrays) for arrays in values[: len(asked.parsed)]]
+        return BatchInputs(batch, encoded), problems
+    arrays: dict[str, Any] = {name: array_of(batch) for name, array_of in asked.arrays.items()}
+    arrays |= {name: stack(parsed) for name, parsed in zip(asked.parsed, values, strict=False)}
     lists = dict(zip(asked.lists, values[len(asked.parsed) :], strict=True))
-    filled = _with_black_pixels(asked, batch, decodable) if rules.missing == "empty" else decodable
-    return BatchInputs(batch, filled, _arrays(asked, batch), parsed, lists, photos.pixels), {}
+    replacements = judged.copies
+    if rules.missing == "empty":
+        replacements = replacements | _black_pixels(asked, batch)
+    return BatchInputs(batch, _with_replacements(encoded, replacements), arrays, lists, judged.pixels), {}
 
 
-def _check_pixels(batch: Batch, pixels: npt.NDArray[np.int64], max_batch_pixels: int) -> None:
+class JudgedPhotos(NamedTuple):
+    """The result of `judge_photos`."""
+
+    problems: Problems
+    copies: dict[tuple[str, int], UInt8s]
+    """Component and position of each photo whose header DALI might not read, or that it might turn in another way than
+    it should -> a copy that it reads and turns rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
+    pixels: Int64s
+    """int64 [B]: pixels of all photos of each sample."""
+
+
+def judge_photos(
+    decoded: DecodedPhotos, batch: Batch, encoded: Mapping[str, Any], *, rules: PhotoRules
+) -> JudgedPhotos:
+    """Judge the photos of a batch that reach a decoder, by their own bytes.
+
+    ``encoded`` is as `BatchInputs.encoded`. A photo is bad by ``rules``, or if its size or orientation differs from the
+    index, or its size from that of the photo with which it shares a crop, or if DALI cannot read its header, see
+    Note [parallel parsers]. Sizes are those of the decoded photos: of the upright ones where the graph turns them.
+    Checksums are not compared here; the index knows of a damaged PNG.
+    """
+    problems: Problems = {}
+    copies: dict[tuple[str, int], UInt8s] = {}
+    unsure: list[tuple[str, int, PhotoHeader]] = []
+    # [component, (height, width), sample]; 0 where a sample lacks the component.
+    sizes = np.zeros((len(decoded.components), 2, len(batch)), np.int64)
+    stored = sizes.copy()
+    for number, component in enumerate(decoded.components):
+        places, photos = batch.places(component), encoded[component]
+        orient = component in decoded.upright
+        found = read_photo_headers(photos, orient=orient, late=places.orientation > LATE)
+        is_there = places.offset >= 0
+        stored[number] = np.where(is_there, (found.height, found.width), 0)
+        sizes[number] = np.where(is_there, found.sizes, 0)
+        bad = rules.are_bad(found.format, found.height, found.width) | have_bad_bytes(places.size)
+        bad |= (places.format >= 0) & _differ(found, places, orient=orient) | (places.format == _DAMAGED)
+        for position in np.flatnonzero(bad & is_there).tolist():
+            problems.setdefault(position, (component, _problem(found, places, position, rules=rules)))
+        for position in np.flatnonzero(~found.is_plain & ~bad & is_there).tolist():
+            data, format = photo_bytes(photos, position), PHOTO_FORMATS[found.format[position]]
+            # Whether decoders turn the photo is not known here if the index does not know orientations.
+            copy = plain_copy(data, format, read_orientation(data, format).value)
+            copies[component, position] = np.frombuffer(copy, np.uint8)
+            if not read_orientation(copy, format).is_plain:
+                unsure.append((component, position, found.header(position)))
+    if unsure:
+        read_alone = header_problems([(copies[component, at], header) for component, at, header in unsure])
+        for (component, position, _), problem in zip(unsure, read_alone, strict=True):
+            if problem is not None:
+                problems.setdefault(position, (component, problem))
+    for photo, mask in decoded.same_size:
+        numbers = [decoded.components.index(name) for name in (photo, mask)]
+        of_photo, of_mask = sizes[numbers]
+        differs = (of_photo != of_mask).any(axis=0) & of_photo.any(axis=0) & of_mask.any(axis=0)
+        for position in np.flatnonzero(differs).tolist():
+            fit_as_stored = bool((stored[numbers[0], :, position] == stored[numbers[1], :, position]).all())
+            pair = (of_photo[:, position].tolist(), of_mask[:, position].tolist())
+            problems.setdefault(position, (mask, size_problem(photo, *pair, fit_as_stored=fit_as_stored)))
+    return JudgedPhotos(problems, copies, sizes.prod(axis=1).sum(axis=0))
+
+
+def _differ(found: PhotoHeaders, places: Places, *, orient: bool) -> Bools:
+    """Tell which photos are not those of the index: bool [B]."""
+    height, width = places.sizes(orient=orient)
+    found_height, found_width = found.sizes
+    differ: Bools = (found_height != height) | (found_width != width)
+    if orient:
+        differ |= found.orientation != values_of(places.orientation)
+    return differ
+
+
+def _problem(found: PhotoHeaders, places: Places, position: int, *, rules: PhotoRules) -> str:
+    header, indexed = found.header(position), places.header(position)
+    problem = rules.problem(header) or bytes_problem(int(places.size[position]))
+    if problem is None and indexed.format == DAMAGED_PNG:
+        problem = rules.problem(indexed)
+    if problem is None:
+        has, says = f"{header.height} x {header.width} pixels", f"{indexed.height} x {indexed.width}"
+        if header[1:] == indexed[1:]:
+            has, says = f"EXIF orientation {found.orientation[position]}", f"{values_of(places.orientation)[position]}"
+        problem = f"has {has}, its index says {says}; index it anew: dali-pipes prep index URL --anew"
+    return problem
+
+
+def _check_pixels(batch: Batch, pixels: Int64s, max_batch_pixels: int) -> None:
     """Refuse a batch whose decoded photos would take too much memory."""
     total = int(pixels.sum())
     if total > max_batch_pixels:
@@ -101,53 +195,28 @@ def _check_pixels(batch: Batch, pixels: npt.NDArray[np.int64], max_batch_pixels:
         )
 
 
-def _with_replacements(
-    asked: GraphInputs, encoded: Sequence[Any], replacements: Mapping[tuple[str, int], UInt8s]
-) -> Sequence[Any]:
+def _with_replacements(encoded: Mapping[str, Any], replacements: Mapping[tuple[str, int], UInt8s]) -> Mapping[str, Any]:
     """Put files, by component and position, in the places of others."""
     if not replacements:
         return encoded
-    decodable = list(encoded)
+    changed = {component: list(encoded[component]) for component in {component for component, _ in replacements}}
     for (component, position), data in replacements.items():
-        number = asked.read.index(component)
-        if decodable[number] is encoded[number]:
-            decodable[number] = list(encoded[number])
-        decodable[number][position] = data
-    return decodable
+        changed[component][position] = data
+    return {**encoded, **changed}
 
 
-def _arrays(asked: GraphInputs, batch: Batch) -> list[npt.NDArray[Any]]:
-    arrays = []
-    for function, kind in asked.arrays:
-        try:
-            array = function(batch)
-        except Exception as exc:
-            exc.add_note(f"in an array of the graph, for the batch of {batch.some_keys}")
-            raise
-        if (found := ArrayKind.of(array, num_samples=len(batch))) != kind:
-            raise TypeError(f"an array of the graph was {kind} when it was built, and is {found} now")
-        arrays.append(np.ascontiguousarray(array))
-    return arrays
-
-
-def _with_black_pixels(asked: GraphInputs, batch: Batch, encoded: Sequence[Any]) -> Sequence[Any]:
-    """Put a black pixel where a sample lacks a photo: decoders refuse zero bytes."""
-    filled = list(encoded)
-    for number, component in enumerate(asked.read):
-        lacking = set(np.flatnonzero(batch.places(component).offset < 0).tolist())
-        if lacking and component in asked.components and _is_photo(component):
-            filled[number] = [
-                _black_pixel() if position in lacking else encoded[number][position] for position in range(len(batch))
-            ]
-    return filled
-
-
-def _is_photo(component: str) -> bool:
-    return all(is_photo(name) for name in component.split(";"))
+def _black_pixels(asked: GraphInputs, batch: Batch) -> dict[tuple[str, int], UInt8s]:
+    """Find where a sample lacks a photo, and take a black pixel there: decoders refuse zero bytes."""
+    return {
+        (component, position): _black_pixel()
+        for component in asked.components
+        if all(is_photo(name) for name in component.split(";"))
+        for position in np.flatnonzero(batch.places(component).offset < 0).tolist()
+    }
 
 
 @functools.cache
-def _black_pixel() -> npt.NDArray[np.uint8]:
+def _black_pixel() -> UInt8s:
     """A PNG of one pixel: uint8 [bytes]."""
     from PIL import Image
 

@@ -7,22 +7,33 @@ once. Whenever a batch is scheduled, the pipeline takes the next one from its fe
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+from nvidia.dali import fn
 
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
 from dali_pipes.graph.dali_internals import (
+    QuickPipeline,
+    decoders_behind,
+    inputs_in_use,
     iterator_scope,
+    keep_in_children,
+    on_gpu,
+    outputs_of,
     pool_host_memory,
+    random_operators,
+    refuse_any_data,
     schedule_batch,
 )
-from dali_pipes.graph.definition import Graph, define_pipeline
-from dali_pipes.graph.engines import full_batch
-from dali_pipes.graph.packed import packed
+from dali_pipes.graph.definition import Graph, decoded_photos, output_nodes, set_up_engines
+from dali_pipes.graph.inputs import Components, GraphInputs
+from dali_pipes.graph.outputs import Packed
 from dali_pipes.graph.parse import Problems
-from dali_pipes.reader.batch import Batch, DecodedPhotos
+from dali_pipes.graph.random import Random
+from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.buffers import as_dali
 from dali_pipes.reader.samples import StoredSamples
 
@@ -83,6 +94,8 @@ class DecodePipeline:
         self._graph, self._samples = graph, samples
         self._example = samples.example() if example is None else example
         self._batch_size, self._seed = batch_size, seed
+        self.starts_full = False
+        """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
         self._max_batch_pixels = max_batch_pixels
         self.rebuild()
@@ -95,25 +108,52 @@ class DecodePipeline:
         """
         self.scheduled.clear()
         self._ahead.clear()
-        # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be closed.
-        defined = define_pipeline(
-            self._graph,
-            samples=self._samples,
-            example=self._example,
-            next_input=weakref.WeakMethod(self._next_input),
+        self.pipeline: Any = QuickPipeline(
             batch_size=self._batch_size,
-            device_id=self.device_id,
             num_threads=self.num_threads,
+            device_id=self.device_id,
             prefetch_queue_depth=self.prefetch_queue_depth,
-            seed=self._seed,
-            hw_decoder_load=self._hw_decoder_load,
-            only_decoders=self._only_decoders,
+            seed=self._seed & (2**63 - 1),  # DALI takes 63 bits
+            # Outputs stay valid while they are held, and the reader's TensorLists are taken as they are.
+            exec_dynamic=True,
         )
-        self.pipeline: Any = defined.pipeline
-        self.inputs, self.output_names = defined.inputs, defined.output_names
-        self.num_decoders, self.random_operators = defined.num_decoders, defined.random_operators
-        self.starts_full = defined.starts_full
-        self._waiting: dict[str, deque[Any]] = {name: deque() for name in defined.inputs_in_use}
+        samples = self._samples
+        with self.pipeline:
+            components = Components(
+                # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be
+                # closed.
+                source=_source_of(weakref.WeakMethod(self._next_input)),
+                samples=samples,
+                example=self._example,
+                device="cpu" if self.device_id is None else "mixed",
+            )
+            outputs = self._graph(components, Random(components))
+            nodes = output_nodes(outputs, components)
+            decoders = decoders_behind(nodes)
+            self.starts_full = set_up_engines(
+                decoders,
+                photos=components.inputs.components,
+                # The index of the example's shard is at hand; this shard stands for all.
+                places=self._example.rows.of_whole_shards().places,
+                hw_decoder_load=self._hw_decoder_load,
+                batch_size=self._batch_size,
+                max_pixels=samples.rules.photos.max_pixels,
+            )
+            if self._only_decoders:
+                nodes = outputs_of(decoders) or nodes
+            self.pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
+        refuse_any_data(self.pipeline)
+        self.inputs: GraphInputs = components.inputs
+        self.inputs.decoded = decoded_photos(self.pipeline, self.inputs, turned=samples.turned)
+        keep_in_children(self.pipeline)
+        self.output_names = list(outputs)
+        self.num_decoders = len(decoders)
+        """Decoding operators on which an output depends."""
+        self.random_operators = random_operators(self.pipeline)
+        """DALI's own random operators, by name: their numbers do not belong to the sample."""
+        fed = {f"component/{name}": node for name, node in self.inputs.components.items()} | self.inputs.array_nodes
+        # DALI never takes the inputs on which no output depends: they must not be queued.
+        self._waiting: dict[str, deque[Any]] = {name: deque() for name in inputs_in_use(self.pipeline, fed)}
 
     def as_current_device(self) -> AbstractContextManager[None]:
         """Make this device torch's current one inside the context; on the CPU this does nothing.
@@ -143,23 +183,13 @@ class DecodePipeline:
         labels = [LABEL_COMPONENT] if self.inputs.has_label else []
         return [*self.inputs.read, *sorted(self.inputs.photos - {*self.inputs.read}), *labels]
 
-    @property
-    def decoded_photos(self) -> DecodedPhotos:
-        """Components whose bytes reach an image decoder, and those whose photos must have the same size."""
-        return self.inputs.decoded
-
-    def complete(self, batch: Batch, encoded: Sequence[Any]) -> tuple[BatchInputs, Problems]:
+    def complete(self, batch: Batch, encoded: Mapping[str, Any]) -> tuple[BatchInputs, Problems]:
         """Make a batch's inputs, and find its bad samples: position -> component and reason.
 
-        Call this before the batch is scheduled, where an error loses no other batch; see `complete_batch`.
+        See `dali_pipes.graph.batch_inputs.complete_batch`.
         """
-        return complete_batch(
-            self.inputs,
-            batch,
-            encoded,
-            rules=self._samples.rules,
-            max_batch_pixels=self._max_batch_pixels,
-        )
+        rules, most = self._samples.rules, self._max_batch_pixels
+        return complete_batch(self.inputs, batch, encoded, rules=rules, max_batch_pixels=most)
 
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
@@ -174,7 +204,7 @@ class DecodePipeline:
         inputs = self.feed()
         if inputs is None:
             return
-        full = full_batch(inputs, batch_size=self._batch_size, max_batch_pixels=self._max_batch_pixels)
+        full = inputs.filled_up(batch_size=self._batch_size, max_batch_pixels=self._max_batch_pixels)
         if full is not None:
             self._ahead.append(full)
             try:
@@ -211,10 +241,12 @@ class DecodePipeline:
                     continue
                 tensor_list = next(tensor_lists)
                 if name == self.inputs.packed:
-                    outputs[name] = packed(tensor_list)
+                    outputs[name] = Packed.of(tensor_list)
                     continue
                 if not tensor_list.is_dense_tensor():
-                    raise ValueError(_of_different_shapes(name))
+                    raise ValueError(
+                        f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
+                    )
                 outputs[name] = tensor_list.as_tensor()
             self.pipeline.release_outputs()
         if self.taken is not None:
@@ -325,15 +357,25 @@ class DecodePipeline:
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)
-            values = {
-                f"component/{part}": as_dali(data) for part, data in zip(self.inputs.read, inputs.encoded, strict=True)
-            }
-            values |= {f"array/{number}": array for number, array in enumerate(inputs.arrays)}
-            values |= {f"parsed/{number}": arrays for number, arrays in enumerate(inputs.parsed)}
+            values = {f"component/{name}": as_dali(data) for name, data in inputs.encoded.items()}
+            values |= inputs.arrays
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])
         return self._waiting[name].popleft()
 
 
-def _of_different_shapes(name: str) -> str:
-    return f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
+def _source_of(next_input: Callable[[], Callable[[str], Any] | None]) -> Callable[[str, Any, int], Any]:
+    """Make the function that makes an input node; ``next_input`` gives the function that gives an input's next data."""
+
+    def source(name: str, dtype: Any, ndim: int) -> Any:
+        return fn.external_source(
+            source=lambda: pull(name) if (pull := next_input()) is not None else None,
+            batch=True,
+            dtype=dtype,
+            ndim=ndim,
+            # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is.
+            # Those on a GPU do so if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
+            no_copy=name.startswith("component/"),
+        )
+
+    return source

@@ -1,30 +1,30 @@
-"""Define a graph as a DALI pipeline that pulls its inputs batch by batch."""
+"""Check what a graph returns, find which photos it decodes and how, and prepare a GPU's JPEG engines for it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from nvidia.dali import fn
+import numpy as np
 
-from dali_pipes.graph.asked import CU_SEQLENS, GraphInputs, ListOutput, PackedOutput
+from dali_pipes.errors import DataError
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.graph.dali_internals import (
     QuickPipeline,
+    add_decoder_arguments,
     decoded_inputs,
-    decoders_behind,
-    inputs_in_use,
-    keep_in_children,
-    on_gpu,
-    outputs_of,
-    random_operators,
-    refuse_any_data,
+    is_mixed,
+    photos_of,
     shared_crops,
 )
-from dali_pipes.graph.engines import set_up_engines
-from dali_pipes.graph.inputs import Components
-from dali_pipes.graph.orientations import check_orientations
+from dali_pipes.graph.inputs import Components, DecodedPhotos, GraphInputs
+from dali_pipes.graph.outputs import CU_SEQLENS, ListOutput, PackedOutput
 from dali_pipes.graph.random import Random
-from dali_pipes.reader.batch import Batch, DecodedPhotos
-from dali_pipes.reader.samples import StoredSamples
+from dali_pipes.reader.batch import Places
+
+# What the engines of one decoder may preallocate, if nvJPEG takes an RGB picture of the hinted size for each sample of
+# a batch. It does not say what it takes; 1 GiB is little on a GPU that has engines (24 GB or more), and enough for 256
+# photos of 1.4 million pixels.
+MAX_PREALLOCATED_BYTES = 2**30
+_JPEG = PHOTO_FORMATS.index("JPEG")
 
 
 class Graph(Protocol):
@@ -34,110 +34,12 @@ class Graph(Protocol):
         """Return the outputs by name, in the order of a batch: nodes, and results of `Components.text` and the like."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DefinedPipeline:
-    """A pipeline that can be built, and what is known of its graph."""
-
-    pipeline: QuickPipeline
-    inputs: GraphInputs
-    """The inputs that the graph asked for."""
-    inputs_in_use: list[str]
-    """Names of inputs on which an output depends. DALI never takes the others: they must not be queued."""
-    output_names: list[str]
-    num_decoders: int
-    """Decoding operators on which an output depends."""
-    random_operators: list[str]
-    """DALI's own random operators, by name: their numbers do not belong to the sample."""
-    starts_full: bool
-    """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
-
-
-def define_pipeline(
-    graph: Graph,
-    *,
-    samples: StoredSamples,
-    example: Batch,
-    next_input: Callable[[], Callable[[str], Any] | None],
-    batch_size: int,
-    device_id: int | None,
-    num_threads: int,
-    prefetch_queue_depth: int,
-    seed: int,
-    hw_decoder_load: float | None,
-    only_decoders: bool,
-) -> DefinedPipeline:
-    """Call the graph and make a pipeline of its outputs.
-
-    ``next_input`` gives a function that returns an input's next data by the input's name and may raise `StopIteration`,
-    or ``None`` if that function is gone. The other arguments are as in `dali_pipes.graph.decode.DecodePipeline`.
+def output_nodes(outputs: object, components: Components) -> list[Any]:
+    """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants.
 
     Raises:
         ValueError: If the graph does not return a dict of outputs, or takes no component.
-        TypeError: If DALI cannot take one of its arrays.
     """
-    pipeline = QuickPipeline(
-        batch_size=batch_size,
-        num_threads=num_threads,
-        device_id=device_id,
-        prefetch_queue_depth=prefetch_queue_depth,
-        seed=seed & (2**63 - 1),  # DALI takes 63 bits
-        # Outputs stay valid while they are held, and the reader's TensorLists are taken as they are.
-        exec_dynamic=True,
-    )
-    with pipeline:
-        components = Components(
-            source=_source_of(next_input),
-            samples=samples,
-            example=example,
-            device="cpu" if device_id is None else "mixed",
-        )
-        outputs = graph(components, Random(components))
-        inputs = components.inputs
-        nodes = _nodes(outputs, components)
-        decoders = decoders_behind(nodes)
-        starts_full = set_up_engines(
-            decoders,
-            photos={name: inputs.nodes[f"component/{name}"] for name in inputs.components},
-            # The index of the example's shard is at hand; this shard stands for all.
-            places=example.rows.of_whole_shards().places,
-            hw_decoder_load=hw_decoder_load,
-            batch_size=batch_size,
-            max_pixels=samples.rules.photos.max_pixels,
-        )
-        if only_decoders:
-            nodes = outputs_of(decoders) or nodes
-        pipeline.set_outputs(*(nodes if device_id is None else map(on_gpu, nodes)))
-    refuse_any_data(pipeline)
-    inputs.decoded = _decoded_photos(pipeline, inputs, turned=samples.turned)
-    keep_in_children(pipeline)
-    return DefinedPipeline(
-        pipeline=pipeline,
-        inputs=inputs,
-        inputs_in_use=inputs_in_use(pipeline, inputs.nodes),
-        output_names=list(outputs),
-        num_decoders=len(decoders),
-        random_operators=random_operators(pipeline),
-        starts_full=starts_full,
-    )
-
-
-def _source_of(next_input: Callable[[], Callable[[str], Any] | None]) -> Callable[[str, Any, int], Any]:
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        return fn.external_source(
-            source=lambda: pull(name) if (pull := next_input()) is not None else None,
-            batch=True,
-            dtype=dtype,
-            ndim=ndim,
-            # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is.
-            # Those on a GPU do so if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
-            no_copy=name.startswith("component/"),
-        )
-
-    return source
-
-
-def _nodes(outputs: object, components: Components) -> list[Any]:
-    """Check a graph's outputs, and return its tensors, as nodes or constants."""
     inputs = components.inputs
     if not isinstance(outputs, Mapping) or not outputs:
         raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
@@ -161,17 +63,102 @@ def _nodes(outputs: object, components: Components) -> list[Any]:
     return nodes or [components.array(lambda batch: batch.ordinals)]
 
 
-def _decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapping[str, int] | None) -> DecodedPhotos:
-    nodes = {name: inputs.nodes[f"component/{name}"] for name in inputs.components}
-    arrays = {name: node for name, node in inputs.nodes.items() if not name.startswith("component/")}
-    decoded = decoded_inputs(pipeline, nodes)
-    check_orientations(decoded, inputs.sized, turned=turned)
+def decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapping[str, int] | None) -> DecodedPhotos:
+    """Find the photos that a pipeline decodes; its outputs are set. ``turned`` is `Manifest.turned`.
+
+    Raises:
+        DataError: If the graph sizes photos in another way than it decodes them.
+    """
+    decoded = decoded_inputs(pipeline, inputs.components)
+    _check_orientations(decoded, inputs.sized, turned=turned)
     pairs = dict.fromkeys(inputs.same_size)
-    for names in shared_crops(pipeline, nodes, arrays):
-        first, *others = (name for name in nodes if name in names)
+    for names in shared_crops(pipeline, inputs.components, inputs.array_nodes):
+        first, *others = (name for name in inputs.components if name in names)
         pairs |= dict.fromkeys((first, other) for other in others)
     return DecodedPhotos(
-        tuple(name for name in nodes if name in decoded),
+        tuple(name for name in inputs.components if name in decoded),
         tuple(pair for pair in pairs if decoded.keys() >= {*pair}),
         frozenset() if turned is None else frozenset(name for name in decoded if True in decoded[name]),
     )
+
+
+def _check_orientations(
+    decoded: Mapping[str, Set[bool]], sized: Iterable[tuple[str, bool]], *, turned: Mapping[str, int] | None
+) -> None:
+    """Compare the sizes that a graph asks for with what its decoders give.
+
+    Args:
+        decoded: Component -> whether its decoders turn photos upright, as `decoded_inputs` finds it.
+        sized: Components whose size the graph asked for, each with whether the size is that of the upright photo.
+        turned: `Manifest.turned`. A data set without photos that are turned takes any graph, and so does one that does
+            not know of them.
+
+    Raises:
+        DataError: If the photos of a component are turned, and the graph decodes them in another way than it sizes
+            them: names the component, and the arguments that must be equal.
+    """
+    for component, orient in sorted(sized):
+        num_turned = sum((turned or {}).get(name, 0) for name in component.split(";"))
+        if num_turned and component in decoded and orient not in decoded[component]:
+            raise DataError(
+                f"the graph asks for sizes or crops of {_seen(orient)} photos '{component}', and decodes them as "
+                f"{_seen(not orient)} ones: adjust_orientation={not orient}; {num_turned} photos of the data set have "
+                "an EXIF orientation that turns them. In the graph, give one value to all: orient = "
+                f"components.orient(), components.size('{component}', orient=orient), random.resized_crop(..., "
+                "orient=orient) and fn.decoders...(..., adjust_orientation=orient)"
+            )
+
+
+def _seen(orient: bool) -> str:
+    return "upright" if orient else "stored"
+
+
+def set_up_engines(
+    decoders: Sequence[Any],
+    *,
+    photos: Mapping[str, Any],
+    places: Callable[[str], Places],
+    hw_decoder_load: float | None,
+    batch_size: int,
+    max_pixels: int,
+) -> bool:
+    """Give decoders the engines' share, and those on a GPU the size to preallocate for; return whether engines decode.
+
+    Args:
+        decoders: Operators of a pipeline that is not built yet. They keep what the graph has set.
+        photos: The nodes of encoded bytes, by component.
+        places: Gives the places of a component's photos, of which `size_hint` chooses the size.
+        hw_decoder_load: Share of a batch's JPEGs that the engines decode; ``None``: DALI's default.
+        batch_size: Samples in a full batch.
+        max_pixels: A photo of more pixels is never decoded.
+    """
+    if hw_decoder_load is not None:
+        add_decoder_arguments(decoders, hw_decoder_load=float(hw_decoder_load))
+    mixed = [decoder for decoder in decoders if is_mixed(decoder)]
+    if hw_decoder_load == 0 or not mixed:
+        return False
+    for decoder in mixed:
+        decoded = [places(component) for component in photos_of(decoder, photos)]
+        hint = size_hint(decoded, batch_size=batch_size, max_pixels=max_pixels)
+        if hint is not None:
+            add_decoder_arguments([decoder], preallocate_height_hint=hint[0], preallocate_width_hint=hint[1])
+    return True
+
+
+def size_hint(photos: Sequence[Places], *, batch_size: int, max_pixels: int) -> tuple[int, int] | None:
+    """Choose the height and width for which a decoder's engines preallocate; ``None`` without a JPEG that fits.
+
+    It is the largest height and the largest width of the JPEGs, from the smallest photo up, as long as ``batch_size``
+    pictures of that size fit `MAX_PREALLOCATED_BYTES`. So one huge photo costs no memory in advance: the engines then
+    allocate for it when it comes. Photos of more than ``max_pixels`` are bad and never come.
+    """
+    heights, widths = np.concatenate(
+        [np.empty((2, 0), np.int64)]
+        + [np.stack([places.height, places.width])[:, places.format == _JPEG] for places in photos],
+        axis=1,
+    )
+    order = np.argsort(heights * widths, kind="stable")
+    tallest, widest = np.maximum.accumulate(heights[order]), np.maximum.accumulate(widths[order])
+    most = min(MAX_PREALLOCATED_BYTES // (3 * batch_size), max_pixels)
+    num_fit = int(np.searchsorted(tallest * widest, most, side="right"))
+    return (int(tallest[num_fit - 1]), int(widest[num_fit - 1])) if num_fit else None

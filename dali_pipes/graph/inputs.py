@@ -8,7 +8,8 @@ are not tensors bypass the decode pipeline.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +17,7 @@ from nvidia.dali import types
 
 from dali_pipes.errors import DataError
 from dali_pipes.graph import parse
-from dali_pipes.graph.asked import (
-    DALI_TYPES,
-    PARSED_DALI_TYPES,
-    ArrayFunction,
-    ArrayKind,
-    GraphInputs,
-    ListOutput,
-    PackedOutput,
-)
+from dali_pipes.graph.outputs import ListOutput, PackedOutput
 from dali_pipes.graph.parse import Parser
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
@@ -32,6 +25,65 @@ from dali_pipes.reader.samples import StoredSamples
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
 DecoderDevice = Literal["cpu", "mixed"]
+ArrayFunction = Callable[[Batch], npt.NDArray[Any]]
+ArrayKind = tuple[np.dtype[Any], int]
+"""The dtype and number of dimensions that an array of the graph must have in every batch."""
+
+_DALI_TYPES = {
+    np.dtype(np.float32): types.FLOAT,
+    np.dtype(np.int32): types.INT32,
+    np.dtype(np.int64): types.INT64,
+    np.dtype(np.uint8): types.UINT8,
+}
+# More dtypes are allowed where the graph names one. A computed array may be float64 by accident.
+_PARSED_DALI_TYPES = _DALI_TYPES | {
+    np.dtype(np.float16): types.FLOAT16,
+    np.dtype(np.float64): types.FLOAT64,
+    np.dtype(np.int8): types.INT8,
+    np.dtype(np.int16): types.INT16,
+    np.dtype(np.bool_): types.BOOL,
+}
+
+
+class DecodedPhotos(NamedTuple):
+    """The photos of a sample that a graph decodes."""
+
+    components: tuple[str, ...] = ()
+    """Components whose bytes reach an image decoder."""
+    same_size: tuple[tuple[str, str], ...] = ()
+    """Pairs of components that share a crop, such as a photo and its mask: both must have the same size."""
+    upright: frozenset[str] = frozenset()
+    """Those of `components` that their decoders turn upright, if the shard indexes keep orientations."""
+
+
+@dataclass(kw_only=True)
+class GraphInputs:
+    """The inputs that a graph asked for, in the order in which it asked, and its outputs that bypass the pipeline."""
+
+    read: list[str] = field(default_factory=list)
+    """Components to read of each sample, as nodes or to be parsed."""
+    components: dict[str, Any] = field(default_factory=dict)
+    """The components whose encoded bytes the graph takes, and their nodes: uint8 [bytes] per sample."""
+    array_nodes: dict[str, Any] = field(default_factory=dict)
+    """The nodes of all other inputs, by name: ``array/0``, ``array/1``, ..., ``parsed/0``, ..."""
+    arrays: dict[str, ArrayFunction] = field(default_factory=dict)
+    """The functions that compute inputs from a batch, by name."""
+    parsed: dict[str, Parser] = field(default_factory=dict)
+    """The parsers that make inputs of components, by name."""
+    decoded: DecodedPhotos = field(default_factory=DecodedPhotos)
+    """The components whose bytes reach an image decoder."""
+    photos: set[str] = field(default_factory=set)
+    """Components whose size the graph asked for: their header must be readable."""
+    sized: set[tuple[str, bool]] = field(default_factory=set)
+    """These components, each with whether the size is that of the upright photo."""
+    same_size: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs of components that the graph named in `Components.same_size`."""
+    has_label: bool = False
+    """Whether the graph asked for the class id."""
+    lists: dict[str, Parser] = field(default_factory=dict)
+    """Outputs that are not tensors, by name."""
+    packed: str | None = None
+    """The name of the output whose samples come in one tensor, if there is one."""
 
 
 class Components:
@@ -67,12 +119,10 @@ class Components:
 
         ``"jpg;jpeg"`` takes the first of these components that a sample has.
         """
-        name = f"component/{component}"
-        if name not in self.inputs.nodes:
+        if component not in self.inputs.components:
             self._read(component)
-            self.inputs.components.append(component)
-            self._input(name, types.UINT8, 1)
-        return self.inputs.nodes[name]
+            self.inputs.components[component] = self._source(f"component/{component}", types.UINT8, 1)
+        return self.inputs.components[component]
 
     def photo(self, name: str | None = None, *, besides: str | None = None) -> str:
         """The name of the component that holds the sample's photo, for `__getitem__`, `size` and the like.
@@ -115,7 +165,7 @@ class Components:
         self._samples.check_labels()
         self.inputs.has_label = True
         # The kind is not learnt from the example: that sample may lack a label and be excluded for it.
-        return self._array(lambda batch: batch.labels, ArrayKind(np.dtype(np.int64), 1))
+        return self._array(lambda batch: batch.labels, (np.dtype(np.int64), 1))
 
     def orient(self, wanted: bool | None = None) -> bool:
         """Decide whether photos are turned upright by their EXIF orientations.
@@ -201,7 +251,7 @@ class Components:
         Raises:
             TypeError: If the function returns something else.
         """
-        return self._array(function, ArrayKind.of(function(self._example), num_samples=len(self._example)))
+        return self._array(function, _kind_of(function(self._example), self._example))
 
     def present(self, component: str) -> Any:
         """A node of int32 scalars: 1 if a sample has the component, else 0. The component is not read."""
@@ -312,46 +362,72 @@ class Components:
         return self._listed(parse.object_parser(component, function, beside=rows, empty=empty))
 
     def _array(self, function: ArrayFunction, kind: ArrayKind) -> Any:
-        node = self._input(f"array/{len(self.inputs.arrays)}", DALI_TYPES[kind.dtype], kind.ndim - 1)
-        self.inputs.arrays.append((function, kind))
+        def array_of(batch: Batch) -> npt.NDArray[Any]:
+            try:
+                array = function(batch)
+            except Exception as exc:
+                exc.add_note(f"in an array of the graph, for the batch of {batch.some_keys}")
+                raise
+            if (found := _kind_of(array, batch)) != kind:
+                was, now = (f"{dtype} of {ndim} dimensions" for dtype, ndim in (kind, found))
+                raise TypeError(f"an array of the graph was {was} when it was built, and is {now} now")
+            return np.ascontiguousarray(array)
+
+        name, (dtype, ndim) = f"array/{len(self.inputs.arrays)}", kind
+        node = self.inputs.array_nodes[name] = self._source(name, _DALI_TYPES[dtype], ndim - 1)
+        self.inputs.arrays[name] = array_of
         self._functions.append((node, function))
         return node
 
     def _functions_of(self, nodes: Sequence[Any]) -> list[ArrayFunction]:
-        return [self._function_of(node) for node in nodes]
-
-    def _function_of(self, node: Any) -> ArrayFunction:
-        for known, function in self._functions:
-            if known is node:  # nodes compare as DALI's arithmetic does: == makes an operator
-                return function
-        raise ValueError(
-            f"beside takes nodes of components.array, components.label and random, got {type(node).__name__}: the "
-            "values of another node are not known before the pipeline runs"
-        )
+        functions = []
+        for node in nodes:
+            # Nodes compare as DALI's arithmetic does: == makes an operator.
+            function = next((function for known, function in self._functions if known is node), None)
+            if function is None:
+                raise ValueError(
+                    f"beside takes nodes of components.array, components.label and random, got {type(node).__name__}: "
+                    "the values of another node are not known before the pipeline runs"
+                )
+            functions.append(function)
+        return functions
 
     def _parsed(self, parser: Parser) -> Any:
-        if parser.dtype not in PARSED_DALI_TYPES:
-            allowed = ", ".join(str(known) for known in PARSED_DALI_TYPES)
+        if parser.dtype not in _PARSED_DALI_TYPES:
+            allowed = ", ".join(str(known) for known in _PARSED_DALI_TYPES)
             raise ValueError(f"dtype must be one of {allowed}, got {parser.dtype}")
         if parser.ndim < 0:
             raise ValueError(f"ndim must not be negative, got {parser.ndim}")
         self._read(parser.component)
-        node = self._input(f"parsed/{len(self.inputs.parsed)}", PARSED_DALI_TYPES[parser.dtype], parser.ndim)
-        self.inputs.parsed.append(parser)
+        name = f"parsed/{len(self.inputs.parsed)}"
+        node = self.inputs.array_nodes[name] = self._source(name, _PARSED_DALI_TYPES[parser.dtype], parser.ndim)
+        self.inputs.parsed[name] = parser
         return node
 
     def _listed(self, parser: Parser) -> ListOutput:
         self._read(parser.component)
         return ListOutput(parser)
 
-    def _input(self, name: str, dtype: Any, ndim: int) -> Any:
-        node = self.inputs.nodes[name] = self._source(name, dtype, ndim)
-        return node
-
     def _read(self, component: str) -> None:
         if component not in self.inputs.read:
             self._samples.check_component(component)
             self.inputs.read.append(component)
+
+
+def _kind_of(array: object, batch: Batch) -> ArrayKind:
+    """Return the kind of a batch's array.
+
+    Raises:
+        TypeError: If it is not an array of a dtype that a graph can take, with a row for each sample.
+    """
+    if isinstance(array, np.ndarray) and array.dtype in _DALI_TYPES and array.shape[:1] == (len(batch),):
+        return array.dtype, array.ndim
+    found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+    allowed = ", ".join(str(dtype) for dtype in _DALI_TYPES)
+    raise TypeError(
+        f"an array of the graph must be numpy's, one row for each of {len(batch)} samples, dtype one of {allowed}, got "
+        f"{found}; convert it: .astype(np.float32)"
+    )
 
 
 def bucket_shapes(batch: Batch) -> Int32s:

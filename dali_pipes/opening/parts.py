@@ -25,6 +25,7 @@ from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import span
 from dali_pipes.opening.arguments import LoaderArguments
@@ -37,7 +38,6 @@ from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader
-from dali_pipes.reader.batch import DecodedPhotos
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import Batching, SegmentReader
@@ -355,9 +355,9 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
     """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
-    _log_turned(pipeline.decoded_photos, stored.turned or {})
+    _log_turned(pipeline.inputs.decoded, stored.turned or {})
     if bad_samples.on_error == "raise":
-        for component in sorted({*pipeline.decoded_photos.components, *pipeline.inputs.photos}):
+        for component in sorted({*pipeline.inputs.decoded.components, *pipeline.inputs.photos}):
             stored.check_photos(component)
     for name, option, is_added in (("key", "keys", outputs.keys), ("valid", "valid", outputs.valid)):
         if is_added and name in pipeline.output_names:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dali_pipes.errors import printable
 from dali_pipes.formats.orientation import upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
-from dali_pipes.formats.photo_rules import PhotoRules, size_problem
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.shard_table import ShardTable
 
@@ -62,17 +62,6 @@ class Places:
         return bad
 
 
-class DecodedPhotos(NamedTuple):
-    """The photos of a sample that a graph decodes."""
-
-    components: tuple[str, ...] = ()
-    """Components whose bytes reach an image decoder."""
-    same_size: tuple[tuple[str, str], ...] = ()
-    """Pairs of components that share a crop, such as a photo and its mask: both must have the same size."""
-    upright: frozenset[str] = frozenset()
-    """Those of `components` that their decoders turn upright, if the shard indexes keep orientations."""
-
-
 class _Part(NamedTuple):
     # The rows of one shard among those of other shards.
     table: ShardTable
@@ -83,8 +72,8 @@ class _Part(NamedTuple):
 class Rows:
     """Some samples, in a given order: ``ordinals`` is int64 [N]; ``tables`` are in the order of the shards."""
 
-    def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable], *, rules: PhotoRules) -> None:
-        self.ordinals, self._tables, self._rules = ordinals, tables, rules
+    def __init__(self, ordinals: Int64s, tables: Sequence[ShardTable]) -> None:
+        self.ordinals, self._tables = ordinals, tables
         at = np.searchsorted(np.array([table.first for table in tables], np.int64), ordinals, side="right") - 1
         self.shard: Int64s = np.array([table.shard for table in tables], np.int64)[at]
         """int64 [N]: the shard of each."""
@@ -95,14 +84,13 @@ class Rows:
             for number, where in zip(named.tolist(), np.split(order, firsts[1:]), strict=True)
         }
         self._places: dict[str, Places] = {}
-        self._refused: dict[DecodedPhotos, Bools] = {}
 
     def __len__(self) -> int:
         return len(self.ordinals)
 
     def of(self, ordinals: Int64s) -> "Rows":
         """Take other samples of the same shards, without reading anything."""
-        return Rows(ordinals, self._tables, rules=self._rules)
+        return Rows(ordinals, self._tables)
 
     def of_whole_shards(self) -> "Rows":
         """Take all samples of the same shards, without reading anything."""
@@ -117,43 +105,6 @@ class Rows:
                 columns[part.where] = part.table.column(component)[part.rows]
             self._places[component] = Places(*np.ascontiguousarray(columns.T))
         return self._places[component]
-
-    def refused(self, photos: DecodedPhotos) -> Bools:
-        """Tell which samples must not be decoded, by the shard index's columns of their photos: bool [N]."""
-        if photos not in self._refused:
-            refused = np.zeros(len(self), np.bool_)
-            for places in map(self.places, photos.components):
-                refused |= places.are_refused(self._rules) & (places.offset >= 0)
-            for photo, mask in photos.same_size:
-                refused |= self._differ_in_size(photo, mask, photos.upright)
-            self._refused[photos] = refused
-        return self._refused[photos]
-
-    def problem(self, position: int, photos: DecodedPhotos) -> tuple[str, str]:
-        """Return the component for which a sample is refused, and the reason."""
-        for component in photos.components:
-            places = self.places(component)
-            is_photo = places.offset[position] >= 0 and places.format[position] >= 0
-            if is_photo and (text := self._rules.problem(places.header(position))):
-                return component, text
-        for photo, mask in photos.same_size:
-            if self._differ_in_size(photo, mask, photos.upright)[position]:
-                stored = [self.places(name).header(position)[1:] for name in (photo, mask)]
-                expected, found = (
-                    tuple(int(side[position]) for side in self.places(name).sizes(orient=name in photos.upright))
-                    for name in (photo, mask)
-                )
-                return mask, size_problem(photo, expected, found, fit_as_stored=stored[0] == stored[1])
-        raise AssertionError("asked for a sample that is not refused")
-
-    def _differ_in_size(self, photo: str, mask: str, upright: frozenset[str]) -> Bools:
-        """Tell which samples have a mask of another size than the photo, as both are decoded: bool [N]."""
-        both = [(self.places(name), name in upright) for name in (photo, mask)]
-        (height, width), (mask_height, mask_width) = (places.sizes(orient=orient) for places, orient in both)
-        differ: Bools = (height != mask_height) | (width != mask_width)
-        for places, _ in both:
-            differ &= (places.offset >= 0) & (places.format >= 0)
-        return differ
 
     @cached_property
     def labels(self) -> Int64s:
@@ -218,11 +169,6 @@ class Batch:
     def places(self, component: str) -> Places:
         """Locate one component of each sample; see `Rows.places`."""
         return self.rows.places(component).part(slice(self._start, self._stop))
-
-    def refused(self, photos: DecodedPhotos) -> dict[int, tuple[str, str]]:
-        """Find the samples that must not be decoded: position -> component and reason; see `Rows.refused`."""
-        bad = np.flatnonzero(self.rows.refused(photos)[self._start : self._stop]).tolist()
-        return {position: self.rows.problem(self._start + position, photos) for position in bad}
 
     @property
     def labels(self) -> Int64s:

@@ -135,8 +135,8 @@ class Feed:
             self.prepare()
         return self._ahead is not None or self._run is None or self._is_faulty
 
-    def next(self) -> tuple[Batch, Sequence[Any]] | None:
-        """Read the next batch: its rows, and for each component the encoded bytes; ``None`` at the end.
+    def next(self) -> tuple[Batch, dict[str, Any]] | None:
+        """Read the next batch: its rows, and the encoded bytes by component; ``None`` at the end.
 
         The bytes are as `dali_pipes.reader.segments.Segment.read` returns them.
 
@@ -160,7 +160,7 @@ class Feed:
         opened, number = self._open, self._num_read
         step, start = opened.steps[number], number * len(opened.steps[0].ordinals)
         with self._counts.read_wait:
-            encoded = opened.segment.read()
+            encoded = dict(zip(self._components, opened.segment.read(), strict=True))
         self._counts.read_bytes += opened.batch_bytes[number]
         ahead = start + _num_ahead(len(step.ordinals))
         self._read_ahead(opened.lines, slice(ahead, ahead + len(step.ordinals)))

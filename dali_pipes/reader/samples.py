@@ -62,7 +62,7 @@ class Samples:
             DataError: If an index does not fit the manifest.
         """
         tables = [self._table(int(shard)) for shard in np.unique(self.shard_of(ordinals))]
-        return Rows(ordinals, tables, rules=self.rules.photos)
+        return Rows(ordinals, tables)
 
     def forget(self, shards: Iterable[int]) -> None:
         """Drop the indexes of these shards; they are read again if they are named again."""

@@ -21,6 +21,7 @@ from tests.hostile_photos import (
     large_png,
     pixels_of,
     tiff,
+    with_wrong_checksum,
 )
 
 SIZE = (50, 40)
@@ -164,6 +165,16 @@ def test_a_photo_that_is_cut_off_is_bad(tmp_path: Path, monkeypatch: pytest.Monk
     if not lies:
         with pytest.raises(dp.DataError, match=text):
             open_loader(tmp_path, corner, on_error="raise")
+
+
+def test_a_png_that_the_index_calls_damaged_is_not_decoded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only the index has compared its checksums; libpng would write a line of its own."""
+    png = with_wrong_checksum(encoded(pixels_of(), "PNG"), b"IDAT")
+    write_shards(tmp_path, with_photos({1: png}), per_shard=8)
+    with open_loader(tmp_path) as loader:
+        assert next(loader)[0]["key"] == ["s00000", "s00000", "s00002", "s00003"]
+        assert loader.bad_samples[0].cause.startswith("is damaged: it has no pixels, or a part of it has another")
+    assert "libpng" not in capfd.readouterr().err
 
 
 def test_photos_of_a_large_batch_are_judged_as_those_of_small_ones(

@@ -10,8 +10,8 @@ from nvidia.dali import fn
 
 import dali_pipes as dp
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
-from dali_pipes.graph import engines
-from dali_pipes.graph.engines import size_hint
+from dali_pipes.graph import definition
+from dali_pipes.graph.definition import size_hint
 from dali_pipes.reader.batch import Places
 
 
@@ -39,7 +39,7 @@ def test_size_hint_is_of_the_largest_photos_that_memory_allows(
     monkeypatch: pytest.MonkeyPatch, given: list[Places], max_pixels: int, expected: tuple[int, int] | None
 ) -> None:
     """Here for 8 photos of 10,000 pixels."""
-    monkeypatch.setattr(engines, "MAX_PREALLOCATED_BYTES", 3 * 8 * 10_000)
+    monkeypatch.setattr(definition, "MAX_PREALLOCATED_BYTES", 3 * 8 * 10_000)
     assert size_hint(given, batch_size=8, max_pixels=max_pixels) == expected
 
 

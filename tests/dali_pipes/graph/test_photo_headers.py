@@ -8,8 +8,8 @@ import pytest
 
 from dali_pipes.formats.orientation import Orientation, read_orientation
 from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, Data, PhotoHeader, read_whole_photo_header
-from dali_pipes.graph import photo_headers
-from dali_pipes.graph.photo_headers import read_photo_headers
+from dali_pipes.graph import photos as photo_headers
+from dali_pipes.graph.photos import read_photo_headers
 from dali_pipes.reader.buffers import EncodedBatch
 from tests.fuzz.mutations import mutant
 from tests.fuzz.seeds.photos import other_photos, photos

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
-from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import Batch, DecodedPhotos
+from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.shard_table import NO_PHOTO, SampleRules
 
@@ -269,26 +268,6 @@ def test_excluded_samples_are_not_checked() -> None:
         data_set.stored(excluded=[1, 3, 7]).check_component("jpg")
 
 
-def test_refused_rows_are_those_that_the_index_speaks_against() -> None:
-    """A GIF, no header, no height, too many pixels; in any component that is decoded and there."""
-    index = with_format(make_index(0, 8), 0, "GIF")
-    index = with_format(index, 2, "unknown")
-    index = with_format(index, 4, "JPEG", height=0)
-    index = with_format(index, 6, "JPEG", height=6000)
-    index = with_format(index, 1, "GIF")  # has no jpg
-    samples = DataSet([index]).samples(photos=PhotoRules(max_pixels=17 * 17))
-    rows = samples.rows(np.arange(8))
-    assert np.flatnonzero(rows.refused(DecodedPhotos(("jpg",)))).tolist() == [0, 2, 4, 6]
-    assert np.flatnonzero(rows.refused(DecodedPhotos(("txt",)))).tolist() == []
-    assert np.flatnonzero(rows.refused(DecodedPhotos(("txt", "jpeg")))).tolist() == []
-    batch = Batch(rows, 2, 7, np.zeros(5, np.int64), num_valid=5, stream=stream)
-    assert {position: problem for position, (_, problem) in batch.refused(DecodedPhotos(("txt", "jpg"))).items()} == {
-        0: "holds no photo of a known format, expected JPEG, PNG, WEBP, BMP or PNM",
-        2: "holds a JPEG whose header cannot be read",
-        4: "holds a photo of 6000 x 16 pixels, expected at most max_pixels=289",
-    }
-
-
 def test_neighbours_are_of_the_same_shard_first_and_the_nearest_first() -> None:
     """First those before it, then those after, then the shards that follow, the last one's being the first."""
     samples = DataSet([make_index(0, 3), make_index(1, 5), make_index(2, 2)]).stored()
@@ -325,7 +304,6 @@ def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
     assert rows.places("jpg").offset.tolist() == [1024, -1, 11264, -1]
     assert rows.places("jpg").height.tolist() == [10, 1, 12, 1]
     assert rows.labels.tolist() == [10, 20, -1, 10]
-    assert not rows.refused(DecodedPhotos(("jpg",))).any()
     with pytest.raises(DataError, match="no sample has component 'webp'; the data set has 'cls', 'jpg', 'jpeg', 'txt'"):
         samples.check_component("webp")
 

@@ -10,9 +10,9 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.formats.photo_rules import PhotoRules
-from dali_pipes.graph.asked import GraphInputs
-from dali_pipes.graph.photos import judge_photos
-from dali_pipes.reader.batch import DecodedPhotos, Places
+from dali_pipes.graph.batch_inputs import judge_photos
+from dali_pipes.graph.inputs import DecodedPhotos
+from dali_pipes.reader.batch import Places
 from dali_pipes.reader.buffers import EncodedBatch
 from tests.fuzz.mutations import mutant
 from tests.fuzz.seeds.photos import photos
@@ -91,8 +91,7 @@ def judged_batch(batch: Sequence[bytes], *, orient: bool) -> Any:
     sizes = np.array([len(photo) for photo in batch], np.int64)
     zeros = np.zeros(len(batch), np.int64)
     places = Places(zeros, sizes, zeros, zeros, zeros - 1, zeros + 1)
-    upright = frozenset(["photo"] if orient else [])
-    asked = GraphInputs(read=["photo"], decoded=DecodedPhotos(components=("photo",), upright=upright))
+    decoded = DecodedPhotos(components=("photo",), upright=frozenset(["photo"] if orient else []))
     encoded = EncodedBatch(np.frombuffer(b"".join(batch) + bytes(8), np.uint8), np.cumsum(sizes) - sizes, sizes)
 
     class OneComponent(SimpleNamespace):
@@ -100,7 +99,7 @@ def judged_batch(batch: Sequence[bytes], *, orient: bool) -> Any:
             return len(batch)
 
     one: Any = OneComponent(places=lambda component: places)
-    return judge_photos(asked, one, [encoded], rules=PhotoRules(max_pixels=MAX_PIXELS))
+    return judge_photos(decoded, one, {"photo": encoded}, rules=PhotoRules(max_pixels=MAX_PIXELS))
 
 
 def decode(batch: list[Any], *, orient: bool, num_threads: int) -> Literal["taken", "refused"]:
