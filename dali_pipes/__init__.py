@@ -43,40 +43,24 @@ if TYPE_CHECKING:
     from dali_pipes.order.state import StateError as StateError
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
-_HOMES = {
-    "BadSamples": "options",
-    "BatchDict": "graph.outputs",
-    "Cache": "options",
-    "Decode": "options",
-    "Outputs": "options",
-    "Select": "options",
-    "Shards": "options",
-    "Shuffle": "options",
-    "CacheError": "errors",
-    "Components": "graph.inputs",
-    "DataError": "errors",
-    "DecodeError": "errors",
-    "IMAGENET_MEAN": "graph.pipelines",
-    "IMAGENET_STD": "graph.pipelines",
-    "Loader": "iterator",
-    "Mixture": "data_set.find",
-    "PipesError": "errors",
-    "Random": "graph.random",
-    "StateError": "order.state",
-    "StoreError": "errors",
-    "WorkerProcessError": "errors",
-    "bucketed": "graph.pipelines",
-    "buckets": "order.shapes",
-    "captions": "graph.recipes.captions",
-    "classification_eval": "graph.pipelines",
-    "classification_train": "graph.pipelines",
-    "detection": "graph.recipes.detection",
-    "loader": "opening.loader",
-    "mix": "graph.recipes.mix",
-    "multi_crop": "graph.recipes.multi_crop",
-    "mixing": "graph.recipes.mix",
-    "segmentation": "graph.pipelines",
+_NAMES = {
+    "data_set.find": "Mixture",
+    "errors": "CacheError DataError DecodeError PipesError StoreError WorkerProcessError",
+    "graph.inputs": "Components",
+    "graph.outputs": "BatchDict",
+    "graph.pipelines": "IMAGENET_MEAN IMAGENET_STD bucketed classification_eval classification_train segmentation",
+    "graph.random": "Random",
+    "graph.recipes.captions": "captions",
+    "graph.recipes.detection": "detection",
+    "graph.recipes.mix": "mix mixing",
+    "graph.recipes.multi_crop": "multi_crop",
+    "iterator": "Loader",
+    "opening.loader": "loader",
+    "options": "BadSamples Cache Decode Outputs Select Shards Shuffle",
+    "order.shapes": "buckets",
+    "order.state": "StateError",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 # Modules that have names of their own: `dp.metrics.serve`.
 _MODULES = ("metrics",)

@@ -293,7 +293,7 @@ class Delivery:
 
     def _hand_over(self, batch: Batch, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Make the delivered dict: the outputs as torch tensors, and the names added to them."""
-        decode, outputs = self.parts.decode, self.parts.outputs
+        decode, outputs = self.parts.decode, self.arguments.outputs
         is_on_cpu = decode.device_id is None
         delivered: dict[str, Any] = {}
         for name, output in tensors.items():

@@ -23,7 +23,6 @@ from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics import tracing
 from dali_pipes.metrics.counts import Counts
-from dali_pipes.options import Outputs
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes, slices_read
@@ -32,8 +31,7 @@ from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import DataVersions, LoaderState, StateError
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.feed import Feed
-from dali_pipes.reader.samples import Samples
-from dali_pipes.reader.segments import Batching, SegmentReader
+from dali_pipes.reader.segments import Batching
 
 _log = logging.getLogger(__name__)
 
@@ -274,31 +272,26 @@ class Epoch:
 class Epochs:
     """The current epoch of a loader, and the feed of the next one, which is opened ahead of time.
 
-    A feed stages its shards before the graph is known: ``components``, what the graph reads of each sample, may be
-    filled later, but before a batch is asked for.
+    ``open_feed(plan, start=)`` opens a feed, which stages its shards from then on.
     """
+
+    current: Epoch
+    """The epoch that is iterated now or next; `begin` sets it."""
 
     def __init__(
         self,
         inputs: PlanInputs,
         *,
         batching: Batching,
-        samples: Samples,
-        components: Sequence[str],
         share: CacheShare,
-        stager: Stager,
-        reader: SegmentReader,
         counts: Counts,
-        show_progress: bool,
+        open_feed: Callable[..., Feed],
     ) -> None:
-        self._inputs, self._batching, self._reader, self._counts = inputs, batching, reader, counts
-        self._samples, self._components, self._share, self._stager = samples, components, share, stager
-        self._show_progress = show_progress
+        self._inputs, self._batching, self._share, self._counts = inputs, batching, share, counts
+        self._open_feed = open_feed
         self._is_windowed = share.reserved < int(share.extent_bytes.sum())
         self.ahead: Feed | None = None
         """The next epoch's feed, opened ahead."""
-        self.current: Epoch
-        """The epoch that is iterated now or next; `begin` sets it."""
 
     def begin(self, epoch: int, *, start: int = 0) -> None:
         """Begin an epoch at position ``start`` of its order."""
@@ -378,18 +371,7 @@ class Epochs:
             )
             if needed > share.reserved:
                 share.reserve_more(needed)
-            return Feed(
-                plan,
-                samples=self._samples,
-                components=self._components,
-                share=share,
-                stager=self._stager,
-                reader=self._reader,
-                counts=self._counts,
-                batching=batching,
-                start=start,
-                show_progress=self._show_progress,
-            )
+            return self._open_feed(plan, start=start)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -406,5 +388,4 @@ class LoaderParts:
     stager: Stager
     seen: BadSamplesSeen
     repair: Repair
-    outputs: Outputs
     counts: Counts

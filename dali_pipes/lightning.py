@@ -1,5 +1,234 @@
-"""The import name of `dali_pipes.integrations.lightning`, which documents and users' programs have."""
+"""A data module for Lightning's trainer, made of the arguments of `dali_pipes.loader`.
 
-from dali_pipes.integrations.lightning import DataModule
+Lightning numbers the epochs and keeps the position: its fit loop puts the train loader's state into each checkpoint,
+and loads it before the first batch. The trainer gets an object that iterates the loader and starts the trainer's
+current epoch.
 
-__all__ = ["DataModule"]
+The fit loop can load a state only into an open loader, which has begun to stage epoch 0 by then. So the data module
+keeps the same state. The trainer restores it before it asks for the loader, which is then opened at that position.
+
+# Note [whose epoch]: the fit loop asks for its first iterator before it knows that the epoch of a checkpoint was over.
+Therefore the epoch is looked up when its first batch is needed, not when the iterator is made.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule, Trainer
+
+    from dali_pipes.iterator import Loader
+
+
+# Arguments of a loader that the trainer gives.
+_OF_THE_TRAINER = ("rank", "world_size", "state")
+
+
+def _find_base() -> Any:
+    """Find ``LightningDataModule`` of the package whose trainer the program uses: each trainer takes only its own."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    imported = [name for name in names if name in sys.modules]
+    installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    if not installed:
+        raise ImportError("dali_pipes.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'")
+    return importlib.import_module((imported or installed)[0]).LightningDataModule
+
+
+if not TYPE_CHECKING:
+    LightningDataModule = _find_base()
+
+
+class DataModule(LightningDataModule):
+    """Train, validation, test and predict loaders of one trainer, which gives each its rank.
+
+    Batches are plain dicts, ``{"image": ..., "label": ...}``. ``trainer.fit(model, datamodule, ckpt_path=...)``
+    continues at the exact next batch, also if the checkpoint was taken in mid-epoch, and with another batch size or
+    number of processes. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``. The
+    other loaders give epoch 0 each time, so that every validation sees the same batches.
+
+    Args:
+        train: Arguments of `dali_pipes.loader` by name, with ``"shards"`` and ``"graph"``.
+        val: Likewise, but not shuffled unless ``"shuffle"`` is given; this also holds for the next two.
+        test: Likewise.
+        predict: Likewise.
+        **options: Arguments for all of them: ``batch_size``, ``seed``, ``cache=dp.Cache(...)``, ... Arguments in
+            ``train`` and the like take precedence. The device is the trainer's unless ``device`` is given.
+
+    Raises:
+        TypeError: If `dali_pipes.loader` has no such argument, or a required one is missing.
+        ValueError: If an argument must come from the trainer, or no loader is described. When a loader is opened: if
+            the trainer's strategy has fewer data-parallel ranks than processes, as under tensor parallelism.
+
+    >>> data = DataModule(  # doctest: +SKIP
+    ...     train={"shards": "ais://imagenet/train-", "graph": dp.classification_train()},
+    ...     val={"shards": "ais://imagenet/val-", "graph": dp.classification_eval()},
+    ...     batch_size=256,
+    ...     seed=7,
+    ... )
+    """
+
+    def __init__(
+        self,
+        *,
+        train: Mapping[str, Any] | None = None,
+        val: Mapping[str, Any] | None = None,
+        test: Mapping[str, Any] | None = None,
+        predict: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        described = {"train": train, "val": val, "test": test, "predict": predict}
+        if not any(described.values()):
+            raise ValueError("a DataModule needs one of train, val, test, predict: the arguments of a loader as a dict")
+        self._arguments: dict[str, dict[str, Any]] = {}
+        for stage, arguments in described.items():
+            if arguments is not None:
+                defaults = {} if stage == "train" else {"shuffle": False}
+                self._arguments[stage] = defaults | options | dict(arguments)
+                _check_arguments(stage, self._arguments[stage])
+            else:
+                # The trainer takes an overridden hook as a sign that there is such a loader.
+                name = f"{stage}_dataloader"
+                setattr(self, name, getattr(super(), name))
+        self._batches: dict[str, _Batches] = {}
+        self._train_state: Mapping[str, Any] | None = None  # of a checkpoint
+        self._last_train_state: dict[str, Any] | None = None
+
+    @property
+    def loaders(self) -> dict[str, "Loader"]:
+        """The open loaders by stage: for ``num_valid``, ``data_wait_s`` and the like."""
+        return {stage: batches.loader for stage, batches in self._batches.items()}
+
+    # The trainer's hooks.
+
+    def train_dataloader(self) -> "_Batches":
+        return self._open("train")
+
+    def val_dataloader(self) -> "_Batches":
+        return self._open("val")
+
+    def test_dataloader(self) -> "_Batches":
+        return self._open("test")
+
+    def predict_dataloader(self) -> "_Batches":
+        return self._open("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the train loader's state, or its last one. Called for each checkpoint, also after ``fit``."""
+        batches = self._batches.get("train")
+        state = self._last_train_state if batches is None else batches.state_dict()
+        return {} if state is None else {"train": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a state for the train loader. Called when a checkpoint is restored, before any loader is asked for."""
+        self._train_state = state_dict.get("train")
+
+    def teardown(self, stage: str) -> None:
+        """Close the loaders. The trainer calls it when ``fit``, ``validate``, ``test`` or ``predict`` is over."""
+        self._train_state = None  # it may be of a checkpoint that was tested; the next fit is another run
+        opened, self._batches = self._batches, {}
+        if "train" in opened:
+            self._last_train_state = opened["train"].state_dict()
+        for batches in opened.values():
+            batches.loader.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the loaders: after an exception the trainer does not call ``teardown``."""
+        self.teardown("")
+
+    def _open(self, stage: str) -> "_Batches":
+        """Open the stage's loader; with ``reload_dataloaders_every_n_epochs`` the trainer asks for it again."""
+        from dali_pipes.integrations.data_loader import OWN_LOADER
+        from dali_pipes.opening.loader import loader
+
+        if stage not in self._batches:
+            trainer = self.trainer
+            if trainer is None:
+                raise ValueError(
+                    f"the {stage} loader needs a trainer, which knows its rank; pass the data module to a trainer as "
+                    "datamodule="
+                )
+            # What Lightning would tell a sampler of torch's.
+            sampled = getattr(trainer.strategy, "distributed_sampler_kwargs", {})
+            if (num_ranks := sampled.get("num_replicas", trainer.world_size)) != trainer.world_size:
+                raise ValueError(
+                    f"{type(trainer.strategy).__name__} has {num_ranks} data-parallel ranks in {trainer.world_size} "
+                    "processes: those of one rank must get the same batches, and a DataModule gives each process "
+                    f"others; {OWN_LOADER}"
+                )
+            root = trainer.strategy.root_device
+            found: dict[str, Any] = {
+                # With devices=[2, 3] the CUDA device is not the process's number.
+                "device": ("cuda" if root.index is None else f"cuda:{root.index}") if root.type == "cuda" else "cpu",
+                "rank": trainer.global_rank,
+                "world_size": trainer.world_size,
+            }
+            if stage == "train":
+                found["state"] = self._train_state
+            opened = loader(**(found | self._arguments[stage]))
+            opened.name = stage  # in metrics
+            self._batches[stage] = (_TrainBatches if stage == "train" else _Batches)(opened, trainer)
+        return self._batches[stage]
+
+
+class _Batches:
+    """A loader that gives the trainer the same batches each time.
+
+    It is not the face itself: a trainer with ``overfit_batches`` replaces what has a sampler.
+    """
+
+    def __init__(self, loader: "Loader", trainer: "Trainer") -> None:
+        self.loader, self._trainer = loader, trainer
+        self._face = loader.as_dataloader()
+
+    def __len__(self) -> int:
+        return len(self._face)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        # A generator: Note [whose epoch].
+        self._face.set_epoch(self._epoch())
+        yield from self._face
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state. Called for each checkpoint."""
+        return self.loader.state_dict()
+
+    def _epoch(self) -> int:
+        return 0
+
+
+class _TrainBatches(_Batches):
+    """The train loader: it follows the trainer's epoch, and starts at the position in a checkpoint."""
+
+    def _epoch(self) -> int:
+        # Overfitting means to see the same few batches again.
+        return 0 if getattr(self._trainer, "overfit_batches", 0) > 0 else int(self._trainer.current_epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the state was taken. Called when a checkpoint is restored, before the first batch.
+
+        Raises:
+            StateError: If the state is of other shards or another order.
+        """
+        self._face.load_state_dict(state)
+        # The fit loop counts batches, and ends the epoch when its count is `len(self)`. After a change of batch size or
+        # world size the samples that were seen are another number of batches, so the count is corrected.
+        counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        num_more = len(self) - self.loader.num_batches_left - counted.ready
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(counted, name, getattr(counted, name) + num_more)
+
+
+def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
+    from dali_pipes.opening.loader import loader
+
+    for name in _OF_THE_TRAINER:
+        if name in arguments:
+            raise ValueError(f"{stage}: the trainer gives '{name}'; leave it out")
+    try:
+        inspect.signature(loader).bind(**arguments)
+    except TypeError as exc:
+        raise TypeError(f"{stage}: not the arguments of dali_pipes.loader: {exc}") from None

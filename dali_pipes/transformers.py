@@ -1,5 +1,163 @@
-"""The import name of `dali_pipes.integrations.transformers`, which documents and users' programs have."""
+"""Hugging Face's ``Trainer`` over loaders.
 
-from dali_pipes.integrations.transformers import Trainer
+``Trainer`` names each epoch, and resumes by the number of its steps: it skips the batches of the steps that were made.
+`LoaderBatches` does both without reading what is skipped. So a subclass whose ``get_train_dataloader`` returns
+``loader.as_dataloader()`` resumes exactly; this one also refuses settings with which samples would be lost, repeated
+or counted twice.
+"""
 
-__all__ = ["Trainer"]
+from typing import TYPE_CHECKING, Any
+
+from dali_pipes.integrations.data_loader import OWN_LOADER, LoaderBatches
+from dali_pipes.integrations.torch_dataset import LoaderDataset
+from dali_pipes.iterator import Loader
+from dali_pipes.order.state import LoaderState, StateError
+
+try:
+    import transformers
+    from transformers.trainer_callback import ExportableState, TrainerCallback
+except ImportError as exc:
+    raise ImportError("dali_pipes.transformers needs Hugging Face's: pip install transformers accelerate") from exc
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc]
+    """Hugging Face's ``Trainer``; ``train_dataset`` and ``eval_dataset`` may be what ``loader.as_dataloader()`` gave.
+
+    It does not deal the batches of a loader out again: each process opens its own loader. All else, also what it does
+    with other data sets, is as in the class of that name.
+
+    ``train(resume_from_checkpoint=...)`` continues at the exact next batch, in mid-epoch, too. The number of processes,
+    the batch size and ``gradient_accumulation_steps`` must be those of the checkpoint.
+
+    Raises:
+        TypeError: If ``train_dataset`` or ``eval_dataset`` is a loader or its ``as_dataset()``.
+        ValueError: When training or evaluation begins: if the loader's batch size, number of processes or last-batch
+            policy is not that of ``TrainingArguments``; if the last batches of an evaluation differ in size between
+            ranks; or if processes share batches: tensor, context or sequence parallelism.
+        StateError: If a checkpoint is resumed with other shards, another seed, or another number of samples in a step.
+
+    >>> names = {"pixel_values": "image", "labels": "label"}  # doctest: +SKIP
+    >>> trainer = Trainer(  # doctest: +SKIP
+    ...     model, arguments, train_dataset=train.as_dataloader(names), eval_dataset=val.as_dataloader(names)
+    ... )
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.add_callback(_Position())
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader's batches as they are."""
+        if not _is_of_loader(batches := self.train_dataset):
+            return super().get_train_dataloader()
+        self._check(batches, "per_device_train_batch_size", self.args.train_batch_size)
+        if self.args.dataloader_drop_last and not batches.drop_last:
+            raise ValueError("dataloader_drop_last=True: open the train loader with last_batch_policy='DROP'")
+        return batches
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader's batches as they are."""
+        batches = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(batches, str):
+            batches = self.eval_dataset[batches]
+        return self._checked(batches) if _is_of_loader(batches) else super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader's batches as they are."""
+        return self._checked(test_dataset) if _is_of_loader(test_dataset) else super().get_test_dataloader(test_dataset)
+
+    def _checked(self, batches: LoaderBatches) -> LoaderBatches:
+        """Return the batches if the results of all ranks can be gathered."""
+        self._check(batches, "per_device_eval_batch_size", self.args.eval_batch_size)
+        batching = batches.delivery.parts.batching
+        if batches.delivery.parts.inputs.grouping is not None:
+            raise ValueError(
+                "buckets give short batches, or repeated samples, in many places of an epoch, and Trainer expects them "
+                "at its end: its results would be of other samples; open the evaluation's loader without "
+                "Select(buckets=), or evaluate in a loop of your own, with Outputs(valid=True)"
+            )
+        num_last = batches.num_samples % batching.global_batch_size
+        if batching.last_batch_policy == "PARTIAL" and num_last % batching.process.world_size:
+            raise ValueError(
+                f"the last {num_last} of {batches.num_samples} samples cannot be dealt evenly to "
+                f"{batching.process.world_size} ranks, and Trainer gathers as many results from each; open the "
+                "evaluation's loader with last_batch_policy='FILL': Trainer drops what FILL repeats"
+            )
+        return batches
+
+    def _check(self, batches: LoaderBatches, name: str, batch_size: int) -> None:
+        """Refuse a loader of another batch size or number of processes than the trainer's."""
+        if batches.batch_size != batch_size:
+            raise ValueError(
+                f"{name} makes {batch_size} samples a batch, the loader gives {batches.batch_size}; pass the same to "
+                "both"
+            )
+        process = batches.delivery.parts.batching.process
+        sizes = {name: getattr(self, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp")}
+        if shared := [f"{name}_size={size}" for name, size in sizes.items() if size > 1]:
+            raise ValueError(
+                f"Trainer has {', '.join(shared)}: several processes must get the same batches, and the loader gives "
+                f"each of the {process.world_size} processes others; {OWN_LOADER}"
+            )
+        if process.world_size != self.args.world_size:
+            raise ValueError(
+                f"the loader is of rank {process.rank} of {process.world_size}, and Trainer knows of "
+                f"{self.args.world_size} processes; make TrainingArguments before the loader, on CPUs with use_cpu=True"
+            )
+
+
+class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Keeps the train loader's position in each checkpoint, and compares it when the checkpoint is resumed.
+
+    It is made without arguments: ``restore_callback_states_from_checkpoint`` makes a new one.
+    """
+
+    def __init__(self) -> None:
+        self._batches: LoaderBatches | None = None  # of the current training
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``Trainer`` writes into trainer_state.json."""
+        position = None if self._batches is None else self._batches.state_dict()
+        return {"args": {}, "attributes": {"position": position}}
+
+    def on_train_begin(
+        self,
+        args: "TrainingArguments",
+        state: "TrainerState",
+        control: "TrainerControl",
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """Refuse to continue at another sample than the checkpoint's next one."""
+        self._batches = batches = train_dataloader if isinstance(train_dataloader, LoaderBatches) else None
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("position")
+        if batches is None or saved is None or not state.global_step:
+            return
+        position = LoaderState.from_dict(saved)
+        inputs, batching = batches.delivery.parts.inputs, batches.delivery.parts.batching
+        inputs.check(position)
+        if args.ignore_data_skip:
+            return
+        saved_at = (position.order.epoch, position.delivered)
+        plan = inputs.plan(position.order.epoch)
+        if not batching.num_steps(plan, start=position.delivered):
+            saved_at = (position.order.epoch + 1, 0)  # DROP leaves samples out
+        num_steps = -(-len(batches) // args.gradient_accumulation_steps)
+        epoch, step = divmod(state.global_step, num_steps)
+        skipped = batching.position(plan, step * args.gradient_accumulation_steps)
+        if (epoch, skipped) != saved_at:
+            raise StateError(
+                f"the checkpoint was written after {position.delivered} samples of epoch {position.order.epoch}, and "
+                f"Trainer would continue after {skipped} samples of epoch {epoch}, because it counts steps; resume "
+                "with the number of processes, the batch size and the gradient_accumulation_steps of the checkpoint"
+            )
+
+
+def _is_of_loader(data: Any) -> bool:
+    """Whether these are the batches of a loader; the loader itself, and its data set, would not be left alone."""
+    if isinstance(data, Loader | LoaderDataset):
+        raise TypeError("a Trainer takes loader.as_dataloader(), not the loader itself and not loader.as_dataset()")
+    return isinstance(data, LoaderBatches)

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +40,13 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
+from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import Batching, SegmentReader
 from dali_pipes.reader.shard_table import SampleRules
 from dali_pipes.store.patience import Ahead, Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.tuning import Settings, choose_settings
+from dali_pipes.tuning import choose_settings
 
 _log = logging.getLogger(__name__)
 
@@ -62,22 +64,19 @@ def open_parts(
 ) -> LoaderParts:
     """Open the parts of one rank's loader, which ``resources`` closes; raises what `dali_pipes.loader` raises."""
     refuse_workers()
-    cache, decode, state = arguments.cache, arguments.decode, arguments.state
+    cache, state = arguments.cache, arguments.state
     batching = arguments.batching(process)
-    device_id = _device_id(arguments.device, process.local_rank)
+    decode_options = _decode_options(arguments, process)
     data_set = _open_data_set(arguments, counts, resources)
     order = _checked_order(arguments, data_set)
     stored = _stored_samples(arguments, data_set)
-    settings = choose_settings(decode, device_id=device_id)
     open_pipeline = functools.partial(
         DecodePipeline,
         arguments.graph,
         samples=stored,
         batch_size=batching.batch_size,
         seed=order.seed,
-        device_id=device_id,
-        max_batch_pixels=decode.max_batch_pixels or _batch_pixels(settings, arguments.bad_samples),
-        **dataclasses.asdict(settings),
+        **decode_options,
     )
     # With "skip" the graph decides which samples are left out.
     pipeline = open_pipeline() if arguments.select.missing == "skip" else None
@@ -87,17 +86,18 @@ def open_parts(
     example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
     share, stager = _open_cache(data_set, inputs, batching, cache, resources)
     components: list[str] = []  # filled when the graph is known
-    epochs = Epochs(
-        inputs,
-        batching=batching,
+    open_feed = functools.partial(
+        Feed,
         samples=Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=stored.rules),
         components=components,
         share=share,
         stager=stager,
-        reader=_open_reader(share, decode, device_id, resources),
+        reader=_open_reader(share, arguments.decode, decode_options["device_id"], resources),
         counts=counts,
+        batching=batching,
         show_progress=cache.show_progress and process.rank == 0,
     )
+    epochs = Epochs(inputs, batching=batching, share=share, counts=counts, open_feed=open_feed)
     epochs.begin(order.epoch if state is None else state.order.epoch, start=0 if state is None else state.delivered)
     _check_length(epochs.current.feed.plan, batching)
     if example is not None:
@@ -117,9 +117,21 @@ def open_parts(
         stager=stager,
         seen=seen,
         repair=Repair(pipeline, stored=stored, seen=seen, read=_range_reader(data_set, share, stager)),
-        outputs=arguments.outputs,
         counts=counts,
     )
+
+
+def _decode_options(arguments: LoaderArguments, process: Rank) -> dict[str, Any]:
+    """Choose the arguments of `DecodePipeline` that the machine decides: device, threads, batches ahead, memory."""
+    device_id = _device_id(arguments.device, process.local_rank)
+    settings = choose_settings(arguments.decode, device_id=device_id)
+    max_batch_pixels = arguments.decode.max_batch_pixels
+    if max_batch_pixels is None:
+        # Decoded pixels are uint8 RGB. Beside the batches that are decoded ahead there is the one that is delivered.
+        bytes_per_pixel = 3 * (settings.prefetch_queue_depth + 1)
+        pixels = available_memory() // num_local_ranks() // bytes_per_pixel
+        max_batch_pixels = max(arguments.bad_samples.max_pixels, min(pixels, MAX_BATCH_PIXELS))
+    return {"device_id": device_id, "max_batch_pixels": max_batch_pixels, **dataclasses.asdict(settings)}
 
 
 def _device_id(device: str, local_rank: int) -> int | None:
@@ -341,14 +353,6 @@ def _warn_of_dropped(plan: ShapedPlan, *, num_dropped: int) -> None:
             ", ".join(map(plan.grouping.name, never.tolist())),
             counts[:, never].sum(),
         )
-
-
-def _batch_pixels(settings: Settings, bad_samples: BadSamples) -> int:
-    """The default of `Decode.max_batch_pixels`."""
-    # Decoded pixels are uint8 RGB. Beside the batches that are decoded ahead there is the one that is delivered.
-    bytes_per_pixel = 3 * (settings.prefetch_queue_depth + 1)
-    pixels = available_memory() // num_local_ranks() // bytes_per_pixel
-    return max(bad_samples.max_pixels, min(pixels, MAX_BATCH_PIXELS))
 
 
 def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: BadSamples, outputs: Outputs) -> None:

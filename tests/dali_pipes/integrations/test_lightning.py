@@ -21,7 +21,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from dali_pipes.integrations.lightning import DataModule
+from dali_pipes.lightning import DataModule
 
 pytestmark = [
     # Lightning's advice about loggers and checkpoints, and what it calls of torch's that is going to change.
@@ -421,7 +421,7 @@ def test_pytorch_lightnings_trainer_takes_it_too(small_shards: Path, tmp_path: P
         "import sys, torch\n"
         "import pytorch_lightning as pl\n"
         "import dali_pipes as dp\n"
-        "from dali_pipes.integrations.lightning import DataModule\n"
+        "from dali_pipes.lightning import DataModule\n"
         "class Model(pl.LightningModule):\n"
         "    def __init__(self): super().__init__(); self.layer, self.num = torch.nn.Linear(768, 6), 0\n"
         "    def training_step(self, batch, batch_idx):\n"

@@ -79,7 +79,7 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     )
     (status,) = loader.parts.share._cache.status()
     assert status.num_held == 0
-    assert not loader.parts.epochs._samples._tables
+    assert not loader.delivery.current.feed._samples._tables
 
 
 @pytest.mark.parametrize(
