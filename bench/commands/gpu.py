@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.commands.options import json_option, opened_shards
 from bench.commands.running import needs_extras
-from bench.engine.options import at_least, words
+from bench.engine.options import at_least, json_option, opened_shards, words
 from dali_pipes.commands.options import cluster_options
 from dali_pipes.commands.output import print_note
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bench.commands.options import target_option
-from bench.engine.options import words
+from bench.engine.options import target_option, words
 from dali_pipes.commands.output import print_note
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from bench.commands.options import json_option, opened_shards
-from bench.engine.options import field_options
+from bench.engine.options import field_options, json_option, opened_shards
 from dali_pipes.commands.options import cluster_options, join_options
 from dali_pipes.errors import PipesError, shown
 

@@ -7,7 +7,6 @@ with an empty list; a build with dSort answers that it does not know the job.)
 
 import contextlib
 import ctypes
-import datetime
 import email.utils
 import importlib
 import importlib.metadata
@@ -57,8 +56,6 @@ MIN_FILES, ENOUGH_FILES = 256, 1024
 # The smallest useful cache: two windows of one shard each; `prep pack` makes shards of 256 MiB.
 MIN_CACHE_BYTES = 512 << 20
 MIN_MEMORY_BYTES = 1 << 30
-# No build of this project is older: a clock that shows an earlier date was never set.
-EARLIEST = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
 UNLIMITED = 1 << 59
 # With a larger difference between the clocks, tokens and certificates are refused.
 MAX_SKEW_S = 60.0
@@ -417,12 +414,6 @@ def check_reader() -> Findings:
         yield ok("reader", "asynchronous I/O of Linux works: a batch is read with one system call")
 
 
-def check_clock() -> Findings:
-    now = datetime.datetime.now(datetime.UTC)
-    if now < EARLIEST:
-        yield warn("clock", f"shows {now:%Y-%m-%d}, a past date", "set it: certificates and tokens are not valid yet")
-
-
 def _check_cache(directory: Path, *, is_named: bool) -> Finding:
     name = f"cache {directory}"
     try:
@@ -620,7 +611,6 @@ def examine(
         check_memory,
         check_open_files,
         check_reader,
-        check_clock,
     ]
     findings: list[Finding] = []
     for check in checks:

@@ -3,10 +3,10 @@
 Only click, and modules that need nothing else, are imported before a command runs.
 """
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,7 +118,6 @@ cluster_options = join_options(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 
-@contextlib.contextmanager
 def endpoint_for(
     reads: str | Iterable[str],
     endpoint: str | None,
@@ -126,12 +125,11 @@ def endpoint_for(
     *,
     writes: Iterable[str] = (),
     etl_function: str | None = None,
-) -> Iterator[str | None]:
+) -> AbstractContextManager[str | None]:
     """See `dali_pipes.store.cluster.endpoint.endpoint_for`, which is imported only when a command runs."""
     from dali_pipes.store.cluster import endpoint as endpoints
 
     urls = [reads] if isinstance(reads, str) else reads
-    with endpoints.endpoint_for(
+    return endpoints.endpoint_for(
         urls, writes=writes, endpoint=endpoint, embedded_dir=embedded_dir, etl_function=etl_function
-    ) as answering:
-        yield answering
+    )

@@ -26,6 +26,7 @@ NODE = {"ais_version": "4.9.", "status": "", "snode": {"daemon_type": "proxy"}}
 SMAP = {"pmap": {"p1": {}}, "tmap": {"t1": {}, "t2": {}}}
 NO_JOB = {"message": "[dsort] srt-of-nobody does not exist", "method": "GET", "url_path": "/v1/sort", "status": 404}
 NO_KUBERNETES = {"message": "the operation requires Kubernetes", "status": 400}
+EXCHANGE = "--engine exchange"
 WITH_DSORT = {
     "health": (200, ""),
     "daemon?what=node_status": (200, NODE),
@@ -71,6 +72,14 @@ def of(findings: list[Finding], name: str) -> Finding:
 
 def look(endpoint: str | None = None, **options: Any) -> list[Finding]:
     return examine(endpoint=endpoint, **{"environment": {}, **options})
+
+
+def install(folder: Path, name: str, version: str, *, files: tuple[str, ...] = ()) -> None:
+    """Make a folder look as if pip had installed a package in it; its files are not there."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
 
 # This machine
@@ -142,9 +151,7 @@ def test_few_open_files(limit: int, status: str) -> None:
 def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a directory: what is imported is a mixture of both."""
     for cuda in ("120", "130"):
-        info = tmp_path / f"nvidia_dali_cuda{cuda}-2.4.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-dali-cuda{cuda}\nVersion: 2.4.0\n")
+        install(tmp_path, f"nvidia-dali-cuda{cuda}", "2.4.0")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = of(look(), "DALI")
     assert found.status == "fail"
@@ -153,80 +160,59 @@ def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("packages", "found", "advice"),
+    ("package", "files", "status", "found", "advice"),
     [
         (
-            {"nvidia-nvtiff-cu13": ()},  # beside cu12's, as an upgrade leaves them
+            "nvidia-nvtiff-cu13",  # beside cu12's, as an upgrade leaves them
+            (),
+            "fail",
             "installed beside those of nvidia-dali-cuda120: nvidia-nvtiff-cu13",
             "pip uninstall -y nvidia-nvtiff-cu13 && pip install --force-reinstall --no-deps nvidia-libnvcomp-cu12==",
         ),
         (
-            {"nvidia-nvtiff-cu12": ("nvidia/nvtiff/include/x.h", "nvidia/nvtiff/lib/libnvtiff.so.0")},
+            "nvidia-nvtiff-cu12",
+            ("nvidia/nvtiff/include/x.h", "nvidia/nvtiff/lib/libnvtiff.so.0"),
+            "fail",
             "without some of their files: nvidia-nvtiff-cu12==1.0",
             "pip install --force-reinstall --no-deps nvidia-nvtiff-cu12==1.0",
         ),
+        ("nvidia-nvtiff-cu12", ("nvidia/nvtiff/include/x.h",), "ok", "nvidia-", ""),  # deploy/prune.sh deletes headers
     ],
 )
 def test_libraries_of_dali(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[str, tuple[str, ...]], found: str, advice: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    files: tuple[str, ...],
+    status: str,
+    found: str,
+    advice: str,
 ) -> None:
     """Builds for two CUDA versions share a directory, and uninstalling one takes files of the other away."""
-    for name, files in packages.items():
-        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    install(tmp_path, package, "1.0", files=files)
     assert check_libraries("nvidia-dali-cuda120").status == "ok"
     monkeypatch.syspath_prepend(str(tmp_path))
     finding = check_libraries("nvidia-dali-cuda120")
-    assert (finding.status, finding.found) == ("fail", found)
+    assert (finding.status, finding.found[: len(found)]) == (status, found)
     assert finding.advice.startswith(advice)
 
 
 def test_libraries_that_pip_did_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image may have them in another place: a warning."""
-    monkeypatch.setattr("dali_pipes.commands.checks.DALI_LIBRARIES", ("nvidia-of-nowhere",))
+    monkeypatch.setattr(checks, "DALI_LIBRARIES", ("nvidia-of-nowhere",))
     finding = check_libraries("nvidia-dali-cuda120")
     assert (finding.status, finding.found) == ("warn", "not installed by pip: nvidia-of-nowhere-cu12")
 
 
-def test_headers_of_libraries_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """deploy/prune.sh deletes them from the image."""
-    info = tmp_path / "nvidia_nvtiff_cu12-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nvtiff-cu12\nVersion: 1.0\n")
-    (info / "RECORD").write_text("nvidia/nvtiff/include/x.h,,\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert check_libraries("nvidia-dali-cuda120").status == "ok"
-
-
 @pytest.mark.parametrize(
-    ("num_gpus", "num_nodes", "ranks", "status", "found"),
+    ("num_gpus", "num_nodes", "ranks", "status", "threads", "with_ranks"),
     [
-        (0, 1, 1, "ok", "8 decoding threads a rank by default, with 1 rank, 8 cores and 1 NUMA node;"),
-        (
-            2,
-            1,
-            1,
-            "ok",
-            "4 decoding threads a rank by default, with 2 ranks, one for each GPU, 8 cores and 1 NUMA node",
-        ),
-        (
-            2,
-            2,
-            1,
-            "warn",
-            "4 decoding threads a rank by default, with 2 ranks, one for each GPU, 8 cores and 2 NUMA node",
-        ),
-        (
-            1,
-            2,
-            1,
-            "ok",
-            "8 decoding threads a rank by default, with 1 rank, one for each GPU, 8 cores and 2 NUMA nodes",
-        ),
-        (8, 2, 4, "warn", "2 decoding threads a rank by default, with 4 ranks of this job on this host, 8 cores and 2"),
-        (8, 1, 8, "warn", "1 decoding thread a rank by default, with 8 ranks of this job on this host, 8 cores and 1"),
+        (0, 1, 1, "ok", "8 decoding threads", "1 rank"),
+        (2, 1, 1, "ok", "4 decoding threads", "2 ranks, one for each GPU"),
+        (2, 2, 1, "warn", "4 decoding threads", "2 ranks, one for each GPU"),
+        (1, 2, 1, "ok", "8 decoding threads", "1 rank, one for each GPU"),
+        (8, 2, 4, "warn", "2 decoding threads", "4 ranks of this job on this host"),
+        (8, 1, 8, "warn", "1 decoding thread", "8 ranks of this job on this host"),
     ],
 )
 def test_cores_of_the_ranks(
@@ -236,7 +222,8 @@ def test_cores_of_the_ranks(
     num_nodes: int,
     ranks: int,
     status: str,
-    found: str,
+    threads: str,
+    with_ranks: str,
 ) -> None:
     """Machines of eight cores, on one NUMA node or two, without a launcher and with one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
@@ -250,7 +237,8 @@ def test_cores_of_the_ranks(
     environment = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
     (finding,) = check_cores(environment, nodes=tmp_path / "node", gpus=tmp_path / "gpus")
     assert finding.status == status
-    assert finding.found.startswith(found)
+    nodes = f"{num_nodes} NUMA node{'s' if num_nodes > 1 else ''}"
+    assert finding.found.startswith(f"{threads} a rank by default, with {with_ranks}, 8 cores and {nodes}")
 
 
 def test_no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,84 +322,61 @@ def test_gpu_of_this_machine(gpu: None) -> None:
 # The cluster
 
 
-def test_cluster_with_dsort_and_without_kubernetes() -> None:
-    """Version, nodes, dSort and ETL, by nothing but GETs."""
-    with answering(WITH_DSORT) as endpoint:
-        findings = look(endpoint)
-    assert of(findings, "endpoint").found == f"{endpoint}: AIStore 4.9, 1 proxy, 2 targets"
-    assert (of(findings, "dSort").status, of(findings, "dSort").found) == ("ok", "available")
-    etl = of(findings, "ETL")
-    found = "not available (it needs Kubernetes); only prep etl needs it; prep transform does the same from here"
-    assert (etl.status, etl.found) == ("ok", found)
-    assert "fail" not in {finding.status for finding in findings}
+DENIED = (403, {"message": "insufficient permissions"})
+
+
+def refused(text: str) -> dict[str, tuple[int, Any]]:
+    return {"daemon?what=node_status": (401, {"message": text})}
 
 
 @pytest.mark.parametrize(
-    ("answers", "text", "advice"),
+    ("answers", "token", "name", "status", "text", "advice"),
     [
-        ({"sort?uuid=srt-of-nobody": (200, [])}, "not built in (the tag 'dsort')", "--engine exchange"),
-        ({"sort?uuid=srt-of-nobody": (404, "404 page not found")}, "not built in", "--engine exchange"),
-        ({"sort?uuid=srt-of-nobody": (501, "dsort not enabled")}, "not built in", "--engine exchange"),
+        ({}, "", "endpoint", "ok", "AIStore 4.9, 1 proxy, 2 targets", ""),
+        ({}, "", "dSort", "ok", "available", ""),
+        ({}, "", "ETL", "ok", "not available (it needs Kubernetes); only prep etl needs it; prep transform does", ""),
+        ({"etl": (200, [])}, "", "ETL", "ok", "available", ""),
+        # Without a dSort that works: a warning, with the way that remains.
+        ({"sort?uuid=srt-of-nobody": (200, [])}, "", "dSort", "warn", "not built in (the tag 'dsort')", EXCHANGE),
+        ({"sort?uuid=srt-of-nobody": (404, "404 page not found")}, "", "dSort", "warn", "not built in", EXCHANGE),
+        ({"sort?uuid=srt-of-nobody": (501, "dsort not enabled")}, "", "dSort", "warn", "not built in", EXCHANGE),
+        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "", "dSort", "warn", "lacks the right ADMIN", EXCHANGE),
+        ({"sort?uuid=srt-of-nobody": (418, "a pot")}, "", "dSort", "warn", "418: a pot", EXCHANGE),
         (
             {"daemon?what=node_status": (200, NODE | {"ais_version": "5.0.1"})},
+            "",
+            "dSort",
+            "warn",
             "cannot start a job in AIStore 5.0",
             "4.9",
         ),
-        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "lacks the right ADMIN", "--engine exchange"),
-        ({"sort?uuid=srt-of-nobody": (418, "a pot")}, "418: a pot", "--engine exchange"),
+        (refused("token required"), "", "endpoint", "fail", "refuses the request: token required", "log in (ais auth"),
+        (refused("[err: token expired]"), "old", "endpoint", "fail", "[err: token", "the token in AIS_AUTHN_TOKEN has"),
+        (refused("invalid token"), "other", "endpoint", "fail", "invalid", "the token in AIS_AUTHN_TOKEN is not valid"),
+        # A token that may not see the cluster is a good token: a training needs no more.
+        ({"daemon?what=node_status": DENIED}, "r", "endpoint", "ok", "accepted, but lacks the right SHOW-CLUSTER", ""),
+        ({"etl": DENIED}, "read-only", "ETL", "ok", "lacks the right ADMIN", ""),
+        # Neither version nor nodes are made up.
+        ({"daemon?what=node_status": (500, "")}, "", "endpoint", "ok", "is healthy, but does not describe itself", ""),
+        ({"health": (404, "nothing here")}, "", "endpoint", "fail", "answers 404 to a health check", ""),
     ],
 )
-def test_cluster_without_a_dsort_that_works(answers: dict[str, tuple[int, Any]], text: str, advice: str) -> None:
-    """A warning, with the way that is left."""
+def test_cluster(
+    answers: dict[str, tuple[int, Any]],
+    token: str,
+    name: str,
+    status: str,
+    text: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Version, nodes, dSort and ETL, by nothing but GETs."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
     with answering(WITH_DSORT | answers) as endpoint:
-        found = of(look(endpoint), "dSort")
-    assert found.status == "warn"
+        found = of(look(endpoint), name)
+    assert found.status == status
     assert text in found.found
     assert advice in found.advice
-
-
-def test_cluster_with_etl() -> None:
-    with answering(WITH_DSORT | {"etl": (200, [])}) as endpoint:
-        assert of(look(endpoint), "ETL").found == "available"
-
-
-@pytest.mark.parametrize(
-    ("token", "said", "advice"),
-    [
-        ("", "token required", "log in (ais auth login), or set AIS_AUTHN_TOKEN_FILE or AIS_AUTHN_TOKEN"),
-        ("old", "invalid token [err: token expired]", "the token in AIS_AUTHN_TOKEN has expired"),
-        ("other", "invalid token", "the token in AIS_AUTHN_TOKEN is not valid for this cluster"),
-    ],
-)
-def test_cluster_that_does_not_accept_the_token(
-    token: str, said: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
-    with answering(WITH_DSORT | {"daemon?what=node_status": (401, {"message": said})}) as endpoint:
-        found = of(look(endpoint), "endpoint")
-    assert (found.status, found.found) == ("fail", f"{endpoint} answers, but refuses the request: {said}")
-    assert found.advice.startswith(advice)
-
-
-def test_cluster_with_a_token_for_reading_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that may not see the cluster is a good token: a training needs no more."""
-    monkeypatch.setenv("AIS_AUTHN_TOKEN", "read-only")
-    denied = (403, {"message": "insufficient permissions"})
-    answers = {"daemon?what=node_status": denied, "sort?uuid=srt-of-nobody": denied, "etl": denied}
-    with answering(WITH_DSORT | answers) as endpoint:
-        findings = look(endpoint)
-    assert of(findings, "endpoint").status == "ok"
-    assert "accepted, but lacks the right SHOW-CLUSTER" in of(findings, "endpoint").found
-    assert "lacks the right ADMIN" in of(findings, "ETL").found
-    assert "fail" not in {finding.status for finding in findings}
-
-
-def test_cluster_that_does_not_describe_itself() -> None:
-    """Neither version nor nodes are made up."""
-    with answering({"health": (200, "")}) as endpoint:
-        findings = look(endpoint)
-    assert of(findings, "endpoint").found == f"{endpoint}: is healthy, but does not describe itself (500)"
-    assert of(findings, "dSort").status == "warn"
 
 
 def test_clock_that_is_off() -> None:
@@ -438,13 +403,6 @@ def test_endpoint_that_does_not_answer(endpoint: str, text: str) -> None:
     assert found.status == "fail"
     assert text in found.found
     assert of(findings, "limits")
-
-
-def test_endpoint_that_is_something_else() -> None:
-    with answering({"health": (404, "nothing here")}) as endpoint:
-        found = of(look(endpoint), "endpoint")
-    assert found.status == "fail"
-    assert "answers 404 to a health check" in found.found
 
 
 def test_embedded_node(tmp_path: Path) -> None:

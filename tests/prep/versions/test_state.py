@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from bench.commands.options import opened_shards
+from bench.engine.options import opened_shards
 from tests.prep.versions.sets import Place, class_folders
 
 
