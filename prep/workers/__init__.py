@@ -1,9 +1,48 @@
 """Run tasks in worker processes of this machine, or on the nodes of a Ray cluster.
 
-Both kinds run the same task functions: functions of a module, whose tasks and results pickle. `open_workers` chooses.
+Both kinds run the same task functions: functions of a module, whose tasks and results pickle.
 """
 
-from prep.workers.kinds import WORKERS_KINDS, WorkersKind, open_workers
+from collections.abc import Callable
+from typing import Literal, get_args
+
 from prep.workers.processes import MAX_JOBS, Report, Workers, default_jobs
 
 __all__ = ["MAX_JOBS", "WORKERS_KINDS", "Report", "Workers", "WorkersKind", "default_jobs", "open_workers"]
+
+WorkersKind = Literal["processes", "ray"]
+WORKERS_KINDS: tuple[WorkersKind, ...] = get_args(WorkersKind)
+
+
+def open_workers(
+    on: WorkersKind = "processes",
+    jobs: int | None = None,
+    *,
+    at_most: int | None = None,
+    setup: Callable[[], object] | None = None,
+    isolated: bool = False,
+    advice: str | None = None,
+) -> Workers:
+    """Workers of a kind; a context manager.
+
+    Args:
+        on: ``"processes"`` of this machine, or ``"ray"``: the cluster that ``RAY_ADDRESS`` names, or else a Ray on this
+            machine, which is started and ended.
+        jobs: The number of tasks at a time; ``None``: the number of cores, at most 16, or a Ray cluster's CPUs.
+        at_most: An upper limit of the number of processes; of no effect on Ray, whose processes are not ours.
+        setup: Each worker process calls it once, before its first task.
+        isolated: Use a worker process also for one job; so does Ray always.
+        advice: The end of the error when a process dies; ``None``: the kind's own.
+
+    Raises:
+        PipesError: If Ray is not installed, or cannot be reached.
+        ValueError: If ``on`` is not a kind, or ``jobs`` is not positive.
+    """
+    if on not in WORKERS_KINDS:
+        raise ValueError(f"on must be one of {', '.join(WORKERS_KINDS)}, got '{on}'")
+    given = {} if advice is None else {"advice": advice}
+    if on == "processes":
+        return Workers(jobs, at_most=at_most, setup=setup, isolated=isolated, **given)
+    from prep.workers.on_ray import RayWorkers
+
+    return RayWorkers(jobs, setup=setup, **given)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from dali_pipes.errors import PipesError
-from prep.workers.processes import Report, Result, Task, Workers
+from prep.workers.processes import Report, Workers
 
 # A node that dies takes its tasks with it; a task that kills each worker it gets is told after so many.
 MAX_RETRIES = 5
@@ -49,6 +49,9 @@ class RayWorkers(Workers):
         self._is_open = False
         self._has_token = False
         self._stdout: _OwnStdout | None = None
+        self._flying: dict[Any, tuple[int, str]] = {}  # reference -> number and name of the task
+        self._shared: tuple[Callable[..., Any], Any] | None = None  # the function, and its reference
+        self._remote: Any = None
 
     def start(self) -> None:
         """Connect to Ray, or start one."""
@@ -81,56 +84,45 @@ class RayWorkers(Workers):
             self._stdout = _OwnStdout(sys.stdout)
             sys.stdout = cast("TextIO", self._stdout)
         self._is_open = True
-        self.jobs = self._num_at_a_time(ray)
+        self.jobs = self._num_at_a_time()
 
-    def map(
-        self,
-        function: Callable[[Task, Report], Result],
-        tasks: Iterable[Task],
-        *,
-        inline: Callable[[Task], bool] = lambda _: False,
-        on_progress: Report = lambda _: None,
-        name: Callable[[Task], str] = lambda _: "its task",
-        max_ahead: int | None = None,
-    ) -> Iterator[Result]:
-        """As `Workers.map`; progress comes with each result."""
+    def _num_at_a_time(self) -> int:
         self.start()
+        return self._limit or max(1, int(_ray().cluster_resources().get("CPU", 1)))  # nodes come and go
+
+    def _submit(self, number: int, function: Callable[[Any, Report], Any], task: object, name: str) -> None:
         ray = _ray()
-        remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(_run)
-        shared = ray.put((_VERSIONS, self._setup, function))
-        results: dict[int, Result] = {}
-        flying: dict[Any, tuple[int, str]] = {}
-        remaining = enumerate(tasks)
-        started = yielded = 0
+        if self._shared is None or self._shared[0] is not function:
+            self._shared = function, ray.put((_VERSIONS, self._setup, function))
+            self._remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(_run)
+        self._flying[self._remote.remote(self._shared[1], task)] = number, name
+
+    def _wait(self, on_progress: Report) -> Iterator[tuple[int, Any]]:
+        """Wait for a task; its progress comes with its result."""
+        ray = _ray()
+        ready, _ = ray.wait(list(self._flying), num_returns=1)
+        number, name = self._flying.pop(ready[0])
         try:
-            while True:
-                while len(flying) < self._num_at_a_time(ray) and (max_ahead is None or started - yielded < max_ahead):
-                    if (taken := next(remaining, None)) is None:
-                        break
-                    number, task = taken
-                    started += 1
-                    if inline(task):
-                        results[number] = function(task, on_progress)
-                    else:
-                        flying[remote.remote(shared, task)] = number, name(task)
-                if yielded in results:
-                    yield results.pop(yielded)
-                    yielded += 1
-                    continue
-                if not flying:
-                    return
-                ready, _ = ray.wait(list(flying), num_returns=1)
-                number, what = flying.pop(ready[0])
-                results[number], amount = self._get(ray, ready[0], what)
-                on_progress(amount)
-        except BaseException:
-            for reference in flying:
-                with contextlib.suppress(Exception):
-                    ray.cancel(reference)
-            # Until the tasks have ended, their objects may still be there in part.
-            if flying:
-                ray.wait(list(flying), num_returns=len(flying), timeout=_STOP_S)
-            raise
+            result, amount = ray.get(ready[0])
+        except ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, Exception):
+                raise exc.cause from None
+            raise PipesError(f"{name}: {exc}") from None
+        except ray.exceptions.RayError as exc:
+            raise PipesError(f"the process or node that worked on {name} died: {exc}; {self._advice}") from exc
+        on_progress(amount)
+        yield number, result
+
+    def _stop_tasks(self) -> None:
+        """Cancel the tasks in flight: Note [ray's ends]."""
+        ray = _ray()
+        for reference in self._flying:
+            with contextlib.suppress(Exception):
+                ray.cancel(reference)
+        # Until the tasks have ended, their objects may still be there in part.
+        if self._flying:
+            ray.wait(list(self._flying), num_returns=len(self._flying), timeout=_STOP_S)
+        self._flying = {}
 
     def check_reach(self, directories: Iterable[Path]) -> None:
         """Refuse directories that are not the same on all nodes.
@@ -162,20 +154,6 @@ class RayWorkers(Workers):
                     f"'{path}' on node '{node['NodeManagerHostname']}' is not the directory that it is here; "
                     "--on ray needs a bucket, or a file system that all nodes share"
                 )
-
-    def _num_at_a_time(self, ray: Any) -> int:
-        return self._limit or max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-    def _get(self, ray: Any, reference: Any, what: str) -> tuple[Any, int]:
-        try:
-            found: tuple[Any, int] = ray.get(reference)
-        except ray.exceptions.RayTaskError as exc:
-            if isinstance(exc.cause, Exception):
-                raise exc.cause from None
-            raise PipesError(f"{what}: {exc}") from None
-        except ray.exceptions.RayError as exc:
-            raise PipesError(f"the process or node that worked on {what} died: {exc}; {self._advice}") from exc
-        return found
 
     def close(self) -> None:
         """Leave Ray; a Ray that was started here ends. Can be called twice."""

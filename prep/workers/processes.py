@@ -76,6 +76,7 @@ class Workers:
         self._is_local = self.jobs == 1 and not isolated
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
+        self._names: dict[Connection, str] = {}  # of the tasks in flight
 
     def __enter__(self) -> Self:
         return self
@@ -138,45 +139,58 @@ class Workers:
             return
         results: dict[int, Result] = {}
         remaining = enumerate(tasks)
-        started = yielded = 0
-        idle: list[Connection] = []
-        names: dict[Connection, str] = {}
+        started = yielded = num_flying = 0
         try:
             while True:
-                while len(names) < self.jobs and (max_ahead is None or started - yielded < max_ahead):
+                while num_flying < self._num_at_a_time() and (max_ahead is None or started - yielded < max_ahead):
                     if (taken := next(remaining, None)) is None:
                         break
                     number, task = taken
                     started += 1
                     if inline(task):
                         results[number] = function(task, on_progress)
-                        continue
-                    if not idle and not names:
-                        self.start()
-                        idle = list(self._connections)
-                    connection = idle.pop()
-                    names[connection] = name(task)
-                    self._send(connection, (number, function, task), name=names[connection])
+                    else:
+                        self._submit(number, function, task, name(task))
+                        num_flying += 1
                 if yielded in results:
                     yield results.pop(yielded)
                     yielded += 1
                     continue
-                if not names:
+                if not num_flying:
                     return
-                for ready in wait(self._connections):
-                    assert isinstance(ready, Connection)
-                    number, kind, value = self._receive(ready, name=names.get(ready, "nothing"))
-                    if kind == "progress":
-                        on_progress(value)
-                    elif kind == "result":
-                        results[number] = value
-                        idle.append(ready)
-                        del names[ready]
-                    else:
-                        raise value
+                for number, result in self._wait(on_progress):
+                    results[number] = result
+                    num_flying -= 1
         except BaseException:
-            self.close()
+            self._stop_tasks()
             raise
+
+    def _num_at_a_time(self) -> int:
+        return self.jobs
+
+    def _submit(self, number: int, function: Callable[[Any, Report], Any], task: object, name: str) -> None:
+        """Send a task to a worker that is free."""
+        self.start()
+        connection = next(each for each in self._connections if each not in self._names)
+        self._names[connection] = name
+        self._send(connection, (number, function, task), name=name)
+
+    def _wait(self, on_progress: Report) -> Iterator[tuple[int, Any]]:
+        """Wait for workers; yields number and result of the tasks that are done."""
+        for ready in wait(self._connections):
+            assert isinstance(ready, Connection)
+            number, kind, value = self._receive(ready, name=self._names.get(ready, "nothing"))
+            if kind == "progress":
+                on_progress(value)
+            elif kind == "result":
+                del self._names[ready]
+                yield number, value
+            else:
+                raise value
+
+    def _stop_tasks(self) -> None:
+        """End the tasks in flight, after an error or Ctrl-C."""
+        self.close()
 
     def close(self) -> None:
         """End the processes and their tasks. Can be called twice."""
@@ -190,7 +204,7 @@ class Workers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._processes, self._connections = [], []
+        self._processes, self._connections, self._names = [], [], {}
 
     def _send(self, connection: Connection, message: object, *, name: str) -> None:
         try:
