@@ -24,7 +24,7 @@ from torch.utils.dlpack import from_dlpack
 
 from dali_pipes import profiling
 from dali_pipes.arguments import as_integer
-from dali_pipes.bad_samples.policy import BadSample
+from dali_pipes.bad_samples import BadSample
 from dali_pipes.cache.directory import in_mutex
 from dali_pipes.epoch import Epoch, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.bad_samples.policy import BadSamplesSeen
-from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.bad_samples import BadSamplesSeen, Repair
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import DecodeError
 from dali_pipes.fetch.stager import Stager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-from dali_pipes.bad_samples.policy import BadSample
+from dali_pipes.bad_samples import BadSample
 from dali_pipes.delivery import Delivery
 from dali_pipes.description import describe
 from dali_pipes.epoch import LoaderParts

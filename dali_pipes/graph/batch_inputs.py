@@ -17,8 +17,7 @@ from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_b
 from dali_pipes.graph.inputs import DecodedPhotos, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import PhotoHeaders, header_problems, photo_bytes, read_photo_headers
-from dali_pipes.reader.batch import Batch, Places
-from dali_pipes.reader.shard_table import SampleRules
+from dali_pipes.reader.batch import Batch, Places, SampleRules
 
 UInt8s = npt.NDArray[np.uint8]
 _NO_PIXELS = np.zeros(0, np.int64)

@@ -9,11 +9,11 @@ import numpy.typing as npt
 from nvidia.dali import fn, math, types
 
 from dali_pipes.arguments import as_number
+from dali_pipes.arrays import Int64s
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 
 Range = tuple[float, float]
-Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 

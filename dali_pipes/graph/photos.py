@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.arrays import Bools, Int64s, UInt64s
 from dali_pipes.formats.orientation import (
     EXIF_MARK,
     FRACTION_BYTES,
@@ -33,7 +33,6 @@ from dali_pipes.formats.photo_header import JPEG_FRAMES, PHOTO_FORMATS, PhotoHea
 from dali_pipes.formats.sure_headers import JPEG_CHANNELS, JPEG_TAIL_BYTES, PNG_KINDS, PNG_START
 from dali_pipes.reader.buffers import EncodedBatch
 
-UInt64s = npt.NDArray[np.uint64]
 UInt8s = npt.NDArray[np.uint8]
 
 # A file of fewer bytes has no pixels; this many are taken without asking whether they are there.

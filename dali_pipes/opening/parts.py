@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dali_pipes.bad_samples.policy import BadSamplesSeen
-from dali_pipes.bad_samples.repair import Repair
+from dali_pipes.bad_samples import BadSamplesSeen, Repair
 from dali_pipes.cache.free_space import available_memory
 from dali_pipes.cache.placement import extent_alignment
 from dali_pipes.cache.share import CacheShare
@@ -39,11 +38,11 @@ from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader
+from dali_pipes.reader.batch import SampleRules
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import Batching, SegmentReader
-from dali_pipes.reader.shard_table import SampleRules
 from dali_pipes.store.patience import Ahead, Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.tuning import choose_settings

@@ -22,8 +22,8 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
 from dali_pipes.reader.segments import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
@@ -60,7 +60,6 @@ _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result
 # io_setup, io_destroy, io_submit, io_getevents
 _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 
-Int64s = npt.NDArray[np.int64]
 _log = logging.getLogger(__name__)
 _this_thread = threading.local()
 

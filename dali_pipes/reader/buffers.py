@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
+from dali_pipes.arrays import Int64s
+
 # Samples begin at a cache line.
 ALIGNMENT = 64
 # A buffer has space for batches that are larger than its first by this factor.
 HEADROOM = 1.25
 _HUGE_PAGE = 2 << 20
 
-Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.long_waits import LongWaits
@@ -42,8 +41,6 @@ READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
-
-Int64s = npt.NDArray[np.int64]
 
 
 class _Opened(NamedTuple):

@@ -7,22 +7,25 @@ the shard's window. So it needs memory only for the windows that are being read,
 indexes. Later it finds the samples that can replace a bad one.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
 from dali_pipes.formats.photo_rules import REFUSED_FORMATS
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import Batch, Places, Rows
-from dali_pipes.reader.shard_table import (
+from dali_pipes.reader.batch import (
     FORMAT,
     NO_PHOTO,
     OFFSET,
+    Batch,
+    Places,
+    Rows,
     SampleRules,
     ShardTable,
 )
@@ -31,9 +34,6 @@ from dali_pipes.store.shard_names import shared_prefix
 
 # Shard indexes read at a time in search of a fault; the wait is the store's latency.
 NUM_READERS = 16
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Samples:
@@ -114,15 +114,9 @@ class StoredSamples(Samples):
 
     def without(self, excluded: Int64s) -> "StoredSamples":
         """Copy the data set, with these ordinals excluded instead."""
-        return StoredSamples(
-            self.manifest,
-            self._read_index,
-            rules=self.rules,
-            whole=self._whole,
-            sets=self._sets,
-            excluded=excluded,
-            shape=self._shape,
-        )
+        copied = copy.copy(self)
+        copied.excluded, copied._found, copied._found_single = excluded, set(), set()
+        return copied
 
     def example(self) -> Batch:
         """Make a batch of the first sample that is not excluded; it shows the kinds of a graph's arrays."""

@@ -8,13 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from dali_pipes.arrays import Int64s
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
 from dali_pipes.processes.ranks import Rank
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

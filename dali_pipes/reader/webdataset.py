@@ -5,18 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.graph.dali_internals import keep_in_children
 from dali_pipes.reader.segments import Lines
 
 # A reader reads on past its last line while it waits, one batch by its own queue and one by the pipeline's. These
 # batches have lines of zero bytes. With none of them 1.14 to 1.47 times the bytes of a segment were read.
 NUM_EMPTY_BATCHES = 4
-
-Int64s = npt.NDArray[np.int64]
 
 
 def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int64s]) -> str:

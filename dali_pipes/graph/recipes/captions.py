@@ -8,6 +8,7 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer
+from dali_pipes.arrays import Int64s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.parse import npy_array
@@ -16,7 +17,6 @@ from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 
 Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 def captions(

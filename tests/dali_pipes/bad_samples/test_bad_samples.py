@@ -15,8 +15,8 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-import dali_pipes.bad_samples.repair
-from dali_pipes.bad_samples.repair import Repair
+import dali_pipes.bad_samples
+from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
 from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
 from tests.hostile_photos import undecodable
@@ -221,7 +221,7 @@ def test_search_for_a_good_sample_ends(
     tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where hardly anything can be decoded the loader does not try all of a large data set."""
-    monkeypatch.setattr(dali_pipes.bad_samples.repair, "MAX_UNFIT", 4)
+    monkeypatch.setattr(dali_pipes.bad_samples, "MAX_UNFIT", 4)
     shards = write_shards(tmp_path, spoilt(good_samples, range(11), how=gif), per_shard=12)
     with (
         open_loader(shards, batch_size=2, bad_samples=substituting(shards, max_bad=2)) as loader,

@@ -13,9 +13,8 @@ from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import Batch
+from dali_pipes.reader.batch import NO_PHOTO, Batch, SampleRules
 from dali_pipes.reader.samples import Samples, StoredSamples
-from dali_pipes.reader.shard_table import NO_PHOTO, SampleRules
 
 JPEG = PHOTO_FORMATS.index("JPEG")
 CLASSES = {10: "a", 20: "b", 40: "c"}

@@ -1,1 +1,0 @@
-"""Bad samples: found, replaced by others, listed."""
