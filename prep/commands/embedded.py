@@ -1,11 +1,16 @@
 """``dali-pipes prep embedded``."""
 
 import contextlib
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dali_pipes.commands.options import json_option
+from dali_pipes.errors import StoreError
+from dali_pipes.processes.programs import end_with_owner
 from prep.commands.output import print_result
 
 
@@ -20,8 +25,11 @@ from prep.commands.output import print_result
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free port.")
 @click.option("--allow-etl", is_flag=True, help="Let clients run transforms as you: see prep etl.")
 @click.option("--open", "is_open", is_flag=True, help="Answer processes of other users of this machine, too.")
+@click.option("--etl-function", hidden=True, help="Let clients run this transform, and no other.")
+@click.option("--latency-s", type=float, default=0.0, hidden=True, help="Seconds before each request is answered.")
+@click.option("--owner", type=int, hidden=True, help="End with the process of this number.")
 @json_option
-def embedded(directory: Path, port: int, *, allow_etl: bool, is_open: bool, as_json: bool) -> None:
+def embedded(directory: Path, port: int, *, owner: int | None, as_json: bool, **options: Any) -> None:
     """Run the embedded AIStore-compatible node on loopback, in the foreground, and print its endpoint.
 
     It answers only your own processes. With --open, every user of the machine can read, replace and delete its objects
@@ -33,5 +41,15 @@ def embedded(directory: Path, port: int, *, allow_etl: bool, is_open: bool, as_j
     def announce(endpoint: str) -> None:
         print_result(endpoint, {"endpoint": endpoint, "dir": str(directory)}, as_json=as_json)
 
+    if owner is not None:
+        threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
-        serve_forever(directory, port=port, allow_etl=allow_etl or None, is_open=is_open, announce=announce)
+        try:
+            serve_forever(directory, port=port, announce=announce, **options)
+        except (OSError, OverflowError) as exc:
+            raise StoreError(f"cannot serve '{directory}' on 127.0.0.1:{port}: {exc}") from exc
+
+
+def _end_with(owner: int) -> None:
+    end_with_owner(owner)
+    os._exit(0)  # connections and jobs end at once; the files on disk are complete at any moment

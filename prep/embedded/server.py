@@ -70,32 +70,31 @@ def serve_forever(
     directory: Path,
     port: int = 0,
     *,
-    allow_etl: bool | None = None,
+    announce: Callable[[str], object],
+    allow_etl: bool = False,
     etl_function: str | None = None,
     is_open: bool = False,
     latency_s: float = 0.0,
-    announce: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve ``directory`` on 127.0.0.1 until interrupted; print the endpoint as soon as it answers.
+    """Serve ``directory`` on 127.0.0.1 until interrupted.
 
     The process's new files are for its user alone from then on.
 
     Args:
         directory: Created if missing; nothing is stored anywhere else. See `claim_folder` for an existing one.
         port: 0 takes a free one.
-        allow_etl: Whether clients may run transforms as this user. ``None``: only if the environment's
-            ``DALI_PIPES_EMBEDDED_ETL`` is ``1``.
-        etl_function: The one transform that clients may run. Then ``allow_etl`` must be ``None``.
+        announce: Called with the endpoint as soon as it answers.
+        allow_etl: Whether clients may run transforms as this user; so does ``DALI_PIPES_EMBEDDED_ETL=1`` in the
+            environment, if ``etl_function`` is not given.
+        etl_function: The one transform that clients may run.
         is_open: Whether processes of other users may use the node; a warning on stderr says so.
         latency_s: Seconds to wait before each request is answered.
-        announce: Called with the endpoint, instead of printing it.
 
     Raises:
         OSError: If the folder cannot be written, or the port is taken.
         StoreError: If the folder is another user's, or holds other files and is open to other users.
     """
-    if allow_etl is None:
-        allow_etl = etl_function is None and os.environ.get(ALLOW_ETL) == "1"
+    allow_etl |= etl_function is None and os.environ.get(ALLOW_ETL) == "1"
     os.umask(0o077)
     delay = (lambda _request: time.sleep(latency_s)) if latency_s else None
     with (
@@ -112,8 +111,5 @@ def serve_forever(
         if is_open:
             able = "read, replace and delete its objects" + (", and run any code as you, by ETL" if allow_etl else "")
             print(f"warning: --open: every user of this machine can {able}", file=sys.stderr, flush=True)
-        if announce is None:
-            print(server.endpoint, flush=True)  # the command's result
-        else:
-            announce(server.endpoint)
+        announce(server.endpoint)
         server.serve_forever()

@@ -93,7 +93,7 @@ def start(
         except (OSError, http.client.HTTPException) as exc:
             cleanup.close()
             stderr.seek(0)
-            said = stderr.read().decode(errors="replace").strip()
+            said = stderr.read().decode(errors="replace").strip().removeprefix("error: ")
             raise StoreError(f"the embedded node over '{directory}' did not start: {said or exc}") from exc
         cleanup.pop_all()
     return node
