@@ -94,8 +94,6 @@ class DecodePipeline:
         self._graph, self._samples = graph, samples
         self._example = samples.example() if example is None else example
         self._batch_size, self._seed = batch_size, seed
-        self.starts_full = False
-        """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
         self._max_batch_pixels = max_batch_pixels
         self.rebuild()
@@ -108,7 +106,7 @@ class DecodePipeline:
         """
         self.scheduled.clear()
         self._ahead.clear()
-        self.pipeline: Any = QuickPipeline(
+        pipeline = QuickPipeline(
             batch_size=self._batch_size,
             num_threads=self.num_threads,
             device_id=self.device_id,
@@ -118,7 +116,7 @@ class DecodePipeline:
             exec_dynamic=True,
         )
         samples = self._samples
-        with self.pipeline:
+        with pipeline:
             components = Components(
                 # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be
                 # closed.
@@ -130,7 +128,7 @@ class DecodePipeline:
             outputs = self._graph(components, Random(components))
             nodes = output_nodes(outputs, components)
             decoders = decoders_behind(nodes)
-            self.starts_full = set_up_engines(
+            starts_full = set_up_engines(
                 decoders,
                 photos=components.inputs.components,
                 # The index of the example's shard is at hand; this shard stands for all.
@@ -141,19 +139,23 @@ class DecodePipeline:
             )
             if self._only_decoders:
                 nodes = outputs_of(decoders) or nodes
-            self.pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
-        refuse_any_data(self.pipeline)
-        self.inputs: GraphInputs = components.inputs
-        self.inputs.decoded = decoded_photos(self.pipeline, self.inputs, turned=samples.turned)
-        keep_in_children(self.pipeline)
+            pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
+        refuse_any_data(pipeline)
+        inputs = components.inputs
+        inputs.decoded = decoded_photos(pipeline, inputs, turned=samples.turned)
+        keep_in_children(pipeline)
+        self.pipeline: Any = pipeline
+        self.inputs: GraphInputs = inputs
+        self.starts_full = starts_full
+        """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
         self.output_names = list(outputs)
         self.num_decoders = len(decoders)
         """Decoding operators on which an output depends."""
-        self.random_operators = random_operators(self.pipeline)
+        self.random_operators = random_operators(pipeline)
         """DALI's own random operators, by name: their numbers do not belong to the sample."""
-        fed = {f"component/{name}": node for name, node in self.inputs.components.items()} | self.inputs.array_nodes
+        fed = {f"component/{name}": node for name, node in inputs.components.items()} | inputs.array_nodes
         # DALI never takes the inputs on which no output depends: they must not be queued.
-        self._waiting: dict[str, deque[Any]] = {name: deque() for name in inputs_in_use(self.pipeline, fed)}
+        self._waiting: dict[str, deque[Any]] = {name: deque() for name in inputs_in_use(pipeline, fed)}
 
     def as_current_device(self) -> AbstractContextManager[None]:
         """Make this device torch's current one inside the context; on the CPU this does nothing.
