@@ -87,7 +87,9 @@ class TextfileWriter:
         self._collector = LoaderCollector(labels=labels)
         self.path: Path = directory / f"dali_pipes_{secrets.token_hex(4)}.prom"
         self._key, self._mode, self._every_s = key, mode, every_s
-        self._pid, self._file, self._is_over, self._has_failed = os.getpid(), None, threading.Event(), False
+        self._pid, self._is_over, self._has_failed = os.getpid(), threading.Event(), False
+        self._file: IO[bytes] | None = None  # the written one, whose lock it holds
+        self._thread: threading.Thread | None = None
         if (earlier := _writers.get(key)) is not None:
             earlier.close()
         _writers[key] = self
@@ -100,9 +102,6 @@ class TextfileWriter:
         except BaseException:
             self.close()
             raise
-
-    _file: IO[bytes] | None
-    _thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +124,7 @@ class TextfileWriter:
             self._file.close()
 
     def forget(self) -> None:
-        """Let go, in a forked child, of what it inherits: a worker may outlive its parent. Locks are not inherited."""
+        """Close the sockets that a forked child inherits; it inherits no locks."""
 
     def living_files(self) -> list[Path]:
         """Find the files of other processes that live, and remove those of others."""
@@ -214,7 +213,7 @@ class NodeMetrics(TextfileWriter, Collector):
             self.forget()
 
     def forget(self) -> None:
-        """Close the sockets of this process, and its part in the lock."""
+        """Close the sockets of this process, and let go of the port's lock."""
         if self._server is not None:
             self._server.server_close()
             self._server = None
