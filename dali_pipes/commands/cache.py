@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import cluster_options, format_bytes, json_option, size
-from dali_pipes.commands.output import print_line
+from dali_pipes.commands.output import print_line, print_result
 
 _directory = click.Path(file_okay=False, path_type=Path)
 cache_option = click.option(
@@ -136,19 +136,17 @@ def warm(
         fetched = stager.fetched_bytes
     num_bytes = int(indexed.extent_bytes[staged].sum())
     num_shards, elapsed_s = indexed.manifest.num_shards, time.perf_counter() - started
-    if as_json:
-        result = {
-            "num_shards": num_shards,
-            "num_staged": len(staged),
-            "num_bytes": num_bytes,
-            "fetched_bytes": fetched,
-            "elapsed_s": elapsed_s,
-        }
-        click.echo(json.dumps(result))
-        return
+    result = {
+        "num_shards": num_shards,
+        "num_staged": len(staged),
+        "num_bytes": num_bytes,
+        "fetched_bytes": fetched,
+        "elapsed_s": elapsed_s,
+    }
     full = "" if len(staged) == num_shards else f" of {num_shards}, the cache is full"
     amount = f"{format_bytes(num_bytes)} ({format_bytes(fetched)} fetched)"
-    click.echo(f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s -> {cache_dir}")
+    line = f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s -> {cache_dir}"
+    print_result(line, result, as_json=as_json)
 
 
 @cache.command(short_help="Evict shards that no loader holds.")
@@ -166,9 +164,7 @@ def clear(*, cache_dir: Path | None, as_json: bool) -> None:
             gone, kept = opened.clear()
         freed, held = freed + gone, held + kept
     rest = f", running loaders hold {format_bytes(held)}" if held else ""
-    click.echo(
-        json.dumps({"freed_bytes": freed, "held_bytes": held}) if as_json else f"freed {format_bytes(freed)}{rest}"
-    )
+    print_result(f"freed {format_bytes(freed)}{rest}", {"freed_bytes": freed, "held_bytes": held}, as_json=as_json)
 
 
 def _caches(cache_dir: Path | None) -> list[Path]:

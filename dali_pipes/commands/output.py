@@ -1,11 +1,16 @@
-"""Print lines that may contain texts of data or of a server, check files that a command writes, name this program."""
+"""The text of commands: results and notes, which may contain texts of data or of a server, and the program's name.
+
+A result is one line for people or, with ``--json``, one JSON document.
+"""
 
 import contextlib
+import dataclasses
+import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,8 @@ from dali_pipes.errors import StoreError, printable
 from dali_pipes.progress import LINE_CHARS, current_verbosity
 
 PAGES = (".html", ".htm")
+# Lines of a list that a terminal shows; --json has all of them.
+_SHOWN = 20
 _NAME = "dali-pipes"
 
 
@@ -48,6 +55,33 @@ def check_output(path: Path, *, endings: Sequence[str], expected: str, option: s
         raise click.BadParameter(f"no directory '{path.parent}'; make it", param_hint=option)
     if path.is_dir():
         raise click.BadParameter(f"'{path}' is a directory; name a file in it", param_hint=option)
+
+
+def print_result(line: str, document: dict[str, Any], *, as_json: bool) -> None:
+    """Print the result of a command to stdout."""
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        print_line(line)
+
+
+def fields_of(report: Any) -> dict[str, Any]:
+    """The fields of a report, a dataclass, as part of a JSON document."""
+    return {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+
+
+def print_some(what: str, lines: Sequence[str]) -> None:
+    """Print the first lines of a list to stderr, as notes, each after ``what``."""
+    for line in lines[:_SHOWN]:
+        print_note(f"{what}: {line}")
+    if len(lines) > _SHOWN:
+        print_note(f"{what}: {len(lines) - _SHOWN} more, --json names all")
+
+
+def print_reasons(what: str, reasons: Mapping[str, int]) -> None:
+    """Print how often each reason occurs to stderr, as notes."""
+    for reason, number in reasons.items():
+        print_note(f"{number:8}  {what}: {reason}")
 
 
 def counted(number: int, what: str, several: str = "") -> str:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from dali_pipes.commands.output import counted
+from dali_pipes.commands.output import counted, fields_of, print_result
 from prep.commands.options import (
+    command_line,
     dry_run_option,
     jobs_option,
     max_bad_option,
@@ -17,8 +18,8 @@ from prep.commands.options import (
     pairs_option,
     recode_options,
     take_recoding,
+    there_already,
 )
-from prep.commands.output import command_line, fields_of, print_result, there_already
 from prep.commands.pack import pack_document, print_packed
 from prep.sources.kinds import Kind
 

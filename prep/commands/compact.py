@@ -5,9 +5,8 @@ from pathlib import Path
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import counted
-from prep.commands.options import dry_run_option, jobs_option, no_part_option
-from prep.commands.output import command_line, fields_of, print_result, print_some
+from dali_pipes.commands.output import counted, fields_of, print_result, print_some
+from prep.commands.options import command_line, dry_run_option, jobs_option, no_part_option
 
 
 @click.command()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, json_option
-from dali_pipes.commands.output import counted, print_line
-from prep.commands.output import fields_of, print_result
+from dali_pipes.commands.output import counted, fields_of, print_line, print_result
 
 if TYPE_CHECKING:
     from prep.versions.diff import SetDiff

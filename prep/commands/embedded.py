@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from dali_pipes.commands.options import json_option
+from dali_pipes.commands.output import print_result
 from dali_pipes.errors import StoreError
 from dali_pipes.processes.programs import end_with_owner
-from prep.commands.output import print_result
 
 
 @click.command()

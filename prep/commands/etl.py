@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, join_options, json_option
-from prep.commands.output import print_result
+from dali_pipes.commands.output import print_result
 from prep.commands.transform import FUNCTION_HELP, inputs_and_output, print_report, replace_option
 
 if TYPE_CHECKING:

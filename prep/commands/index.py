@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import counted
-from prep.commands.options import allow_missing_option, on_option, overwrite_option, part_option, urls_argument
-from prep.commands.output import print_empty_part, print_result
+from dali_pipes.commands.output import counted, print_result
+from prep.commands.options import (
+    allow_missing_option,
+    on_option,
+    overwrite_option,
+    part_option,
+    print_empty_part,
+    urls_argument,
+)
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet

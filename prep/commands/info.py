@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from dali_pipes.commands.output import counted, print_line
+from dali_pipes.commands.output import counted, print_line, print_result
 from dali_pipes.errors import printable, shown
-from prep.commands.options import no_part_option, on_option, seed_option, urls_argument
-from prep.commands.output import print_result, recoded_text
+from prep.commands.options import no_part_option, on_option, recoded_text, seed_option, urls_argument
 
 if TYPE_CHECKING:
     from dali_pipes.order.shapes import Buckets

@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, json_option
-from dali_pipes.commands.output import counted, print_line
-from prep.commands.output import print_result
+from dali_pipes.commands.output import counted, print_line, print_result
 
 
 @click.command()

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from dali_pipes.commands.options import endpoint_for, format_bytes
-from dali_pipes.commands.output import counted, print_note
+from dali_pipes.commands.output import counted, fields_of, print_note, print_result
 from dali_pipes.progress import current_verbosity
 from prep.commands.options import chosen_masks, mask_options, no_part_option, parse_shares, seed_option
-from prep.commands.output import fields_of, print_result
 from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
 from prep.commands.shuffle import shuffle_summary
 from prep.commands.verify import is_good, print_report, verify_document

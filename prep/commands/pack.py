@@ -15,7 +15,7 @@ from dali_pipes.commands.options import (
     json_option,
     size,
 )
-from dali_pipes.commands.output import counted
+from dali_pipes.commands.output import counted, fields_of, print_reasons, print_result, print_some
 from prep.commands.options import (
     chosen_masks,
     dry_run_option,
@@ -23,21 +23,15 @@ from prep.commands.options import (
     mask_options,
     max_bad_option,
     max_pixels_option,
+    of_part,
     on_option,
     overwrite_option,
     pairs_option,
     part_option,
     recode_options,
-    take_recoding,
-)
-from prep.commands.output import (
-    fields_of,
-    of_part,
-    print_reasons,
-    print_result,
-    print_some,
     recoded_text,
     shard_span,
+    take_recoding,
     there_already,
 )
 

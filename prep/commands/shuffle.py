@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
-from dali_pipes.commands.output import counted, print_line
+from dali_pipes.commands.output import counted, fields_of, print_line, print_result
 from prep.commands.options import (
     allow_missing_option,
     dry_run_option,
     jobs_option,
+    of_part,
     on_option,
     overwrite_option,
     parse_shares,
     part_option,
     seed_option,
+    shard_span,
+    there_already,
 )
-from prep.commands.output import fields_of, of_part, print_result, shard_span, there_already
 
 if TYPE_CHECKING:
     from prep.shuffle.shuffle import ShuffleReport

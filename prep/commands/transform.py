@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import counted
-from prep.commands.options import jobs_option, on_option, overwrite_option, part_option
-from prep.commands.output import fields_of, print_empty_part, print_result
+from dali_pipes.commands.output import counted, fields_of, print_result
+from prep.commands.options import jobs_option, on_option, overwrite_option, part_option, print_empty_part
 
 if TYPE_CHECKING:
     from prep.etl.local import TransformReport

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import counted, print_line
+from dali_pipes.commands.output import counted, fields_of, print_line, print_result
 from prep.commands.options import (
     chosen_masks,
     mask_options,
@@ -15,9 +15,9 @@ from prep.commands.options import (
     max_pixels_option,
     on_option,
     part_option,
+    print_empty_part,
     urls_argument,
 )
-from prep.commands.output import fields_of, print_empty_part, print_result
 
 if TYPE_CHECKING:
     from prep.inspect.verify_set import VerifyReport

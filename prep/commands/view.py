@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
-from dali_pipes.commands.output import PAGES, check_output, counted, print_line, writing
+from dali_pipes.commands.output import PAGES, check_output, counted, print_line, print_result, writing
 from prep.commands.options import allow_missing_option, seed_option
-from prep.commands.output import print_result
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
