@@ -114,27 +114,25 @@ def _interruptions_kept() -> Iterator[None]:
     lost: list[BaseException] = []
     report = sys.unraisablehook
 
+    def delay(interruption: BaseException) -> None:
+        lost.append(interruption)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
     def keep(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit):
-            lost.append(unraisable.exc_value)
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            delay(unraisable.exc_value)
         else:
             report(unraisable)
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise_later(KeyboardInterrupt(), frame)
-
-    def raise_again(signum: int, frame: FrameType | None) -> None:
-        if lost:
-            raise_later(lost.pop(), frame)
-
-    def raise_later(interruption: BaseException, frame: FrameType | None) -> None:
+        if signum == signal.SIGALRM and not lost:
+            return
+        interruption = lost.pop() if signum == signal.SIGALRM else KeyboardInterrupt()
         if not _loads_library(frame):
             raise interruption
-        lost.append(interruption)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        delay(interruption)
 
-    previous = signal.signal(signal.SIGALRM, raise_again)
+    previous = signal.signal(signal.SIGALRM, interrupt)
     if is_default := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C may be ignored
         signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = keep
