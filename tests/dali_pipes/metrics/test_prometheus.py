@@ -20,8 +20,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
-from tests.dali_pipes.metrics import one_rank
 from tests.dali_pipes.raw import raw
+
+# A rank that serves its figures: reads all batches of an epoch, then waits to be told.
+ONE_RANK = """
+import sys
+import dali_pipes as dp
+from tests.dali_pipes.raw import raw
+shards, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+loader = dp.loader(shards, raw, batch_size=4, device="cpu", rank=rank, world_size=2)
+loader.name = "train"
+served = dp.metrics.serve(port, labels={"run": "of-this-test"})
+num_samples = sum(len(batch["label"]) for (batch,) in loader)
+print(num_samples, served.has_port, flush=True)
+sys.stdin.read()
+"""
 
 
 def scraped(port: int) -> dict[str, Metric]:
@@ -53,7 +66,7 @@ def loader(small_shards: Path) -> Iterator[dp.Loader]:
 
 
 def start(shards: Path, rank: int, port: int) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", one_rank.__name__, str(shards), str(rank), str(port)]
+    program = [sys.executable, "-c", ONE_RANK, str(shards), str(rank), str(port)]
     return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
