@@ -106,7 +106,6 @@ class PlanInputs:
             selection=self.selection.digest,
             order=plan.order,
             delivered=delivered,
-            version=plan.state_version,
             data_versions=self.versions.stored,
             group_size=self._group_size,
         )
@@ -140,7 +139,6 @@ class PlanInputs:
             selection=self.selection.digest,
             order=self.order,
             num_samples=plan.num_samples,
-            version=plan.state_version,
             data=self.versions,
             group_size=self._group_size,
         )

@@ -57,11 +57,8 @@ class Select:
     all files that match."""
     where: "Where | None" = None
     """A function that selects samples. It is called with `dali_pipes.formats.sample_columns.Columns` and returns
-    bool [samples], ``True`` for the samples that stay: ``lambda columns: columns.labels == 3``."""
-    where_in_parts: bool | None = None
-    """``True``: call ``where`` for some shards at a time, in bounded memory; it must judge each sample by that sample
-    alone. ``False``: call it once, with the columns of all samples. ``None``: once, but refuse a data set of more
-    than 21 million samples, whose columns take over 2 GiB."""
+    bool [samples], ``True`` for the samples that stay: ``lambda columns: columns.labels == 3``. It is called for some
+    shards at a time, about a million samples, so it must judge each sample by that sample alone."""
     oversample: Mapping[int, float] | None = None
     """Class id, as ``cls`` holds it, to a factor. The factor 2 reads each sample of the class twice in an epoch; 0.5
     reads half of them, drawn anew for each epoch; see `dali_pipes.order.selection.Selection`."""
@@ -86,10 +83,6 @@ class Select:
             object.__setattr__(self, "exclude", tuple(self.exclude))
         if self.where is not None and not callable(self.where):
             raise TypeError(f"where must be a function of the columns, or None, got {self.where!r}")
-        if self.where_in_parts is not None:
-            _keep_bool(self, "where_in_parts")
-            if self.where is None:
-                raise ValueError("where_in_parts says how where= is called; pass where=, too")
         if self.oversample is not None and not isinstance(self.oversample, Mapping):
             raise TypeError(
                 f"oversample must be a mapping of class ids to factors, got {type(self.oversample).__name__}"

@@ -273,8 +273,6 @@ def _look_before(shards: ShardSet) -> tuple[Sequence[ObjectEntry], _Before | Non
         old = None  # the caller has warned
     if old is None:
         return entries, _Before(indexes, None, np.full(len(names), -1))
-    if old.turned is None:
-        return entries, None  # its indexes were made before orientations were kept
     return entries, _Before(indexes, old, rows_among(old.names, names))
 
 

@@ -24,7 +24,6 @@ from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.data_set.find import NamedSets
 from dali_pipes.data_set.indexing import (
     IndexedShards,
-    find_columns,
     find_manifest,
     index_in_memory,
     open_columns,
@@ -34,11 +33,10 @@ from dali_pipes.errors import DataError, printable
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.local import WithIndexes
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.formats.column_ranges import ColumnRanges, read_parts
 from dali_pipes.formats.manifest import SHARD_COLUMNS, UNSIZED, Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets
-from dali_pipes.formats.sample_columns import Columns, SampleColumns, join_columns
+from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColumns, read_columns, read_parts
 from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
@@ -111,9 +109,11 @@ def concatenate(manifests: Sequence[Manifest]) -> Manifest:
     """The shards of several manifests, one after the other, in one of version 1; sums and class tables are added."""
     classes: dict[int, str] = {}
     components: Counter[str] = Counter()
+    turned: Counter[str] = Counter()
     for manifest in manifests:
         classes = dict(manifest.classes) | classes
         components.update(manifest.components)
+        turned.update(manifest.turned)
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(manifest, name) for manifest in manifests]) for name in SHARD_COLUMNS
     }
@@ -126,7 +126,7 @@ def concatenate(manifests: Sequence[Manifest]) -> Manifest:
         classes=classes,
         photos=_joined_photos([manifest.photos for manifest in manifests]),
         labels={"min": min(ids), "max": max(ids)} if ids else {},
-        turned=_joined_turned([manifest.turned for manifest in manifests]),
+        turned=dict(turned),
         recoded=tuple(step for manifest in manifests for step in manifest.recoded),
         removed=np.concatenate(
             [manifest.removed + first for manifest, first in zip(manifests, firsts[:-1], strict=True)]
@@ -176,26 +176,12 @@ def _joined_photos(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str
     return photos
 
 
-def _joined_turned(parts: Sequence[Mapping[str, int] | None]) -> dict[str, int] | None:
-    joined = Counter[str]()
-    for turned in parts:
-        if turned is None:
-            return None  # where one data set does not know, the mixture does not
-        joined.update(turned)
-    return dict(joined)
-
-
 _log = logging.getLogger(__name__)
-
-# A part takes 100 MB with keys of 20 bytes, and 1e9 samples have a thousand parts.
-SAMPLES_AT_A_TIME = 1 << 20
 
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
 # 20 as the file has them, and once more for those of the loader's shards.
 BYTES_A_SAMPLE = 40
-# A loader of some shards of a data set reads the columns of all, if there are no more samples: 0.6 GB in one request.
-WHOLE_SAMPLES = 1 << 24
 
 
 class DataSet:
@@ -314,42 +300,25 @@ class DataSet:
             DataError: If there is no column file beside the shards, or it belongs to another manifest.
             ValueError: If they do not fit in memory; nothing was read then.
         """
-        num_read = (self.manifest if self._has_few else self.whole).num_samples
-        needed, available = num_read * BYTES_A_SAMPLE, available_memory()
+        num_samples = self.manifest.num_samples
+        needed, available = num_samples * BYTES_A_SAMPLE, available_memory()
         if 0 < available < needed:  # 0: the system does not say
             raise ValueError(
-                f"the columns (keys, labels, sizes of photos) of the {num_read} samples indexed at "
-                f"'{self.shards.url}' take about {needed} bytes of memory at once, and {available} are available; "
-                "where= can read them in parts: pass where_in_parts=True. For oversample= and buckets use "
-                "a data set of fewer samples, or more memory"
+                f"the columns (keys, labels, sizes of photos) of the {num_samples} samples indexed at "
+                f"'{self.shards.url}' take about {needed} bytes of memory at once, and {available} are available; for "
+                "oversample= and buckets use a data set of fewer samples, or more memory"
             )
         return Columns(self.sample_columns(), names=self.manifest.names, counts=self.manifest.samples)
 
     def sample_columns(self) -> SampleColumns:
         """Like `columns`, as the files have them."""
-        if not self._has_few:
-            return self.whole_columns().of_shards(self.whole.samples, self.rows)
-        rows = np.sort(self.rows)  # neighbours are read together
-        parts = read_parts(self._open_columns(), rows, max_samples=SAMPLES_AT_A_TIME)
-        own = join_columns([(part.read(), {}) for _, part in parts])
-        return own.of_shards(self.whole.samples[rows], np.searchsorted(rows, self.rows))
-
-    @property
-    def _has_few(self) -> bool:
-        """Whether the loader has only some shards of a data set whose columns are too large to be read for them."""
-        return len(self.rows) < self.whole.num_shards and self.whole.num_samples > WHOLE_SAMPLES
-
-    def whole_columns(self) -> SampleColumns:
-        """Like `columns`, but for all samples of ``whole``."""
-        if not self._is_mixture:
-            return self._sets[""].columns()
-        return join_columns([(set_.columns(), set_.whole.components) for set_ in self._sets.values()])
+        return read_columns(self._open_columns(), self.rows)
 
     def columns_in_parts(self, *, of_whole: bool = False) -> Iterator[tuple[int, Columns]]:
-        """Yield the columns of `SAMPLES_AT_A_TIME` samples or fewer: the ordinal of the first one, and the columns.
+        """Yield the columns of a million samples or fewer at a time: the ordinal of the first one, and the columns.
 
         The parts are in the shards' order, each has whole shards, and a column is read when it is first asked for.
-        With ``of_whole`` they are those of `whole_columns`.
+        With ``of_whole`` they are those of all shards that were indexed together.
 
         Raises:
             DataError: As `columns`; also if a column file is replaced meanwhile.
@@ -357,7 +326,7 @@ class DataSet:
         manifest = self.whole if of_whole else self.manifest
         rows = np.arange(manifest.num_shards) if of_whole else self.rows
         firsts = np.append(0, np.cumsum(manifest.samples, dtype=np.int64))
-        for run, part in read_parts(self._open_columns(), rows, max_samples=SAMPLES_AT_A_TIME):
+        for run, part in read_parts(self._open_columns(), rows):
             shards = slice(run.first, run.stop)
             yield int(firsts[run.first]), Columns(part, names=manifest.names[shards], counts=manifest.samples[shards])
 
@@ -469,24 +438,17 @@ class _Set:
             for part in [part.name for part in self.whole.parts] or [""]
         )
 
-    def columns(self) -> SampleColumns:
-        """The columns of all samples of ``whole``."""
-        found = self.made.columns if self.made is not None else find_columns(self.shards, self.whole)
-        return self._there(found)
-
     def open_columns(self) -> list[ColumnRanges]:
         """The column files of ``whole``, to be read by ranges."""
-        if self.made is None:
-            return self._there(open_columns(self.shards, self.whole))
-        data = self.made.columns.to_bytes(manifest=self.whole.shards_digest)
-        return [ColumnRanges(lambda start, size: data[start : start + size], manifest=self.whole, where="columns")]
-
-    def _there(self, found: T | None) -> T:
+        if self.made is not None:
+            data = self.made.columns.to_bytes(manifest=self.whole.shards_digest)
+            return [ColumnRanges(lambda start, size: data[start : start + size], manifest=self.whole, where="columns")]
+        found = open_columns(self.shards, self.whole)
         if found is None:
             name = self.shards.store.locate(columns_name(self.shards.prefix))
             raise DataError(
-                f"no column file '{name}', by which samples are chosen by key or label; the shards were indexed "
-                f"before there were such files: index them anew: {self.shards.index_command}"
+                f"no column file '{name}', by which samples are chosen by key or label; index the shards anew: "
+                f"{self.shards.index_command}"
             )
         return found
 
@@ -518,23 +480,18 @@ def photo_sizes(data_set: DataSet, photo: str) -> PhotoSizes:
     """Find the sizes of one component, or of the first that each sample has of alternatives such as ``"jpg;jpeg"``.
 
     Raises:
-        DataError: If the column file is missing or has no sizes, because the shards were indexed by an older version,
-            or if the component is not a photo.
+        DataError: If the column file is missing, or the component is not a photo.
     """
     columns = data_set.columns()
     height, width = np.zeros(len(columns), np.int32), np.zeros(len(columns), np.int32)
     is_found = np.zeros(len(columns), np.bool_)
     for name in photo.split(";"):
         if name not in columns.samples.sizes and name in columns.components:
-            photos = ", ".join(map(printable, sorted(columns.samples.sizes)))
-            advice = (
-                f"name a photo: photo=... of dali_pipes.buckets (found: {photos})"
-                if photos
-                else "index the shards anew, which reads them once: dali-pipes prep index URL"
-            )
+            photos = ", ".join(map(printable, sorted(columns.samples.sizes))) or "none"
             raise DataError(
                 f"'{printable(data_set.source)}': expected heights and widths of '{printable(name)}' in the column "
-                f"file, to find the shape of each batch, found none; {advice}"
+                "file, to find the shape of each batch, found none; name a photo: photo=... of dali_pipes.buckets "
+                f"(found: {photos})"
             )
         rows, sides = columns.size(name), columns.has(name) & ~is_found
         height[sides], width[sides] = rows[0][sides], rows[1][sides]

@@ -8,7 +8,6 @@ file is read if the manifest's sums show that no sample lacks a component.
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +30,6 @@ NUM_READERS = 16
 # Shard indexes that are requested ahead, and so kept in memory at most.
 _AHEAD = 16 * NUM_READERS
 
-# What the columns of a sample take while they are used: 20 bytes as the file has them, and in `Columns` 16 for a key's
-# string and more for a long one, 16 for the shard's, 8 for the label, and the arrays of the predicate itself.
-BYTES_A_SAMPLE = 100
-MAX_BYTES = 2 << 30
-"""The limit for columns that are held at once: 21 million samples."""
 # Sorted ordinals are copied a few times on their way to the plan, so 0.5 GB become 1.5 GB.
 MAX_REFUSED = 1 << 26
 NUM_ASKED_AGAIN = 2000
@@ -56,7 +50,6 @@ def excluded_ordinals(
     exclude: str | Path | Iterable[str | Path] = (),
     entries: Sequence[Exclusion] = (),
     where: Where | None = None,
-    where_in_parts: bool | None = None,
     lacking: Sequence[str] = (),
 ) -> Chosen:
     """Find the samples of the loader's shards that must not be read; those that were removed are always among them.
@@ -68,24 +61,21 @@ def excluded_ordinals(
             without a set's name means every sample that has it. Listed samples of shards that the loader does not read
             are counted and logged.
         entries: Further samples, as such a file lists them.
-        where: Called with a `dali_pipes.formats.sample_columns.Columns`; returns bool [N], ``True`` for each
-            sample to keep. It sees removed samples, too; its answer for them has no effect.
-        where_in_parts: Whether ``where`` is called for some shards at a time; ``None``: no, and a data set whose
-            columns would take more than `MAX_BYTES` is refused: see `dali_pipes.options.Select`.
+        where: Called with a `dali_pipes.formats.sample_columns.Columns` of some shards at a time; returns bool [N],
+            ``True`` for each sample to keep. It must judge each sample by that sample alone. It sees removed samples,
+            too; its answer for them has no effect.
         lacking: Components; samples without one of them are left out. A sample lacks ``"jpg;jpeg"`` if it has neither.
-
-    All but ``where`` reads the columns of a data set above `MAX_BYTES` in parts.
 
     Raises:
         DataError: If a list names a key that its shard does not have, or a shard that several sets have; if keys or
             labels are needed and there is no column file; if no sample has a component of ``lacking``.
         TypeError: If ``where`` returns anything but one bool for each sample.
-        ValueError: If no sample is left; if ``where`` needs too much memory, or judges in parts and its answer for a
-            sample depends on the others; if more samples are left out than memory should hold.
+        ValueError: If no sample is left; if the answer of ``where`` for a sample depends on the others; if more samples
+            are left out than memory should hold.
     """
     choice = _Choice(indexed)
     if where is not None:
-        choice.leave_out("by where", choice.refused_by(where, in_parts=where_in_parts))
+        choice.leave_out("by where", choice.refused_by(where))
     if listed := [*read_exclusions(exclude), *entries]:
         choice.leave_out("by exclude", choice.listed(listed))
     for component in lacking:
@@ -117,47 +107,21 @@ class _Choice:
             raise ValueError(f"none of the {num} samples of '{self._indexed.shards.url}' is left: {', '.join(counted)}")
         return Chosen(self._excluded, summary)
 
-    @cached_property
-    def _columns(self) -> Columns:
-        return self._indexed.columns()
-
-    def refused_by(self, where: Where, *, in_parts: bool | None) -> Int64s:
-        if in_parts is None:
-            self._check_fits()
-        refused = self._refused_in_parts(where) if in_parts else np.flatnonzero(~_answer(where, self._columns))
-        if len(refused) == self._num_samples:
-            first = next(iter(self._indexed.columns_in_parts()))[1] if in_parts else self._columns
-            raise ValueError(
-                f"where keeps none of the {self._num_samples} samples of '{self._indexed.shards.url}'; the first is "
-                f"'{first.samples.keys[0]}'"
-            )
-        return refused
-
-    def _check_fits(self) -> None:
-        """Refuse to hold the columns of all samples, if they take too much memory."""
-        if (needed := self._num_samples * BYTES_A_SAMPLE) > MAX_BYTES:
-            raise ValueError(
-                f"where= on the {self._num_samples} samples of '{self._indexed.shards.url}' would hold all their "
-                f"columns at once, about {needed >> 30} GiB; the limit is {MAX_BYTES >> 30} GiB. If it judges each "
-                "sample by that sample alone, pass where_in_parts=True: it is then called for some shards at a time. "
-                "If it must see all samples, name fewer shards, or pass where_in_parts=False and take the memory"
-            )
-
-    def _refused_in_parts(self, where: Where) -> Int64s:
+    def refused_by(self, where: Where) -> Int64s:
         refused = _Collected(self._indexed.shards.url)
+        first_key = ""
         for first, columns in self._indexed.columns_in_parts():
             keep = _answer(where, columns)
             if first == 0:
                 _check_judges_alone(where, columns, keep)
+                first_key = columns.samples.keys[0] if len(columns) and not keep.any() else ""
             refused.add(first, ~keep, "where refuses")
-        return refused.all()
-
-    def _columns_in_parts(self) -> Iterator[tuple[int, Columns]]:
-        """The columns at once, if they fit or are there already; else in parts."""
-        if "_columns" in self.__dict__ or self._num_samples * BYTES_A_SAMPLE <= MAX_BYTES:
-            yield 0, self._columns
-        else:
-            yield from self._indexed.columns_in_parts()
+        if len(found := refused.all()) == self._num_samples:
+            raise ValueError(
+                f"where keeps none of the {self._num_samples} samples of '{self._indexed.shards.url}'; the first is "
+                f"'{first_key}'"
+            )
+        return found
 
     def listed(self, entries: Sequence[Exclusion]) -> Int64s:
         by_shard: dict[str, list[Exclusion]] = defaultdict(list)
@@ -238,7 +202,7 @@ class _Choice:
         if not by_key:
             return np.empty(0, np.int64)
         own_keys = {key: self._own_key(key) for key in by_key}
-        rows = _rows_in_parts(self._columns_in_parts(), own_keys.keys() | own_keys.values())
+        rows = _rows_in_parts(self._indexed.columns_in_parts(), own_keys.keys() | own_keys.values())
         listed: dict[str, list[int]] = {}
         for key, own in own_keys.items():
             found = {key: rows.get(key, [])}
@@ -255,7 +219,7 @@ class _Choice:
                 elsewhere = _rows_in_parts(self._indexed.columns_in_parts(of_whole=True), asked)
                 unknown = [entry for entry in unknown if not {entry.key, own_keys[entry.key]} & elsewhere.keys()]
             if unknown:
-                _, columns = next(self._columns_in_parts())
+                _, columns = next(self._indexed.columns_in_parts())
                 more = f"; nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
                 raise DataError(
                     f"{unknown[0].where}: key '{unknown[0].key}' is not in '{self._indexed.shards.url}'{more}; "
@@ -296,7 +260,7 @@ class _Choice:
     def _lacking_by_columns(self, names: Sequence[str], component: str) -> Int64s | None:
         """The samples without any of these components; ``None`` if the column files do not list all of them."""
         found = _Collected(self._indexed.shards.url)
-        for first, columns in self._columns_in_parts():
+        for first, columns in self._indexed.columns_in_parts():
             if (lacks := lack(columns.samples, names)) is None:
                 return None
             found.add(first, lacks, f"component '{component}' is missing in")
@@ -365,9 +329,9 @@ def _check_judges_alone(where: Where, columns: Columns, keep: Bools) -> None:
         if (differs := again != keep[start:stop]).any():
             row = start + int(np.argmax(differs))
             raise ValueError(
-                f"where_in_parts=True needs a where= that judges each sample by that sample alone; of sample "
-                f"'{columns.samples.keys[row]}' it says {keep[row]} among {len(columns)} samples, and {not keep[row]} "
-                f"among {stop - start}; mend it, or pass where_in_parts=False"
+                "where= is called for some shards at a time, so it must judge each sample by that sample alone; of "
+                f"sample '{columns.samples.keys[row]}' it says {keep[row]} among {len(columns)} samples, and "
+                f"{not keep[row]} among {stop - start}"
             )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.column_file import ReadRange
-from dali_pipes.formats.column_ranges import ColumnRanges
+from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import (
     UNSIZED,
     Manifest,
@@ -51,7 +51,7 @@ from dali_pipes.formats.photo_header import (
     read_photo_header,
     read_whole_photo_header,
 )
-from dali_pipes.formats.sample_columns import MAX_COMPONENTS, ColumnsBuilder, SampleColumns, join_columns
+from dali_pipes.formats.sample_columns import ColumnRanges, SampleColumns, read_columns
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.tar_reader import READ_BYTES, ArchiveReader, Member
 from dali_pipes.progress import bar
@@ -530,20 +530,8 @@ def find_columns(shards: ShardSet, manifest: Manifest) -> SampleColumns | None:
     Raises:
         DataError: If one is not a column file of this version, or belongs to another manifest.
     """
-    found: list[tuple[SampleColumns, Mapping[str, int]]] = []
-    first = 0
-    for part in manifest.parts or (Part("", manifest.num_shards),):
-        name = columns_name(f"{shards.prefix}{part.name}")
-        data = shards.store.find(name)
-        if data is None:
-            return None
-        own = manifest.take(np.arange(first, first + part.num_shards))
-        columns = SampleColumns.from_bytes(data, manifest=own, where=shards.store.locate(name))
-        # A component that this file leaves out, because there are too many, is counted in the manifest.
-        left_out = manifest.components if len(columns.has) >= MAX_COMPONENTS else {}
-        found.append((columns, {**left_out, **dict.fromkeys(columns.has, 1)}))
-        first += part.num_shards
-    return found[0][0] if len(found) == 1 else join_columns(found)
+    files = open_columns(shards, manifest)
+    return None if files is None else read_columns(files, np.arange(manifest.num_shards))
 
 
 def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | None:

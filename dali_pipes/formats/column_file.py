@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import read_json
@@ -22,8 +20,8 @@ from dali_pipes.formats.texts import Texts
 ReadRange = Callable[[int, int], bytes]
 """``read(start, size)``: bytes of a file; fewer if it ends before."""
 
-# A column file's header takes some 10 KB at most.
-_HEAD_BYTES, _MAX_HEADER_BYTES = 1 << 14, 1 << 22
+# The first read of a column file: its header takes some 10 KB, and a small data set needs no second read.
+_HEAD_BYTES, _MAX_HEADER_BYTES = 1 << 18, 1 << 22
 # In safetensors' order, smallest first.
 _TYPES = {"U8": "u1", "I8": "<i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "I64": "<i8", "U64": "<u8"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
@@ -78,6 +76,15 @@ def stream_columns(columns: Mapping[str, ColumnStream], header: Mapping[str, Any
     return FileStream(8 + len(head) + stop, chunks)
 
 
+class Head(NamedTuple):
+    """The beginning of a file."""
+
+    data: bytes
+    header: bytes
+    is_whole: bool
+    """Whether the file has no more bytes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnFile:
     """Columns and header of one file; each is checked when it is taken."""
@@ -89,38 +96,39 @@ class ColumnFile:
     header: dict[str, Any]
 
     @classmethod
-    def open(cls, data: bytes, *, where: str, kind: str, version: int | tuple[int, ...]) -> "ColumnFile":
-        """Read a file of one of these versions, the newest last; ``where`` names it.
+    def open(cls, data: bytes, *, where: str, kind: str, version: int) -> "ColumnFile":
+        """Read a file of this version; ``where`` names it.
 
         Raises:
             DataError: If it is not of this kind and version.
         """
-        expected = _expected(kind, version)
-        try:
-            columns = load_tensors(data)
-            header_stop = 8 + int.from_bytes(data[:8], "little")
-            header = read_json(read_json(data[8:header_stop])["__metadata__"]["header"])
-        except (SafetensorError, ValueError, KeyError, TypeError) as exc:
-            found = f"{len(data)} bytes of something else ({exc})"
-            raise DataError(f"'{where}': {expected}, found {found}; rebuild it: dali-pipes prep index URL") from exc
-        return cls._of(columns, header, where=where, kind=kind, version=version)
+        read: ReadRange = lambda start, size: data[start : start + size]  # noqa: E731
+        file, starts, _ = cls.open_header(read, where=where, kind=kind, version=version, max_bytes=len(data))
+        if (num_bytes := max([0, *(start + file.columns[name].nbytes for name, start in starts.items())])) > len(data):
+            raise file.refused(f"{num_bytes} bytes", f"{len(data)}")
+        for name, start in starts.items():
+            column = file.columns[name]
+            file.columns[name] = np.frombuffer(data, column.dtype, len(column), start)
+        return file
 
     @classmethod
     def open_header(
-        cls, read: ReadRange, *, where: str, kind: str, version: int | tuple[int, ...]
-    ) -> "tuple[ColumnFile, dict[str, int]]":
+        cls, read: ReadRange, *, where: str, kind: str, version: int, max_bytes: int = _MAX_HEADER_BYTES
+    ) -> "tuple[ColumnFile, dict[str, int], Head]":
         """Read the header alone of such a file: the columns have type and length, but all values are 0.
 
         ``read(start, size)`` gives the file's bytes ``[start, start + size)``. Also returns the byte at which each
-        column starts.
+        column starts, and the bytes that were read.
 
         Raises:
             DataError: If it is not of this kind and version.
         """
+        expected = f"'{where}': expected a {kind}, version {version}"
         try:
             head = read(0, _HEAD_BYTES)
+            is_whole = len(head) < _HEAD_BYTES
             data_start = 8 + int.from_bytes(head[:8], "little")
-            if not 8 < data_start <= _MAX_HEADER_BYTES:
+            if not 8 < data_start <= max_bytes:
                 raise ValueError(f"a header of {data_start - 8} bytes")
             if data_start > len(head):
                 head += read(len(head), data_start - len(head))
@@ -129,40 +137,19 @@ class ColumnFile:
             columns: dict[str, npt.NDArray[Any]] = {}
             starts: dict[str, int] = {}
             for name, entry in entries.items():
-                dtype, (length,), (start, stop) = (
-                    np.dtype(_TYPES[entry["dtype"]]),
-                    entry["shape"],
-                    entry["data_offsets"],
-                )
+                dtype, (length,) = np.dtype(_TYPES[entry["dtype"]]), entry["shape"]
+                start, stop = entry["data_offsets"]
                 if not (is_count(length) and is_count(start) and stop - start == length * dtype.itemsize):
                     raise ValueError(f"column '{name}' at bytes {start} to {stop}")
                 # One value, seen ``length`` times: it takes no memory.
                 columns[name], starts[name] = np.broadcast_to(np.zeros((), dtype), (length,)), data_start + start
         except (AttributeError, ValueError, KeyError, TypeError) as exc:
-            found = f"something else ({exc})"
-            raise DataError(
-                f"'{where}': {_expected(kind, version)}, found {found}; rebuild it: dali-pipes prep index URL"
-            ) from exc
-        return cls._of(columns, header, where=where, kind=kind, version=version), starts
-
-    @classmethod
-    def _of(
-        cls,
-        columns: dict[str, npt.NDArray[Any]],
-        header: object,
-        *,
-        where: str,
-        kind: str,
-        version: int | tuple[int, ...],
-    ) -> "ColumnFile":
-        if not isinstance(header, dict):
-            header = {}
-        if header.get("kind") != kind or header.get("version") not in _versions(version):
-            found = f"a {header.get('kind')}, version {header.get('version')}"
-            raise DataError(
-                f"'{where}': {_expected(kind, version)}, found {found}; rebuild it: dali-pipes prep index URL"
-            )
-        return cls(where=where, kind=kind, columns=columns, header=header)
+            raise DataError(f"{expected}, found something else ({exc}); rebuild it: dali-pipes prep index URL") from exc
+        if not isinstance(header, dict) or header.get("kind") != kind or header.get("version") != version:
+            found = f"a {header.get('kind')}, version {header.get('version')}" if isinstance(header, dict) else "none"
+            raise DataError(f"{expected}, found {found}; rebuild it: dali-pipes prep index URL")
+        file = cls(where=where, kind=kind, columns=columns, header=header)
+        return file, starts, Head(head, head[:data_start], is_whole)
 
     def refused(self, expected: str, found: str) -> DataError:
         """The error for a file with invalid values."""
@@ -205,14 +192,6 @@ class ColumnFile:
     def text(self, name: str) -> str:
         """A text in the header."""
         return cast("str", self.entry(name, "a text", lambda value: isinstance(value, str)))
-
-
-def _versions(version: int | tuple[int, ...]) -> tuple[int, ...]:
-    return version if isinstance(version, tuple) else (version,)
-
-
-def _expected(kind: str, version: int | tuple[int, ...]) -> str:
-    return f"expected a {kind}, version {' or '.join(map(str, _versions(version)))}"
 
 
 def is_int64(value: object) -> bool:

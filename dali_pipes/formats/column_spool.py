@@ -1,4 +1,4 @@
-"""Collect the columns of a large data set in temporary files, so that its column file is never in memory.
+"""Collect the columns of a data set's samples, and write its column file, which may be larger than memory.
 
 A column grows by 1 to 8 bytes a sample, of which a data set may have a billion.
 """
@@ -7,6 +7,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,88 @@ import numpy.typing as npt
 
 from dali_pipes.errors import StoreError
 from dali_pipes.formats.column_file import ColumnStream, FileStream, stream_columns
+from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.sample_columns import (
     LABEL_TYPES,
+    MAX_COMPONENTS,
     SIZE_TYPES,
-    ColumnsBuilder,
     SampleColumns,
     columns_header,
+    join_columns,
     smallest_type,
 )
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.formats.texts import Texts, pack_texts
 
+# Shards whose columns are joined before all of them are, and their samples.
+_SHARDS_JOINED, _ROWS_JOINED = 256, 1 << 17
 _ROWS_IN_MEMORY = 1 << 20
 # A multiple of 8: a column of bits is made of pieces of whole bytes.
 _ROWS_AT_A_TIME = 1 << 20
+
+
+class ColumnsBuilder:
+    """Collects the columns of shards, in the manifest's order, without a Python object per sample."""
+
+    def __init__(self) -> None:
+        self._parts: list[SampleColumns] = []
+        self._last: list[SampleColumns] = []
+        self._last_rows = 0
+        self._restart()
+        self.components: dict[str, None] = {}
+        """The components that are collected, in the order in which they were found."""
+        self.is_cut = False
+        """Whether a component was left out, because there are too many."""
+
+    def add(self, index: ShardIndex) -> None:
+        """Add the columns of the next shard."""
+        taken = self._admit(index.offsets)
+        masks = {name: index.offsets[name] >= 0 for name in taken}
+        # Masks without a gap are not kept: they would take a byte for each sample and component.
+        has = {name: None if mask.all() else mask for name, mask in masks.items()}
+        sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self.components}
+        self._last.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes))
+        self._last_rows += index.num_samples
+        if len(self._last) == _SHARDS_JOINED or self._last_rows >= _ROWS_JOINED:
+            self._join_last()
+
+    def add_columns(self, columns: SampleColumns, components: Iterable[str]) -> None:
+        """Add the columns of the next shards, whose components were found in this order: see `components`."""
+        self._join_last()
+        taken = set(self._admit(components))
+        has = {name: mask for name, mask in columns.has.items() if name in taken}
+        sizes = {name: pair for name, pair in columns.sizes.items() if name in taken}
+        self._append(replace(columns, has=has, sizes=sizes))
+
+    def finish(self) -> SampleColumns:
+        """The columns of all shards that were added."""
+        self._join_last()
+        return join_columns(self._parts)
+
+    def _admit(self, names: Iterable[str]) -> list[str]:
+        taken = []
+        for name in names:
+            if len(self.components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
+                self.components[name] = None
+            if name in self.components:
+                taken.append(name)
+            else:
+                self.is_cut = True
+        return taken
+
+    def _join_last(self) -> None:
+        """Join the columns of small shards, whose arrays take more memory than their values."""
+        if self._last:
+            joined = join_columns(self._last)
+            self._last, self._last_rows = [], 0
+            self._append(joined)
+
+    def _append(self, part: SampleColumns) -> None:
+        self._parts.append(part)
+
+    def _restart(self) -> None:
+        # The first part is empty, because there may be no shard.
+        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
 
 
 class ColumnsSpool(ColumnsBuilder):
@@ -73,7 +144,7 @@ class ColumnsSpool(ColumnsBuilder):
         for name, (height, width) in self._sizes.items():
             columns[f"height/{name}"] = height.stream(rows, height.smallest(SIZE_TYPES))
             columns[f"width/{name}"] = width.stream(rows, width.smallest(SIZE_TYPES))
-        header = columns_header(manifest=manifest, components=self._has, has_sizes=bool(self._sizes))
+        header = columns_header(manifest=manifest, components=self._has)
         return stream_columns(columns, header)
 
     def _append(self, part: SampleColumns) -> None:

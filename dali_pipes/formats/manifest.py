@@ -1,6 +1,6 @@
 """The manifest: one file beside all shards of a data set, with a row for each shard.
 
-``samples-manifest.safetensors``, version 2 or 3, for S shards; a file as in `dali_pipes.formats.column_file`:
+``samples-manifest.safetensors``, version 4, for S shards; a file as in `dali_pipes.formats.column_file`:
 
 ====================  ========  =====================================================================================
 column                dtype     holds
@@ -23,10 +23,8 @@ reads any shard index:
   10}}``, and under ``unsized`` the photos without height and width, if their number differs from that of ``unknown``.
 * ``labels`` has the smallest and the largest class id, ``{"min": 1, "max": 37}``, if there are any.
 * ``turned`` counts the photos of each component whose EXIF orientation is not 1, ``{"image.jpg": 12}``; components
-  without such photos are left out. Manifests that were written before orientations were kept lack the entry.
+  without such photos are left out.
 * ``recoded``, only if photos were resized, optimized or converted: what was done, `dali_pipes.formats.manifest`.
-
-(Version 1 had neither ``photos`` nor ``labels``.)
 
 The manifest of a data set that has changed (``prep add``, ``prep remove``, ``prep compact``) has more entries:
 
@@ -35,9 +33,8 @@ The manifest of a data set that has changed (``prep add``, ``prep remove``, ``pr
   and the name of the file, and the number of shards whose samples it has. Without it, there is one part, ``""``.
 * ``history`` has an entry for each version, the oldest first: see `Change`.
 
-If samples were removed, the file is of version 3, because a reader of version 2 would still read them, and has the
-column ``removed``, int64: their ordinals, sorted. The counts in the header count the removed samples, too, because the
-shards still hold them.
+If samples were removed, the file has the column ``removed``, int64: their ordinals, sorted. The counts in the header
+count the removed samples, too, because the shards still hold them.
 
 Shards that are read through an ETL (``prep index --etl NAME``) have files of the same formats, named after the ETL:
 ``samples-manifest.NAME.etl.safetensors``. The header of such a manifest has ``etl``, the ETL's name.
@@ -219,9 +216,7 @@ def _is_step(value: object) -> bool:
     )
 
 
-MANIFEST_VERSION = 2
-REMOVALS_VERSION = 3
-"""The version of a manifest with removed samples."""
+MANIFEST_VERSION = 4
 MANIFEST_KIND = "dali-pipes manifest"
 UNSIZED = "unsized"
 """A key of `Manifest.photos` besides the formats: photos whose header gives no height and width."""
@@ -270,9 +265,8 @@ class Manifest:
     set; and `UNSIZED` -> the number without height and width, if it differs from the number of unknown photos."""
     labels: Mapping[str, int] = field(default_factory=dict)
     """``{"min": 1, "max": 37}``: the smallest and largest class id of the whole data set; empty if it has none."""
-    turned: Mapping[str, int] | None = None
-    """component -> the number of its photos in the whole data set whose EXIF orientation is not 1, if there are any;
-    ``None``: the shard indexes do not keep orientations."""
+    turned: Mapping[str, int] = field(default_factory=dict)
+    """component -> the number of its photos in the whole data set whose EXIF orientation is not 1, if there are any."""
     recoded: tuple[RecodedStep, ...] = ()
     """What was done to the photos when the shards were packed, step by step; empty if they have their first bytes."""
     etl: str = ""
@@ -433,12 +427,12 @@ class Manifest:
             columns["removed"] = self.removed
         header = {
             "kind": MANIFEST_KIND,
-            "version": REMOVALS_VERSION if len(self.removed) else MANIFEST_VERSION,
+            "version": MANIFEST_VERSION,
             "components": dict(sorted(self.components.items())),
             "photos": {c: dict(sorted(counts.items())) for c, counts in sorted(self.photos.items())},
             "labels": dict(sorted(self.labels.items())),
             "classes": {str(label): self.classes[label] for label in sorted(self.classes)},
-            **({"turned": dict(sorted(self.turned.items()))} if self.turned is not None else {}),
+            "turned": dict(sorted(self.turned.items())),
             **({"recoded": [step.as_json() for step in self.recoded]} if self.recoded else {}),
             **({"etl": self.etl} if self.etl else {}),
         }
@@ -453,7 +447,7 @@ class Manifest:
         Raises:
             DataError: If ``data`` is not a manifest of this version, or holds invalid values; ``where`` names it.
         """
-        file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=(MANIFEST_VERSION, REMOVALS_VERSION))
+        file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
         names = file.texts("name")
         if problem := object_name_problem(names):
             raise file.refused("names of shards", problem)
@@ -462,9 +456,7 @@ class Manifest:
             values = columns[name] = file.column(column, dtype, len(names))
             if dtype is np.int64 and ((values < 0).any() or values.sum(dtype=np.float64) >= 2**62):
                 raise file.refused(f"column '{column}' of counts with a sum under 2**62", "other values")
-        removed = (
-            read_removed(file, columns["samples"]) if file.header["version"] == REMOVALS_VERSION else _no_ordinals()
-        )
+        removed = read_removed(file, columns["samples"]) if "removed" in file.columns else _no_ordinals()
         file.expect_no_more()
         version, parts, history = read_history(file, len(names))
         etl = file.text("etl") if "etl" in file.header else ""
@@ -481,7 +473,7 @@ class Manifest:
             classes={int(label): name for label, name in classes.items()},
             photos=photos,
             labels=file.entry("labels", "min and max", _is_range),
-            turned=file.entry("turned", "whole numbers by component", are_counts) if "turned" in file.header else None,
+            turned=file.entry("turned", "whole numbers by component", are_counts),
             recoded=steps_of(file.entry("recoded", EXPECTED, are_steps)) if "recoded" in file.header else (),
             etl=etl,
             version=version,

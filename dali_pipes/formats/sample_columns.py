@@ -4,7 +4,7 @@ A loader reads a shard's index when it reads the shard. To choose samples by key
 would have to read all indexes, with one request each. The column file holds these columns in one file, in the
 manifest's order.
 
-``samples-columns.safetensors``, version 2, for N samples; a file as in `dali_pipes.formats.column_file`:
+``samples-columns.safetensors``, version 3, for N samples; a file as in `dali_pipes.formats.column_file`:
 
 =============  ==========  ===========================================================================================
 column         dtype       holds
@@ -26,28 +26,31 @@ the header lists the first ones and ``cls``.
 
 A data set that has grown has several column files, one for each part of its shards: see `dali_pipes.formats.manifest`.
 
-Version 1 had no heights and widths; a file without photos still is of version 1.
+The columns of a billion samples do not fit in memory. So a file is read by ranges, and in *parts*: some shards at a
+time (`read_parts`), of which a column is read when it is first asked for. A predicate that looks at labels only reads
+2 bytes a sample, and no keys. `dali_pipes.formats.column_spool` writes the file.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import ColumnFile, save_columns
+from dali_pipes.formats.column_file import ColumnFile, ReadRange, save_columns
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 
-COLUMNS_VERSIONS = (1, 2)
+COLUMNS_VERSION = 3
 COLUMNS_KIND = "dali-pipes column file"
 
+SAMPLES_AT_A_TIME = 1 << 20
+"""Samples of a part: 100 MB with keys of 20 bytes; 1e9 samples have a thousand parts."""
 MAX_COMPONENTS = 64
 """The limit for a column file. If names hold a date, each sample can have a component of its own; a bitmap for each
 would grow with the square of the data set."""
@@ -58,12 +61,10 @@ SIZE_TYPES = (np.uint16, np.int32)
 LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
 # Keys decoded at a time: as Python strings they take five times the space.
 _ROWS_AT_A_TIME = 1 << 16
-# Shards whose columns are joined before all of them are, and their samples.
-_SHARDS_JOINED, _ROWS_JOINED = 256, 1 << 17
-
 Sizes = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Strings = npt.NDArray[Any]
 """Arrays of numpy's ``StringDType``, which its type stubs cannot express."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +77,14 @@ class SampleColumns:
     has: Mapping[str, Bools | None]
     """component -> bool [N], whether each sample has it; ``None`` if all have it."""
     sizes: Mapping[str, tuple[Sizes, Sizes]] = field(default_factory=dict)
-    """component -> heights and widths of the upright photos: uint16 or int32 [N] each, 0 if a sample lacks it. A file
-    of version 1 has none."""
+    """component -> heights and widths of the upright photos: uint16 or int32 [N] each, 0 if a sample lacks it."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def lack(self, names: Sequence[str]) -> Bools | None:
-        """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed here."""
-        return lack(self, names)
+    def read(self) -> "SampleColumns":
+        """Itself; a `ColumnsPart` has this method, too."""
+        return self
 
     def of_shards(self, samples: Int64s, rows: Int64s) -> "SampleColumns":
         """The columns of the shards ``rows``, in the order given; itself if these are all shards in their own order.
@@ -97,17 +97,7 @@ class SampleColumns:
         starts, counts = (stops - samples)[rows], samples[rows]
         # ordinal = the shard's first ordinal - start of its run in the result + position in the result
         offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
-        ordinals = offsets + np.arange(len(offsets), dtype=np.int64)
-        ends = np.append(0, self.keys.ends)
-        runs = [self.keys.data[ends[start] : ends[start + count]] for start, count in zip(starts, counts, strict=True)]
-        lengths = self.keys.ends[ordinals] - ends[ordinals]
-        data = np.concatenate([np.empty(0, np.uint8), *runs])
-        return SampleColumns(
-            keys=Texts(data, np.cumsum(lengths, dtype=np.int64)),
-            labels=None if self.labels is None else self.labels[ordinals],
-            has={name: None if mask is None else mask[ordinals] for name, mask in self.has.items()},
-            sizes={name: (height[ordinals], width[ordinals]) for name, (height, width) in self.sizes.items()},
-        )
+        return self.take(offsets + np.arange(len(offsets), dtype=np.int64))
 
     def take(self, rows: Int64s) -> "SampleColumns":
         """The columns of some samples, in the order given."""
@@ -128,7 +118,7 @@ class SampleColumns:
                 columns[f"has/{name}"] = np.packbits(mask)
         for name, (height, width) in self.sizes.items():
             columns[f"height/{name}"], columns[f"width/{name}"] = height, width
-        return save_columns(columns, columns_header(manifest=manifest, components=self.has, has_sizes=bool(self.sizes)))
+        return save_columns(columns, columns_header(manifest=manifest, components=self.has))
 
     @classmethod
     def from_bytes(cls, data: bytes, *, manifest: Manifest, where: str) -> "SampleColumns":
@@ -138,67 +128,25 @@ class SampleColumns:
             DataError: If ``data`` is not a column file of this version, holds invalid values, or belongs to another
                 manifest; ``where`` names the file.
         """
-        file = ColumnFile.open(data, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSIONS)
-        components = checked_components(file, manifest)
-        keys = file.texts("key")
-        if len(keys) != manifest.num_samples:
-            raise file.refused(f"{manifest.num_samples} samples, the manifest's", str(len(keys)))
-        labels = file.column("label", label_type(file), len(keys)) if LABEL_COMPONENT in components else None
-        has = {name: _unpacked(file, name, len(keys)) for name in components}
-        sizes = {
-            name: (take_sizes(file, f"height/{name}", len(keys)), take_sizes(file, f"width/{name}", len(keys)))
-            for name in components
-            if f"height/{name}" in file.columns
-        }
-        file.expect_no_more()
-        return cls(keys=keys, labels=labels, has=has, sizes=sizes)
+        file = ColumnRanges(lambda start, size: data[start : start + size], manifest=manifest, where=where)
+        return read_columns([file], np.arange(manifest.num_shards))
 
 
-def columns_header(*, manifest: str, components: Iterable[str], has_sizes: bool) -> dict[str, Any]:
+def columns_header(*, manifest: str, components: Iterable[str]) -> dict[str, Any]:
     """The header of a column file."""
-    return {
-        "kind": COLUMNS_KIND,
-        "version": 2 if has_sizes else 1,
-        "manifest": manifest,
-        "components": sorted(components),
-    }
-
-
-class AnyColumns(Protocol):
-    """What `SampleColumns` and a part of a file that is read when it is needed have in common."""
-
-    @property
-    def keys(self) -> Texts: ...
-    @property
-    def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None: ...
-    @property
-    def has(self) -> Mapping[str, Bools | None]: ...
-    @property
-    def sizes(self) -> Mapping[str, tuple[Sizes, Sizes]]: ...
-    def __len__(self) -> int: ...
-
-
-def lack(columns: AnyColumns, names: Sequence[str]) -> Bools | None:
-    """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed."""
-    if any(name not in columns.has for name in names):
-        return None
-    lacking = np.ones(len(columns), np.bool_)
-    for name in names:
-        mask = columns.has[name]
-        lacking &= False if mask is None else ~mask
-    return lacking
+    return {"kind": COLUMNS_KIND, "version": COLUMNS_VERSION, "manifest": manifest, "components": sorted(components)}
 
 
 class Columns:
     """Columns of all samples in the loader's order, known before a shard is read; the argument of ``where=``.
 
     Args:
-        samples: The columns as the file has them: all of them, or a part of a large data set's.
+        samples: The columns as the file has them, of all samples or of a part.
         names: The loader's shards.
         counts: int64 [shards], the number of samples in each.
     """
 
-    def __init__(self, samples: AnyColumns, *, names: Sequence[str], counts: Int64s) -> None:
+    def __init__(self, samples: "SampleColumns | ColumnsPart", *, names: Sequence[str], counts: Int64s) -> None:
         self.samples = samples
         """The columns as the file has them: keys are not decoded, labels have their smallest type."""
         self._names, self._counts = names, counts
@@ -211,12 +159,7 @@ class Columns:
         rows = np.arange(start, stop)
         # The shards of which these samples are, each with the number of them.
         bounds = np.clip(np.append(0, np.cumsum(self._counts)), start, stop)
-        samples = SampleColumns(
-            keys=self.samples.keys[start:stop],
-            labels=None if self.samples.labels is None else self.samples.labels[rows],
-            has={name: None if mask is None else mask[rows] for name, mask in self.samples.has.items()},
-            sizes={name: (height[rows], width[rows]) for name, (height, width) in self.samples.sizes.items()},
-        )
+        samples = self.samples.read().take(rows)
         return Columns(samples, names=self._names, counts=np.diff(bounds))
 
     @cached_property
@@ -264,7 +207,7 @@ class Columns:
         """Heights and widths of a component's upright photos: uint16 or int32 [N] each; 0 if a sample lacks it.
 
         Raises:
-            DataError: If it is not a photo, or the shards were indexed before column files had sizes.
+            DataError: If it is not a photo.
         """
         sizes = self.samples.sizes.get(component)
         if sizes is None:
@@ -282,107 +225,43 @@ Where = Callable[[Columns], Bools]
 """A predicate of samples: which of them stay, bool [samples]."""
 
 
-class ColumnsBuilder:
-    """Collects the columns of shards, in the manifest's order, without a Python object per sample."""
-
-    def __init__(self) -> None:
-        self._parts: list[SampleColumns] = []
-        self._last: list[SampleColumns] = []
-        self._last_rows = 0
-        self._restart()
-        self.components: dict[str, None] = {}
-        """The components that are collected, in the order in which they were found."""
-        self.is_cut = False
-        """Whether a component was left out, because there are too many."""
-
-    def add(self, index: ShardIndex) -> None:
-        """Add the columns of the next shard."""
-        taken = self._admit(index.offsets)
-        masks = {name: index.offsets[name] >= 0 for name in taken}
-        # Masks without a gap are not kept: they would take a byte for each sample and component.
-        has = {name: None if mask.all() else mask for name, mask in masks.items()}
-        sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self.components}
-        self._last.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes))
-        self._last_rows += index.num_samples
-        if len(self._last) == _SHARDS_JOINED or self._last_rows >= _ROWS_JOINED:
-            self._join_last()
-
-    def add_columns(self, columns: SampleColumns, components: Iterable[str]) -> None:
-        """Add the columns of the next shards, whose components were found in this order: see `components`."""
-        self._join_last()
-        taken = set(self._admit(components))
-        has = {name: mask for name, mask in columns.has.items() if name in taken}
-        sizes = {name: pair for name, pair in columns.sizes.items() if name in taken}
-        self._append(replace(columns, has=has, sizes=sizes))
-
-    def finish(self) -> SampleColumns:
-        """The columns of all shards that were added."""
-        self._join_last()
-        return _joined(self._parts)
-
-    def _admit(self, names: Iterable[str]) -> list[str]:
-        taken = []
-        for name in names:
-            if len(self.components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
-                self.components[name] = None
-            if name in self.components:
-                taken.append(name)
-            else:
-                self.is_cut = True
-        return taken
-
-    def _join_last(self) -> None:
-        """Join the columns of small shards, whose arrays take more memory than their values."""
-        if self._last:
-            joined = _joined(self._last)
-            self._last, self._last_rows = [], 0
-            self._append(joined)
-
-    def _append(self, part: SampleColumns) -> None:
-        self._parts.append(part)
-
-    def _restart(self) -> None:
-        # The first part is empty, because there may be no shard.
-        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
+def lack(columns: "SampleColumns | ColumnsPart", names: Sequence[str]) -> Bools | None:
+    """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed."""
+    if any(name not in columns.has for name in names):
+        return None
+    lacking = np.ones(len(columns), np.bool_)
+    for name in names:
+        mask = columns.has[name]
+        lacking &= False if mask is None else ~mask
+    return lacking
 
 
-def _joined(parts: Sequence[SampleColumns]) -> SampleColumns:
-    joined = join_columns([(part, {}) for part in parts])
-    return joined if joined.labels is None else replace(joined, labels=_smallest(joined.labels, LABEL_TYPES))
-
-
-def join_columns(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> SampleColumns:
-    """The columns of several data sets or shards, one after the other.
-
-    Args:
-        parts: For each of them its columns and its `Manifest.components`. If a component is counted there but missing
-            in the column file, the joined columns leave it out.
-    """
+def join_columns(parts: Sequence[SampleColumns]) -> SampleColumns:
+    """The columns of several shards, one after the other."""
     labels = None
-    if any(columns.labels is not None for columns, _ in parts):
-        labels = np.concatenate(
-            [np.zeros(len(columns), np.int8) if columns.labels is None else columns.labels for columns, _ in parts]
+    if any(columns.labels is not None for columns in parts):
+        none = [np.zeros(len(columns), np.int8) for columns in parts]
+        labels = smallest(
+            np.concatenate(
+                [
+                    zeros if columns.labels is None else columns.labels
+                    for columns, zeros in zip(parts, none, strict=True)
+                ]
+            ),
+            LABEL_TYPES,
         )
     has: dict[str, Bools | None] = {}
-    for name in sorted({name for columns, _ in parts for name in columns.has}):
-        if any(name not in columns.has and counted.get(name, 0) for columns, counted in parts):
-            continue
-        masks = [_mask(columns, name) for columns, _ in parts]
+    for name in sorted({name for columns in parts for name in columns.has}):
+        masks = [_mask(columns, name) for columns in parts]
         has[name] = None if all(mask.all() for mask in masks) else np.concatenate(masks)
-    keys = join_texts([columns.keys for columns, _ in parts])
-    return SampleColumns(keys=keys, labels=labels, has=has, sizes=_joined_sizes(parts))
-
-
-def _joined_sizes(parts: Sequence[tuple[SampleColumns, Mapping[str, int]]]) -> dict[str, tuple[Sizes, Sizes]]:
-    joined = {}
-    for name in sorted({name for columns, _ in parts for name in columns.sizes}):
-        if any(name not in columns.sizes and counted.get(name, 0) for columns, counted in parts):
-            continue
-        none = [(np.zeros(len(columns), np.uint16),) * 2 for columns, _ in parts]
-        sizes = [columns.sizes.get(name, zeros) for (columns, _), zeros in zip(parts, none, strict=True)]
-        height, width = (_smallest(np.concatenate(column), SIZE_TYPES) for column in zip(*sizes, strict=True))
-        joined[name] = height, width
-    return joined
+    joined_sizes = {}
+    for name in sorted({name for columns in parts for name in columns.sizes}):
+        sizes = [columns.sizes.get(name, (np.zeros(len(columns), np.uint16),) * 2) for columns in parts]
+        height, width = (smallest(np.concatenate(column), SIZE_TYPES) for column in zip(*sizes, strict=True))
+        joined_sizes[name] = height, width
+    return SampleColumns(
+        keys=join_texts([columns.keys for columns in parts]), labels=labels, has=has, sizes=joined_sizes
+    )
 
 
 def _mask(columns: SampleColumns, name: str) -> Bools:
@@ -390,7 +269,7 @@ def _mask(columns: SampleColumns, name: str) -> Bools:
     return np.full(len(columns), name in columns.has) if mask is None else mask
 
 
-def _smallest(values: npt.NDArray[Any], kinds: Sequence[type[np.integer[Any]]]) -> npt.NDArray[Any]:
+def smallest(values: npt.NDArray[Any], kinds: Sequence[type[np.integer[Any]]]) -> npt.NDArray[Any]:
     """Convert integers to the first of these types that holds all of them."""
     return values.astype(smallest_type(int(values.min(initial=0)), int(values.max(initial=0)), kinds))
 
@@ -407,47 +286,280 @@ def _strings(texts: Texts) -> Strings:
     return strings
 
 
-def checked_components(file: ColumnFile, manifest: Manifest) -> list[str]:
-    """The components that a column file lists.
+class ColumnRanges:
+    """A column file of which only the header was read.
+
+    Args:
+        read: ``read(start, size)`` gives bytes of the file.
+        manifest: The manifest of the file's shards.
+        where: The file's name, for errors.
 
     Raises:
-        DataError: If the file belongs to another manifest.
+        DataError: If it is not a column file of this version, or belongs to another manifest.
     """
-    digest = file.text("manifest")
-    if digest != manifest.shards_digest:
-        raise DataError(
-            f"'{file.where}' is the column file of another manifest: {digest:.12}..., beside it lies "
-            f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
+
+    def __init__(self, read: ReadRange, *, manifest: Manifest, where: str) -> None:
+        self._read = read
+        self._num_samples = manifest.num_samples
+        self._file, self._starts, self._head = ColumnFile.open_header(
+            read, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION
         )
-    components: list[str] = file.entry("components", "names in order", _are_names_in_order)
-    return components
+        file = self._file
+        self.samples = manifest.samples
+        """int64 [shards], the number of samples in each shard of the file."""
+        if (digest := file.text("manifest")) != manifest.shards_digest:
+            raise DataError(
+                f"'{where}' is the column file of another manifest: {digest:.12}..., beside it lies "
+                f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
+            )
+        self.components: list[str] = file.entry("components", "names in order", _are_names_in_order)
+        self.counted = {name for name, count in manifest.components.items() if count}
+        """The components that samples of the manifest have, listed in the file or not."""
+        self.photos = [name for name in self.components if f"height/{name}" in file.columns]
+        """The components with heights and widths."""
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            "key/bytes": file.column("key/bytes", np.uint8),
+            "key/ends": file.column("key/ends", np.int64),
+        }
+        if len(self._columns["key/ends"]) != self._num_samples:
+            raise file.refused(f"{self._num_samples} samples, the manifest's", str(len(self._columns["key/ends"])))
+        if self.has_labels:
+            self._columns["label"] = file.column("label", _dtype_of(file, "label", LABEL_TYPES), self._num_samples)
+        for name in self.components:
+            if f"has/{name}" in file.columns:
+                self._columns[f"has/{name}"] = file.column(f"has/{name}", np.uint8, -(-self._num_samples // 8))
+        for name in self.photos:
+            for side in (f"height/{name}", f"width/{name}"):
+                self._columns[side] = file.column(side, _dtype_of(file, side, SIZE_TYPES), self._num_samples)
+        file.expect_no_more()
+
+    @property
+    def has_labels(self) -> bool:
+        return LABEL_COMPONENT in self.components
+
+    def keys(self, start: int, stop: int) -> Texts:
+        """The keys of some rows."""
+        before = self._rows("key/ends", start - 1, stop) if start else np.append(0, self._rows("key/ends", 0, stop))
+        first, last = int(before[0]), int(before[-1])
+        if not 0 <= first <= last <= len(self._columns["key/bytes"]):
+            raise self._file.refused("ends of keys that rise", f"{first} and {last}")
+        # Texts compares the ends before it uses them.
+        texts = Texts(self._rows("key/bytes", first, last), before[1:] - first)
+        try:
+            texts.check()
+        except ValueError as exc:
+            raise self._file.refused("columns 'key/bytes' and 'key/ends' that hold texts", str(exc)) from exc
+        return texts
+
+    def labels(self, start: int, stop: int) -> npt.NDArray[np.signedinteger[Any]]:
+        """The labels of some rows; int8 zeros if the file has none."""
+        return self._rows("label", start, stop) if self.has_labels else np.zeros(stop - start, np.int8)
+
+    def has(self, component: str, start: int, stop: int) -> Bools | None:
+        """Whether some rows have a component: bool [stop - start]; ``None`` if all samples of the file have it."""
+        if component not in self.components:
+            return np.zeros(stop - start, np.bool_)
+        if f"has/{component}" not in self._columns:
+            return None
+        first = start // 8
+        bits = np.unpackbits(self._rows(f"has/{component}", first, -(-stop // 8)))
+        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+
+    def sizes(self, component: str, start: int, stop: int) -> tuple[Sizes, Sizes]:
+        """Heights and widths of some rows; 0 if the file has none."""
+        if component not in self.photos:
+            return (np.zeros(stop - start, np.uint16),) * 2
+        height, width = (self._rows(f"{side}/{component}", start, stop) for side in ("height", "width"))
+        if min(height.min(initial=0), width.min(initial=0)) < 0:
+            raise self._file.refused(f"heights and widths of '{component}' without negative numbers", "others")
+        return height, width
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that was replaced by one of other columns since it was opened."""
+        if self._head.is_whole:
+            return
+        *_, head = ColumnFile.open_header(
+            self._read, where=self._file.where, kind=COLUMNS_KIND, version=COLUMNS_VERSION
+        )
+        if head.header != self._head.header:
+            raise self._file.refused(
+                "the same file from its first part to its last", "another; was it indexed meanwhile?"
+            )
+
+    def _rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        dtype = self._columns[name].dtype
+        size = (stop - start) * dtype.itemsize
+        data = self._bytes(self._starts[name] + start * dtype.itemsize, size)
+        if len(data) != size:
+            raise self._file.refused(f"rows {start} to {stop} of column '{name}': {size} bytes", str(len(data)))
+        return np.frombuffer(data, dtype)
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        head = self._head.data[start : start + size]
+        return head if len(head) == size or self._head.is_whole else self._read(start, size)
 
 
-def label_type(file: ColumnFile) -> type[np.signedinteger[Any]]:
-    """The type that the file's labels should have: their own, if it is one of those that are allowed."""
-    found = file.columns.get("label")
-    return next((kind for kind in LABEL_TYPES if found is not None and found.dtype == kind), np.int64)
+class Listed(NamedTuple):
+    """The columns that all files of a data set have together."""
+
+    components: list[str]
+    photos: list[str]
+    has_labels: bool
+
+    @classmethod
+    def of(cls, files: Sequence[ColumnRanges]) -> "Listed":
+        """Leave out a component that a file does not list, although its samples may have it."""
+        components = {name for file in files for name in file.components}
+        photos = {name for file in files for name in file.photos}
+        for file in files:
+            unlisted = file.counted - set(file.components) if len(file.components) >= MAX_COMPONENTS else set()
+            components -= unlisted
+            photos -= (unlisted | set(file.components)) - set(file.photos)
+        return cls(sorted(components), sorted(photos), any(file.has_labels for file in files))
+
+
+class ColumnsPart:
+    """Some rows of a file, as `SampleColumns`, with the columns that all files list; a column is read when needed."""
+
+    def __init__(self, file: ColumnRanges, listed: Listed, start: int, stop: int, rows: Int64s | None) -> None:
+        self._file, self._listed = file, listed
+        self._start, self._stop = start, stop
+        # The rows that are wanted, counted from ``start``; None: all.
+        self._rows = rows
+
+        # These do not refer to the part: in a cycle, its columns would stay until Python looks for cycles.
+        def read_has(component: str) -> Bools | None:
+            mask = file.has(component, start, stop)
+            return None if mask is None else _chosen(mask, rows)
+
+        def read_sizes(component: str) -> tuple[Sizes, Sizes]:
+            height, width = file.sizes(component, start, stop)
+            return _chosen(height, rows), _chosen(width, rows)
+
+        self.has: Mapping[str, Bools | None] = _Lazily(listed.components, read_has)
+        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(listed.photos, read_sizes)
+
+    def __len__(self) -> int:
+        return self._stop - self._start if self._rows is None else len(self._rows)
+
+    @cached_property
+    def keys(self) -> Texts:
+        keys = self._file.keys(self._start, self._stop)
+        return keys if self._rows is None else keys.take(self._rows)
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None:
+        labels = self._file.labels(self._start, self._stop)
+        return _chosen(labels, self._rows) if self._listed.has_labels else None
+
+    def read(self) -> SampleColumns:
+        """All columns of the part, in memory."""
+        return SampleColumns(keys=self.keys, labels=self.labels, has=dict(self.has), sizes=dict(self.sizes))
+
+
+def _chosen(column: npt.NDArray[Any], rows: Int64s | None) -> npt.NDArray[Any]:
+    return column if rows is None else column[rows]
+
+
+class _Lazily(Mapping[str, T]):
+    """A table whose values are read when they are first asked for."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], T]) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+        self._values: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._values:
+            if name not in self._names:
+                raise KeyError(name)
+            self._values[name] = self._read(name)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Run(NamedTuple):
+    """Shards of one file that are read together."""
+
+    file: int
+    first: int
+    stop: int
+    """Positions in the list of shards, ``[first, stop)``."""
+
+
+def runs_of(samples: Sequence[Int64s], rows: Int64s, *, max_samples: int) -> Iterator[Run]:
+    """Cut a list of shards into runs of rising rows of one file that span at most ``max_samples``, or one shard.
+
+    Args:
+        samples: For each file, the number of samples in each of its shards.
+        rows: The shards, as positions in all files together.
+        max_samples: Samples from a run's first shard to its last.
+
+    >>> list(runs_of([np.array([5, 5, 5]), np.array([5])], np.array([0, 1, 2, 3]), max_samples=12))
+    [Run(file=0, first=0, stop=2), Run(file=0, first=2, stop=3), Run(file=1, first=3, stop=4)]
+    """
+    stops = np.cumsum(np.concatenate(samples), dtype=np.int64)
+    starts = np.append(0, stops[:-1])
+    files = np.searchsorted(np.cumsum([len(column) for column in samples]), rows, side="right")
+    first = 0
+    for place in range(1, len(rows) + 1):
+        if (
+            place == len(rows)
+            or rows[place] <= rows[place - 1]
+            or files[place] != files[first]
+            or stops[rows[place]] - starts[rows[first]] > max_samples
+        ):
+            yield Run(int(files[first]), first, place)
+            first = place
+
+
+def read_parts(files: Sequence[ColumnRanges], rows: Int64s) -> Iterator[tuple[Run, ColumnsPart]]:
+    """Yield the columns of shards in the order given, some shards at a time: see `runs_of`.
+
+    Raises:
+        DataError: While iterating, if a file holds invalid values, or was replaced.
+    """
+    listed = Listed.of(files)
+    firsts = np.cumsum([0, *(len(file.samples) for file in files)])
+    bounds = [np.append(0, np.cumsum(file.samples, dtype=np.int64)) for file in files]
+    for run in runs_of([file.samples for file in files], rows, max_samples=SAMPLES_AT_A_TIME):
+        own = rows[run.first : run.stop] - firsts[run.file]
+        starts, stops = bounds[run.file][own], bounds[run.file][own + 1]
+        start, stop = int(starts[0]), int(stops[-1])
+        counts = stops - starts
+        wanted = None
+        if counts.sum() != stop - start:
+            wanted = np.concatenate([np.arange(*pair) for pair in zip(starts - start, stops - start, strict=True)])
+        yield run, ColumnsPart(files[run.file], listed, start, stop, wanted)
+    for file in files:
+        file.check_unchanged()
+
+
+def read_columns(files: Sequence[ColumnRanges], rows: Int64s) -> SampleColumns:
+    """Read all columns of some shards, in the order given, into memory.
+
+    Raises:
+        DataError: See `read_parts`.
+    """
+    samples = np.concatenate([file.samples for file in files])
+    in_order = np.sort(rows)  # neighbours are read together
+    parts = [part.read() for _, part in read_parts(files, in_order)]
+    columns = parts[0] if len(parts) == 1 else join_columns(parts)
+    return columns.of_shards(samples[in_order], np.searchsorted(in_order, rows))
 
 
 def _are_names_in_order(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value) and sorted(set(value)) == value
 
 
-def _unpacked(file: ColumnFile, component: str, num_samples: int) -> Bools | None:
-    if f"has/{component}" not in file.columns:
-        return None
-    bits = np.unpackbits(file.column(f"has/{component}", np.uint8, -(-num_samples // 8)))
-    if bits[num_samples:].any():
-        raise file.refused(f"column 'has/{component}' of {num_samples} bits", "more")
-    return bits[:num_samples].astype(np.bool_)
-
-
-def take_sizes(file: ColumnFile, name: str, num_samples: int) -> Sizes:
-    """Take a column of heights or widths, checked."""
+def _dtype_of(file: ColumnFile, name: str, kinds: Sequence[type[np.integer[Any]]]) -> type[np.integer[Any]]:
+    """The type that a column should have: its own, if it is one of those that are allowed."""
     found = file.columns.get(name)
-    sizes: Sizes = file.column(
-        name, np.uint16 if found is not None and found.dtype == np.uint16 else np.int32, num_samples
-    )
-    if sizes.min(initial=0) < 0:
-        raise file.refused(f"column '{name}' without negative numbers", str(sizes.min()))
-    return sizes
+    return next((kind for kind in kinds if found is not None and found.dtype == kind), kinds[-1])

@@ -1,6 +1,6 @@
 """The shard index: one file beside each shard that says where each component of each sample lies.
 
-``samples-000000.index.safetensors``, version 1 or 2, for N samples; a file as in `dali_pipes.formats.column_file`:
+``samples-000000.index.safetensors``, version 3, for N samples; a file as in `dali_pipes.formats.column_file`:
 
 ====================  ========  =====================================================================================
 column                dtype     holds
@@ -18,8 +18,7 @@ column                dtype     holds
 
 Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
 
-An index with a column ``orientation/C`` is of version 2; all others are of version 1. Without the column all photos of
-C are upright, or the shard was indexed before orientations were kept: the manifest says which.
+Without the column ``orientation/C`` all photos of C are upright.
 """
 
 import re
@@ -38,7 +37,7 @@ from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.formats.texts import pack_texts
 
-INDEX_VERSIONS = (1, 2)
+INDEX_VERSION = 3
 INDEX_KIND = "dali-pipes shard index"
 Int32s = npt.NDArray[np.int32]
 UInt8s = npt.NDArray[np.uint8]
@@ -53,7 +52,7 @@ class PhotoColumns:
     width: Int32s
     format: UInt8s
     orientation: UInt8s | None = None
-    """uint8 [N]: codes of `dali_pipes.formats.orientation`; ``None``: all are 1, or not known."""
+    """uint8 [N]: codes of `dali_pipes.formats.orientation`; ``None``: all are 1."""
 
     @property
     def upright_size(self) -> tuple[Int32s, Int32s]:
@@ -119,7 +118,7 @@ class ShardIndex:
                 columns[f"orientation/{component}"] = photo.orientation
         header = {
             "kind": INDEX_KIND,
-            "version": 2 if any(name.startswith("orientation/") for name in columns) else 1,
+            "version": INDEX_VERSION,
             "shard": self.shard,
             "shard_bytes": self.shard_bytes,
             "shard_checksum": f"{self.shard_checksum:016x}",
@@ -133,7 +132,7 @@ class ShardIndex:
         Raises:
             DataError: If ``data`` is not a shard index of this version, or holds invalid values; ``where`` names it.
         """
-        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSIONS)
+        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
         shard_bytes = file.entry("shard_bytes", "a whole number", is_count)
         shard_checksum = file.entry("shard_checksum", "16 hexadecimal digits", _is_checksum)
         keys = file.texts("key")

@@ -63,7 +63,7 @@ def output_nodes(outputs: object, components: Components) -> list[Any]:
     return nodes or [components.array(lambda batch: batch.ordinals)]
 
 
-def decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapping[str, int] | None) -> DecodedPhotos:
+def decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapping[str, int]) -> DecodedPhotos:
     """Find the photos that a pipeline decodes; its outputs are set. ``turned`` is `Manifest.turned`.
 
     Raises:
@@ -78,27 +78,26 @@ def decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapp
     return DecodedPhotos(
         tuple(name for name in inputs.components if name in decoded),
         tuple(pair for pair in pairs if decoded.keys() >= {*pair}),
-        frozenset() if turned is None else frozenset(name for name in decoded if True in decoded[name]),
+        frozenset(name for name in decoded if True in decoded[name]),
     )
 
 
 def _check_orientations(
-    decoded: Mapping[str, Set[bool]], sized: Iterable[tuple[str, bool]], *, turned: Mapping[str, int] | None
+    decoded: Mapping[str, Set[bool]], sized: Iterable[tuple[str, bool]], *, turned: Mapping[str, int]
 ) -> None:
     """Compare the sizes that a graph asks for with what its decoders give.
 
     Args:
         decoded: Component -> whether its decoders turn photos upright, as `decoded_inputs` finds it.
         sized: Components whose size the graph asked for, each with whether the size is that of the upright photo.
-        turned: `Manifest.turned`. A data set without photos that are turned takes any graph, and so does one that does
-            not know of them.
+        turned: `Manifest.turned`. A data set without photos that are turned takes any graph.
 
     Raises:
         DataError: If the photos of a component are turned, and the graph decodes them in another way than it sizes
             them: names the component, and the arguments that must be equal.
     """
     for component, orient in sorted(sized):
-        num_turned = sum((turned or {}).get(name, 0) for name in component.split(";"))
+        num_turned = sum(turned.get(name, 0) for name in component.split(";"))
         if num_turned and component in decoded and orient not in decoded[component]:
             raise DataError(
                 f"the graph asks for sizes or crops of {_seen(orient)} photos '{component}', and decodes them as "

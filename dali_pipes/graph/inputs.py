@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali import types
 
-from dali_pipes.errors import DataError
 from dali_pipes.graph import parse
 from dali_pipes.graph.outputs import ListOutput, PackedOutput
 from dali_pipes.graph.parse import Parser
@@ -174,19 +173,9 @@ class Components:
         `Random.resized_crop`. Each component, mask or photo, is turned by its own EXIF data.
 
         Args:
-            wanted: The wish of the graph's user; ``None``: yes, if the shard indexes keep orientations. They do if the
-                shards were indexed by this version or a later one.
-
-        Raises:
-            DataError: If ``wanted`` is true, and the shard indexes do not keep orientations.
+            wanted: The wish of the graph's user; ``None``: yes.
         """
-        is_known = self._samples.turned is not None
-        if wanted and not is_known:
-            raise DataError(
-                "orient=True needs photos' orientations in the shard indexes, and this data set was indexed before "
-                "they were kept there; index it anew: dali-pipes prep index URL, or pass orient=False"
-            )
-        return is_known if wanted is None else wanted
+        return wanted is not False
 
     def size(self, component: str, *, orient: bool = False) -> Callable[[Batch], tuple[Int32s, Int32s]]:
         """Return a function for `array`, which computes the heights and widths of a batch's photos: pixels, int32 [B]

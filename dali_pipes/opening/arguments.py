@@ -113,7 +113,6 @@ class LoaderArguments:
                 selection=state.selection,
                 order=order,
                 num_samples=state.delivered,
-                version=state.version,
                 data=data,
                 group_size=state.group_size,
             )

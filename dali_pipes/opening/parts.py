@@ -215,9 +215,7 @@ def _stored_samples(arguments: LoaderArguments, data_set: DataSet) -> StoredSamp
         data_set.check_classes()
     photos = PhotoRules(max_pixels=arguments.bad_samples.max_pixels)
     names_sets = data_set.set_names != ("",)
-    chosen = excluded_ordinals(
-        data_set, exclude=select.exclude, where=select.where, where_in_parts=select.where_in_parts
-    )
+    chosen = excluded_ordinals(data_set, exclude=select.exclude, where=select.where)
     if len(chosen.excluded):
         _log.info("%s", chosen.summary)
     return StoredSamples(
@@ -358,7 +356,7 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
     """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
-    _log_turned(pipeline.inputs.decoded, stored.turned or {})
+    _log_turned(pipeline.inputs.decoded, stored.turned)
     if bad_samples.on_error == "raise":
         for component in sorted({*pipeline.inputs.decoded.components, *pipeline.inputs.photos}):
             stored.check_photos(component)

@@ -70,23 +70,6 @@ def cut_windows(
         start = stop
 
 
-def is_cut_anew(ranges: Int64s, shard_bytes: Int64s, *, shuffle_window: int | Literal["all"], ramp_up: bool) -> bool:
-    """Tell whether `cut_windows` gives other ranges than up to version 2 of the state.
-
-    Up to then ``ramp_up`` ended at the first range that the bytes cut. So the ranges differ if a later range has only
-    as many shards as ``ramp_up`` allows, and the next shard would have fitted. ``ranges`` are the cuts, int64
-    [windows + 1].
-    """
-    if not ramp_up or shuffle_window == "all":
-        return False
-    sizes, allowed = np.diff(ranges), 1 << np.minimum(np.arange(len(ranges) - 1), 62)
-    stops = np.append(0, np.cumsum(shard_bytes))
-    with_next = stops[np.minimum(ranges[1:] + 1, len(shard_bytes))] - stops[ranges[:-1]]
-    is_ramped = (sizes == allowed) & (ranges[1:] < len(shard_bytes)) & (with_next <= shuffle_window)
-    by_bytes = np.flatnonzero(~is_ramped)
-    return bool(len(by_bytes)) and bool(is_ramped[by_bytes[0] :].any())
-
-
 class Passes:
     """The passes of one data set.
 
@@ -217,20 +200,6 @@ class Pass:
     def window_sums(self, slice_: int, values: Int64s) -> Int64s:
         """The sum of a column of the manifest over the shards of each window: int64 [windows]."""
         return np.add.reduceat(values[self.slices[slice_]], self.windows(slice_)[0][:-1])
-
-    @property
-    def is_cut_anew(self) -> bool:
-        """Whether a slice has other windows than up to version 2 of the state: see `is_cut_anew`."""
-        order, sizes = self._passes.order, self._passes.shard_bytes
-        return order.shuffle and any(
-            is_cut_anew(
-                self.windows(slice_)[0],
-                sizes[shards],
-                shuffle_window=self._passes.window_bytes,
-                ramp_up=order.ramp_up,
-            )
-            for slice_, shards in enumerate(self.slices)
-        )
 
     def members(self, shards: Int64s) -> tuple[Int64s, Int64s | None]:
         """The samples of a window in the manifest's order, and their copy numbers (``None``: no sample has a copy)."""

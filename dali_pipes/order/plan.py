@@ -9,7 +9,6 @@ its passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` chooses the da
 every slice.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -241,19 +240,6 @@ class Plan:
     def last_edge(self, position: int) -> int:
         """Return the last position up to this one from which an epoch can go on."""
         return position
-
-    @functools.cached_property
-    def state_version(self) -> int:
-        """The version of states of this epoch: 3 if its order is another than it was in version 2, else 2."""
-        if not self.order.ramp_up:
-            return 2
-        passes = {
-            piece.pass_
-            for span in self._spans
-            for slice_ in range(self.order.num_slices)
-            for piece in span.pieces(slice_)
-        }
-        return 3 if any(pass_.is_cut_anew for pass_ in passes) else 2
 
     def shard_of(self, ordinals: Int64s) -> Int64s:
         """The shard of each ordinal: int64 [N]."""

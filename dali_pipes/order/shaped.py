@@ -150,8 +150,6 @@ class ShapedPlan(Plan):
         ValueError: As `Plan`; or if several data sets are mixed in windows.
     """
 
-    state_version = 4
-
     def __init__(self, *, grouping: BucketGrouping, **plan: Any) -> None:
         super().__init__(**plan)
         self.grouping = grouping

@@ -13,11 +13,7 @@ from dali_pipes.errors import PipesError
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.shapes import shapes_from_dict
 
-VERSIONS = (2, 3, 4)
-"""Version 3 is for epochs whose order is another than it was in version 2: see
-`dali_pipes.order.passes.is_cut_anew`. Version 4 is for batches of one shape each, whose order depends on two further
-values, ``shapes`` and ``group_size``. All other states are of version 2."""
-SHAPED_VERSION = VERSIONS[2]
+VERSION = 5
 _KIND = "dali-pipes loader state"
 
 _ORDER_TYPES: dict[str, tuple[type, ...]] = {
@@ -69,17 +65,15 @@ class LoaderState:
         selection: The digest of the excluded samples, and of those that come more than once.
         order: The other inputs of the order, with the epoch.
         delivered: Samples of this epoch that were delivered to all ranks together.
-        version: One of `VERSIONS`: see `dali_pipes.order.plan.Plan.state_version`.
         group_size: The largest number of samples in a group, if the order has groups: see
             `dali_pipes.order.shaped.ShapedPlan`.
-        data_versions: The versions of the data sets, in order; empty if all are 1, as before there were versions.
+        data_versions: The versions of the data sets, in order; empty if all are 1.
     """
 
     manifest: str
     selection: str
     order: OrderInputs
     delivered: int
-    version: int = VERSIONS[0]
     group_size: int | None = None
     data_versions: tuple[int, ...] = ()
 
@@ -100,14 +94,14 @@ class LoaderState:
 
         >>> LoaderState(manifest="ab", selection="cd", order=OrderInputs(seed=7, epoch=2), delivered=128).to_dict()
         ... # doctest: +NORMALIZE_WHITESPACE
-        {'kind': 'dali-pipes loader state', 'version': 2, 'manifest': 'ab', 'selection': 'cd', 'seed': 7, 'epoch': 2,
+        {'kind': 'dali-pipes loader state', 'version': 5, 'manifest': 'ab', 'selection': 'cd', 'seed': 7, 'epoch': 2,
          'shuffle': True, 'shuffle_window': 'all', 'ramp_up': False, 'num_slices': 1, 'epoch_samples': None,
          'weights': None, 'delivered': 128}
         """
         order: dict[str, Any] = {name: getattr(self.order, name) for name in _ORDER_TYPES}
         if self.order.weights is not None:
             order["weights"] = list(self.order.weights)
-        named = {"kind": _KIND, "version": self.version, "manifest": self.manifest, "selection": self.selection}
+        named = {"kind": _KIND, "version": VERSION, "manifest": self.manifest, "selection": self.selection}
         if self.order.shapes is not None:
             order |= {"shapes": self.order.shapes.to_dict(), "group_size": self.group_size}
         versions = {"data_versions": list(self.data_versions)} if self.data_versions else {}
@@ -122,13 +116,13 @@ class LoaderState:
         """
         if not isinstance(values, Mapping) or values.get("kind") != _KIND:
             raise StateError(f"expected what state_dict() gave, got {_shown(values)}")
-        if values.get("version") not in VERSIONS:
+        if values.get("version") != VERSION:
             raise StateError(
-                f"the state is of version {values.get('version')}, this dali-pipes reads versions "
-                f"{', '.join(map(str, VERSIONS))}; continue with the version that wrote it, or start the epoch anew"
+                f"the state is of version {values.get('version')}, this dali-pipes reads version {VERSION}; continue "
+                "with the dali-pipes that wrote it, or start the epoch anew"
             )
         expected = {"manifest": (str,), "selection": (str,), **_ORDER_TYPES, "delivered": (int,)}
-        is_shaped = values["version"] == SHAPED_VERSION
+        is_shaped = "shapes" in values
         if is_shaped:
             expected |= {"shapes": (dict,), "group_size": (int,)}
         for name, types in expected.items():
@@ -148,7 +142,7 @@ class LoaderState:
             order = OrderInputs(**inputs)
         except (TypeError, ValueError) as exc:
             raise StateError(f"the state has impossible values: {exc}") from exc
-        names = ["manifest", "selection", "delivered", "version", *(["group_size"] if is_shaped else [])]
+        names = ["manifest", "selection", "delivered", *(["group_size"] if is_shaped else [])]
         named = {name: values[name] for name in names}
         return cls(**named, order=order, data_versions=_data_versions(values))
 
@@ -159,7 +153,6 @@ class LoaderState:
         selection: str,
         order: OrderInputs,
         num_samples: int,
-        version: int,
         data: DataVersions = NO_VERSIONS,
         group_size: int | None = None,
     ) -> None:
@@ -188,13 +181,6 @@ class LoaderState:
                 f"the state is of epoch {self.order.epoch} with batch_size * world_size {self.group_size}, this loader "
                 f"has {group_size}, which groups the samples in other batches; pass a batch_size that gives "
                 f"{self.group_size}, or start an epoch anew: loader.set_epoch(N)"
-            )
-        is_begun = order.epoch_samples is not None or is_inside
-        if self.version != version and is_begun:
-            raise StateError(
-                f"the state is of version {self.version}, and since then the order of epoch {self.order.epoch} has "
-                "changed: ramp_up ended where window_bytes cut a window short; continue with the version of "
-                "dali-pipes that wrote it, or start an epoch anew: loader.set_epoch(N)"
             )
         if self.delivered % order.num_slices:
             raise StateError(

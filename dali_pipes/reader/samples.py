@@ -149,7 +149,7 @@ class StoredSamples(Samples):
         return self.rules.labels == "contiguous" or self._whole.components.get(LABEL_COMPONENT, 0) > 0
 
     @property
-    def turned(self) -> Mapping[str, int] | None:
+    def turned(self) -> Mapping[str, int]:
         """`Manifest.turned` of the whole data set."""
         return self._whole.turned
 

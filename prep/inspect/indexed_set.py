@@ -17,9 +17,9 @@ from dali_pipes.data_set.indexing import (
     read_class_table,
 )
 from dali_pipes.errors import DataError
+from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name, manifest_name
-from dali_pipes.formats.sample_columns import ColumnsBuilder
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import divided_runs, name_of_run

@@ -221,7 +221,7 @@ def _describe(
     columns.fill(info)
     turned = indexed.manifest.turned
     for component, photo in info.photos.items():
-        photo.num_turned = None if turned is None else turned.get(component, 0)
+        photo.num_turned = turned.get(component, 0)
         photo.is_mask = columns.is_mask(component)
         total = len(columns.sizes[component])
         chosen = np.arange(total) if not num_headers else _draw(draw, total, num_headers)

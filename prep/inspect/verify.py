@@ -182,7 +182,7 @@ def _index_problem(store: Store, listed: Manifest, report: ShardReport) -> str |
         )
     try:
         index = listed.shard_index(0, data, where=name)
-        problem = index_problem(index, report, knows_orientations=listed.turned is not None)
+        problem = index_problem(index, report)
     except DataError as exc:
         return str(exc)
     return problem and f"its index '{name}' {problem}; {READ_ADVICE}"

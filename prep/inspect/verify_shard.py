@@ -113,17 +113,16 @@ def verify_shard(
         report.findings += [*archive.links, *archive.notes()]
 
 
-def index_problem(index: ShardIndex, report: ShardReport, *, knows_orientations: bool) -> str | None:
+def index_problem(index: ShardIndex, report: ShardReport) -> str | None:
     """Describe how a shard's index differs from the shard; ``None`` if it does not differ.
 
-    A report of another part than 0 has only photos to compare. ``knows_orientations`` says whether the index keeps
-    orientations.
+    A report of another part than 0 has only photos to compare.
     """
     problem = _rows_problem(index, report) if report.part == 0 else None
-    return problem or _photos_problem(index, report, knows_orientations=knows_orientations)
+    return problem or _photos_problem(index, report)
 
 
-def _photos_problem(index: ShardIndex, report: ShardReport, *, knows_orientations: bool) -> str | None:
+def _photos_problem(index: ShardIndex, report: ShardReport) -> str | None:
     for row, component, header, orientation in report.headers:
         photo = index.photos.get(component)
         if photo is None or row >= index.num_samples:
@@ -135,7 +134,7 @@ def _photos_problem(index: ShardIndex, report: ShardReport, *, knows_orientation
                 f"in the shard it is a {header.format} of {header.height} x {header.width}"
             )
         indexed = UPRIGHT if photo.orientation is None else int(photo.orientation[row])
-        if knows_orientations and indexed != orientation:
+        if indexed != orientation:
             return (
                 f"has EXIF orientation {indexed} for component '{component}' of key '{index.keys[row]}'; "
                 f"in the shard it is {orientation}"

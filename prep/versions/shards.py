@@ -40,7 +40,7 @@ def without_shards(whole: Manifest, dropped: Int64s, indexes: Sequence[ShardInde
         left,
         components=_less(whole.components, lost["components"]),
         photos=_photos_less(whole.photos, lost["photos"]),
-        turned=None if whole.turned is None else _less(whole.turned, lost["turned"]),
+        turned=_less(whole.turned, lost["turned"]),
         labels=_labels_of(columns),
     )
 

@@ -14,11 +14,8 @@ import pytest
 from PIL import Image, ImageOps
 
 import dali_pipes as dp
-from dali_pipes.data_set.indexing import find_columns, find_manifest
-from dali_pipes.formats.names import columns_name
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
-from dali_pipes.store.urls import resolve_shards
 from tests.conftest import Sample, make_samples, write_shards
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
@@ -336,17 +333,6 @@ def test_what_cannot_be_is_refused(shards: Path, tmp_path: Path) -> None:
         open_loader(shards, shuffle=dp.Shuffle(slices=2))
     with pytest.raises(dp.DataError, match=r"expected heights and widths of 'cls' .* name a photo.*found: image.jpg"):
         open_loader(shards, select=dp.Select(buckets=dp.buckets(area=64 * 64, photo="cls")))
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    named = resolve_shards(tmp_path, endpoint=None)
-    manifest = find_manifest(named)
-    assert manifest is not None
-    columns = find_columns(named, manifest)
-    assert columns is not None
-    old = replace(columns, sizes={}).to_bytes(manifest=manifest.digest)
-    (tmp_path / columns_name("s-")).write_bytes(old)
-    with pytest.raises(dp.DataError, match=r"found none; index the shards anew, which reads them once: .* prep index"):
-        open_loader(tmp_path)
 
 
 @pytest.mark.parametrize(

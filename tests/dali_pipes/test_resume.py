@@ -146,7 +146,7 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
         ({"shuffle_window": "all"}, "the state has shuffle_window='all', this loader shuffle_window=50000"),
         ({"manifest": "0" * 64}, "the state is of other shards: its manifest is 000000000000..."),
         ({"selection": "0" * 64}, "another selection of samples"),
-        ({"version": 1}, "the state is of version 1, this dali-pipes reads versions 2, 3, 4"),
+        ({"version": 1}, "the state is of version 1, this dali-pipes reads version 5"),
         ({"epoch_samples": 6}, "the state has epoch_samples=6, this loader epoch_samples=None"),
         ({"weights": [1, 2.5]}, r"the state has weights=\(1.0, 2.5\), this loader weights=None"),
         ({"weights": ["a"]}, "the state has impossible values: could not convert string to float: 'a'"),
@@ -270,7 +270,7 @@ def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, s
     [
         ({"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
         ({"shuffle_window": "all"}, "the state has shuffle_window='all', this loader shuffle_window=50000"),
-        ({"version": 1}, "the state is of version 1, this dali-pipes reads versions 2, 3, 4"),
+        ({"version": 1}, "the state is of version 1, this dali-pipes reads version 5"),
         ({"kind": "?"}, "expected what state_dict\\(\\) gave, got a dict with the keys \\['kind', 'version'"),
         ({"delivered": 6.0}, "'delivered' must be int, got 6.0"),
         ({"num_slices": 2}, "the state has num_slices=2, this loader num_slices=1"),
@@ -312,34 +312,6 @@ def test_state_of_other_shards_is_refused_before_there_is_an_image(
     (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it
     assert loader.state_dict() == state
     close([loader])
-
-
-def test_state_of_version_2_is_refused_only_where_the_order_has_changed(tmp_path: Path) -> None:
-    """Ramp-up used to end where bytes cut a window: such an epoch is not resumed in its middle; all others are."""
-    sizes = [(600, 600), *[(20, 20)] * 11]  # the first shard is larger than a window of five others
-    uneven = write_shards(tmp_path / "uneven", make_samples(sizes), per_shard=1)
-    shuffle = dp.Shuffle(window_bytes=55_000, ramp_up=True)
-    with dp.loader(uneven, raw, batch_size=2, seed=3, device="cpu", shuffle=shuffle) as loader:
-        found = set()
-        for epoch in range(12):
-            loader.set_epoch(epoch)
-            next(loader)
-            state = loader.state_dict()
-            found.add(state["version"])
-            loader.load_state_dict(state)
-            old = state | {"version": 2}
-            if state["version"] == 2:
-                loader.load_state_dict(old)
-                continue
-            with pytest.raises(dp.StateError, match=rf"of version 2, and since then the order of epoch {epoch} has"):
-                loader.load_state_dict(old)
-            with pytest.raises(dp.StateError, match="since then the order of epoch"):
-                dp.loader(uneven, raw, batch_size=2, seed=3, device="cpu", shuffle=shuffle, state=old)
-            loader.load_state_dict(old | {"delivered": 0})  # nothing was read of the epoch, or all of it
-            loader.load_state_dict(old | {"delivered": 12})
-            with pytest.raises(dp.StateError, match="of version 5, this dali-pipes reads versions 2, 3, 4"):
-                loader.load_state_dict(state | {"version": 5})
-    assert found == {2, 3}
 
 
 def test_loader_opened_with_a_state_says_that_its_graph_draws_anew(

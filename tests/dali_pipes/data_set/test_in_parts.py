@@ -1,4 +1,4 @@
-"""Samples that are chosen by columns in parts: the same as at once, in bounded memory, or refused with what to do."""
+"""Samples that are chosen by columns in parts, in bounded memory."""
 
 import gc
 import weakref
@@ -16,6 +16,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture
 from dali_pipes.errors import DataError
+from dali_pipes.formats import column_file, sample_columns
 from dali_pipes.formats.names import columns_name
 from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.store.local import LocalStore
@@ -88,7 +89,7 @@ def test_parts_are_the_columns_in_pieces(
     shards: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int], at_a_time: int
 ) -> None:
     """Of any shards in any order, and parts of any size."""
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", at_a_time)
     data_set = of_shards(shards, numbers)
     assert joined(data_set) == content(data_set.columns())
 
@@ -99,7 +100,7 @@ def test_parts_of_a_mixture_have_the_components_of_all(
     """A part of a set without labels has the label -1, as in the columns at once; so has a set that is indexed now."""
     write_tar(tmp_path / "n-0.tar", [Sample("new", {"cls": b"900", "txt": b"x"})])
     data_set = DataSet(find(Mixture({"texts": texts, "photos": shards, "new": tmp_path})))
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", 4)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", 4)
     assert joined(data_set) == content(data_set.columns())
 
 
@@ -113,13 +114,13 @@ def test_where_in_parts_keeps_what_it_keeps_at_once(shards: Path, monkeypatch: p
 
     data_set = of_shards(shards, [3, 1, 2])
     expected = excluded_ordinals(data_set, where=where)
-    assert seen == [21]
+    # The first samples are asked again, in two halves.
+    assert seen == [7, 3, 4, 14]
     seen.clear()
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", 10)
-    found = excluded_ordinals(data_set, where=where, where_in_parts=True)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", 10)
+    found = excluded_ordinals(data_set, where=where)
     assert found.excluded.tolist() == expected.excluded.tolist()
     assert found.summary == expected.summary
-    # The first samples are asked again, in two halves.
     assert seen == [7, 3, 4, 7, 7]
 
 
@@ -133,7 +134,8 @@ def test_only_the_columns_that_where_asks_for_are_read(shards: Path, monkeypatch
         return read_range(store, name, start=start, size=size)
 
     monkeypatch.setattr(LocalStore, "read_range", counted)
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    monkeypatch.setattr(column_file, "_HEAD_BYTES", 16)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
     parts = data_set.columns_in_parts()
     for _ in range(NUM_SHARDS):
@@ -155,51 +157,30 @@ def test_only_the_columns_that_where_asks_for_are_read(shards: Path, monkeypatch
 def test_where_that_looks_at_other_samples_is_refused_in_parts(
     shards: Path, monkeypatch: pytest.MonkeyPatch, where: Any
 ) -> None:
-    """At once it may; in parts its answer would depend on the parts."""
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    """Its answer would depend on the parts."""
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
-    excluded_ordinals(data_set, where=where)
-    with pytest.raises(ValueError, match=r"judges each sample by that sample alone; of sample '.*' it says .* among 7"):
-        excluded_ordinals(data_set, where=where, where_in_parts=True)
+    with pytest.raises(ValueError, match=r"judge each sample by that sample alone; of sample '.*' it says .* among 7"):
+        excluded_ordinals(data_set, where=where)
 
 
 def test_where_that_answers_wrongly_in_parts_is_refused(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
     with pytest.raises(TypeError, match=r"one for each of 7 samples, got bool of shape \[35\]"):
-        excluded_ordinals(data_set, where=lambda columns: np.ones(35, bool), where_in_parts=True)
+        excluded_ordinals(data_set, where=lambda columns: np.ones(35, bool))
     with pytest.raises(ValueError, match=r"where keeps none of the 35 samples of '.*'; the first is '/0'"):
-        excluded_ordinals(data_set, where=lambda columns: columns.labels > 7, where_in_parts=True)
-
-
-def test_where_on_more_than_memory_is_refused_before_the_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how many, how much, and both ways out; asked for explicitly, it is done."""
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    monkeypatch.setattr(exclusions, "MAX_BYTES", 34 * exclusions.BYTES_A_SAMPLE)
-
-    def no_read(*args: Any, **options: Any) -> bytes:
-        raise AssertionError("nothing is read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "find", no_read)
-        patch.setattr(LocalStore, "read_range", no_read)
-        with pytest.raises(ValueError, match=r"35 samples .* limit .* where_in_parts=True.*where_in_parts=False"):
-            excluded_ordinals(data_set, where=lambda columns: columns.labels > 0)
-    asked = [
-        excluded_ordinals(data_set, where=lambda columns: columns.labels > 0, where_in_parts=in_parts).excluded.tolist()
-        for in_parts in (True, False)
-    ]
-    assert asked[0] == asked[1] != []
+        excluded_ordinals(data_set, where=lambda columns: columns.labels > 7)
 
 
 def test_more_refused_samples_than_memory_has_room_for_are_refused(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exclusions, "MAX_REFUSED", 10)
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
     with pytest.raises(ValueError, match=r"where refuses 15 of the first 21 samples .* at most 10"):
-        excluded_ordinals(data_set, where=lambda columns: columns.labels > 1, where_in_parts=True)
+        excluded_ordinals(data_set, where=lambda columns: columns.labels > 1)
 
 
 @pytest.mark.parametrize("has_columns", [True, False])
@@ -207,8 +188,7 @@ def test_more_incomplete_samples_than_memory_has_room_for_are_refused(
     shards: Path, monkeypatch: pytest.MonkeyPatch, has_columns: bool
 ) -> None:
     monkeypatch.setattr(exclusions, "MAX_REFUSED", 10)
-    monkeypatch.setattr(exclusions, "MAX_BYTES", 0)
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
     monkeypatch.setattr(DataSet, "has_columns", lambda _: has_columns)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
     with pytest.raises(ValueError, match=r"component 'cls' is missing in 1\d of the first \d+ samples .* at most 10"):
@@ -219,8 +199,7 @@ def test_keys_and_components_are_found_in_parts(shards: Path, tmp_path: Path, mo
     """Lists of keys and incomplete samples on a set whose columns are too large to be held at once."""
     path = tmp_path / "bad.txt"
     path.write_text("/0\nüü/22\nüüüü/34\n")
-    monkeypatch.setattr(exclusions, "MAX_BYTES", 0)
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", 8)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", 8)
     monkeypatch.setattr(DataSet, "columns", None)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
     assert excluded_ordinals(data_set, exclude=path).excluded.tolist() == [0, 22, 34]
@@ -243,13 +222,12 @@ def test_loader_of_few_shards_reads_only_their_columns(
     read_range = LocalStore.read_range
 
     def reading(store: LocalStore, name: str, *, start: int, size: int) -> bytes:
-        num_read.append(size if start else 0)  # without the header
+        num_read.append(size if start > 16 else 0)  # without the header
         return read_range(store, name, start=start, size=size)
 
     monkeypatch.setattr(LocalStore, "read_range", reading)
-    monkeypatch.setattr(data_set_module, "WHOLE_SAMPLES", 34)
+    monkeypatch.setattr(column_file, "_HEAD_BYTES", 16)
     monkeypatch.setattr(data_set_module, "available_memory", lambda: 40 * PER_SHARD * len(numbers))
-    monkeypatch.setattr(DataSet, "whole_columns", None)
     assert content(data_set.columns()) == expected
     assert 0 < sum(num_read) < (shards / columns_name("s-")).stat().st_size * (len(numbers) + 1) / NUM_SHARDS
 
@@ -266,7 +244,10 @@ def test_column_file_that_is_cut_is_refused_in_parts(shards: Path, tmp_path: Pat
         joined(data_set)
 
 
-def test_column_file_of_another_manifest_or_replaced_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_column_file_of_another_manifest_or_replaced_is_refused(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(column_file, "_HEAD_BYTES", 16)
     for path in shards.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     data_set = DataSet(resolve_shards(tmp_path, endpoint=None))
@@ -293,7 +274,7 @@ def test_columns_that_do_not_fit_in_memory_are_refused_before_the_read(
 
 def test_a_part_is_freed_when_the_next_one_is_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and not when Python looks for cycles: parts would pile up until then."""
-    monkeypatch.setattr(data_set_module, "SAMPLES_AT_A_TIME", PER_SHARD)
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
     data_set = DataSet(resolve_shards(shards, endpoint=None))
     parts = data_set.columns_in_parts()
     gc.disable()

@@ -23,7 +23,7 @@ from tests.conftest import make_samples, write_shards, write_tar
 from tests.sources import make_source
 
 LAST = "samples-000003.tar"
-IDENTITY = "tests.dali_pipes.etl_transforms:AsTold"
+IDENTITY = "tests.dali_pipes.etl_transforms:as_told"
 
 
 @pytest.fixture(params=["directory", "bucket"])

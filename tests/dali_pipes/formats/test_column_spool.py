@@ -15,8 +15,7 @@ from safetensors.numpy import save
 from dali_pipes.errors import StoreError
 from dali_pipes.formats import column_spool
 from dali_pipes.formats.column_file import save_columns
-from dali_pipes.formats.column_spool import ColumnsSpool
-from dali_pipes.formats.sample_columns import ColumnsBuilder
+from dali_pipes.formats.column_spool import ColumnsBuilder, ColumnsSpool
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 
 COMPONENTS = ["cls", "jpg", "seg.png", "txt"]

@@ -8,7 +8,7 @@ import pytest
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import save_columns
-from dali_pipes.formats.manifest import MANIFEST_KIND, Change, Manifest, Part
+from dali_pipes.formats.manifest import MANIFEST_KIND, MANIFEST_VERSION, Change, Manifest, Part
 from dali_pipes.formats.texts import pack_texts
 
 CHANGES = tuple(
@@ -71,7 +71,8 @@ def header_of(manifest: Manifest, **changes: object) -> bytes:
         "index_checksum": manifest.index_checksums, "removed": manifest.removed,
     }  # fmt: skip
     header = {
-        "kind": MANIFEST_KIND, "version": 3, "components": {}, "photos": {}, "labels": {}, "classes": {},
+        "kind": MANIFEST_KIND, "version": MANIFEST_VERSION, "components": {}, "photos": {}, "labels": {}, "classes": {},
+        "turned": {},
         "data_version": 2, "parts": [list(part) for part in manifest.parts],
         "history": [change._asdict() for change in manifest.history],
     }  # fmt: skip

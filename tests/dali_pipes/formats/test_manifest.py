@@ -133,8 +133,8 @@ def manifest(small_shards: Path) -> Manifest:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "'m': expected a dali-pipes manifest, version 2 or 3, found 0 bytes of something else"),
-        (b"v1.2 3\n" * 9, "expected a dali-pipes manifest, version 2 or 3, found 63 bytes of something else"),
+        (b"", "'m': expected a dali-pipes manifest, version 4, found something else"),
+        (b"v1.2 3\n" * 9, "expected a dali-pipes manifest, version 4, found something else"),
     ],
 )
 def test_manifest_of_other_bytes_is_refused(data: bytes, text: str) -> None:
@@ -150,14 +150,14 @@ def test_manifest_of_another_kind_or_version_is_refused(
     from dali_pipes.formats import manifest as module
 
     index = (small_shards / index_name("s-000000.tar")).read_bytes()
-    with pytest.raises(DataError, match="found a dali-pipes shard index, version 1"):
+    with pytest.raises(DataError, match="found a dali-pipes shard index, version 3"):
         Manifest.from_bytes(index, where="m")
     monkeypatch.setattr(module, "MANIFEST_VERSION", 1)
     data = manifest.to_bytes()
     monkeypatch.undo()
     with pytest.raises(
         DataError,
-        match="expected a dali-pipes manifest, version 2 or 3, found a dali-pipes manifest, version 1; rebuild it",
+        match="expected a dali-pipes manifest, version 4, found a dali-pipes manifest, version 1; rebuild it",
     ):
         Manifest.from_bytes(data, where="m")
 
@@ -295,7 +295,7 @@ def header_of(data: bytes) -> dict[str, Any]:
 
 
 def test_orientations_are_kept_only_where_a_photo_is_turned() -> None:
-    """An index without turned photos is of version 1, to the byte; one with them is of version 2."""
+    """An index whose photos are upright has no column of orientations."""
     plain = an_index().to_bytes()
     upright = an_index(**with_photo(orientation=np.array([1, 1], np.uint8)))
     assert upright.to_bytes() == plain
@@ -305,18 +305,6 @@ def test_orientations_are_kept_only_where_a_photo_is_turned() -> None:
     assert photo.orientation is not None
     assert photo.orientation.tolist() == [6, 1]
     assert [side.tolist() for side in photo.upright_size] == [[20, 0], [10, 0]]
-    assert [header_of(data)["version"] for data in (plain, turned.to_bytes())] == [1, 2]
-
-
-def test_manifest_of_a_data_set_without_known_orientations_is_as_before() -> None:
-    """The entry is optional: an old manifest says that it does not know, and is written back as it was."""
-    old = a_manifest()
-    assert "turned" not in header_of(old.to_bytes())
-    assert Manifest.from_bytes(old.to_bytes(), where="m").turned is None
-    new = dataclasses.replace(old, turned={"jpg": 2})
-    assert Manifest.from_bytes(new.to_bytes(), where="m").turned == {"jpg": 2}
-    assert Manifest.from_bytes(dataclasses.replace(old, turned={}).to_bytes(), where="m").turned == {}
-    assert old.digest == new.digest
 
 
 def test_shard_index_round_trips() -> None:
@@ -482,7 +470,7 @@ def test_find_manifest_broken_is_named(tmp_path: Path) -> None:
     write_shards(tmp_path, make_samples([(20, 20)]), per_shard=1)
     path = tmp_path / manifest_name("s-")
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match=rf"'{path}': expected a dali-pipes manifest"):
+    with pytest.raises(DataError, match=rf"'{path}' is a broken dali-pipes manifest: expected .* bytes"):
         find_manifest(resolve_shards(tmp_path, endpoint=None))
 
 

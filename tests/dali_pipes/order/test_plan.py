@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.mixing import BLOCK_POSITIONS, Mix, mixed_length, split_by_weight
-from dali_pipes.order.passes import NUM_PASSES_KEPT, cut_windows, is_cut_anew
+from dali_pipes.order.passes import NUM_PASSES_KEPT, cut_windows
 from dali_pipes.order.plan import Plan, Step, num_steps
 from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
@@ -123,56 +123,6 @@ def test_ramp_goes_on_where_bytes_cut_a_window(
     cuts = list(cut_windows(np.array(shard_bytes), shuffle_window=shuffle_window, ramp_up=True))
     assert [stop - start for start, stop in cuts] == expected
     assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
-
-
-def cut_until_version_2(sizes: list[int], window: int) -> list[int]:
-    """The windows' ends by the old rule: the ramp ends with the first window that the bytes cut."""
-    ends, start, ramp, is_ramping = [], 0, 1, True
-    while start < len(sizes):
-        stop = start + 1
-        while stop < len(sizes) and sum(sizes[start : stop + 1]) <= window:
-            stop += 1
-        if is_ramping and start + ramp < stop:
-            stop, ramp = start + ramp, ramp * 2
-        else:
-            is_ramping = False
-        ends.append(stop)
-        start = stop
-    return ends
-
-
-@settings(max_examples=300)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(1, 120))
-def test_epochs_of_another_order_than_before_are_told_apart(sizes: list[int], window: int) -> None:
-    """A state of version 2 is good unless the windows have changed; with shards of one size they never have."""
-    shard_bytes = np.array(sizes)
-    ends = [stop for _, stop in cut_windows(shard_bytes, shuffle_window=window, ramp_up=True)]
-    found = is_cut_anew(np.array([0, *ends]), shard_bytes, shuffle_window=window, ramp_up=True)
-    assert found == (ends != cut_until_version_2(sizes, window))
-    alike = np.full(len(sizes), sizes[0])
-    ends = [stop for _, stop in cut_windows(alike, shuffle_window=window, ramp_up=True)]
-    assert not is_cut_anew(np.array([0, *ends]), alike, shuffle_window=window, ramp_up=True)
-
-
-def test_plan_says_which_state_it_takes() -> None:
-    """Version 3 in the epochs whose windows have changed, in any slice or pass; version 2 in all others."""
-    uneven = np.array([90, *[10] * 23])
-    versions: dict[int, int] = {}
-    for epoch in range(8):
-        order = OrderInputs(epoch=epoch, shuffle_window=80, ramp_up=True)
-        plan = Plan(shard_bytes=uneven, shard_samples=np.full(24, 3), order=order)
-        ends = np.cumsum([len(shards) for _, shards in plan.windows_ahead()]).tolist()
-        in_order = np.concatenate([shards for _, shards in plan.windows_ahead()])
-        changed = ends != cut_until_version_2(uneven[in_order].tolist(), 80)
-        assert plan.state_version == (3 if changed else 2)
-        versions[plan.state_version] = epoch
-        for other in ({"ramp_up": False}, {"shuffle": False}, {"shuffle_window": "all"}):
-            kept = Plan(shard_bytes=uneven, shard_samples=np.full(24, 3), order=replace(order, **other))
-            assert kept.state_version == 2
-    assert versions.keys() == {2, 3}
-    # An epoch of a fixed length may begin in one pass and end in another.
-    both = OrderInputs(epoch=versions[3], shuffle_window=80, ramp_up=True, epoch_samples=72)
-    assert Plan(shard_bytes=uneven, shard_samples=np.full(24, 3), order=both).state_version == 3
 
 
 @pytest.mark.parametrize(("lengths", "weights"), [([30, 10], (0.5, 0.5)), ([5, 3, 1], (2, 2, 0.1)), ([6, 1], (2, 19))])

@@ -780,6 +780,5 @@ def test_an_index_with_other_orientations_is_found(tmp_path: Path) -> None:
     assert any("xxhash2" in text for text in texts), "the manifest's checksum tells"
     index = ShardIndex.from_bytes((upright / index_name("s-000000.tar")).read_bytes(), where="i")
     found = ShardReport(row=0, part=1, headers=[(0, "jpg", PhotoHeader("JPEG", 20, 30), 3)])
-    problem = index_problem(index, found, knows_orientations=True)
+    problem = index_problem(index, found)
     assert problem == "has EXIF orientation 1 for component 'jpg' of key 'a'; in the shard it is 3"
-    assert index_problem(index, found, knows_orientations=False) is None

@@ -289,7 +289,7 @@ def test_classes_keep_their_ids(local: Place) -> None:
 def test_known_keys_are_found_in_parts(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the data set are not held in memory at once."""
     grown = class_folders(tmp_path / "grown", {"cat": 1, "dog": 1, "owl": 3}, first=1)
-    monkeypatch.setattr("dali_pipes.data_set.data_set.SAMPLES_AT_A_TIME", 3)
+    monkeypatch.setattr("dali_pipes.formats.sample_columns.SAMPLES_AT_A_TIME", 3)
     monkeypatch.setattr(DataSet, "columns", None)
     with pytest.raises(DataError, match=r"has 3 of the 5 keys .*'cat/001', 'dog/001'"):
         local.add(grown)

@@ -14,8 +14,7 @@ import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import list_shards, name_shards
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import ColumnFile
-from dali_pipes.formats.manifest import MANIFEST_KIND, MANIFEST_VERSION, Manifest
+from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name, version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
@@ -85,17 +84,6 @@ def test_impossible_removals_write_nothing(
     with pytest.raises(error, match=expected):
         local.remove(*options.pop("keys", ()), **options)
     assert local.objects() == before
-
-
-def test_old_readers_refuse_a_manifest_with_removals(local: Place, more: Path) -> None:
-    """They would read the samples. Any other manifest they read as it is."""
-    local.add(more)
-    data = local.store.read(manifest_name("s-"))
-    assert ColumnFile.open(data, where="m", kind=MANIFEST_KIND, version=MANIFEST_VERSION).header["data_version"] == 2
-    local.remove("cat/000")
-    data = local.store.read(manifest_name("s-"))
-    with pytest.raises(DataError, match=r"expected a dali-pipes manifest, version 2, found .* version 3"):
-        ColumnFile.open(data, where="m", kind=MANIFEST_KIND, version=MANIFEST_VERSION)
 
 
 def test_info_and_verify_see_the_rest(local: Place) -> None:
