@@ -287,22 +287,6 @@ def change_index(shards: Path, orientation: npt.NDArray[np.uint8] | None, turned
     path.write_bytes(changed.to_bytes())
 
 
-def without_orientations(shards: Path) -> None:
-    """Make the data set one that an older version has indexed: no column of orientations, no entry in the manifest."""
-    change_index(shards, None, None)
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_an_old_index_is_read_as_before(tmp_path: Path, graph: str) -> None:
-    """By default as stored; ``orient=True`` says what to do."""
-    shards = write_shards(tmp_path, turned_samples(mask="turned"), per_shard=16)
-    expected = batch_of(shards, GRAPHS[graph](orient=False))
-    without_orientations(shards)
-    assert_equal(batch_of(shards, GRAPHS[graph]()), expected)
-    with pytest.raises(DataError, match=r"orient=True needs .* index it anew: dali-pipes prep index URL, or"):
-        batch_of(shards, GRAPHS[graph](orient=True))
-
-
 @pytest.mark.parametrize("num", [4, NUM])
 def test_a_photo_that_is_turned_in_another_way_than_its_index_says_is_bad(tmp_path: Path, num: int) -> None:
     """The loader believes the photo's own bytes; also where the size is the same."""
@@ -333,26 +317,6 @@ def test_a_graph_that_mixes_stored_sizes_and_upright_pixels_is_refused(tmp_path:
         batch_of(turned, graph)
     plain = write_shards(tmp_path / "plain", as_upright(turned_samples()), per_shard=NUM)
     assert batch_of(plain, graph)["image"].shape == (NUM, 8, 8, 3)
-
-
-def test_a_mixture_turns_photos_if_all_its_data_sets_know_how(tmp_path: Path) -> None:
-    """One that was indexed before makes all photos come as stored; the other is the same data set."""
-    sets = {name: write_shards(tmp_path / name, turned_samples(mask="turned"), per_shard=NUM) for name in "ab"}
-
-    def height() -> int:
-        def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-            del random
-            size = components.size("jpg", orient=components.orient())
-            return {"height": components.array(lambda batch: size(batch)[0]), "label": components.label}
-
-        def whole(components: dp.Components, random: dp.Random) -> dict[str, object]:
-            return graph(components, random) | {"bytes": components.bytes("jpg")}
-
-        return int(batch_of(dp.Mixture(sets), whole, batch_size=2 * NUM)["height"].max())  # type: ignore[arg-type]
-
-    assert height() > 59
-    without_orientations(sets["b"])
-    assert height() < 50
 
 
 def test_files_of_a_phone_become_equal_batches(tmp_path: Path) -> None:
