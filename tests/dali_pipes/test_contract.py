@@ -34,7 +34,13 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 
 def open_ranks(shards: Path, world_size: int, batch_size: int, **options: Any) -> list[dp.Loader]:
-    defaults = {"device": "cpu", "outputs": dp.Outputs(keys=True), "decode": dp.Decode(threads=1), "seed": 7}
+    defaults = {
+        "device": "cpu",
+        "outputs": dp.Outputs(keys=True),
+        "decode": dp.Decode(threads=1),
+        "seed": 7,
+        "shuffle": dp.Shuffle(window_bytes=50_000),  # two or three of the six shards
+    }
     return [
         dp.loader(shards, graph, batch_size=batch_size, rank=rank, world_size=world_size, **(defaults | options))
         for rank in range(world_size)
@@ -109,10 +115,12 @@ def test_more_ranks_than_shards_and_samples(shards: Path, tmp_path: Path) -> Non
         loader.close()
 
 
+@pytest.mark.parametrize("window", [50_000, "all"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_resume_at_every_batch(shards: Path, policy: str) -> None:
+def test_resume_at_every_batch(shards: Path, policy: str, window: Any) -> None:
     """Two ranks, resumed by other loaders after each step of two epochs: bit-equal to the end, never a replay."""
-    loaders = open_ranks(shards, 2, 4, last_batch_policy=policy)
+    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
+    loaders = open_ranks(shards, 2, 4, **options)
     whole: list[list[dict[str, Any]]] = [[], []]
     states = []
     for _ in range(2):
@@ -124,7 +132,7 @@ def test_resume_at_every_batch(shards: Path, policy: str) -> None:
             for rank, loader in enumerate(loaders):
                 whole[rank].append(next(loader)[0])
     length = len(loaders[0])
-    resumed = open_ranks(shards, 2, 4, last_batch_policy=policy)
+    resumed = open_ranks(shards, 2, 4, **options)
     for number, state in enumerate(states):
         for rank, loader in enumerate(resumed):
             loader.load_state_dict(state)

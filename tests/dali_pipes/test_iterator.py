@@ -106,31 +106,6 @@ def test_shuffle_false_reads_in_order(small_shards: Path) -> None:
         assert keys_of(loader) == KEYS
 
 
-def test_break_and_again_continues_the_epoch(small_shards: Path) -> None:
-    """As DALI: `break` keeps the place; what comes is the rest of the epoch, then the next epoch."""
-    with open_loader(small_shards, seed=2) as loader:
-        whole = keys_of(loader)
-    with open_loader(small_shards, seed=2) as loader:
-        first = keys_of([next(iter(loader))])
-        rest = keys_of(loader)
-        assert first + rest == whole
-        assert loader.epoch == 0
-        assert sorted(keys_of(loader)) == KEYS
-        assert loader.epoch == 1
-
-
-def test_reset_in_mid_epoch_starts_the_next(small_shards: Path) -> None:
-    """What was decoded ahead of the old epoch is never delivered."""
-    with open_loader(small_shards, seed=2) as loader:
-        epochs = [keys_of(loader), keys_of(loader)]
-    with open_loader(small_shards, seed=2) as loader:
-        next(loader)
-        next(loader)
-        loader.reset()
-        assert loader.epoch == 1
-        assert keys_of(loader) == epochs[1]
-
-
 def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
     """The loop of DALI's examples, `for batch in it: ...; it.reset()`, visits epochs 0, 1, 2."""
     with open_loader(small_shards, seed=2) as loader:
@@ -142,15 +117,6 @@ def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
             loader.reset()
             loader.reset()  # before the first batch of an epoch there is nothing to give up
         assert visited == [0, 1, 2]
-
-
-def test_auto_reset_goes_on_by_itself(small_shards: Path) -> None:
-    """With auto_reset, next() after the end gives the next epoch's first batch."""
-    with open_loader(small_shards) as loader:
-        batches = loader.as_dali(auto_reset=True)
-        keys_of(batches)
-        assert loader.epoch == 1
-        assert len(keys_of([next(batches)])) == 5
 
 
 def test_without_auto_reset_the_end_stays_the_end(small_shards: Path) -> None:

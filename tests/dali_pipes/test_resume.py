@@ -1,6 +1,5 @@
 """Going on where a state was taken: the exact next sample, whatever the batch size, world size or cache are then."""
 
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,64 +62,6 @@ def read_steps(loaders: list[Any], samples: list[Sample], num: int | None = None
 def close(loaders: list[Any]) -> None:
     for loader in loaders:
         loader.close()
-
-
-@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
-@pytest.mark.parametrize("window", [50_000, "all"])
-def test_resume_at_every_batch_gives_the_rest(
-    shards: Path, samples: list[Sample], policy: str, window: int | str
-) -> None:
-    """State after batch i, as JSON, into a new loader: batches i, i + 1, ... of this epoch and those of the next."""
-    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
-    (whole,) = open_ranks(shards, 1, 6, **options)
-    (other,) = open_ranks(shards, 1, 6, **options)
-    epochs = [read_steps([whole], samples) for _ in range(2)]
-    whole.set_epoch(0)
-    for taken in range(len(epochs[0]) + 1):
-        if taken:
-            read_steps([whole], samples, 1)
-        state = json.loads(json.dumps(whole.state_dict()))
-        assert state["delivered"] == min(6 * taken, NUM_SAMPLES)
-        other.load_state_dict(state)
-        assert (other.epoch, len(other)) == (0, len(epochs[0]))
-        if taken < len(epochs[0]):
-            assert read_steps([other], samples) == epochs[0][taken:]
-        assert read_steps([other], samples) == epochs[1]
-    close([whole, other])
-
-
-@pytest.mark.parametrize(("before", "after"), [((3, 2), (6, 1)), ((6, 1), (2, 4)), ((1, 8), (4, 2)), ((2, 3), (3, 4))])
-def test_resume_with_another_world_and_batch_size_goes_on_with_the_same_order(
-    shards: Path, samples: list[Sample], before: tuple[int, int], after: tuple[int, int]
-) -> None:
-    """World sizes 1 to 6, batch sizes 1 to 8: the order's samples, one after the other, each once."""
-    (alone,) = open_ranks(shards, 1, 1)
-    order = [ordinal for step in read_steps([alone], samples) for ordinal in step]
-    first = open_ranks(shards, *before)
-    seen = [ordinal for step in read_steps(first, samples, 3) for ordinal in step]
-    states = [loader.state_dict() for loader in first]
-    assert all(state == states[0] for state in states)
-    second = open_ranks(shards, *after)
-    for loader in second:
-        loader.load_state_dict(states[0])
-    seen += [ordinal for step in read_steps(second, samples) for ordinal in step]
-    assert seen == order
-    close([alone, *first, *second])
-
-
-def test_resume_sees_the_same_random_numbers(shards: Path) -> None:
-    """Augmentation belongs to the sample: pixels after a resume are those of the unbroken run, bit for bit."""
-    graph = dp.classification_train(crop=16, photo="image.jpg")
-    options = {"batch_size": 4, "seed": 2, "device": "cpu", "shuffle": dp.Shuffle(window_bytes=50_000)}
-    with dp.loader(str(shards), graph, **options) as whole, dp.loader(str(shards), graph, **options) as resumed:
-        batches = [batch for (batch,) in whole]
-        whole.set_epoch(0)
-        for _ in range(5):
-            next(whole)
-        resumed.load_state_dict(whole.state_dict())
-        for expected, (found,) in zip(batches[5:], resumed, strict=True):
-            for name in expected:
-                assert torch.equal(expected[name], found[name])
 
 
 def test_state_goes_through_torch_save(shards: Path, tmp_path: Path, samples: list[Sample]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,24 +169,25 @@ def test_leaving_early_and_starting_again(small_shards: Path, whole: Epochs, fac
 
 
 def test_resume_at_every_batch_and_between_epochs(small_shards: Path, whole: Epochs, face: Face) -> None:
-    """Two epochs with a state before, after each batch and after the end: another loader gives the rest, then the next
-    epoch.
+    """Two epochs with a state before, after each batch and after the end, as JSON: another loader, which is at work
+    already, gives the rest, then the next epoch.
     """
     taken = []
     with open_loader(small_shards, **face.options) as loader:
         wrapped, epoch = face.wrap(loader), 0
         stateful = face.stateful(wrapped)
-        taken.append((stateful.state_dict(), epoch, 0))
+        taken.append((json.dumps(stateful.state_dict()), epoch, 0))
         for _ in range(2):
-            for number, _batch in enumerate(wrapped):
-                taken.append((stateful.state_dict(), epoch, number + 1))
-            taken.append((stateful.state_dict(), epoch, BATCHES + 1))  # after the end
+            for number, batch in enumerate(wrapped):
+                assert face.keys(batch) == whole[epoch][number], "saving changes nothing"
+                taken.append((json.dumps(stateful.state_dict()), epoch, number + 1))
+            taken.append((json.dumps(stateful.state_dict()), epoch, BATCHES + 1))  # after the end
             epoch = face.following(epoch)
     assert len(taken) == 13
     with open_loader(small_shards, **face.options) as loader:
         wrapped = face.wrap(loader)
         for state, epoch, number in taken:
-            face.stateful(wrapped).load_state_dict(state)
+            face.stateful(wrapped).load_state_dict(json.loads(state))
             is_over = number > BATCHES or (number == BATCHES and not face.ends_resumed_epoch)
             rests = [] if is_over else [whole[epoch][number:]]
             after = face.following(epoch)

@@ -1,7 +1,6 @@
 """The data set face under torch's and torchdata's own loaders: every batch once, and resumed at the exact next one."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +51,6 @@ def assert_same(found: list[list[dict[str, Any]]], expected: list[list[dict[str,
         assert torch.equal(batch["label"], other["label"])
 
 
-def through_json(state: Any, folder: Path) -> Any:
-    return json.loads(json.dumps(state))
-
-
-def through_torch(state: Any, folder: Path) -> Any:
-    torch.save(state, folder / "state.pt")
-    return torch.load(folder / "state.pt", weights_only=True)
-
-
 @pytest.fixture(scope="module")
 def whole(small_shards: Path) -> list[list[dict[str, Any]]]:
     """Three epochs without a break."""
@@ -81,24 +71,6 @@ def taken_after(shards: Path, num_batches: int, **options: Any) -> Any:
                     return batches.state_dict()
 
 
-@pytest.mark.parametrize("through", [through_json, through_torch])
-@pytest.mark.parametrize("num_batches", [0, 1, 4, 5, 6, 10])
-def test_stateful_dataloader_resumes_at_the_next_batch(
-    small_shards: Path, tmp_path: Path, whole: list[list[dict[str, Any]]], num_batches: int, through: Any
-) -> None:
-    """Saved before the first batch, in mid-epoch, after an epoch's last batch: in a new loader the rest of that epoch
-    comes, which may be none, then the next epochs.
-    """
-    state = through(taken_after(small_shards, num_batches), tmp_path)
-    # The epoch of the batch that was last seen.
-    epoch = max(0, num_batches - 1) // BATCHES
-    expected = [whole[epoch][num_batches - epoch * BATCHES :], *whole[epoch + 1 :]]
-    with open_loader(small_shards) as loader:
-        batches = wrap(loader)
-        batches.load_state_dict(state)
-        assert_same(read(batches, NUM_EPOCHS - epoch), expected)
-
-
 @pytest.mark.parametrize("num_batches", [2, 5])
 def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
     small_shards: Path, whole: list[list[dict[str, Any]]], num_batches: int
@@ -116,32 +88,6 @@ def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
         batches.load_state_dict(state)
         assert loader.delivery.current.feed is feed
         assert_same(read(batches, NUM_EPOCHS), [whole[0][num_batches:], *whole[1:]])
-
-
-def test_saving_changes_nothing(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
-    """A state before and after every batch, and the batches are those of a job that saves none."""
-    with open_loader(small_shards) as loader:
-        batches = wrap(loader)
-        batches.state_dict()
-        found: list[list[dict[str, Any]]] = []
-        for _ in range(NUM_EPOCHS):
-            found.append([])
-            for batch in batches:
-                found[-1].append(batch)
-                batches.state_dict()
-            batches.state_dict()
-        assert_same(found, whole)
-
-
-def test_state_is_loaded_into_a_loader_at_work(small_shards: Path, whole: list[list[dict[str, Any]]]) -> None:
-    """Back and forth in one loader, as often as wanted."""
-    late, early = (taken_after(small_shards, num_batches) for num_batches in (13, 2))
-    with open_loader(small_shards) as loader:
-        batches = wrap(loader)
-        next(iter(batches))
-        for state, expected in ((late, whole[2][3:]), (early, whole[0][2:]), (late, whole[2][3:])):
-            batches.load_state_dict(state)
-            assert_same(read(batches), [expected])
 
 
 def test_policy_drop_ends_its_epoch_where_the_job_did(small_shards: Path) -> None:
