@@ -146,9 +146,8 @@ class Delivery:
             # It must not keep this object: a loader that is dropped would never be closed.
             self._next_inputs = functools.partial(parts.epochs.next_inputs, parts.repair.feed)
             parts.decode.feed = self._next_inputs
-            self._resources = resources.pop_all()  # from here on close() frees them
-        self._pid = os.getpid()
-        self.parts = parts
+            self._pid = os.getpid()
+            self._resources, self.parts = resources.pop_all(), parts  # from here on close() frees them
         if arguments.state is not None:
             self._warn_of_random_operators()
         LOADERS.join(parts)

@@ -266,7 +266,7 @@ class Epoch:
         return error
 
 
-class Epochs:
+class LoaderEpochs:
     """The current epoch of a loader, and the feed of the next one, which is opened ahead of time.
 
     ``open_feed(plan, start=)`` opens a feed, which stages its shards from then on.
@@ -379,7 +379,7 @@ class LoaderParts:
     """The origin of the shards in one line: URLs and ETL."""
     inputs: PlanInputs
     batching: Batching
-    epochs: Epochs
+    epochs: LoaderEpochs
     decode: DecodePipeline
     share: CacheShare
     stager: Stager

@@ -27,7 +27,7 @@ except ImportError as exc:
 _NARROW = {torch.int64: torch.int32, torch.uint64: torch.uint32}
 
 
-class Piece(NamedTuple):
+class DeviceRows(NamedTuple):
     """The rows of a rank's batch that one device of this process holds."""
 
     device: Any
@@ -99,7 +99,7 @@ class JaxBatches(LoaderBatches):
         return deal
 
 
-def deal_rows(sharding: Sharding, *, batch_size: int, rank: int, world_size: int) -> list[Piece]:
+def deal_rows(sharding: Sharding, *, batch_size: int, rank: int, world_size: int) -> list[DeviceRows]:
     """Find the rows of the rank's batch that each device of this process holds: see Note [rows].
 
     Args:
@@ -143,7 +143,7 @@ def deal_rows(sharding: Sharding, *, batch_size: int, rank: int, world_size: int
     local = {device: rows for device, rows in rows_of.items() if device.process_index == jax.process_index()}
     starts = sorted({start for start, _ in local.values()})
     return [
-        Piece(device, slice(first := starts.index(start) * (stop - start), first + stop - start))
+        DeviceRows(device, slice(first := starts.index(start) * (stop - start), first + stop - start))
         for device, (start, stop) in local.items()
     ]
 

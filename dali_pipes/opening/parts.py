@@ -19,7 +19,7 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import NamedSets, find_shards, is_in_directories
-from dali_pipes.epoch import Epochs, LoaderParts, PlanInputs
+from dali_pipes.epoch import LoaderEpochs, LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_rules import PhotoRules
@@ -96,7 +96,7 @@ def open_parts(
         batching=batching,
         show_progress=cache.show_progress and process.rank == 0,
     )
-    epochs = Epochs(inputs, batching=batching, share=share, counts=counts, open_feed=open_feed)
+    epochs = LoaderEpochs(inputs, batching=batching, share=share, counts=counts, open_feed=open_feed)
     epochs.begin(order.epoch if state is None else state.order.epoch, start=0 if state is None else state.delivered)
     _check_length(epochs.current.feed.plan, batching)
     if example is not None:

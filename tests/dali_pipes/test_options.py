@@ -1,5 +1,6 @@
 """Options of a loader: types and values are checked when an option class is made."""
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
+from dali_pipes.opening.arguments import LoaderArguments
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import find_rank
@@ -145,8 +147,10 @@ def test_groups_hold_plain_values_and_cannot_be_changed(group: str) -> None:
         getattr(dp, group)(getattr(made, name))
 
 
-def test_loader_has_sixteen_parameters() -> None:
-    assert len(inspect.signature(dp.loader).parameters) == 16
+def test_loader_has_sixteen_parameters_and_one_object_keeps_them() -> None:
+    names = [field.name for field in dataclasses.fields(LoaderArguments)]
+    assert list(inspect.signature(dp.loader).parameters) == names
+    assert len(names) == 16
 
 
 def test_shards_keep_a_list_that_can_be_read_once() -> None:
