@@ -115,9 +115,9 @@ class BadSamplesSeen:
                 f"{first}{more}; leave it out (select=Select(exclude=...)), or replace bad samples by others "
                 "(bad_samples=BadSamples(on_error='substitute'))"
             )
-        own = {int(batch.ordinals[at]) for at in problems if at < batch.num_valid and at not in batch.substituted}
-        self.unfit.update(found.keys() - own)
-        new = {ordinal: bad for ordinal, bad in found.items() if ordinal in own and ordinal not in self.seen}
+        counted = {int(batch.ordinals[at]) for at in problems if at < batch.num_valid and at not in batch.substituted}
+        self.unfit.update(found.keys() - counted)
+        new = {ordinal: bad for ordinal, bad in found.items() if ordinal in counted and ordinal not in self.seen}
         for ordinal, bad in new.items():
             if self._quarantine is not None:
                 self._quarantine.add(*bad)  # first: after an error the batch is tried again
@@ -221,7 +221,7 @@ class Repair:
                 continue
             size = -(-len(part) // NUM_PARTS)
             smaller = [part[start : start + size] for start in range(0, len(part), size)]
-            parts += [(one, exc) for one in smaller if (exc := _refusal(retry, inputs.part(one))) is not None]
+            parts += [(some, exc) for some in smaller if (exc := _refusal(retry, inputs.part(some))) is not None]
         positions = [at for at, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in found]
         if len(positions) == len(batch):
             self._check_graph(retry, batch, error)

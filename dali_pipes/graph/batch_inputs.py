@@ -83,7 +83,8 @@ def complete_batch(
         return BatchInputs(batch, encoded), judged.problems
     if max_batch_pixels is not None:
         _check_pixels(batch, judged.pixels, max_batch_pixels)
-    values, problems = parse_batch([*asked.parsed.values(), *asked.lists.values()], encoded, batch=batch)
+    parsers = [*asked.parsed.values(), *asked.lists.values()]
+    values, problems = parse_batch(parsers, encoded, batch=batch) if parsers else ([], {})
     if problems:
         return BatchInputs(batch, encoded), problems
     arrays: dict[str, Any] = {name: array_of(batch) for name, array_of in asked.arrays.items()}

@@ -42,7 +42,7 @@ class Slots(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What was drawn for a batch."""
+    """The draws of a batch."""
 
     factors: Float64s
     """float64 [B, 4]: brightness, contrast, saturation, hue; 1, 1, 1, 0 change nothing."""
@@ -84,9 +84,9 @@ class ColorJitter:
         """Compute each slot's factor, float32 [B, slot]: that of its operation, or one that changes nothing."""
         drawn = self.draw(batch)
         uses = self._slots.uses[drawn.order]  # [B, slot]
-        own = np.take_along_axis(drawn.factors, np.maximum(uses, 0), axis=1)
+        factors = np.take_along_axis(drawn.factors, np.maximum(uses, 0), axis=1)
         neutral = np.array([0 if kind == "hue" else 1 for kind in self._slots.kinds])
-        return np.where(uses >= 0, own, neutral).astype(np.float32)
+        return np.where(uses >= 0, factors, neutral).astype(np.float32)
 
     def _uses_contrast(self, slot: int) -> Any | None:
         """A node of float32 scalars, 1 where the slot is for a contrast; ``None`` if it never is."""

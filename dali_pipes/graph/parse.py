@@ -273,7 +273,7 @@ def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) 
 
 
 class NpyLayout(NamedTuple):
-    """What the header of a ``.npy`` file says of the data behind it."""
+    """The header of a ``.npy`` file: the layout of the data behind it."""
 
     dtype: np.dtype[Any]
     """As stored, in either byte order."""

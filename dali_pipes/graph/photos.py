@@ -64,7 +64,7 @@ _ENTRY_BYTES = 12
 
 
 def _kinds_of_markers() -> UInt8s:
-    """What to do at two bytes of a JPEG, by their number: pass a segment with a length, stop at a frame, or ask.
+    """The action at two bytes of a JPEG, by their number: pass a segment with a length, stop at a frame, or ask.
 
     A segment that may hold EXIF data is passed, too.
     """
@@ -81,7 +81,7 @@ _IS_PASSED = _KINDS == _PASSED
 
 
 def _kinds_of_exif_tags() -> UInt8s:
-    """What an entry points to, by its tag: nothing that matters, a text, or this number of bytes."""
+    """The target of an entry, by its tag: nothing that matters, a text, or this number of bytes."""
     kinds = np.zeros(1 << 16, np.uint8)
     kinds[list(TEXT_TAGS)] = _TEXT
     for tag, num_bytes in FRACTION_BYTES.items():
@@ -180,7 +180,7 @@ def _read_together(photos: EncodedBatch, found: PhotoHeaders, is_read: Bools, is
 
 
 class _Read(NamedTuple):
-    """What is read of N photos of one format together."""
+    """The headers of N photos of one format, read together."""
 
     height: Int64s
     """0 where a photo must be read alone."""
@@ -326,7 +326,7 @@ def _plain_orientations(buffer: UInt8s, starts: Int64s, stops: Int64s) -> Int64s
 
 
 def _orientations_of(buffer: UInt8s, starts: Int64s, stops: Int64s, order: str) -> Int64s:
-    """The same for blocks of one byte order."""
+    """Read blocks of one byte order, as `_plain_orientations` does."""
     shorts, longs = _numbers(buffer, f"{order}u2"), _numbers(buffer, f"{order}u4")
     sizes = stops - starts
     first = longs[starts + 4].astype(np.int64)

@@ -365,12 +365,12 @@ def normalised(
         means, stds = np.zeros_like(means), np.ones_like(stds)
     else:
         means, stds = means * 255, stds * 255
-    place = {} if position is None else {"crop_pos_y": position[0], "crop_pos_x": position[1]}
+    crop_arguments = {} if position is None else {"crop_pos_y": position[0], "crop_pos_x": position[1]}
     if crop is not None:
-        place["crop"] = (crop, crop)
+        crop_arguments["crop"] = (crop, crop)
     return fn.crop_mirror_normalize(
         pixels,
-        **place,
+        **crop_arguments,
         mirror=mirror,
         mean=means.tolist(),
         std=stds.tolist(),

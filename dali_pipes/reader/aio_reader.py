@@ -104,8 +104,8 @@ class Aio:
         file = os.memfd_create("dali-pipes-aio", os.MFD_CLOEXEC)
         try:
             os.write(file, b"x")
-            one, byte = np.ones(1, np.int64), np.zeros(1, np.uint8)
-            self.read(file, offsets=0 * one, sizes=one, addresses=byte.ctypes.data * one)
+            size, byte = np.ones(1, np.int64), np.zeros(1, np.uint8)
+            self.read(file, offsets=0 * size, sizes=size, addresses=byte.ctypes.data * size)
             if byte[0] != ord("x"):
                 raise OSError(errno.ENOSYS, "asynchronous I/O gives other bytes than the file has")
         finally:
@@ -235,12 +235,12 @@ class AioReader:
         padded = -(-sizes // ALIGNMENT) * ALIGNMENT
         starts = np.cumsum(padded) - padded
         buffer = self._buffers.take(int(padded.sum()))
-        there = np.flatnonzero(sizes)
+        with_bytes = np.flatnonzero(sizes)
         self._aio.read(
             self._file,
-            offsets=offsets[there],
-            sizes=sizes[there],
-            addresses=buffer.ctypes.data + starts[there],
+            offsets=offsets[with_bytes],
+            sizes=sizes[with_bytes],
+            addresses=buffer.ctypes.data + starts[with_bytes],
         )
         # [component, batch, sample]
         shape = (len(lines.sizes), -1, batch_size)

@@ -133,11 +133,11 @@ class StoredSamples(Samples):
         First comes the sample's own shard: the samples before it, then those after it, the nearest ones first. Then
         come the following shards in their order, and after the last shard the first ones.
         """
-        own = int(self.shard_of(np.array([ordinal]))[0])
-        for number in range(own, own + self.manifest.num_shards):
+        own_shard = int(self.shard_of(np.array([ordinal]))[0])
+        for number in range(own_shard, own_shard + self.manifest.num_shards):
             shard = number % self.manifest.num_shards
             others = np.arange(self._start(shard), self._stops[shard], dtype=np.int64)
-            if number == own:
+            if number == own_shard:
                 others = np.concatenate([others[others < ordinal][::-1], others[others > ordinal]])
             others = others[~np.isin(others, self.excluded)]
             if len(others):
@@ -182,9 +182,9 @@ class StoredSamples(Samples):
 
         if (found := self._first(is_odd)) is not None:
             table, row = found
-            there = ", ".join(f"'{name}'" for name in table.components_of(row)) or "none"
+            components = ", ".join(f"'{name}'" for name in table.components_of(row)) or "none"
             raise DataError(
-                f"{table.name_of(row)}: expected one of the components {shown(names)}, found {there}; name the "
+                f"{table.name_of(row)}: expected one of the components {shown(names)}, found {components}; name the "
                 f"component in the graph (photo= or mask= of the built-in graphs), or leave the sample out "
                 "(select=Select(exclude=...))"
             )
@@ -208,20 +208,20 @@ class StoredSamples(Samples):
         whole, names = self._whole, component.split(";")
         most = max(whole.components.get(name, 0) for name in names)
         if self.rules.missing != "error" and not most:
-            there = ", ".join(f"'{name}'" for name in whole.components)
-            raise DataError(f"no sample has component '{component}'; the data set has {there or 'none'}")
+            components = ", ".join(f"'{name}'" for name in whole.components)
+            raise DataError(f"no sample has component '{component}'; the data set has {components or 'none'}")
         is_in_doubt = self.rules.missing == "error" and most < whole.num_samples
         if is_in_doubt and (found := self._first(lambda table: table.column(component)[:, OFFSET] < 0)) is not None:
             table, row = found
             lacking = whole.num_samples - most
             more = f"; {lacking} of {whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
-            there = ", ".join(table.components_of(row)) or "none"
+            components = ", ".join(table.components_of(row)) or "none"
             advice = (
                 "pass select=Select(missing='empty') for the label -1, or missing='skip' to leave such samples out"
                 if component == LABEL_COMPONENT
                 else "name a component that is there in the graph (photo= or mask= of the built-in graphs)"
             )
-            raise DataError(f"{table.name_of(row)}: no component '{component}' (found: {there}){more}; {advice}")
+            raise DataError(f"{table.name_of(row)}: no component '{component}' (found: {components}){more}; {advice}")
         self._found.add(component)
 
     def check_sized(self, component: str) -> None:

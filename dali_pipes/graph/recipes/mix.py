@@ -111,11 +111,11 @@ def mix(
         raise ValueError(f"image is {list(image.shape)}, which is not layout={layout!r}; pass the layout of the graph")
     numbers = batch[OUTPUT].double()
     height, width = image.shape[2:] if layout == "CHW" else image.shape[1:3]
-    weight, own = _weights(numbers[:1] if each == "batch" else numbers, height=height, width=width)
+    weight, share = _weights(numbers[:1] if each == "batch" else numbers, height=height, width=width)
     weight = weight.unsqueeze(1 if layout == "CHW" else 3).to(image.dtype)
     mixed = {
         "image": image.roll(1, 0).lerp(image, weight),
-        "label": shares.roll(1, 0).lerp(shares, own[:, None].to(shares.dtype)),
+        "label": shares.roll(1, 0).lerp(shares, share[:, None].to(shares.dtype)),
     }
     return {name: mixed.get(name, value) for name, value in batch.items() if name != OUTPUT}
 
