@@ -22,7 +22,7 @@ from dali_pipes.store.templates import Template
 from prep.embedded import wire
 from prep.embedded.storage import BucketExistsError, ObjectMissingError, Storage
 from prep.shuffle.contents import Contents, read_input
-from prep.shuffle.dsort_spec import DsortSpec, parse_spec
+from prep.shuffle.dsort import DsortSpec, parse_spec
 from prep.shuffle.exchange import Exchange
 from prep.shuffle.key_map import KeyMap, parse_key_map
 from prep.shuffle.plan import ShufflePlan, make_plan

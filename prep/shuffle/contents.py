@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
@@ -37,6 +39,8 @@ MAX_VALUE_BYTES = 64 << 10
 
 # Orders that shard indexes are enough for: they have neither the case of names nor the bytes of components.
 _BY_KEYS = ("shuffle", "none")
+
+_COLUMNS = ("rows", "num_bytes", "num_members", "tar_bytes", "ends", "checksums")
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -88,25 +92,6 @@ class Contents:
         return f"shard '{self.shard_of(position)}', key '{key_of(self.name(position))}'"
 
 
-@dataclass
-class ShardSample:
-    """Consecutive members of a shard that share a key."""
-
-    name: str
-    """Name of its first member."""
-    key: str
-    content: int = 0
-    """Sum of the digests of its components' names and bytes: the order of the components does not change it."""
-    num_bytes: int = 0
-    num_members: int = 0
-    tar_bytes: int = 0
-    end: int = 0
-    values: dict[str, bytes] = field(default_factory=dict)
-    components: set[str] = field(default_factory=set)
-    twice: str = ""
-    """A component that occurs twice in the sample."""
-
-
 def read_contents(
     store: Store,
     names: Sequence[str],
@@ -130,7 +115,7 @@ def read_contents(
         DataError: If a shard is not a complete tar, or a sample has a link or a component twice.
     """
     with bar(what=what, total=len(names), unit="shards", shown=show_progress) as drawn:
-        read = partial(_read_task, store, tuple(components))
+        read = partial(read_shard, store, components=tuple(components))
         parts = []
         for part in workers.map(read, names, name=lambda name: f"shard '{store.locate(name)}'"):
             parts.append(part)
@@ -138,12 +123,8 @@ def read_contents(
     return join_contents(parts)
 
 
-def _read_task(store: Store, components: Sequence[str], name: str, _: Report) -> Contents:
-    return read_shard(store, name, components=components)
-
-
-def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Contents:
-    """Read the contents of one shard in this thread; see `read_contents`."""
+def read_shard(store: Store, name: str, _: Report | None = None, *, components: Sequence[str] = ()) -> Contents:
+    """Read the contents of one shard, front to back; see `read_contents`."""
     names: list[bytes] = []
     rows: list[tuple[int, int]] = []
     sizes: list[tuple[int, int, int, int]] = []
@@ -151,43 +132,34 @@ def read_shard(store: Store, name: str, *, components: Sequence[str] = ()) -> Co
     where = store.locate(name)
     with open_shard(store, name) as stream:
         archive = _LinkRefuser(stream, shard=where)
-        for sample in read_samples(archive, components=components):
-            if sample.twice:
-                raise DataError(
-                    f"shard '{where}', key '{sample.key}': component '{sample.twice}' occurs twice, and "
-                    "dSort keeps one of them; pack it anew"
-                )
-            names.append(sample.name.encode("utf-8", "surrogateescape"))
-            rows.append((key_digest(sample.key), sample.content))
-            sizes.append((sample.num_bytes, sample.num_members, sample.tar_bytes, sample.end))
+        for key, members in groupby(archive, key=attrgetter("key")):
+            first_name, seen, kept = "", set(), {}
+            content = num_bytes = tar_bytes = end = 0
+            for member in members:
+                if member.component in seen:
+                    raise DataError(
+                        f"shard '{where}', key '{key}': component '{member.component}' occurs twice, and "
+                        "dSort keeps one of them; pack it anew"
+                    )
+                first_name = first_name or member.name
+                seen.add(member.component)
+                padded_bytes = member.size + -member.size % BLOCK
+                num_bytes += member.size
+                tar_bytes += header_bytes(member.name, member.size) + padded_bytes
+                end = member.offset + padded_bytes
+                state = component_state(member.component)
+                if member.component in components:
+                    kept[member.component] = _value(member)
+                    state.update(kept[member.component])
+                for piece in member.pieces():
+                    state.update(piece)
+                content = (content + state.intdigest()) % 2**64
+            names.append(first_name.encode("utf-8", "surrogateescape"))
+            rows.append((key_digest(key), content))
+            sizes.append((num_bytes, len(seen), tar_bytes, end))
             for component, found in values.items():
-                found.append(sample.values.get(component))
+                found.append(kept.get(component))
     return _of_shard(name, names, sizes, rows=rows, checksum=archive.checksum, values=values)
-
-
-def read_samples(archive: ArchiveReader, *, components: Sequence[str] = ()) -> Iterator[ShardSample]:
-    """Yield the samples of a shard, front to back; of a sample, only the bytes of ``components`` are kept."""
-    sample: ShardSample | None = None
-    for member in archive:
-        if sample is None or sample.key != member.key:
-            if sample is not None:
-                yield sample
-            sample = ShardSample(member.name, member.key)
-        sample.num_bytes += member.size
-        sample.num_members += 1
-        sample.tar_bytes += header_bytes(member.name, member.size) + member.size + -member.size % BLOCK
-        sample.end = member.offset + member.size + -member.size % BLOCK
-        sample.twice = member.component if member.component in sample.components else sample.twice
-        sample.components.add(member.component)
-        state = component_state(member.component)
-        if member.component in components:
-            sample.values[member.component] = _value(member)
-            state.update(sample.values[member.component])
-        for piece in member.pieces():
-            state.update(piece)
-        sample.content = (sample.content + state.intdigest()) % 2**64
-    if sample is not None:
-        yield sample
 
 
 def component_state(component: str) -> "xxhash.xxh64":
@@ -265,20 +237,15 @@ def indexed_contents(shards: ShardSet, manifest: "Manifest", *, components: Sequ
 
 
 def join_contents(parts: Sequence[Contents]) -> Contents:
-    """Join the contents of several sets of shards."""
+    """Join the contents of several sets of shards, at least one."""
     counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.starts) for part in parts)])
     return Contents(
         shards=tuple(shard for part in parts for shard in part.shards),
         starts=np.cumsum(counts, dtype=np.int64),
         names=[name for part in parts for name in part.names],
-        rows=np.concatenate([np.empty((0, 2), np.uint64), *(part.rows for part in parts)]),
-        num_bytes=np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in parts)]),
-        num_members=np.concatenate([np.empty(0, np.int64), *(part.num_members for part in parts)]),
-        tar_bytes=np.concatenate([np.empty(0, np.int64), *(part.tar_bytes for part in parts)]),
-        ends=np.concatenate([np.empty(0, np.int64), *(part.ends for part in parts)]),
-        checksums=np.concatenate([np.empty(0, np.uint64), *(part.checksums for part in parts)]),
+        **{column: np.concatenate([getattr(part, column) for part in parts]) for column in _COLUMNS},
         has_digests=all(part.has_digests for part in parts),
-        values={c: [value for part in parts for value in part.values[c]] for c in (parts[0].values if parts else ())},
+        values={c: [value for part in parts for value in part.values[c]] for c in parts[0].values},
     )
 
 

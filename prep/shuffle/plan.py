@@ -31,7 +31,7 @@ from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template, template_of
 from prep.shuffle.contents import Contents, Int64s
-from prep.shuffle.dsort_spec import BucketName, DsortSpec
+from prep.shuffle.dsort import BucketName, DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes_of
 from prep.shuffle.order import arrange, cut, key_of, parse_content
 from prep.shuffle.request import Request, common_prefix, input_extension

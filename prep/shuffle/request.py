@@ -21,7 +21,7 @@ from dali_pipes.store.shard_set import ShardSet, missing_shards
 from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import is_remote, open_store
 from prep.part import ALL, JobPart
-from prep.shuffle.dsort_spec import DsortSpec
+from prep.shuffle.dsort import DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
 from prep.workers import WorkersKind

@@ -21,7 +21,7 @@ from dali_pipes.formats.names import classes_name, index_name, recoded_name, rec
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import extension_of, shared_prefix
 from prep.shuffle.contents import check_same, read_contents, read_input
-from prep.shuffle.dsort_job import NoDsortError, run_job
+from prep.shuffle.dsort import NoDsortError, run_job
 from prep.shuffle.exchange import Exchange
 from prep.shuffle.key_map import KeyMap
 from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan, spec_of

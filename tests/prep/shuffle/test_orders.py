@@ -23,8 +23,8 @@ from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
-from prep.shuffle import dsort_job
-from prep.shuffle.contents import join_contents, read_contents, read_shard
+from prep.shuffle import dsort
+from prep.shuffle.contents import read_contents, read_shard
 from prep.shuffle.key_map import Grouping, parse_key_map
 from prep.shuffle.order import Algorithm
 from prep.shuffle.plan import ShufflePlan
@@ -249,7 +249,7 @@ def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatc
 )
 def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
     templates = [Template.parse(text) for text in ("a-{000..009}", "v2{00..99}", "x-{0..1}-y-{00..09}")]
-    plan = ShufflePlan(SimpleNamespace(), join_contents([]), [], templates, 1)  # type: ignore[arg-type]
+    plan = ShufflePlan(SimpleNamespace(), SimpleNamespace(), [], templates, 1)  # type: ignore[arg-type]
     assert plan.is_output(name) is expected
 
 
@@ -471,7 +471,7 @@ def test_key_map_that_the_targets_cannot_read_is_done_from_here(
 ) -> None:
     """As where a cluster's nodes refuse each other (403), or ask for a token."""
     url = f"{bucket.endpoint}/v1/objects/{bucket.bucket}/absent?provider=ais"
-    monkeypatch.setattr(dsort_job, "_put_key_map", lambda *_: url)
+    monkeypatch.setattr(dsort, "_put_key_map", lambda *_: url)
     with pytest.raises(StoreError, match=r"404\) when requesting ekm file .*its targets cannot read the key map"):
         shuffle(Request(packed, mapped=Grouping(by="class"), engine="dsort"))
     assert bucket.list("shuffled-") == []

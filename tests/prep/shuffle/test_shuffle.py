@@ -18,7 +18,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.shuffle import shuffle as shuffle_module
-from prep.shuffle.dsort_spec import DsortSpec
+from prep.shuffle.dsort import DsortSpec
 from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request

@@ -15,7 +15,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.cluster.transfer import BucketAccess, RemoteFile
 from dali_pipes.store.urls import resolve_shards
-from prep.embedded.exchange import Headers
+from prep.embedded.connection import Headers
 from prep.embedded.routes import Handler as RoutesHandler
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
@@ -52,23 +52,26 @@ def access(seen: _Seen, tmp_path: Path) -> Iterator[BucketAccess]:
     """A bucket of a real node in this process, which can be made to misbehave."""
 
     class Handler(RoutesHandler):
+        def _announced(self) -> tuple[int, bool]:
+            return int(self.headers.get("content-length", "0")), "expect" in self.headers
+
         def _redirect(self) -> None:
             if self.command == "PUT":
-                seen.asked.append(("proxy", self.body.left, self.body.expects_continue))
+                seen.asked.append(("proxy", *self._announced()))
                 if seen.is_flat:
                     super()._put("b", "x.tar")
                     return
             super()._redirect()
 
         def _put(self, bucket: str, name: str) -> None:
-            seen.asked.append(("target", self.body.left, self.body.expects_continue))
+            seen.asked.append(("target", *self._announced()))
             if seen.fail_first:
                 seen.fail_first -= 1
-                next(iter(self.body.chunks()))
+                next(iter(self.body_chunks()))
                 raise ConnectionResetError
             if seen.refuse_first:
                 seen.refuse_first -= 1
-                for _ in self.body.chunks():
+                for _ in self.body_chunks():
                     pass
                 self.answer(503, b'{"message": "busy"}')
                 return

@@ -10,7 +10,7 @@ import pytest
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.templates import Template, template_of
-from prep.shuffle.dsort_spec import BucketName, DsortSpec, parse_size, parse_spec, read_spec
+from prep.shuffle.dsort import BucketName, DsortSpec, parse_size, parse_spec, read_spec
 from prep.shuffle.order import Algorithm
 
 SPEC: dict[str, Any] = {
