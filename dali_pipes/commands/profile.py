@@ -149,41 +149,45 @@ def profile(
         trace = None if output is None else stack.enter_context(recording())
         loader = stack.enter_context(job.open(cache=cache, decode=asked))
         profiles = profile_loader(loader, epochs=epochs, compute_s=compute_ms / 1000, trace=trace)
-        decode, share = loader.parts.decode, loader.parts.share
-        is_in_memory = share.space.is_memory
-        memory = {
-            **resident_memory(),
-            "cache_bytes": share.taken_bytes,
-            "cache_directory": str(share.space.directory),
-        }
-    cores, on_gpu = cores_of_rank(), decode.device_id is not None
-    diagnoses = [
-        find_bottleneck(epoch, cores=cores, batch_size=job.batch_size, on_gpu=on_gpu, is_in_memory=is_in_memory)
-        for epoch in profiles
-    ]
+        decode, space, memory = loader.parts.decode, loader.parts.share.space, _memory(loader)
+    used: dict[str, Any] = {
+        "num_threads": decode.num_threads,
+        "prefetch_queue_depth": decode.prefetch_queue_depth,
+        "num_fetchers": cache.fetchers,
+        "compute_ms": compute_ms,
+        "cores": cores_of_rank(),
+        "decoded_on_gpu": decode.device_id is not None,
+    }
+    machine = {"cores": used["cores"], "on_gpu": used["decoded_on_gpu"], "is_in_memory": space.is_memory}
+    found = [(epoch, find_bottleneck(epoch, batch_size=job.batch_size, **machine)) for epoch in profiles]
     if as_json:
-        used = {
-            "num_threads": decode.num_threads,
-            "prefetch_queue_depth": decode.prefetch_queue_depth,
-            "num_fetchers": cache.fetchers,
-            "compute_ms": compute_ms,
-            "cores": cores,
-            "decoded_on_gpu": on_gpu,
-        }
         report = {
             "machine": asdict(Machine.here(decode.device_id)),
             "options": {**job.to_json(), **used},
             "memory": memory,
-            "epochs": [asdict(epoch) | asdict(found) for epoch, found in zip(profiles, diagnoses, strict=True)],
+            "epochs": [asdict(epoch) | asdict(diagnosis) for epoch, diagnosis in found],
         }
         click.echo(json.dumps(report))
     else:
-        click.echo("\n\n".join(_text(epoch, found) for epoch, found in zip(profiles, diagnoses, strict=True)))
+        click.echo("\n\n".join(_text(epoch, diagnosis) for epoch, diagnosis in found))
         click.echo("\n" + _memory_text(memory))
     if output is not None and trace is not None:
-        with writing(output):
-            num_bytes = trace.write(output)
-        print_note(f"wrote {output}, {format_bytes(num_bytes)}; open it in https://ui.perfetto.dev")
+        _write_trace(trace, output)
+
+
+def _write_trace(trace: "Trace", path: Path) -> None:
+    with writing(path):
+        num_bytes = trace.write(path)
+    print_note(f"wrote {path}, {format_bytes(num_bytes)}; open it in https://ui.perfetto.dev")
+
+
+def _memory(loader: "Loader") -> dict[str, Any]:
+    share = loader.parts.share
+    return {
+        **resident_memory(),
+        "cache_bytes": share.taken_bytes,
+        "cache_directory": str(share.space.directory),
+    }
 
 
 def _memory_text(memory: dict[str, Any]) -> str:
