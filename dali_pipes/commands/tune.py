@@ -1,4 +1,4 @@
-"""``dali-pipes tune``: find the settings with which this machine decodes fastest, and write them to a tuning file.
+"""The loader that ``profile`` and ``tune`` run, `Job`; and ``dali-pipes tune``, which finds the fastest settings.
 
 Batches of the given shards are decoded over and over. One setting is varied at a time: first the threads, then the
 share of the JPEG engines, then the batches decoded ahead. Only the decode pipeline is timed, fed from memory. A
@@ -38,6 +38,20 @@ if TYPE_CHECKING:
 
 
 GRAPHS = ("segmentation", "classification_train", "classification_eval")
+# 0.12 is what DALI's own benchmark uses on a Hopper machine with 70 threads; 0.65 is DALI's default.
+HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
+# Not 1, although it is as fast without a training: a slow batch or a training step would then delay the next batch.
+PREFETCH_DEPTHS = (2, 3, 4)
+# A setting that costs more threads or memory must be faster by this share: short runs of one setting differ as much.
+MIN_GAIN = 0.03
+# Each candidate is timed this number of times, in turns with the others; its median counts.
+NUM_ROUNDS = 3
+# Batches that are kept in memory to be decoded.
+NUM_BATCHES = 8
+# Batches that are not timed: the first ones allocate.
+NUM_WARM_UP = 2
+
+Rate = Callable[["Settings", float], float]
 
 # The argument URL and the options that make a `Job`; a command takes them as ``**options``.
 job_options = join_options(
@@ -207,22 +221,6 @@ def _import_graph(name: str) -> "Graph":
     if not callable(found):
         raise ValueError(f"--graph '{name}': expected a function, found {type(found).__name__}")
     return found
-
-
-# 0.12 is what DALI's own benchmark uses on a Hopper machine with 70 threads; 0.65 is DALI's default.
-HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
-# Not 1, although it is as fast without a training: a slow batch or a training step would then delay the next batch.
-PREFETCH_DEPTHS = (2, 3, 4)
-# A setting that costs more threads or memory must be faster by this share: short runs of one setting differ as much.
-MIN_GAIN = 0.03
-# Each candidate is timed this number of times, in turns with the others; its median counts.
-NUM_ROUNDS = 3
-# Batches that are kept in memory to be decoded.
-NUM_BATCHES = 8
-# Batches that are not timed: the first ones allocate.
-NUM_WARM_UP = 2
-
-Rate = Callable[["Settings", float], float]
 
 
 def thread_counts(cores: int) -> list[int]:

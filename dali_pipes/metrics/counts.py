@@ -40,19 +40,20 @@ class _Clock:
 
 
 class Stage:
-    """One stage of the thread that iterates: a context in which it runs. It is not entered inside itself.
+    """One stage of the thread that iterates: a context in which it runs.
 
     ``advice`` is logged, once, when a wait has taken `LONG_WAIT_S`; ``None``: the stage does not wait, or another
     module logs it. After a Ctrl-C between begin and end the stage around this one ends it.
     """
 
-    __slots__ = ("_advice", "_clock", "_is_wait", "_number", "_outer", "_range", "_told_s", "name")
+    __slots__ = ("_advice", "_clock", "_entered", "_is_wait", "_number", "_told_s", "name")
 
     def __init__(self, name: str, clock: _Clock, *, advice: str | None = None) -> None:
         self.name, self._clock, self._advice = name, clock, advice
         self._number, self._is_wait = _STAGES.index(name), name.startswith("wait for ")
-        self._outer = -1
-        self._range: contextlib.ExitStack | None = None
+        self._entered: list[
+            tuple[int, contextlib.ExitStack | None]
+        ] = []  # the stage around it, the range that is shown
         self._told_s = 0.0
 
     def seconds(self) -> float:
@@ -64,14 +65,15 @@ class Stage:
         return self._told_s
 
     def __enter__(self) -> None:
-        self._range = profiling.begin_range(self.name)
-        self._outer = self._clock.switch(self._number)
+        shown = profiling.begin_range(self.name)
+        self._entered.append((self._clock.switch(self._number), shown))
 
     def __exit__(self, *_: object) -> None:
         since = self._clock.state[2]
-        self._clock.switch(self._outer)
-        if self._range is not None:
-            self._range.close()
+        outer, shown = self._entered.pop()
+        self._clock.switch(outer)
+        if shown is not None:
+            shown.close()
         if self._is_wait and (took := self._clock.state[2] - since) >= _SPAN_S:
             tracing.report("wait", seconds=took, stage=self.name.removeprefix("wait for "))
             if took >= LONG_WAIT_S and self._advice is not None:

@@ -47,6 +47,8 @@ def test_stage_that_was_cut_short_ends_with_the_one_around_it() -> None:
     """A Ctrl-C between begin and end must not leave a stage running for ever."""
     counts = Counts()
     with counts.hand_over:
+        with counts.read, counts.read:  # inside itself
+            pass
         counts.read.__enter__()  # its end is never reached
     before = counts.in_loader_s()
     assert counts.in_loader_s() == before
