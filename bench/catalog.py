@@ -15,12 +15,6 @@ SCENARIOS = {
 """Name -> line in the help of `dali-pipes bench`."""
 
 
-OTHERS = {"au": "bench.accelerators.scenario"}
-"""Name -> module of the scenarios that are no commands of their own: `bench run --au` runs this one."""
-
-
 def scenario_class(name: str) -> Any:
-    """Import a `bench.engine.scenario.Scenario` class; its fields are the options of its command, if it has one."""
-    if name in OTHERS:
-        return getattr(importlib.import_module(OTHERS[name]), f"{name.title()}Scenario")
+    """Import a `bench.engine.scenario.Scenario` class; its fields are the options of its command."""
     return getattr(importlib.import_module(f"bench.scenarios.{name}"), f"{name.title()}Scenario")

@@ -10,7 +10,6 @@ _COMMANDS = {
     "gpu": "Time decoding on a GPU, one setting changed at a time; or the same on the CPU.",
     "report": "Show records as tables and plots: Markdown, SVG, a document's tables.",
     "run": "Compare the outputs of loaders on the same shards, then time the loaders.",
-    "smoke": "Check the outputs of every installed loader in every mode, on tiny data.",
     "sweep": "Time loaders as run does, over threads, ranks, latencies, sizes, ...",
 }
 

@@ -18,9 +18,8 @@ from bench.engine.options import words
 )
 @click.option(
     "--figures",
-    help="Comma separated names, as in the records.  [default: of bench run samples_per_s, cpu_ms_per_sample, "
-    "time_to_first_batch_s, loader_memory_mib, shared_memory_mib, fetched_ratio; of bench feed samples_per_s, "
-    "cpu_us_per_sample, faults_per_sample, read_ratio]",
+    help="Comma separated names, as in the records.  [default: samples_per_s, CPU a sample or GiB, the time to the "
+    "first batch, memory, bytes that are fetched or read, accelerators]",
 )
 @click.option(
     "--relative-to",
@@ -31,13 +30,12 @@ from bench.engine.options import words
 @click.option(
     "--anyway",
     is_flag=True,
-    help="Compare runs with different machines, data or options, too, and records of different versions, by the "
-    "settings that both have.",
+    help="Compare runs with different machines, data or options, too, by the settings that both have.",
 )
 def compare(
     *, before: Path, after: Path, threshold: float, figures: str | None, relative_to: str | None, anyway: bool
 ) -> int:
-    """Compare two records of `bench run` (also with --au), `bench sweep` or `bench feed`.
+    """Compare two records of one benchmark, such as `bench run`, `bench sweep` or `bench feed`.
 
     Says what became worse.
 
@@ -46,12 +44,12 @@ def compare(
     on the worse side. 2: the runs cannot be read or compared.
     A 95 % interval of two runs needs 4 repeats of each; with 7 it is narrow enough for most purposes.
     """
-    from bench.reports.comparable import read_comparable
+    from bench.reports.record import read_run
     from bench.reports.regression import JUDGED, compare_runs, format_verdict
     from dali_pipes.errors import DataError
 
     try:
-        runs = read_comparable(before), read_comparable(after)
+        runs = read_run(before), read_run(after)
     except DataError as exc:
         raise ValueError(str(exc)) from exc  # exit 1 is for what became worse
     verdict = compare_runs(

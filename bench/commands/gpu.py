@@ -132,10 +132,9 @@ def gpu(
     path    an epoch of each graph through a loader on the device: every key once, finite
     parity  pixels of the GPU's decoders against the CPU's, as a distribution
     rn50    the recipe of DALI's own benchmark, in our loader and from DALI's reader of local files
-    masks   the segmentation loader, its masks decoded on the CPU or beside the photos; PNG, LZ4 blocks, raw alone
+    masks   the segmentation loader, its masks decoded on the CPU or beside the photos
     decode  decoding alone: the JPEG engines' share, progressive photos, sizes, preallocation
     roi     a window decoded alone, against the whole photo; also all on the engines
-    halves  a reader and a decode pipeline against one: DALI's reader, ours, ours page-locked
     step    the loader beside an emulated training step of 7,010 photos/s: the share of the time that is the step's
 
     They stand in the order of their worth. With a GPU, this command measures everything, run again until it says that
@@ -150,11 +149,10 @@ def gpu(
         raise ValueError("--all needs -o DIR, and does not go with --scenarios")
     if output is not None and json_path is not None:
         raise ValueError("-o writes a record for each scenario; drop --json")
-    from bench.gpu.points import SCENARIOS, default_sweeps
-    from bench.gpu.scenarios import gpu_scenario
-    from bench.gpu.session import is_done, take_scenario
-    from bench.gpu.tables import format_markdown
+    from bench.gpu.points import CHECKS, SCENARIOS, default_sweeps
+    from bench.gpu.scenario import GpuScenario, is_done, take_scenario
     from bench.reports.record import write_record, write_text
+    from bench.reports.tables import markdown_page, report_text
 
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
@@ -174,13 +172,15 @@ def gpu(
             path = (output or directory) / f"gpu-{name}.json"
             if time.monotonic() > deadline and not path.exists():
                 continue
-            scenario = gpu_scenario(name, workload, deadline=deadline, bystanders=sorted(servers), **settings)
+            scenario = GpuScenario(
+                name=name, workload=workload, deadline=deadline, bystanders=sorted(servers), **settings
+            )
             reports.append(take_scenario(scenario, path))
-            click.echo(scenario.table(reports[-1]))
+            click.echo(f"{name}\n{report_text(reports[-1])}\n")
             if json_path is not None:
                 write_record(reports[-1], json_path)
             if output is not None:
-                write_text(format_markdown(reports), output / "report.md")
+                write_text(markdown_page([(one["scenario"], one) for one in reports]), output / "report.md")
     done = [report["scenario"] for report in reports if is_done(report)]
     if left := [name for name in wanted if name not in done]:
         how = "the same command goes on" if output is not None else "pass more --minutes, or -o DIR and run it again"
@@ -188,7 +188,7 @@ def gpu(
     elif output is not None:
         click.echo(f"all done: {len(reports)} records and report.md in '{output}'")
     # If the path fails, the figures of the session mean nothing. Its records are written all the same.
-    context.exit(int(any("error" in report.get("check", ()) for report in reports)))
+    context.exit(int(any(report["failed"] for report in reports if report["scenario"] in CHECKS)))
 
 
 def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:

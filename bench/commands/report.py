@@ -42,7 +42,7 @@ def report(
     documents: tuple[Path, ...],
     check: bool,
 ) -> int:
-    """Show RECORDs, files that commands of `bench` wrote with --json, of this version and earlier ones.
+    """Show RECORDs, files that commands of `bench` wrote with --json.
 
     Without an option their tables go to stdout. A document's tables stand between two lines. The first line names the
     record, with a path relative to the document, and may choose baseline, loaders and figures:
@@ -53,9 +53,10 @@ def report(
 
     Reads the records. Writes the files that are named.
     """
-    from bench.reports.documents import page_parts, terminal_text, update_document
-    from bench.reports.markdown import markdown_page
-    from bench.reports.record import write_text
+    from bench.reports.documents import update_document
+    from bench.reports.record import read_run, write_text
+    from bench.reports.summary import restricted
+    from bench.reports.tables import markdown_page, report_text
 
     if check and not documents:
         raise ValueError("--check goes with --update DOCUMENT")
@@ -65,11 +66,12 @@ def report(
         raise ValueError("--baseline and --loaders apply to RECORDs; for a document's tables they stand in its marks")
     if markdown_path is not None and markdown_path.resolve() in {record.resolve() for record in records}:
         raise ValueError(f"'{markdown_path}' is one of the records; name another file to write")
-    runs, texts = page_parts(records, baseline=baseline, loaders=None if loaders is None else words(loaders))
+    chosen = None if loaders is None else words(loaders)
+    reports = [(path.stem, restricted(read_run(path), baseline=baseline, loaders=chosen)) for path in records]
     if plots_dir is not None:
-        print_note(f"wrote {_draw(runs, plots_dir)} plots to {plots_dir}")
+        print_note(f"wrote {_draw(reports, plots_dir)} plots to {plots_dir}")
     if markdown_path is not None:
-        page = markdown_page(runs, texts)
+        page = markdown_page(reports)
         if str(markdown_path) == "-":
             click.echo(page, nl=False)
         else:
@@ -82,16 +84,19 @@ def report(
         print_note(f"{document}: {updated.num_tables} tables, {changed}")
         would_change |= check and updated.changed
     if records and plots_dir is None and markdown_path is None:
-        click.echo(terminal_text(runs, texts))
+        several = len(reports) > 1
+        click.echo(
+            "\n\n".join(f"{title}\n{report_text(one)}" if several else report_text(one) for title, one in reports)
+        )
     return int(would_change)
 
 
-def _draw(runs: "Sequence[tuple[str, Report]]", directory: Path) -> int:
-    """Write the plots of runs into a directory, which is made if it is not there; return their number."""
+def _draw(reports: "Sequence[tuple[str, Report]]", directory: Path) -> int:
+    """Write the plots of records into a directory, which is made if it is not there; return their number."""
     from bench.reports.plots import plots_of
     from bench.reports.record import write_text
 
-    plots = {f"{title}-{name}.svg": svg for title, report in runs for name, svg in plots_of(report).items()}
+    plots = {f"{title}-{name}.svg": svg for title, report in reports for name, svg in plots_of(report).items()}
     directory.mkdir(parents=True, exist_ok=True)
     for name, svg in plots.items():
         write_text(svg, directory / name)

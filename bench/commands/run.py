@@ -187,68 +187,22 @@ def run(**given: Any) -> None:
         raise ValueError(f"--au excludes {flag}: {_NOT_WITH_AU[wrong[0]]}")
     if not _is_on_command_line("repeats"):
         given["repeats"] = _AU_REPEATS
-    feed_accelerators(given, of_au)
+    time_loaders(given, over=(), of_au=of_au)
 
 
 def _is_on_command_line(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def feed_accelerators(given: dict[str, Any], of_au: dict[str, Any]) -> None:
-    """Check everything that was asked for, then search, and report.
-
-    Args:
-        given: The values of `timing_options`.
-        of_au: The values of the options that begin with ``--au``.
-    """
-    from bench.accelerators.known import Accelerator
-    from bench.accelerators.scenario import AuScenario
-    from bench.compare.run import check_specs
-    from bench.compare.settings import TurnSetting
-    from bench.loaders.protocol import LoaderOptions
-    from bench.loaders.recipe import choose_recipe
-    from bench.loaders.registry import CROPS
-    from bench.loaders.selection import select_loaders
-    from bench.tools.folders import check_writable
-
-    def some(*names: str) -> dict[str, Any]:
-        return {name: given[name] for name in names}
-
-    accelerator = Accelerator.parse(of_au["au"])
-    crop = given["crop"] or CROPS["classification"]
-    setting = TurnSetting(crop=crop, **some("threads", "latency_ms", "shards", "photo_side"))
-    if given["work"] is not None:
-        check_writable(given["work"])
-    with opened_shards(given["data"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, node):
-        chosen = choose_recipe(found, recipe="classification", photo=given["photo"])
-        is_served = setting.latency_ms is not None
-        selection = select_loaders(words(given["loaders"]), shards=None if is_served else found)
-        for line in selection.skipped:
-            print_note(line)
-        check_specs(selection.specs, None, is_served=is_served)
-        scenario = AuScenario(
-            shards=found,
-            loaders=selection.specs,
-            accelerator=accelerator,
-            recipes=_AU_RECIPES[of_au["au_photos"]],
-            options=LoaderOptions(crop=crop, **chosen._asdict(), **some("seed", "device")),
-            setting=setting,
-            target=of_au["au_target"],
-            most=of_au["au_most"],
-            steps=of_au["au_steps"],
-            bystanders=node,
-            **some("repeats", "num_samples", "direct", "work", "seed", "timeout_s"),
-        )
-        run_and_tell(scenario, json_path=given["json_path"])
-
-
-def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
+def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[str, Any] | None = None) -> None:
     """Check everything that was asked for, then run it and report.
 
     Args:
         given: The values of `timing_options`.
         over: Axes, as `bench.compare.settings.sweep` takes them.
+        of_au: The values of the options that begin with ``--au``; ``None``: loaders feed no accelerators.
     """
+    from bench.compare.au import Accelerator, AuScenario
     from bench.compare.run import LoaderScenario, check_specs
     from bench.compare.settings import TurnSetting, sweep
     from bench.loaders.protocol import LoaderOptions
@@ -260,6 +214,7 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
     def some(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}
 
+    accelerator = None if of_au is None else Accelerator.parse(of_au["au"])
     base = TurnSetting(
         **some("threads", "batch_size", "ranks", "cache", "compute_ms", "latency_ms", "shards", "photo_side")
     )
@@ -268,28 +223,31 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str]) -> None:
     if given["work"] is not None:
         check_writable(given["work"])
     with opened_shards(given["data"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, node):
-        chosen = choose_recipe(found, **some("recipe", "photo", "mask"))
+        recipe: Recipe | None = given["recipe"] if of_au is None else "classification"
+        chosen = choose_recipe(found, recipe=recipe, **some("photo", "mask"))
         crop = given["crop"] or CROPS[chosen.recipe]
         settings = sweep(replace(base, crop=crop), over)
-        options = LoaderOptions(crop=crop, **chosen._asdict(), **some("batch_size", "seed", "device"))
-        if given["recipe"] is None:
-            print_note(
-                f"recipe: {chosen.recipe}; the photo is '{chosen.photo}'"
-                + (f", the mask '{chosen.mask}'" if chosen.mask else "")
-            )
+        if recipe is None:
+            mask = f", the mask '{chosen.mask}'" if chosen.mask else ""
+            print_note(f"recipe: {chosen.recipe}; the photo is '{chosen.photo}'{mask}")
         # With a latency, loaders read local shards from a bucket too: from a copy on our server.
         is_served = any(setting.latency_ms is not None for setting in settings)
         selection = select_loaders(words(given["loaders"]), shards=None if is_served else found)
         for line in selection.skipped:
             print_note(line)
         check_specs(selection.specs, baseline, is_served=is_served)
-        scenario = LoaderScenario(
-            shards=found,
-            loaders=selection.specs,
-            options=options,
-            settings=settings,
-            baseline=baseline,
-            bystanders=node,
+        fields: dict[str, Any] = {
+            "shards": found,
+            "loaders": selection.specs,
+            "options": LoaderOptions(crop=crop, **chosen._asdict(), **some("batch_size", "seed", "device")),
+            "settings": settings,
+            "baseline": baseline,
+            "bystanders": node,
             **some("repeats", "epochs", "num_samples", "direct", "work", "seed", "timeout_s"),
-        )
+        }
+        scenario = LoaderScenario(**fields)
+        if of_au is not None and accelerator is not None:
+            searched = {name: of_au[f"au_{name}"] for name in ("target", "most", "steps")}
+            recipes = _AU_RECIPES[of_au["au_photos"]]
+            scenario = AuScenario(accelerator=accelerator, recipes=recipes, **searched, **fields)
         run_and_tell(scenario, json_path=given["json_path"])

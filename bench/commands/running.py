@@ -76,7 +76,7 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None)
     from bench.engine.run import run_scenario
 
     def keep(report: dict[str, Any]) -> None:
-        _tell(scenario, report, json_path=json_path)
+        _tell(report, json_path=json_path)
         where = "above; --json FILE writes them" if json_path is None else f"in '{json_path}'"
         click.echo(
             f"stopped in {report['stopped'] or 'its last moment'}; kept: {report['num_rounds']} whole rounds, {where}",
@@ -84,16 +84,17 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None)
         )
 
     report = run_scenario(scenario, keep=keep)
-    _tell(scenario, report, json_path=json_path)
+    _tell(report, json_path=json_path)
     if failed := report.get("failed"):
         names = dict.fromkeys(row["loader"] for row in failed)
         raise PipesError(f"failed, and left out of the table: {shown([*names])}; the notes below the table say why")
 
 
-def _tell(scenario: "Scenario[Any, Any, Any]", report: dict[str, Any], *, json_path: Path | None) -> None:
+def _tell(report: dict[str, Any], *, json_path: Path | None) -> None:
     """Print the table first: it is on the terminal even if the file cannot be written."""
     from bench.reports.record import write_record
+    from bench.reports.tables import report_text
 
-    click.echo(scenario.table(report))
+    click.echo(report_text(report))
     if json_path is not None:
         write_record(report, json_path)

@@ -3,11 +3,10 @@
 import os
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.compare.settings import TurnSetting
+from bench.compare.settings import DataFacts, TurnSetting
 from bench.compare.turn import TurnJob
 from bench.loaders.protocol import LoaderOptions, Prepared
 from bench.loaders.registry import LOADERS
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
     from dali_pipes.processes.programs import ServerProcess
 
 BUCKET = "dali-pipes-bench"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFacts:
-    """A description of a data set, for records; equal for two records of the same data."""
-
-    num_samples: int
-    num_shards: int
-    shard_bytes: int
-    needed_bytes: int
-    """Bytes of the components that loaders need: photo, mask, label."""
-    digest: str
-    """The manifest's digest: it is the same for the same shards, wherever they lie."""
 
 
 class DataSets:

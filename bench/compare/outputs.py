@@ -11,17 +11,23 @@ import contextlib
 import functools
 import itertools
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from bench.compare.data import DataSets
+from bench.compare.settings import TurnSetting
+from bench.engine.scenario import failure_text
 from bench.loaders.protocol import BenchBatch, LoaderOptions, num_rows
-from bench.loaders.registry import PARTS, Recipe
+from bench.loaders.registry import LOADERS, PARTS, Recipe, is_peer
+from bench.loaders.selection import LoaderSpec, open_loader
 from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
 from bench.tools.environment import available_cores
 from dali_pipes.errors import DataError, PipesError
@@ -345,3 +351,77 @@ def _assert_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str
 
 def _position(values: "Tensor", flat: int) -> tuple[int, ...]:
     return tuple(int(index) for index in torch.unravel_index(torch.tensor(flat), values.shape))
+
+
+def compare_outputs(
+    data: DataSets,
+    specs: Sequence[LoaderSpec],
+    settings: Sequence[TurnSetting],
+    *,
+    options: LoaderOptions,
+    timeout_s: float,
+    failed: dict[LoaderSpec, str],
+) -> dict[tuple[LoaderSpec, TurnSetting], Comparison]:
+    """Compare the outputs of each loader for each setting.
+
+    Each loader is compared once for each data set and crop: threads, batch size, ranks and latency do not change what a
+    sample becomes. A peer that fails is left out and added to ``failed``, with its error; unless all loaders fail.
+
+    Raises:
+        OutputError: If a loader does not yield what the shards hold.
+        PipesError: If a loader takes longer than ``timeout_s``, or cannot be opened.
+    """
+    compared: dict[tuple[object, ...], Comparison] = {}
+    found: dict[tuple[LoaderSpec, TurnSetting], Comparison] = {}
+    for setting in settings:
+        shards, _ = data.open(setting)
+        kind = (shards.url, tuple(shards.names), setting.crop)
+        if missing := [spec for spec in specs if spec not in failed and (spec, *kind) not in compared]:
+            shared = replace(options, crop=setting.crop)
+            with Reference.open(shards, options=shared) as reference:
+                for spec in missing:
+                    try:
+                        (prepared,) = data.prepared(spec.name, replace(setting, ranks=1))
+                        with (
+                            _limited(timeout_s, what=f"loader '{spec}' ({replace(setting, ranks=1)})"),
+                            open_loader(spec.name, shards, options=spec.apply(shared), prepared=prepared) as loader,
+                        ):
+                            compared[spec, *kind] = compare_epoch(
+                                loader.epoch(),
+                                reference,
+                                loader=str(spec),
+                                tolerance=tolerance_of(
+                                    decode=loader.decode, device=loader.device, recipe=shared.recipe
+                                ),
+                                gives=LOADERS[spec.name].gives,
+                                show=f"compare {spec}",
+                            )
+                    except Exception as exc:
+                        if not is_peer(spec.name) or len(failed) + 1 == len(specs):
+                            raise
+                        failed[spec] = failure_text(exc)
+        found |= {(spec, setting): compared[spec, *kind] for spec in specs if spec not in failed}
+    return {key: comparison for key, comparison in found.items() if key[0] not in failed}
+
+
+@contextlib.contextmanager
+def _limited(timeout_s: float, *, what: str) -> Iterator[None]:
+    """Interrupt this process if it hangs, as Ctrl-C would. Only the main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(signum: int, frame: object) -> None:
+        raise PipesError(
+            f"the outputs of {what} were not compared within {timeout_s:g} s: it hangs or needs more time; raise "
+            "--timeout-s, or leave the loader out"
+        )
+
+    previous = signal.signal(signal.SIGALRM, late)
+    # The timer repeats, because closing the loader may hang, too.
+    earlier = signal.setitimer(signal.ITIMER_REAL, timeout_s, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *earlier)
+        signal.signal(signal.SIGALRM, previous)

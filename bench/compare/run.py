@@ -11,23 +11,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from bench.compare.check_loaders import compare_outputs
-from bench.compare.data import DataFacts, DataSets
-from bench.compare.outputs import Comparison, OutputError
-from bench.compare.records import record_of
-from bench.compare.settings import TurnSetting
-from bench.compare.turn import TIMEOUT_S, Turn, TurnJob, run_turn
+from bench.compare.data import DataSets
+from bench.compare.outputs import Comparison, OutputError, compare_outputs
+from bench.compare.settings import DataFacts, TurnSetting
+from bench.compare.turn import TIMEOUT_S, Turn, TurnJob, run_turn, turn_json
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import LOADERS, is_peer
+from bench.loaders.registry import LOADERS, PARTS, Recipe, is_peer
 from bench.loaders.selection import LoaderSpec, place_of
-from bench.reports.figures import FIGURES, Figure
-from bench.reports.notes import notes_of
-from bench.reports.summary import setting_text, summarise
-from bench.reports.tables import format_table
+from bench.reports.summary import setting_text
 from bench.tools.folders import RunFolder
-from dali_pipes.errors import PipesError
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
@@ -41,10 +35,11 @@ BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
 
 
 class Contender(NamedTuple):
-    """One loader under one setting."""
+    """One loader under one setting, and what it makes of a sample."""
 
     spec: LoaderSpec
     setting: TurnSetting
+    recipe: Recipe
 
 
 class Inputs(NamedTuple):
@@ -53,18 +48,17 @@ class Inputs(NamedTuple):
     data: DataSets
     comparisons: Mapping[Contender, Comparison]
     jobs: Mapping[Contender, TurnJob]
-    failed: Mapping[LoaderSpec, str]
+    failed: Mapping[tuple[LoaderSpec, Recipe], str]
     """The error of each peer that is left out, because its outputs could not be compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderScenario(Scenario[Inputs, Contender, Turn]):
+class LoaderScenario(Scenario[Inputs, Contender, Any]):
     """Time loaders under settings."""
 
     kind = "run"
     title = "time loaders"
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "caller"  # a turn has a process for each rank
-    figures: ClassVar[Mapping[str, Figure]] = FIGURES
     work_option = "--work"
 
     shards: "ShardSet"
@@ -76,6 +70,8 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
     settings: Sequence[TurnSetting] = ()
     """Each loader is timed under each of these settings. If there are none, it is timed under ``options``, with a warm
     cache."""
+    recipes: Sequence[Recipe] = ()
+    """What is made of a sample; if there are none: what ``options`` says."""
     repeats: int = 7
     """With seven turns, a 95 % interval is narrower than the range from the smallest to the largest value."""
     epochs: int = 1
@@ -98,6 +94,8 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
             of = self.options
             only = TurnSetting(threads=of.num_threads, batch_size=of.batch_size, crop=of.crop)
             object.__setattr__(self, "settings", (only,))
+        if not self.recipes:
+            object.__setattr__(self, "recipes", (self.options.recipe,))
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Inputs:
         """Make the data sets, compare the outputs, and convert the shards for loaders with a format of their own.
@@ -119,14 +117,31 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         )
         data.check(self.settings, loaders={spec.name for spec in self.loaders})
         fork_server()  # loads libraries while nothing is timed
-        failed: dict[LoaderSpec, str] = {}
-        found = compare_outputs(
-            data, self.loaders, self.settings, options=self.options, timeout_s=self.timeout_s, failed=failed
-        )
-        comparisons = {Contender(*one): comparison for one, comparison in found.items()}
+        self.check_data(data)
+        failed: dict[tuple[LoaderSpec, Recipe], str] = {}
+        comparisons: dict[Contender, Comparison] = {}
+        for recipe in self.recipes:
+            errors: dict[LoaderSpec, str] = {}
+            options = replace(self.options, recipe=recipe)
+            specs = [spec for spec in self.loaders if self._is_due(spec, recipe)]
+            found = compare_outputs(
+                data, specs, self.settings, options=options, timeout_s=self.timeout_s, failed=errors
+            )
+            comparisons |= {Contender(*one, recipe): comparison for one, comparison in found.items()}
+            failed |= {(spec, recipe): error for spec, error in errors.items()}
         # All jobs now: the conversions take the cores, and must not run while a clock does.
-        jobs = {one: data.turn_job(*one, options=self.options, epochs=self.epochs) for one in comparisons}
+        jobs = {one: self.job_of(data, one, one.setting, epochs=self.epochs) for one in comparisons}
         return Inputs(data, comparisons, jobs, failed)
+
+    def _is_due(self, spec: LoaderSpec, recipe: Recipe) -> bool:
+        """Without decoding, a loader with two decoders has one turn."""
+        return recipe != "encoded" or next(other for other in self.loaders if other.name == spec.name) == spec
+
+    def check_data(self, data: DataSets) -> None:
+        """Refuse data that do not allow the run, before outputs are compared."""
+
+    def job_of(self, data: DataSets, subject: Contender, setting: TurnSetting, *, epochs: int) -> TurnJob:
+        return data.turn_job(subject.spec, setting, options=replace(self.options, recipe=subject.recipe), epochs=epochs)
 
     def subjects(self, made: Inputs) -> Sequence[Contender]:
         return list(made.jobs)
@@ -146,7 +161,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         """Return whether the loader is a peer, and not the only loader."""
         return is_peer(subject.spec.name) and len(self.loaders) > 1
 
-    def measure(self, made: Inputs, subject: Contender, number: int) -> Turn:
+    def measure(self, made: Inputs, subject: Contender, number: int) -> Any:
         """Take one turn, with all ranks.
 
         Memory is not touched before (`bench.tools.memory`): turns follow each other before a host takes pages back, and
@@ -155,56 +170,55 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
         job = made.jobs[subject]
         if job.setting.cache == "cold":
             made.data.drop_pages(job.setting, job.prepared)
+        return self.take_turn(made, job)
+
+    def take_turn(self, made: Inputs, job: TurnJob) -> Turn:
+        """Run a job, and check that the timed data is the compared data."""
         turn = run_turn(job, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
         check_counts(job.spec, turn, made.data.open(job.setting)[1])
         return turn
 
-    def speed(self, made: Inputs, subject: Contender, row: Turn) -> str:
-        """Return samples/s of all ranks over the timed epochs."""
-        timed = [rank.timed for rank in row.ranks]
-        num_samples, elapsed_s = sum(drawn.num_samples for drawn in timed), max(drawn.elapsed_s for drawn in timed)
-        return f"{num_samples / elapsed_s:,.0f} samples/s"
+    def repeat(self, made: Inputs, subject: Contender, row: Any) -> dict[str, Any]:
+        return turn_json(row, setting=subject.setting, facts=made.data.open(subject.setting)[1])
 
-    def report(self, made: Inputs, rounds: Rounds[Contender, Turn]) -> dict[str, Any]:
-        """Return ``{"options", "baseline", "data", "records"}``, with one record for each loader and setting.
-
-        Each record has ``repeats``, every turn as it was measured, and ``summary``, medians and intervals. If peers
-        failed, ``failed`` has their errors.
-
-        Raises:
-            PipesError: If all loaders failed.
-        """
-        failed: list[dict[str, Any]] = [
-            {"loader": str(spec), "setting": None, "error": error} for spec, error in made.failed.items()
-        ]
-        failed += [
-            {"loader": str(one.spec), "setting": one.setting.to_json(), "error": error}
-            for one, error in rounds.errors.items()
-        ]
-        subjects = [one for one in rounds.subjects if one not in rounds.errors]
-        if not subjects:
-            raise PipesError("; ".join(row["error"] for row in failed))
-        facts = {setting: made.data.open(setting)[1] for setting in self.settings}
-        data = list(dict.fromkeys(facts.values()))
-        report: dict[str, Any] = {
-            "options": self._options(),
-            "baseline": self._baseline(),
-            "data": [asdict(one) for one in data],
-            "records": [
-                {
-                    **record_of(made.jobs[one], rounds.whole(one), facts=facts[one.setting]),
-                    "data": data.index(facts[one.setting]),
-                    "outputs": asdict(made.comparisons[one]),
-                }
-                for one in subjects
-            ],
-            **({"failed": failed} if failed else {}),
+    def record(self, made: Inputs, subject: Contender, rows: Sequence[Any]) -> dict[str, Any]:
+        """Return every turn of one loader under one setting as it was measured, and what its outputs differed by."""
+        record = super().record(made, subject, rows)
+        if not rows:
+            return record | {"loader": str(subject.spec), "setting": subject.setting.to_json()}
+        one, job = rows[-1].ranks[0], made.jobs[subject]
+        prepared = [part for part in job.prepared if part is not None]
+        facts = made.data.open(subject.setting)[1]
+        return record | {
+            "loader": subject.spec.name,
+            "decode": one.decode,
+            "device": one.device,
+            "num_workers": one.num_workers,
+            "gives": list(one.gives),
+            "parts": sorted(PARTS[subject.recipe]),
+            "setting": subject.setting.to_json(),
+            "prepared": {
+                "wall_s": sum(part.wall_s for part in prepared),
+                "num_bytes": sum(part.num_bytes for part in prepared),
+            }
+            if prepared
+            else None,
+            "data": self._facts(made).index(facts),
+            "outputs": asdict(made.comparisons[subject]),
         }
-        for row, summary in zip(report["records"], summarise(report), strict=True):
-            row["summary"] = summary
-        return report
 
-    def _options(self) -> dict[str, Any]:
+    def _facts(self, made: Inputs) -> list[DataFacts]:
+        return list(dict.fromkeys(made.data.open(setting)[1] for setting in self.settings))
+
+    def data(self, made: Inputs) -> list[dict[str, Any]]:
+        return [asdict(one) for one in self._facts(made)]
+
+    def failed(self, made: Inputs, rounds: Rounds[Contender, Any]) -> list[dict[str, Any]]:
+        """Return also the peers that were left out because their outputs could not be compared."""
+        early = [{"loader": str(spec), "setting": None, "error": error} for (spec, _), error in made.failed.items()]
+        return early + super().failed(made, rounds)
+
+    def options_json(self) -> dict[str, Any]:
         return {
             **{name: value for name, value in asdict(self.options).items() if name not in BY_SETTING},
             "loaders": [str(spec) for spec in self.loaders],
@@ -215,18 +229,13 @@ class LoaderScenario(Scenario[Inputs, Contender, Turn]):
             "source": _SOURCES[place_of(self.shards)],
         }
 
-    def _baseline(self) -> str:
+    def baseline_name(self) -> str | None:
         """The baseline with its decoder: the run may have webloader:turbo before webloader:pil."""
         default = next((spec for spec in self.loaders if spec.name == DEFAULT_BASELINE), self.loaders[0])
         baseline = self.baseline or default
         if not LOADERS[baseline.name].decodes:
             return str(baseline)
         return str(replace(baseline, decode=baseline.apply(self.options).decode))
-
-    @staticmethod
-    def table(report: Any) -> str:
-        """One row for each loader and setting, and the notes below the table."""
-        return "\n".join([format_table(report), "", *notes_of(report)])
 
 
 def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:

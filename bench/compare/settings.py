@@ -1,4 +1,4 @@
-"""Define the settings of a turn, and combine the axes of a sweep, such as ``threads=1,2``, to settings."""
+"""Define the settings of a turn and the facts of its data; combine the axes of a sweep, such as ``threads=1,2``."""
 
 import itertools
 from collections.abc import Sequence
@@ -76,6 +76,19 @@ class TurnSetting:
     def to_json(self) -> dict[str, Any]:
         """The fields by name, with the number of threads that is used."""
         return asdict(self) | {"threads": self.num_threads}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """A description of a data set, for records; equal for two records of the same data."""
+
+    num_samples: int
+    num_shards: int
+    shard_bytes: int
+    needed_bytes: int
+    """Bytes of the components that loaders need: photo, mask, label."""
+    digest: str
+    """The manifest's digest: it is the same for the same shards, wherever they lie."""
 
 
 AXES = tuple(field.name.replace("_", "-") for field in fields(TurnSetting))

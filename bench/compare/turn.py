@@ -10,17 +10,20 @@ would see: a batch has arrived when it lies on the step's device and one value o
 import contextlib
 import importlib
 import os
+import statistics
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.context import ForkServerContext
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
-from bench.accelerators.utilisation import EpochTimes
-from bench.compare.pace import Pace
-from bench.compare.settings import TurnSetting
+from bench.compare.settings import DataFacts, TurnSetting
 from bench.engine.live import say
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, fork_server, meet, move_on
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
@@ -53,6 +56,38 @@ _Spent = tuple[float, Traffic | None]
 """CPU seconds, and the traffic through the gateway if there is one."""
 
 
+class Pace(NamedTuple):
+    """Two barriers of all ranks; it is sent to their processes when these start.
+
+    DLIO has the same: a barrier after each step (argonne-lcf/dlio_benchmark 2.0.0, ``dlio_benchmark/main.py``,
+    ``_train``). There all ranks have the same number of steps. Here loaders may cut a rank's last batches otherwise, so
+    ranks wait for each other until the first one has no more batches.
+    """
+
+    starts: Barrier
+    steps: Barrier
+
+    @classmethod
+    def of(cls, num_ranks: int, context: ForkServerContext) -> "Pace | None":
+        """Return the pace of this many ranks; ``None`` if a single one waits for nobody."""
+        return cls(context.Barrier(num_ranks), context.Barrier(num_ranks)) if num_ranks > 1 else None
+
+    def begin_epoch(self) -> None:
+        """Wait until all ranks begin an epoch."""
+        if self.starts.wait() == 0:
+            self.steps.reset()
+        self.starts.wait()
+
+    def end_step(self) -> None:
+        """Wait until all ranks have taken the step, if all are still in their epoch."""
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.steps.wait()
+
+    def end_epoch(self) -> None:
+        """Let the other ranks take their last steps alone."""
+        self.steps.abort()
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnJob:
     """The task of a turn, as it is sent to the turn's processes."""
@@ -78,6 +113,20 @@ class TurnJob:
 
     def urls_of(self, rank: int) -> tuple[str, ...]:
         return self.urls[rank :: self.setting.ranks]
+
+
+class EpochTimes(NamedTuple):
+    """One epoch of one rank."""
+
+    num_samples: int
+    elapsed_s: float
+    """From asking for the first batch to learning that the epoch is over."""
+    first_samples: int
+    """Samples of the first step."""
+    first_step_s: float
+    """From asking for the first batch to the end of the first step."""
+    computed_s: float
+    """How long the emulated steps really took, the first one included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,3 +388,77 @@ def _with_spent(drawn: Drawn, before: _Spent | None, after: _Spent | None) -> Dr
         return drawn
     traffic = None if before[1] is None or after[1] is None else after[1] - before[1]
     return replace(drawn, cpu_s=after[0] - before[0], traffic=traffic)
+
+
+def turn_json(turn: Turn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, Any]:
+    """Return a turn for the record."""
+    return {
+        "figures": figures_of(turn, setting=setting, facts=facts),
+        "start_mib": turn.start_mib,
+        "peak_mib": turn.peak_mib,
+        "shared_memory_mib": turn.shared_memory_mib,
+        "ranks": [
+            {"first": _drawn_json(rank.first), "steady": None if rank.steady is None else _drawn_json(rank.steady)}
+            for rank in turn.ranks
+        ],
+    }
+
+
+def _drawn_json(drawn: Drawn) -> dict[str, Any]:
+    row = asdict(drawn)
+    # One line of text, because JSON would take a line for each of thousands.
+    del row["epochs"]  # their sums are in the other fields
+    row["waits_us"] = " ".join(str(round(1e6 * wait)) for wait in row.pop("waits_s"))
+    if drawn.cpu_s is None:
+        del row["cpu_s"], row["traffic"]
+    return row
+
+
+def figures_of(turn: Turn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, float | None]:
+    """Compute the figures of one turn, by the names of `FIGURES`; ``None`` for those that were not measured."""
+    firsts, timed = [rank.first for rank in turn.ranks], [rank.timed for rank in turn.ranks]
+    assert timed[0].cpu_s is not None, "the first rank measures"
+    num_samples = sum(drawn.num_samples for drawn in timed)
+    elapsed_s = max(drawn.elapsed_s for drawn in timed)
+    waits_s = [wait for drawn in timed for wait in drawn.waits_s]
+    # The smallest wait that at least 50 or 99 percent of the waits do not exceed.
+    p50_s, p99_s = np.percentile(waits_s, (50, 99), method="inverted_cdf").tolist()
+    waiting_s = sum(waits_s) + sum(drawn.ends_s for drawn in timed)
+    growth = turn.peak_mib - turn.start_mib
+    return {
+        "samples_per_s": num_samples / elapsed_s,
+        "mib_per_s": timed[0].num_epochs * facts.shard_bytes / MIB / elapsed_s,
+        "cpu_ms_per_sample": 1000 * timed[0].cpu_s / num_samples,
+        "time_to_first_batch_s": max(drawn.waits_s[0] for drawn in firsts),
+        "batch_p50_ms": 1000 * p50_s,
+        "batch_p99_ms": 1000 * p99_s,
+        "batch_max_ms": 1000 * max(waits_s),
+        "wait_share": waiting_s / sum(drawn.elapsed_s for drawn in timed),
+        "accelerator_utilisation": _utilisation(timed, setting),
+        "peak_memory_mib": turn.peak_mib,
+        "loader_memory_mib": growth,
+        "memory_mib_per_sample": growth / (setting.batch_size * setting.ranks),
+        "shared_memory_mib": turn.shared_memory_mib,
+        "fetched_ratio": _fetched(timed[0], facts),
+        "first_fetched_ratio": _fetched(firsts[0], facts),
+        "first_epoch_s": max(drawn.elapsed_s for drawn in firsts),
+    }
+
+
+def _utilisation(timed: Sequence[Drawn], setting: TurnSetting) -> float | None:
+    """Average the utilisation over the ranks.
+
+    The rules (mlcommons/storage, Submission_guidelines.md, "Performance Metrics", v2.0) divide the total compute time
+    by the total running time. The compute time is the emulated sleep: samples of an accelerator / batch size x its
+    nominal length. The running time leaves out the wait for the first step's input.
+    """
+    if setting.compute_ms <= 0:
+        return None
+    return statistics.fmean(
+        drawn.num_samples / setting.batch_size * setting.compute_ms / 1000 / (drawn.elapsed_s - drawn.waits_s[0])
+        for drawn in timed
+    )
+
+
+def _fetched(drawn: Drawn, facts: DataFacts) -> float | None:
+    return None if drawn.traffic is None else drawn.traffic.num_bytes / drawn.num_epochs / facts.needed_bytes

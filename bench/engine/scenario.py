@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from bench.reports.figures import Figure
+from bench.reports.figures import FIGURES
 from bench.tools.folders import RunFolder, check_writable
 from dali_pipes.errors import PipesError, printable
 
@@ -16,6 +16,12 @@ MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 TURN_S = 7200.0
 MAX_ERROR_CHARS = 600
 
+OURS = "dali-pipes"
+"""The row of our loader where no other one is timed."""
+_NO_OPTIONS = {"shards", "work", "timeout_s", "deadline"}
+
+Measured = dict[str, Any]
+"""The measurements of a turn: ``figures``, by their names in `bench.reports.figures.FIGURES`, and further ones."""
 Made = TypeVar("Made")
 Subject = TypeVar("Subject", bound=Hashable)
 Row = TypeVar("Row")
@@ -66,23 +72,22 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
 
     A scenario is a frozen dataclass. Its fields are its settings, and those made by `bench.engine.options.option` are
     the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
-    at least 1. An example that times two ways to hash a file, without its imports (those of
-    ``bench/scenarios/fetch.py``). It would be ``bench/scenarios/hash.py``, with a line in ``bench/catalog.py``::
+    at least 1. A subject is a name, or a named tuple: its field ``loader`` names its row in tables, and its other
+    fields are its setting. Figures are those of `bench.reports.figures`. An example that times two ways to hash a file,
+    without its imports. It would be ``bench/scenarios/hash.py``, with a line in ``bench/catalog.py``::
 
         @dataclass(frozen=True, kw_only=True)
-        class HashScenario(Scenario[Path, str, float]):
+        class HashScenario(Scenario[Path, str, Measured]):
             \"\"\"Hash a file in two ways, in turns.\"\"\"
 
             kind = "hash"  # the record's format is dali-pipes-bench-hash
             title = "hash"
-            figures = {"wall_s": Figure(title="s", unit="s", better="low", digits=2, about="Seconds for the file.")}
 
             num_bytes: int = option("1GiB", type=size, help="Bytes of the file.")
             repeats: int = option(5, help="Turns of each hash.")
             work: Path | None = cache_option("Where the file is written.")
 
             def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
-                check_room(folder.parent, self.num_bytes, what="the file", option="--cache", less="lower --num-bytes")
                 path = folder.new() / "data"
                 path.write_bytes(os.urandom(self.num_bytes))
                 return path
@@ -90,24 +95,11 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
             def subjects(self, made: Path) -> Sequence[str]:
                 return ["md5", "sha256"]
 
-            def measure(self, made: Path, subject: str, number: int) -> float:  # in a process of its own
+            def measure(self, made: Path, subject: str, number: int) -> Measured:  # in a process of its own
                 started = time.perf_counter()
                 with made.open("rb") as stream:
                     hashlib.file_digest(stream, subject)
-                return time.perf_counter() - started
-
-            def report(self, made: Path, rounds: Rounds[str, float]) -> dict[str, Any]:
-                return {
-                    "records": [
-                        {"hash": name, **summarised({"wall_s": rounds.whole(name)}), "repeats": rounds.whole(name)}
-                        for name in rounds.subjects
-                    ],
-                    "num_bytes": self.num_bytes,
-                }
-
-            @staticmethod
-            def table(report: Mapping[str, Any]) -> str:
-                return records_table(report["records"], {"hash": "hash", "s": "wall_s"}, HashScenario.figures)
+                return {"figures": {"wall_s": time.perf_counter() - started}}
     """
 
     kind: ClassVar[str]
@@ -117,8 +109,10 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "fork"
     """Where `measure` is called: in a process forked from a server that has loaded all libraries; in a new interpreter,
     if it measures memory; or in this process, if it starts the processes of a turn itself."""
-    figures: ClassVar[Mapping[str, Figure]] = {}
-    """The figures, by their names in records: title, unit, and which direction is better."""
+    ratio_to: ClassVar[str | None] = None
+    """The row that ratios are to; ``None``: there are no ratios."""
+    needs_one: ClassVar[bool] = True
+    """Whether a run in which every subject failed is an error."""
     work_option: ClassVar[str] = "--cache"
     """The option that names ``work``, for errors."""
 
@@ -163,14 +157,64 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     def measure(self, made: Made, subject: Subject, number: int) -> Row:
         """Take one turn of a subject, in round ``number`` from 0."""
 
-    @abstractmethod
-    def report(self, made: Made, rounds: Rounds[Subject, Row]) -> dict[str, Any]:
-        """Return the record of the complete rounds for JSON; the engine adds format, environment and completeness."""
+    def repeat(self, made: Made, subject: Subject, row: Row) -> Measured:
+        """Return a turn for the record: its ``figures``, and what else was measured."""
+        assert isinstance(row, dict), "a scenario whose turns are other objects converts them"
+        return row
 
-    @staticmethod
-    @abstractmethod
-    def table(report: Any) -> str:
-        """Return a record as text."""
+    def record(self, made: Made, subject: Subject, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the record of a subject's complete rounds."""
+        setting: dict[str, Any] = subject._asdict() if hasattr(subject, "_asdict") else {"loader": str(subject)}
+        return {
+            "loader": setting.pop("loader", OURS),
+            "decode": "none",
+            "device": "cpu",
+            "setting": setting,
+            "data": 0,
+            "repeats": [self.repeat(made, subject, row) for row in rows],
+        }
+
+    def data(self, made: Made) -> list[dict[str, Any]]:
+        """Return descriptions of the data sets; records have an index into them."""
+        return []
+
+    def options_json(self) -> dict[str, Any]:
+        """Return the settings by name, without directories, time limits and what is no plain value."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_OPTIONS}
+        kept = (str, int, float, bool, list, tuple, type(None))
+        return {name: value for name, value in values.items() if isinstance(value, kept)}
+
+    def baseline_name(self) -> str | None:
+        """Return the row that ratios are to."""
+        return self.ratio_to
+
+    def failed(self, made: Made, rounds: Rounds[Subject, Row]) -> list[dict[str, Any]]:
+        """Return loader, setting and error of each subject that failed, and that the run went on without."""
+        rows = [(self.record(made, subject, ()), error) for subject, error in rounds.errors.items()]
+        return [{"loader": row["loader"], "setting": row["setting"], "error": error} for row, error in rows]
+
+    def notes(self, made: Made, rounds: Rounds[Subject, Row]) -> list[str]:
+        """Return what a reader of the table must know besides what every table says."""
+        return []
+
+    def report(self, made: Made, rounds: Rounds[Subject, Row]) -> dict[str, Any]:
+        """Return the record of the complete rounds for JSON; the engine adds format, environment and completeness.
+
+        Raises:
+            PipesError: If all subjects failed.
+        """
+        subjects = [subject for subject in rounds.subjects if subject not in rounds.errors]
+        failed = self.failed(made, rounds)
+        if not subjects and failed and self.needs_one:
+            raise PipesError("; ".join(row["error"] for row in failed))
+        return {
+            "options": self.options_json(),
+            "baseline": self.baseline_name(),
+            "data": self.data(made),
+            "records": [self.record(made, subject, rounds.whole(subject)) for subject in subjects],
+            **({"failed": failed} if failed else {}),
+            "notes": self.notes(made, rounds) if rounds.num_whole else [],
+        }
 
     def name_of(self, subject: Subject) -> str:
         """Return the subject's name for errors."""
@@ -181,7 +225,10 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
         return self.name_of(subject)
 
     def speed(self, made: Made, subject: Subject, row: Row) -> str:
-        """Return what the live line says of a turn, such as ``1055 samples/s``; empty if it measures no speed."""
+        """Return what the live line says of a turn: its first figure, such as ``1055 samples/s``."""
+        for name, value in self.repeat(made, subject, row)["figures"].items():
+            if value is not None:
+                return f"{FIGURES[name].scale * value:,.{FIGURES[name].digits}f} {FIGURES[name].unit}"
         return ""
 
     def goes_on_without(self, subject: Subject) -> bool:

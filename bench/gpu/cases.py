@@ -2,18 +2,18 @@
 
 ``decode`` and ``rn50`` hold the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that their
 figures can be compared with those that DALI's authors publish. The others are ours: loaders with our graphs, masks
-decoded on the CPU or beside the photos, masks as PNG against LZ4 blocks, a window decoded against a whole photo, two
-pipelines against one, a loader beside a training step. Each also runs on the CPU, as far as DALI supports it there.
+decoded on the CPU or beside the photos, a window decoded against a whole photo, a loader beside a training step. Each
+also runs on the CPU, as far as DALI supports it there. ``path`` and ``parity`` are checks (`bench.gpu.checks`).
 
 DALI's memory pools keep what a case has freed: memory is not released between points, so that no point pays for
 allocating it again. The points of a scenario share a process, and scenarios do not.
 """
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,13 +21,10 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
-from bench.gpu.mask_cases import Define, lz4_masks, png_masks, raw_masks
+from bench.gpu.checks import CPU_WAYS, MASK_GRAPHS, PATH_GRAPHS, WAYS, check_decoders, check_graph, check_parity
 from bench.gpu.workload import GpuSetting, Workload
 from bench.tools.step import open_step
 from dali_pipes.graph.definition import Graph
-from dali_pipes.reader.aio_reader import open_reader
-from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
-from dali_pipes.reader.webdataset import index_text
 
 # Values of the recipe; mean and deviation are torchvision's.
 _MEAN, _STD = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]
@@ -43,10 +40,12 @@ class Running(NamedTuple):
 
     step: Callable[[], int]
     """Draws a batch and returns the number of its samples."""
-    host_bytes: float | None
-    """The smallest number of bytes of a sample that must cross to the device, computed; ``None``: it is not known."""
     step_s: float = 0.0
     """Seconds of the emulated training step, for each sample."""
+
+
+Define = Callable[[Workload, GpuSetting], Any]
+"""Defines a pipeline, and returns its outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +54,13 @@ class Case:
 
     scenario: str
     variant: str
-    open: Callable[[Workload, GpuSetting], AbstractContextManager[Running]]
+    open: Callable[[Workload, GpuSetting], AbstractContextManager[Running]] | None = None
+    """``None``: the case is a check."""
+    check: Callable[[Workload, GpuSetting], dict[str, Any]] | None = None
     needs_gpu: bool = False
     """Whether the case has no counterpart on the CPU."""
+    needs_cpu: bool = False
+    """Whether it is only for runs without a GPU."""
     needs_masks: bool = False
     change: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of `GpuSetting` that this case fixes."""
@@ -73,15 +76,14 @@ def _pipeline(define: Define) -> Callable[[Workload, GpuSetting], AbstractContex
     def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
         pipeline = pipeline_of(setting)
         with pipeline:
-            outputs, host_bytes = define(workload, setting)
-            pipeline.set_outputs(outputs)
+            pipeline.set_outputs(define(workload, setting))
         pipeline.build()
 
         def step() -> int:
             pipeline.run()
             return setting.batch_size
 
-        yield Running(step, host_bytes)
+        yield Running(step)
 
     return open_case
 
@@ -97,10 +99,9 @@ def _decoding(setting: GpuSetting) -> dict[str, Any]:
 
 
 def _recipe(decode: Callable[[Any, GpuSetting], Any]) -> Define:
-    def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
+    def define(workload: Workload, setting: GpuSetting) -> Any:
         encoded, _ = fn.readers.file(file_root=str(workload.files(setting)))
-        # The minimum: a hybrid decoder sends more to the device than the bytes that it read.
-        return decode(encoded, setting), workload.photos(setting).encoded_bytes
+        return decode(encoded, setting)
 
     return define
 
@@ -164,7 +165,7 @@ def _loader(
                 train(num_samples / setting.batch_size)
                 return num_samples
 
-            yield Running(step, None, step_s)
+            yield Running(step, step_s)
 
     return open_case
 
@@ -178,80 +179,30 @@ def _segmentation_graph(mask_device: Literal["cpu", "mixed"]) -> Callable[[Workl
     return lambda workload: dp.segmentation(photo=workload.photo, mask=workload.mask, mask_device=mask_device)
 
 
-def _lines_reader(workload: Workload, setting: GpuSetting) -> Any:
-    """Define DALI's own reader of the lines of an index, in order."""
-    path, lines = workload.lines(setting)
-    index_path = path.with_suffix(".idx")
-    index_path.write_text(index_text(*lines))
-    encoded = fn.readers.webdataset(paths=[str(path)], index_paths=[str(index_path)], ext=["c0"], dont_use_mmap=True)
-    # For one component DALI returns a node or a list of one, depending on its version.
-    return encoded[0] if isinstance(encoded, list | tuple) else encoded
-
-
-def _one_pipeline(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
-    return _decode(_lines_reader(workload, setting), setting), workload.photos(setting).encoded_bytes
-
-
-def _two_halves(*, is_shared: bool) -> Define:
-    """Read in one pipeline and decode in another, which gets shared or copied batches."""
-
-    def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
-        # As many threads as the one pipeline has, whose reader uses them, too. Without exec_dynamic the next run would
-        # overwrite the batches that were handed on.
-        reading = Pipeline(
-            batch_size=setting.batch_size, num_threads=setting.num_threads, device_id=None, exec_dynamic=True
-        )
-        with reading:
-            reading.set_outputs(_lines_reader(workload, setting))
-        reading.build()
-        return _decode_fed(lambda: reading.run()[0], workload, setting, is_shared=is_shared)
-
-    return define
-
-
-def _own_reader(*, is_pinned: bool) -> Define:
-    """Read with our loader's reader: one system call a batch, into memory that is used again, page-locked or not."""
-
-    def define(workload: Workload, setting: GpuSetting) -> tuple[Any, float]:
-        path, lines = workload.lines(setting)
-        # The GPU may still read a batch that DALI has let go: more are held than can be in flight.
-        held: deque[Any] = deque(maxlen=8)
-
-        def read() -> Iterator[Any]:
-            pins = is_pinned and setting.device == "gpu"
-            buffers = pinned_buffers(torch.cuda.current_device()) if pins else Buffers()
-            reader = open_reader(str(path), kind="aio", buffers=buffers)
-            with contextlib.closing(reader):
-                while True:
-                    with contextlib.closing(reader.open(lines, batch_size=setting.batch_size)) as segment:
-                        for _ in range(len(lines.ordinals) // setting.batch_size):
-                            held.append(segment.read()[0])
-                            yield as_dali(held[-1])
-
-        batches = read()
-        return _decode_fed(lambda: next(batches), workload, setting, is_shared=True)
-
-    return define
-
-
-def _decode_fed(
-    source: Callable[[], Any], workload: Workload, setting: GpuSetting, *, is_shared: bool
-) -> tuple[Any, float]:
-    encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1, no_copy=is_shared)
-    return _decode(encoded, setting), workload.photos(setting).encoded_bytes
-
-
 _ENGINES_ONLY = {"hw_decoder_load": 1.0}
 
 CASES: tuple[Case, ...] = (
+    *(Case(scenario="path", variant=name, check=partial(check_graph, name=name)) for name in PATH_GRAPHS),
+    *(
+        Case(scenario="path", variant=name, check=partial(check_graph, name=name), needs_masks=True)
+        for name in MASK_GRAPHS
+    ),
+    *(
+        Case(scenario="parity", variant=name, check=partial(check_decoders, ways=ways), needs_gpu=True)
+        for name, ways in WAYS.items()
+    ),
+    Case(scenario="parity", variant="cpu, fast idct", check=partial(check_decoders, ways=CPU_WAYS), needs_cpu=True),
+    Case(scenario="parity", variant="graph classification", check=partial(check_parity, name="classification_eval")),
+    Case(
+        scenario="parity",
+        variant="graph segmentation",
+        check=partial(check_parity, name="segmentation"),
+        needs_masks=True,
+    ),
     Case(scenario="rn50", variant="DALI's file reader", open=_pipeline(_recipe(_rn50))),
     Case(scenario="rn50", variant="loader", open=_loader(_rn50_graph)),
     Case(scenario="masks", variant="loader, masks cpu", open=_loader(_segmentation_graph("cpu")), needs_masks=True),
     Case(scenario="masks", variant="loader, masks mixed", open=_loader(_segmentation_graph("mixed")), needs_masks=True),
-    Case(scenario="masks", variant="png cpu", open=_pipeline(png_masks("cpu")), needs_masks=True),
-    Case(scenario="masks", variant="png mixed", open=_pipeline(png_masks("mixed")), needs_masks=True, needs_gpu=True),
-    Case(scenario="masks", variant="lz4", open=_pipeline(lz4_masks), needs_masks=True),
-    Case(scenario="masks", variant="raw", open=_pipeline(raw_masks), needs_masks=True),
     Case(scenario="decode", variant="decode", open=_pipeline(_recipe(_decode))),
     Case(scenario="roi", variant="whole, then window", open=_pipeline(_recipe(_whole_then_window))),
     Case(scenario="roi", variant="window only", open=_pipeline(_recipe(_window_only))),
@@ -268,16 +219,6 @@ CASES: tuple[Case, ...] = (
         open=_pipeline(_recipe(_window_only)),
         needs_gpu=True,
         change=_ENGINES_ONLY,
-    ),
-    Case(scenario="halves", variant="one pipeline", open=_pipeline(_one_pipeline)),
-    Case(scenario="halves", variant="two, shared", open=_pipeline(_two_halves(is_shared=True))),
-    Case(scenario="halves", variant="two, copied", open=_pipeline(_two_halves(is_shared=False))),
-    Case(scenario="halves", variant="two, our reader", open=_pipeline(_own_reader(is_pinned=False))),
-    Case(
-        scenario="halves",
-        variant="two, our reader, pinned",
-        open=_pipeline(_own_reader(is_pinned=True)),
-        needs_gpu=True,
     ),
     Case(scenario="step", variant="loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
 )

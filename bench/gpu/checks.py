@@ -1,7 +1,7 @@
 """Check a GPU before anything is timed: does the whole path run there, and how far are its pixels from the CPU's?
 
-Nothing here sets a bound. The differences of two decoders are measured as a distribution, from which a tolerance can be
-chosen. Each check has steps, so that a run that ends early keeps those that are done.
+Nothing here sets a bound on photos. The differences of two decoders are measured as a distribution, from which a
+tolerance can be chosen. Masks and labels hold ids, which must be equal.
 """
 
 import math
@@ -17,7 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
-from bench.gpu.workload import Device, Workload
+from bench.gpu.workload import GpuSetting, Workload
 from dali_pipes.errors import PipesError
 
 UInt8s = npt.NDArray[np.uint8]
@@ -100,30 +100,11 @@ def _decoded(photos: Sequence[bytes], decode: DecodeWay) -> Iterable[UInt8s]:
             yield np.asarray(pixels[number])
 
 
-def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
-    """Describe a distribution of differences, in grey levels of 255.
-
-    >>> describe(np.array([6, 3, 1] + [0] * 253), [2, 1])["quantiles"]
-    {'0.5': 0, '0.9': 1, '0.99': 2, '0.999': 2, '0.9999': 2}
-    """
-    total, largest_of_all = int(counts.sum()), max(largest)
-    cumulated = np.cumsum(counts)
-    return {
-        "num_values": total,
-        "equal_share": float(counts[0]) / total,
-        "mean": float((counts * np.arange(256)).sum()) / total,
-        "max": largest_of_all,
-        # The smallest difference that this share of the values does not exceed.
-        "quantiles": {f"{share}": int(np.searchsorted(cumulated, share * total - 1e-9)) for share in _QUANTILES},
-        "counts": counts[: largest_of_all + 1].tolist(),
-        "photo_max": {"median": float(np.median(largest)), "max": largest_of_all},
-    }
-
-
 _CPU = DecodeWay(device="cpu")
 _HYBRID = DecodeWay(device="mixed", hw_decoder_load=0.0)
 _ENGINES = DecodeWay(device="mixed", hw_decoder_load=1.0)
-_WAYS = {
+Ways = tuple[DecodeWay, DecodeWay]
+WAYS: Mapping[str, Ways] = {
     "hybrid": (_CPU, _HYBRID),
     "engines": (_CPU, _ENGINES),
     "default": (_CPU, DecodeWay(device="mixed")),
@@ -132,127 +113,82 @@ _WAYS = {
     "engines, against hybrid": (_HYBRID, _ENGINES),
     "default, window": (DecodeWay(device="cpu", window=True), DecodeWay(device="mixed", window=True)),
 }
-_CPU_WAYS = {"cpu, fast idct": (_CPU, DecodeWay(device="cpu", fast_idct=True))}
+CPU_WAYS: Ways = (_CPU, DecodeWay(device="cpu", fast_idct=True))
 """Without a GPU the CPU's slow inverse transform is compared with its fast one: it shows that the comparison works."""
+PATH_GRAPHS = ("classification_train", "classification_eval")
+MASK_GRAPHS = ("segmentation", "segmentation, masks mixed")
 
 
-def check_steps(name: str, workload: Workload, *, device: Device) -> list[str]:
-    """Return the steps of the check ``path`` or ``parity``."""
-    if name == "path":
-        return [*_path_graphs(workload)]
-    ways = _WAYS if device == "gpu" else _CPU_WAYS
-    return [*ways, *(f"graph {graph}" for graph in _parity_graphs(workload))]
+def check_decoders(workload: Workload, setting: GpuSetting, *, ways: Ways) -> dict[str, Any]:
+    """Compare the pixels of two ways to decode the photos, in grey levels of 255."""
+    return describe(*differences(workload.stored.photos, *ways))
 
 
-def check_step(
-    name: str, step: str, workload: Workload, *, device: Device, num_threads: int, batch_size: int
-) -> dict[str, Any]:
-    """Take one of `check_steps`; the result is a part of the record.
+def describe(counts: Int64s, largest: Sequence[int]) -> dict[str, Any]:
+    """Describe a distribution of differences; ``counts`` and ``largest`` are those of `differences`.
+
+    >>> describe(np.array([6, 3, 1] + [0] * 253), [2, 1])["quantiles"]
+    {'0.5': 0, '0.9': 1, '0.99': 2, '0.999': 2, '0.9999': 2}
+    """
+    total = int(counts.sum())
+    cumulated = np.cumsum(counts)
+    # The smallest difference that this share of the values does not exceed.
+    quantiles = {f"{share}": int(np.searchsorted(cumulated, share * total - 1e-9)) for share in _QUANTILES}
+    return {
+        "figures": {
+            "equal_share": float(counts[0]) / total,
+            "mean_difference": float((counts * np.arange(256)).sum()) / total,
+            "p9999_difference": quantiles["0.9999"],
+            "max_difference": max(largest),
+        },
+        "quantiles": quantiles,
+        "counts": counts[: max(largest) + 1].tolist(),
+        "photo_max_median": float(np.median(largest)),
+    }
+
+
+def _graph(workload: Workload, name: str) -> Any:
+    photo, mask = workload.photo, workload.mask
+    if name == "classification_train":
+        return dp.classification_train(photo=photo)
+    if name == "classification_eval":
+        return dp.classification_eval(photo=photo, dtype="float16")
+    return dp.segmentation(photo=photo, mask=mask, mask_device="mixed" if name.endswith("mixed") else "cpu")
+
+
+def check_parity(workload: Workload, setting: GpuSetting, *, name: str) -> dict[str, Any]:
+    """Compare the outputs of a graph on the CPU and on the setting's device, over an epoch.
+
+    The figures are those of the photos, in standard deviations.
 
     Raises:
-        GpuOutputError: If samples are missing or wrong.
+        GpuOutputError: If the devices give different samples, masks or labels.
     """
-    if name == "path":
-        return check_graph(workload, step, device=device, num_threads=num_threads, batch_size=batch_size)
-    if step.startswith("graph "):
-        return graph_differences(workload, step.removeprefix("graph "), "cpu", device)
-    return describe(*differences(workload.stored.photos, *(_WAYS | _CPU_WAYS)[step]))
-
-
-def check_report(
-    name: str, workload: Workload, found: Mapping[str, dict[str, Any]], *, device: Device
-) -> dict[str, Any]:
-    """Return the record of a check from the results of its steps, by step."""
-    if name == "path":
-        return dict(found)
-    graphs = {
-        output: apart
-        for step, outputs in found.items()
-        if step.startswith("graph ")
-        for output, apart in outputs.items()
-    }
-    report: dict[str, Any] = {
-        "measured": device == "gpu",
-        "num_photos": len(workload.stored.photos),
-        "against": "cpu",
-        "differences": {step: apart for step, apart in found.items() if not step.startswith("graph ")},
-        "graphs": graphs,
-    }
-    if device == "cpu":
-        report["reason"] = "parity of 'mixed' with 'cpu' needs a CUDA device, and no GPU is used"
-    error = unequal_ids(graphs)
-    return report if error is None else report | {"error": error}
-
-
-def unequal_ids(graphs: Mapping[str, Mapping[str, float]]) -> str | None:
-    """Name the masks and labels that differ in `graph_differences`: they hold ids, which must not be rounded.
-
-    >>> unequal_ids({"segmentation.image": {"equal_share": 0.4}, "segmentation.mask": {"equal_share": 0.99}})
-    'masks and labels must be equal on both devices, differ in segmentation.mask (1.00% of the values)'
-    """
-    wrong = [
-        f"{name} ({1 - apart['equal_share']:.2%} of the values)"
-        for name, apart in graphs.items()
-        if name.endswith((".mask", ".label")) and apart["equal_share"] < 1
-    ]
-    return f"masks and labels must be equal on both devices, differ in {', '.join(wrong)}" if wrong else None
-
-
-def _parity_graphs(workload: Workload) -> dict[str, Any]:
-    graphs = {"classification_eval": dp.classification_eval(photo=workload.photo)}
-    if workload.stored.masks:
-        graphs["segmentation"] = dp.segmentation(photo=workload.photo, mask=workload.mask)
-    return graphs
-
-
-def graph_differences(workload: Workload, name: str, left: Device, right: Device) -> dict[str, dict[str, float]]:
-    """Compare the outputs of a graph on two devices, over an epoch.
-
-    Returns:
-        ``GRAPH.OUTPUT`` -> share of equal values, mean and largest difference, in the output's own unit: standard
-        deviations of a normalised photo, ids of a mask.
-
-    Raises:
-        GpuOutputError: If the devices give different samples.
-    """
-    graph = _parity_graphs(workload)[name]
-    with _loader(workload, graph, left) as one, _loader(workload, graph, right) as other:
-        sums: dict[str, tuple[int, int, float, float]] = {}
+    graph = _graph(workload, name)
+    options: dict[str, Any] = {"batch_size": _BATCH, "shuffle": False, "outputs": dp.Outputs(keys=True)}
+    total, equal, summed, largest = 0, 0, 0.0, 0.0
+    with (
+        workload.open_loader(graph, device="cpu", **options) as one,
+        workload.open_loader(graph, device=setting.device, **options) as other,
+    ):
         for (these,), (those,) in zip(one, other, strict=True):
             if these.pop("key") != those.pop("key"):
-                raise GpuOutputError(f"graph '{name}': {left} and {right} give different samples")
+                raise GpuOutputError(f"graph '{name}': cpu and {setting.device} give different samples")
             for output, values in these.items():
                 apart = (values.cpu().double() - those[output].cpu().double()).abs()
-                total, equal, summed, largest = sums.get(output, (0, 0, 0.0, 0.0))
-                sums[output] = (
-                    total + apart.numel(),
-                    equal + int((apart == 0).sum()),
-                    summed + float(apart.sum()),
-                    max(largest, float(apart.max())),
-                )
-    return {
-        f"{name}.{output}": {"equal_share": equal / total, "mean": summed / total, "max": largest}
-        for output, (total, equal, summed, largest) in sums.items()
-    }
+                if output == "image":
+                    total, equal = total + apart.numel(), equal + int((apart == 0).sum())
+                    summed, largest = summed + float(apart.sum()), max(largest, float(apart.max()))
+                elif share := float((apart != 0).double().mean()):
+                    raise GpuOutputError(
+                        f"masks and labels must be equal on both devices, differ in {name}.{output} ({share:.2%} of "
+                        "the values of a batch)"
+                    )
+    figures = {"equal_share": equal / total, "mean_difference": summed / total, "max_difference": largest}
+    return {"figures": figures}
 
 
-def _loader(workload: Workload, graph: Any, device: Device) -> Any:
-    return workload.open_loader(graph, device=device, batch_size=_BATCH, shuffle=False, outputs=dp.Outputs(keys=True))
-
-
-def _path_graphs(workload: Workload) -> dict[str, Any]:
-    photo, mask = workload.photo, workload.mask
-    graphs = {
-        "classification_train": dp.classification_train(photo=photo),
-        "classification_eval": dp.classification_eval(photo=photo, dtype="float16"),
-    }
-    if workload.stored.masks:
-        graphs["segmentation"] = dp.segmentation(photo=photo, mask=mask)
-        graphs["segmentation, masks mixed"] = dp.segmentation(photo=photo, mask=mask, mask_device="mixed")
-    return graphs
-
-
-def check_graph(workload: Workload, name: str, *, device: Device, num_threads: int, batch_size: int) -> dict[str, Any]:
+def check_graph(workload: Workload, setting: GpuSetting, *, name: str) -> dict[str, Any]:
     """Load an epoch of a graph with a real loader: every key comes once, with finite values on the device.
 
     Raises:
@@ -261,20 +197,20 @@ def check_graph(workload: Workload, name: str, *, device: Device, num_threads: i
     started = time.perf_counter()
     keys: list[str] = []
     with workload.open_loader(
-        _path_graphs(workload)[name],
-        device=device,
-        batch_size=batch_size,
-        decode=dp.Decode(threads=num_threads),
+        _graph(workload, name),
+        device=setting.device,
+        batch_size=setting.batch_size,
+        decode=dp.Decode(threads=setting.num_threads),
         outputs=dp.Outputs(keys=True),
     ) as loader:
         expected = loader.num_samples
         for (batch,) in loader:
             keys += batch["key"]
-            _check_batch(name, batch, device=device)
+            _check_batch(name, batch, device=setting.device)
     if not len(keys) == len(set(keys)) == expected:
         found = f"{len(keys)}, {len(set(keys))} of them different"
         raise GpuOutputError(f"graph '{name}': expected {expected} keys, each once; found {found}")
-    return {"num_samples": len(keys), "epoch_s": round(time.perf_counter() - started, 3)}
+    return {"figures": {"checked": len(keys), "first_epoch_s": time.perf_counter() - started}}
 
 
 def _check_batch(name: str, batch: dict[str, Any], *, device: str) -> None:

@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 LOG_LEVEL = "DALI_NVIMGCODEC_LOG_LEVEL"
 ENGINES = "nvjpeg_hw_decoder"
@@ -40,7 +39,6 @@ _EVENT = re.compile(
     + r"|: (?P<decoder>[a-z0-9_]+_decoder) process #(?P<sample>\d+)"
     + _GLUED.format("glued_sample")
     + r"|Sample #\d+ (?P<refused>can't be processed)"
-    r"|(?P<adjusted>[a-z0-9_]+_decoder) selecting max batch size to (?P<share>\d+)"
 )
 
 
@@ -71,13 +69,12 @@ def logged() -> Iterator[list[str]]:
             found.append(log.read().decode(errors="replace"))
 
 
-def who_decoded(log: str) -> dict[str, Any]:
+def who_decoded(log: str) -> dict[str, int]:
     """Count the photos and masks in a log, by decoder.
 
     Returns:
         ``num_photos``; ``engines``, ``hybrid``, ``cpu``: photos of each; ``masks``: samples of the PNG decoder;
-        ``failed``: samples that no decoder took; ``unknown``: samples without a line, although there were no engines;
-        ``by_decoder``; ``engine_batch``: photos of a batch for which the engines were made, or ``None``.
+        ``failed``: samples that no decoder took; ``unknown``: samples without a line, although there were no engines.
 
     >>> who_decoded("::decode num_samples=2\\n1: nvjpeg_cuda_decoder process #0\\n")["unknown"]
     1
@@ -86,7 +83,6 @@ def who_decoded(log: str) -> dict[str, Any]:
     created: set[str] = set()
     batches: list[int] = []
     failed = 0
-    engine_batch: int | None = None
     # A second line of the same sample means that the decoder before it failed. Photos and masks have calls of their
     # own, which may overlap, so a sample is told by its codec, too.
     decoded: dict[tuple[str, int, int | str], str] = {}
@@ -106,8 +102,6 @@ def who_decoded(log: str) -> dict[str, Any]:
             decoded[codecs.get(decoder, decoder), len(batches), sample] = decoder
         elif event["refused"]:
             failed += 1
-        elif event["adjusted"] == ENGINES:
-            engine_batch = int(event["share"])
     by_decoder = Counter(decoded.values())
     num_samples = sum(batches)
     rest = num_samples - len(decoded) - failed
@@ -121,6 +115,4 @@ def who_decoded(log: str) -> dict[str, Any]:
         "masks": masks,
         "failed": failed,
         "unknown": 0 if has_engines else rest,
-        "by_decoder": dict(sorted(by_decoder.items())),
-        "engine_batch": engine_batch,
     }

@@ -1,4 +1,4 @@
-"""Ask a GPU for the use of its engines, the bytes that are copied to it, and the number of its JPEG engines.
+"""Ask a GPU for the use of its engines, and for the number of its JPEG engines.
 
 NVML, which comes with the driver, and nvJPEG, which comes with DALI, are called through ctypes: a few functions need no
 package. Without a driver these calls fail, and the error says why.
@@ -9,7 +9,7 @@ import ctypes
 import ctypes.util
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,22 +18,10 @@ SAMPLE_S = 0.1
 SETTLED_S = 1.0
 """After this time those means do not include earlier work."""
 _SUCCESS = 0
-_PCIE_RX = 1  # NVML's number for the bytes that the GPU receives
-_WHOLE_GPU_PROFILE = 4  # NVML's number of the MIG profile of a whole GPU: seven slices
 
 
 class _Utilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
-_PROFILE_COUNTS = (
-    "id", "isP2pSupported", "sliceCount", "instanceCount", "multiprocessorCount", "copyEngineCount", "decoderCount",
-    "encoderCount", "jpegCount", "ofaCount",
-)  # fmt: skip
-
-
-class _GpuInstanceProfileInfo(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_uint) for name in _PROFILE_COUNTS), ("memorySizeMB", ctypes.c_ulonglong)]
 
 
 class Nvml:
@@ -60,20 +48,15 @@ class Nvml:
         _check("NVML", "nvmlDeviceGetHandleByUUID", code)
 
     def sample(self) -> dict[str, float]:
-        """Return the current values of ``gpu``, ``memory``, ``jpeg``, ``decoder`` in percent, and ``rx_mib_per_s``."""
+        """Return the present use of the GPU and of its JPEG engines, as shares; old drivers do not know the latter."""
         found: dict[str, float] = {}
         used = _Utilization()
         if self._library.nvmlDeviceGetUtilizationRates(self._device, ctypes.byref(used)) == _SUCCESS:
-            found |= {"gpu": float(used.gpu), "memory": float(used.memory)}
-        for name, function in (("jpeg", "nvmlDeviceGetJpgUtilization"), ("decoder", "nvmlDeviceGetDecoderUtilization")):
-            percent, period = ctypes.c_uint(), ctypes.c_uint()
-            # Older drivers do not have this function.
-            ask = getattr(self._library, function, None)
-            if ask is not None and ask(self._device, ctypes.byref(percent), ctypes.byref(period)) == _SUCCESS:
-                found[name] = float(percent.value)
-        kib_per_s = ctypes.c_uint()
-        if self._library.nvmlDeviceGetPcieThroughput(self._device, _PCIE_RX, ctypes.byref(kib_per_s)) == _SUCCESS:
-            found["rx_mib_per_s"] = kib_per_s.value / 1024
+            found["gpu_share"] = used.gpu / 100
+        percent, period = ctypes.c_uint(), ctypes.c_uint()
+        ask = getattr(self._library, "nvmlDeviceGetJpgUtilization", None)
+        if ask is not None and ask(self._device, ctypes.byref(percent), ctypes.byref(period)) == _SUCCESS:
+            found["jpeg_share"] = percent.value / 100
         return found
 
     def driver_version(self) -> str:
@@ -82,12 +65,6 @@ class Nvml:
         code = self._library.nvmlSystemGetDriverVersion(text, len(text))
         _check("NVML", "nvmlSystemGetDriverVersion", code)
         return text.value.decode()
-
-    def num_jpeg_engines(self) -> int | None:
-        """Count the engines of the largest MIG instance; ``None`` if NVML does not tell, as sometimes with MIG off."""
-        info = _GpuInstanceProfileInfo()
-        code = self._library.nvmlDeviceGetGpuInstanceProfileInfo(self._device, _WHOLE_GPU_PROFILE, ctypes.byref(info))
-        return int(info.jpegCount) if code == _SUCCESS else None
 
     def close(self) -> None:
         """Shut the library down. Can be called twice."""
@@ -161,51 +138,34 @@ def describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
     if nvml is not None:
         with contextlib.suppress(OSError):
             found["driver"] = nvml.driver_version()
-        found["jpeg_engines_nvml"] = nvml.num_jpeg_engines()
     try:
-        found["jpeg_engines_nvjpeg"], found["cores_per_jpeg_engine"] = count_jpeg_engines()
+        found["jpeg_engines"], found["cores_per_jpeg_engine"] = count_jpeg_engines()
     except (AttributeError, OSError) as exc:  # nvJPEG is too old or missing; the measured times must not be lost
-        found["jpeg_engines_nvjpeg"], found["nvjpeg"] = None, str(exc)
+        found["jpeg_engines"], found["nvjpeg"] = None, str(exc)
     return found
 
 
-def utilisation(samples: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
-    """Compute means and maxima of samples, by the names of `Nvml.sample`; ``None`` without samples.
-
-    >>> utilisation([{"gpu": 50.0}, {"gpu": 70.0, "jpeg": 4.0}])["means"]
-    {'gpu': 60.0, 'jpeg': 4.0}
-    """
-    if not samples:
-        return None
-    names = sorted({name for sample in samples for name in sample})
-    values = {name: [sample[name] for sample in samples if name in sample] for name in names}
-    return {
-        "num_samples": len(samples),
-        "means": {name: round(statistics.fmean(found), 2) for name, found in values.items()},
-        "maxima": {name: max(found) for name, found in values.items()},
-    }
-
-
 @contextlib.contextmanager
-def sampling(
-    sample: Callable[[], Mapping[str, float]] | None, *, after_s: float = 0.0
-) -> Iterator[list[Mapping[str, float]]]:
-    """Call ``sample`` ten times a second, from ``after_s`` on, and add to the list; ``None`` is not called."""
-    samples: list[Mapping[str, float]] = []
+def sampling(sample: Callable[[], Mapping[str, float]] | None, *, after_s: float = 0.0) -> Iterator[dict[str, float]]:
+    """Call ``sample`` ten times a second, from ``after_s`` on; at the end the mapping has the means."""
+    means: dict[str, float] = {}
     if sample is None:
-        yield samples
+        yield means
         return
     stopped = threading.Event()
+    found: dict[str, list[float]] = {}
 
     def work() -> None:
         stopped.wait(after_s)
         while not stopped.wait(SAMPLE_S):
-            samples.append(sample())
+            for name, value in sample().items():
+                found.setdefault(name, []).append(value)
 
     thread = threading.Thread(target=work, name="bench-gpu-sample", daemon=True)
     thread.start()
     try:
-        yield samples
+        yield means
     finally:
         stopped.set()
         thread.join()
+        means |= {name: statistics.fmean(values) for name, values in found.items()}

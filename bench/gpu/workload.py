@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from PIL import Image
 
 import dali_pipes as dp
@@ -21,10 +20,7 @@ from bench.tools.drawn_shards import QUALITY
 from bench.tools.environment import available_cores
 from bench.tools.repeat import encoded
 from dali_pipes.errors import DataError
-from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.graph.definition import Graph
-from dali_pipes.reader.feed import MAX_LINES
-from dali_pipes.reader.segments import Lines
 from dali_pipes.store.shard_set import ShardSet
 
 Device = Literal["gpu", "cpu"]
@@ -176,21 +172,6 @@ class Workload:
 
     def _files(self, setting: GpuSetting) -> Path:
         return self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
-
-    def lines(self, setting: GpuSetting) -> tuple[Path, Lines]:
-        """Return one file with these photos, and the places of a segment of them, photos repeated.
-
-        The segment has whole batches only: DALI's reader wraps round at its end.
-        """
-        photos = self.photos(setting).photos
-        path = self._directory / f"lines-{setting.photo_side}-{setting.progressive_share}"
-        sizes = np.array([len(photo) for photo in photos], np.int64)
-        padded = -(-sizes // BLOCK) * BLOCK
-        starts = np.cumsum(padded) - padded
-        with path.open("wb") as stream:
-            stream.writelines(photo.ljust(size, b"\0") for photo, size in zip(photos, padded.tolist(), strict=True))
-        rows = np.arange(max(1, MAX_LINES // setting.batch_size) * setting.batch_size) % len(photos)
-        return path, Lines(rows, [starts[rows]], [sizes[rows]])
 
 
 def _first_shards(shards: ShardSet) -> ShardSet:

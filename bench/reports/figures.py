@@ -1,4 +1,4 @@
-"""Define the figures of `bench run` and `bench feed`: title, unit, and which direction is better."""
+"""Define the figures of all benchmarks: title, unit, and which direction is better; and the titles of settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,56 +28,43 @@ def _time(title: str, unit: str, digits: int, about: str, better: Literal["high"
     return Figure(title=title, unit=unit, better=better, digits=digits, about=about, of_the_machine=True)
 
 
-def _low(title: str, unit: str, digits: int, about: str, *, scale: float = 1.0, least: float = 0.0) -> Figure:
-    return Figure(title=title, unit=unit, better="low", digits=digits, about=about, scale=scale, least=least)
+def _share(title: str, about: str, better: Literal["high", "low"] = "low") -> Figure:
+    return Figure(title=title, unit="%", better=better, digits=1, about=about, scale=100, of_the_machine=True)
 
 
-RUN_FIGURES: Mapping[str, Figure] = {
-    "samples_per_s": _time(
-        "samples/s",
-        "samples/s",
-        0,
-        "Samples of all ranks over the time from the common start to the end of the last rank.",
-        better="high",
-    ),
-    "mib_per_s": _time("MiB/s", "MiB/s", 1, "Stored bytes of the shards over the same time.", better="high"),
+def _low(title: str, unit: str, digits: int, about: str, *, least: float = 0.0) -> Figure:
+    return Figure(title=title, unit=unit, better="low", digits=digits, about=about, least=least)
+
+
+FIGURES: Mapping[str, Figure] = {
+    "samples_per_s": _time("samples/s", "samples/s", 0, "Samples of all ranks over the timed seconds.", "high"),
+    "mib_per_s": _time("MiB/s", "MiB/s", 1, "Stored bytes over the same time.", "high"),
+    "wall_s": _time("s", "s", 2, "To write all samples."),
     "cpu_ms_per_sample": _time(
-        "CPU-ms/sample",
-        "CPU-ms a sample",
-        2,
-        "CPU time, user and system, of all processes that the loader works in. Servers are not included.",
+        "CPU-ms/sample", "CPU-ms a sample", 2, "CPU time, user and system, of all processes that the loader works in."
     ),
+    "cpu_us_per_sample": _time("CPU-us/sample", "CPU-us a sample", 1, "CPU time of the process and its children."),
+    "kernel_us_per_sample": _time("in the kernel", "CPU-us a sample", 1, "The part of it that the kernel spends."),
+    "cpu_s_per_gib": _time("CPU-s/GiB", "CPU-s a GiB", 3, "CPU time of the client."),
     "time_to_first_batch_s": _time(
         "first batch",
         "s",
         2,
         "From before the loader is made to its first batch, for the slowest rank. Libraries are loaded before.",
     ),
-    "batch_p50_ms": _time(
-        "batch p50", "ms", 1, "From asking for a batch to having it: the median over the batches of all ranks."
-    ),
+    "batch_p50_ms": _time("batch p50", "ms", 1, "From asking for a batch to having it: median over all ranks."),
     "batch_p99_ms": _time(
-        "batch p99",
-        "ms",
-        1,
-        "The same for the 99th percentile. With fewer than 100 batches it is the longest.",
+        "batch p99", "ms", 1, "The same for the 99th percentile. With fewer than 100 batches it is the longest."
     ),
     "batch_max_ms": _time("batch max", "ms", 1, "The same for the longest."),
-    "wait_share": _low(
-        "waiting",
-        "%",
-        1,
-        "The share of its time in which the training step waits for a batch, or for the end of the epoch.",
-        scale=100,
+    "wait_share": _share(
+        "waiting", "The share of its time in which the training step waits for a batch, or for the end of the epoch."
     ),
-    "accelerator_utilisation": Figure(
-        title="AU",
-        unit="%",
-        better="high",
-        digits=1,
-        scale=100,
-        about="Accelerator utilisation as MLPerf Storage defines it: samples of a rank / batch size x the emulated "
-        "step's time, over the running time without the wait for the first batch.",
+    "accelerator_utilisation": _share(
+        "AU",
+        "Accelerator utilisation as MLPerf Storage defines it: samples of a rank / batch size x the emulated step's "
+        "time, over the running time without the wait for the first batch.",
+        "high",
     ),
     "peak_memory_mib": _low(
         "memory",
@@ -115,24 +102,82 @@ RUN_FIGURES: Mapping[str, Figure] = {
         "fetched first", "bytes a byte", 2, "The same in the first epoch, in which a loader may fill a cache."
     ),
     "first_epoch_s": _time("first epoch", "s", 2, "From before the loader is made to the end of its first epoch."),
-}
-"""The figures of `bench run`, in the order of a report."""
-
-FEED_FIGURES: Mapping[str, Figure] = {
-    "cpu_us_per_sample": _time("CPU-us/sample", "CPU-us a sample", 1, "CPU time of the process and its children."),
-    "kernel_us_per_sample": _time("in the kernel", "CPU-us a sample", 1, "The part of it that the kernel spends."),
-    "reader_us_per_sample": _time("reader", "CPU-us a sample", 1, "The part of threads that read bytes."),
-    "executor_us_per_sample": _time("executor", "CPU-us a sample", 1, "The part of DALI's other threads."),
-    "main_us_per_sample": _time("main", "CPU-us a sample", 1, "The part of the thread that takes the batches."),
-    "worker_us_per_sample": _time("worker", "CPU-us a sample", 1, "The part of worker processes."),
-    "other_us_per_sample": _time("other", "CPU-us a sample", 1, "The part of all other threads."),
+    # `bench feed`
     "faults_per_sample": _low("faults", "faults a sample", 1, "Minor page faults of the loader's processes."),
     "read_ratio": _low(
         "read/delivered", "bytes a byte", 3, "Bytes that system calls read, over the bytes of photos and masks."
     ),
-    "num_reading": _low("reading threads", "threads", 1, "Threads that read many bytes at the same time."),
+    # `bench run --au`
+    "accelerators": _time(
+        "accelerators", "accelerators", 0, "Most emulated accelerators whose utilisation reaches the target.", "high"
+    ),
+    "share": _time(
+        "with a fraction", "accelerators", 2, "With a fraction, from the first number that is too many.", "high"
+    ),
+    "share_per_core": _time(
+        "a core", "accelerators a core", 2, "That, divided by the cores of this host that the run may use.", "high"
+    ),
+    "utilisation_of_one": _share("AU of one", "Utilisation of a single accelerator.", "high"),
+    "cores_per_accelerator": _time(
+        "cores an accelerator", "cores", 2, "CPU time that one accelerator takes at full utilisation."
+    ),
+    "late_share": _share("late", "How much longer the emulated steps took than they should."),
+    # `bench fetch` and `bench windows`
+    "server_cpu_s_per_gib": _time("server CPU-s/GiB", "CPU-s a GiB", 3, "CPU time of the server."),
+    "server_cores": _time("server cores", "cores", 2, "Cores that the server keeps busy."),
+    "client_cores": _time("loader cores", "cores", 2, "Cores that the loader keeps busy."),
+    "data_wait": _share("data wait", "The share of the timed epochs in which the decode pipeline waits for shards."),
+    "cold_samples_per_s": _time("cold: samples/s", "samples/s", 0, "Of the first epoch, with opening.", "high"),
+    "cold_data_wait": _share("cold: data wait", "The share of the first epoch."),
+    "peak_cache_mib": _low("peak cache", "MiB", 1, "The largest number of blocks that the cache file had."),
+    # `bench resume`
+    "first_batch_s": Figure(
+        title="first batch", unit="ms", better="low", digits=0, scale=1000, about="To it.", of_the_machine=True
+    ),
+    "num_held": _low("held back", "shards", 0, "Shards that the loader asked for, and that the server held back."),
+    # `bench open` and `bench scale`
+    "open_s": _time("open", "s", 3, "Until the loader is open; of several ranks, the slowest."),
+    "open_cpu_s": _time("open CPU-s", "CPU-s", 2, "Of a rank's opening; mean of the ranks."),
+    "opened_mib": _low("opened", "MiB", 0, "A rank's proportional memory, less its imports."),
+    "peak_mib": _low("peak", "MiB", 0, "The peak resident memory of a rank, less its imports."),
+    "read_s": _time("read", "s", 2, "For the batches after the opening."),
+    "list_s": _time("list", "s", 1, "To list every name of the bucket."),
+    "next_window_s": _time("next window", "s", 4, "Median of the nine windows after the first."),
+    # `bench gpu`
+    "cpu_share": _share("CPU", "CPU time over the time of all cores."),
+    "gpu_share": _share("GPU", "The share of its time in which the GPU works.", "high"),
+    "jpeg_share": _share("JPEG engines", "The share of their time in which the JPEG engines work.", "high"),
+    "step_share": _share("step", "The share of the time that is the emulated training step's.", "high"),
+    "checked": Figure(title="samples", unit="samples", better="high", digits=0, about="Keys, each once, finite."),
+    "equal_share": Figure(
+        title="equal", unit="%", better="high", digits=2, scale=100, about="Values that are equal on both sides."
+    ),
+    "mean_difference": _low("mean", "levels", 3, "Mean difference: grey levels of 255; of graphs, deviations."),
+    "p9999_difference": _low("99.99 %", "levels", 0, "The difference that 99.99 % of the values do not exceed."),
+    "max_difference": _low("max", "levels", 2, "The largest difference."),
 }
-"""The figures that `bench feed` has in addition to ``samples_per_s``."""
-
-FIGURES: Mapping[str, Figure] = {**RUN_FIGURES, **FEED_FIGURES}
 """All figures, in the order of a report."""
+
+SETTING_TITLES: Mapping[str, str] = {
+    "photo_kb": "photo kB",
+    "masks": "masks",
+    "recipe": "recipe",
+    "workers": "workers",
+    "threads": "threads",
+    "ranks": "ranks",
+    "batch_size": "batch",
+    "crop": "crop",
+    "cache": "cache",
+    "compute_ms": "compute ms",
+    "latency_ms": "latency ms",
+    "shards": "shards",
+    "photo_side": "photo side",
+    "situation": "situation",
+    "server": "server",
+    "num_shards": "shards",
+    "window_shards": "window",
+    "work": "work",
+    "scenario": "scenario",
+    "change": "setting",
+}
+"""A setting's fields, as tables and errors call them."""

@@ -15,19 +15,17 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.loaders.registry import LOADERS, is_ours
-from bench.reports.figures import FIGURES, Figure
-from bench.reports.intervals import Interval
+from bench.reports.figures import FIGURES, SETTING_TITLES, Figure
 from bench.reports.summary import (
-    BRIEF,
-    SETTING_TITLES,
+    Interval,
     Measured,
     Record,
     Report,
     format_setting,
-    is_telling,
     label_of,
     measured,
     setting_names,
+    shown_figures,
 )
 from dali_pipes.errors import PipesError
 
@@ -149,7 +147,7 @@ def plots_of(report: Report) -> dict[str, str]:
         ]
         groups.setdefault(", ".join(others), []).append(record)
     plots = {}
-    for name in (name for name in BRIEF if is_telling(report, name)):
+    for name in shown_figures(report):
         for number, (where, group) in enumerate(groups.items(), start=1):
             marks = [
                 Mark(

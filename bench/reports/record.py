@@ -1,8 +1,12 @@
-"""Write records of benchmarks, whole or not at all, and read them, including those of earlier versions.
+"""Write records of benchmarks, whole or not at all, and read them.
 
 Every record says which benchmark wrote it (``format``), in which version of the format, by which command, at which
-commit and on what machine. The record of a run, of `bench run` and `bench sweep`, holds every repeat as it was
-measured. The medians and intervals beside them are for readers; reports compute them again.
+commit and on what machine. All benchmarks have one form::
+
+    {"format", "version", "command", "environment", "options", "baseline", "data": [{"num_samples", ...}],
+     "records": [{"loader", "decode", "device", "setting": {...}, "data": 0, "repeats": [{"figures": {...}}]}]}
+
+Every repeat is kept as it was measured. Tables, plots and comparisons compute medians and intervals from them.
 """
 
 import json
@@ -19,11 +23,8 @@ from dali_pipes.store.local import LocalStore
 
 PROGRAM = "dali-pipes"
 FORMAT = f"{PROGRAM}-bench"
-RUN_FORMAT = f"{FORMAT}-run"
-RUN_FORMATS = (RUN_FORMAT, f"{FORMAT}-feed")
-"""The formats whose records have loaders, settings and repeats, and can be compared."""
-VERSION = 1
-_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError)
+VERSION = 2
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 """Exceptions that a malformed record may raise while its fields are read."""
 _URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
@@ -106,125 +107,54 @@ def _without_place(word: str) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a record of any benchmark; the oldest have no format.
+    """Read a record of any benchmark; of some runs only the beginning is there yet.
 
     Raises:
-        DataError: If the file cannot be read or is not a JSON object.
+        DataError: If the file cannot be read, is not a benchmark's record, or has another version.
     """
     try:
         report = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
         raise DataError(f"'{path}': expected a benchmark's record, a JSON file: {exc}") from exc
-    if not isinstance(report, dict):
-        raise DataError(f"'{path}': expected a benchmark's record, a JSON object, found {type(report).__name__}")
-    return report
+    kind = report.get("format") if isinstance(report, dict) else type(report).__name__
+    if not str(kind).startswith(f"{FORMAT}-"):
+        raise DataError(f"'{path}': expected a benchmark's record, format '{FORMAT}-...', found '{kind}'")
+    if report.get("version") != VERSION:
+        anew = report.get("command") or f"{PROGRAM} bench {kind_of(report)} --json FILE"
+        raise DataError(
+            f"'{path}': version {report.get('version')} of '{kind}'; this program reads version {VERSION}; make it "
+            f"anew: {anew}"
+        )
+    return dict(report)
+
+
+def kind_of(report: Mapping[str, Any]) -> str:
+    """The benchmark that wrote a record: ``run``, ``fetch``, ..."""
+    return str(report["format"]).removeprefix(f"{FORMAT}-")
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read a record of `bench run`, `bench sweep` or `bench feed`, and convert it to the present form.
+    """Read a record that has what tables, plots and comparisons need.
 
     Raises:
-        DataError: If it is not such a record, or has an unknown version.
+        DataError: As `read_record`; if a part is missing, or there is no repeat.
     """
-    return as_run(read_record(path), path)
-
-
-def as_run(report: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Convert the record of a run, read from ``path``, to the present form.
-
-    Raises:
-        DataError: As `read_run`.
-    """
-    kind = report.get("format", RUN_FORMAT)  # the oldest have none
-    if kind not in RUN_FORMATS:
-        expected = "' or '".join(RUN_FORMATS)
-        raise DataError(f"'{path}': expected the record of a run, format '{expected}', found '{kind}'")
-    if "format" in report and report.get("version") != VERSION:
-        raise DataError(
-            f"'{path}': version {report.get('version')} of '{kind}'; this program reads versions 0 to {VERSION}"
-        )
+    report = read_record(path)
     try:
-        if "format" not in report:
-            report = _from_version_0(report)
-        _rename_masks(report)
         _check_run(report)
     except _MALFORMED as exc:
         raise DataError(
-            f"'{path}': expected a file that `bench run --json` wrote ({type(exc).__name__}: {exc})"
+            f"'{path}': expected a file that `bench {kind_of(report)} --json` wrote ({type(exc).__name__}: {exc})"
         ) from exc
     return report
 
 
-def _rename_masks(report: dict[str, Any]) -> None:
-    """Call the masks of a record as they are called now: this part of a batch was called ``trimap`` before."""
-    for record in report["records"]:
-        for holder, name in ((record, "gives"), (record.get("outputs") or {}, "not_compared")):
-            if holder.get(name):
-                holder[name] = ["mask" if part == "trimap" else part for part in holder[name]]
-
-
-def _from_version_0(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record from before there was a format: no setting, no ranks, figures from each repeat's seconds."""
-    environment = dict(report["environment"])
-    options = environment.pop("options")
-    commit = environment.get("commit")
-    environment["commit"] = None if commit is None else commit.removesuffix("+changes")
-    environment["is_dirty"] = None if commit is None else commit.endswith("+changes")
-    first = report["records"][0]
-    return {
-        "format": RUN_FORMAT,
-        "version": 0,
-        "command": "dali-pipes bench run",
-        "environment": environment,
-        "options": options,
-        "baseline": next((row["loader"] for row in report["records"] if row["loader"] == "webloader"), None),
-        "records": [_record_from_version_0(row, options) for row in report["records"]],
-        "data": [
-            {
-                "num_samples": first["num_samples"],
-                "num_shards": options.get("num_shards"),
-                "shard_bytes": first["shard_bytes"],
-                "source": options.get("source"),
-            }
-        ],
-    }
-
-
-def _record_from_version_0(row: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    samples, mib = row["num_samples"], row["shard_bytes"] / (1 << 20)
-    return {
-        **{name: row[name] for name in ("loader", "decode", "device", "num_workers", "outputs")},
-        "gives": None,
-        "setting": {"threads": row["num_threads"], "batch_size": row["batch_size"], "crop": options.get("crop")},
-        "data": 0,
-        "repeats": [
-            {
-                "figures": {
-                    "samples_per_s": samples / repeat["epoch_s"],
-                    "mib_per_s": mib / repeat["epoch_s"],
-                    "cpu_ms_per_sample": 1000 * repeat["epoch_cpu_s"] / samples,
-                    "time_to_first_batch_s": repeat["time_to_first_batch_s"],
-                    "first_epoch_s": repeat["first_epoch_s"],
-                    # Of the command's own process, in which the whole loader was.
-                    "peak_memory_mib": repeat.get("peak_rss_mib"),
-                }
-            }
-            for repeat in row["repeats"]
-        ],
-    }
-
-
 def _check_run(report: Mapping[str, Any]) -> None:
-    """Check that a run has what tables and comparisons need.
-
-    Raises:
-        LookupError, TypeError, AttributeError, ValueError: If something is missing or has a wrong type.
-    """
     found = [
         [float(value) for value in repeat["figures"].values() if value is not None]
         for record in report["records"]
         for repeat in record["repeats"]
-        if record["loader"] and record["decode"] and record["setting"]
+        if record["loader"] and record["decode"] and isinstance(record["setting"], dict)
     ]
     if not found or not all(found):
         raise ValueError("no repeats")

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bench.reports.figures import FIGURES, Figure
-from bench.reports.intervals import Interval, unpaired_ratio
+from bench.reports.figures import FIGURES, SETTING_TITLES, Figure
 from bench.reports.summary import (
-    SETTING_TITLES,
+    Interval,
     Record,
     Report,
     format_interval,
@@ -30,6 +29,7 @@ from bench.reports.summary import (
     rounds_of,
     setting_names,
     setting_text,
+    unpaired_ratio,
     values_of,
 )
 from bench.reports.tables import format_rows
@@ -44,6 +44,10 @@ JUDGED = (
     "loader_memory_mib",
     "shared_memory_mib",
     "fetched_ratio",
+    "cpu_s_per_gib",
+    "accelerators",
+    "first_batch_s",
+    "open_s",
 )
 """The figures that are compared by default; the others vary more, or say the same."""
 
@@ -107,7 +111,7 @@ def compare_runs(
     relative_to: str | None = None,
     anyway: bool = False,
 ) -> Verdict:
-    """Judge a run by an earlier one; both are in the present form.
+    """Judge a run by an earlier one.
 
     Args:
         before: The earlier run.
@@ -116,9 +120,8 @@ def compare_runs(
         threshold: A figure counts as worse if it changed for the worse by more than this share.
         relative_to: A loader, ``NAME`` or ``NAME:DECODE``. Figures that depend on the machine are replaced by ratios to
             this loader's figures, round by round, and are not judged for this loader itself.
-        anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have,
-            so that the oldest records, without ranks and caches, can be compared with later ones. Records that become
-            equal in this way are not compared.
+        anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have.
+            Records that become equal in this way are not compared.
 
     Raises:
         ValueError: If a figure is unknown, the threshold is negative, the runs have no record in common,
@@ -169,14 +172,11 @@ def compare_runs(
 def differences_of(before: Report, after: Report) -> list[str]:
     """List the differences that forbid a comparison of two runs; versions and commits may differ."""
     machines = [_conditions(report) for report in (before, after)]
-    found = [
+    return [
         f"{what} was {_text_of(first)}, is {_text_of(machines[1][what])}"
         for what, first in machines[0].items()
         if first != machines[1][what]
     ]
-    if (before["version"] == 0) != (after["version"] == 0):
-        found.append("one of them was taken before turns had processes of their own")
-    return found
 
 
 def _conditions(report: Report) -> dict[str, object]:
@@ -193,9 +193,8 @@ def _conditions(report: Report) -> dict[str, object]:
         "data": [_data(data) for data in report["data"]],
         **{
             name: report["options"].get(name)
-            for name in ("photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
+            for name in ("recipe", "photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
         },
-        "recipe": report["options"].get("recipe", "segmentation"),
     }
 
 

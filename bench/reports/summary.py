@@ -1,34 +1,139 @@
-"""Summarise the record of a run: medians, 95 % intervals, and ratios to the baseline."""
+"""Summarise the record of a benchmark: medians, 95 % intervals, and ratios to the baseline.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+Repeats are few, seven or so, and skewed: a machine is sometimes slower than usual, and never faster than it can be. So
+nothing here assumes a normal distribution, and nothing resamples: with seven values the bootstrap's interval of a
+median contains it less often than it claims. The methods here need only independent repeats:
+
+* For one figure, and for the ratio of two loaders that took turns: the sign test's interval, interpolated between
+  neighbouring order statistics (T. P. Hettmansperger and S. J. Sheather, "Confidence intervals based on interpolated
+  order statistics", Statistics & Probability Letters 4, 1986, 75-79). Ratios are taken turn by turn first, so a drift
+  of the machine, which affects all loaders of a turn alike, cancels out.
+* For two runs, whose repeats are unrelated: the interval of Hodges and Lehmann for a shift, here of logarithms
+  (M. Hollander and D. A. Wolfe, "Nonparametric Statistical Methods", chapter 4), exact for the Wilcoxon rank sum.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from bench.loaders.registry import PARTS
-from bench.reports.figures import FIGURES, Figure
-from bench.reports.intervals import Interval, median_interval, paired_ratio
+import numpy as np
+
+from bench.reports.figures import FIGURES, SETTING_TITLES, Figure
+from bench.reports.record import kind_of
 
 Record = Mapping[str, Any]
 """One loader under one setting."""
 Report = Mapping[str, Any]
-"""The record of a run, in its present form."""
+"""The record of a benchmark."""
 
-SETTING_TITLES: Mapping[str, str] = {
-    "photo_kb": "photo kB",
-    "masks": "masks",
-    "recipe": "recipe",
-    "workers": "workers",
-    "threads": "threads",
-    "ranks": "ranks",
-    "batch_size": "batch",
-    "crop": "crop",
-    "cache": "cache",
-    "compute_ms": "compute ms",
-    "latency_ms": "latency ms",
-    "shards": "shards",
-    "photo_side": "photo side",
-}
-"""A setting's fields, as tables and errors call them."""
+CONFIDENCE = 0.95
+
+MIN_REPEATS = 6
+"""With five values, not even the range from smallest to largest is a 95 % interval: it contains the median 15 times in
+16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """The median of a figure over repeats, and its 95 % interval."""
+
+    median: float
+    low: float | None
+    """``None``, as ``high``, if there are too few repeats."""
+    high: float | None
+
+    def holds(self, value: float) -> bool:
+        """Return whether ``value`` is within. Without an interval no value is excluded."""
+        return self.low is None or self.high is None or self.low <= value <= self.high
+
+    def mapped(self, function: Callable[[float], float]) -> "Interval":
+        """Apply an increasing function to the median and to both ends."""
+        low, high = (None if end is None else function(end) for end in (self.low, self.high))
+        return Interval(median=function(self.median), low=low, high=high)
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Return the median of repeats and its interval; fewer than `MIN_REPEATS` values have no interval.
+
+    With seven values, each end lies 0.73 of the way from the outermost value to the next one.
+
+    >>> found = median_interval([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 30.0])
+    >>> f"{found.median} [{found.low:.2f}-{found.high:.2f}]"
+    '13.0 [10.73-19.00]'
+    """
+    ordered, n = sorted(values), len(values)
+    middle = statistics.median(ordered)
+    if n < MIN_REPEATS:
+        return Interval(median=middle, low=None, high=None)
+    # The k-th values from either end enclose the median unless fewer than k values lie on one side of it.
+    coverages = [1 - 2 * sum(math.comb(n, below) for below in range(k)) / 2**n for k in range(1, n // 2 + 1)]
+    k = max(row for row, coverage in enumerate(coverages, start=1) if coverage >= CONFIDENCE)
+    wider, narrower = coverages[k - 1], coverages[k] if k < len(coverages) else 0.0
+    share = (wider - CONFIDENCE) / (wider - narrower)
+    weight = (n - k) * share / (k + (n - 2 * k) * share)
+    low = (1 - weight) * ordered[k - 1] + weight * ordered[k]
+    high = (1 - weight) * ordered[-k] + weight * ordered[-k - 1]
+    # With equal values the weighted sum has a rounding error.
+    return Interval(median=middle, low=min(low, middle), high=max(high, middle))
+
+
+def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
+    """Return the median of ``values / baseline``, turn by turn, and its interval.
+
+    They are computed on logarithms, so the inverse ratio has the inverse interval. ``baseline`` has the values of the
+    same turns in the same order. The result is ``None`` if a value is not positive: an epoch was too short for the
+    clock, or there was no wait at all.
+
+    Raises:
+        ValueError: If the two have different lengths.
+
+    >>> paired_ratio([2.0, 4.0, 6.0], [2.0, 4.0, 6.0])
+    Interval(median=1.0, low=None, high=None)
+    """
+    if len(values) != len(baseline):
+        raise ValueError(f"a paired ratio needs as many values as of the baseline, got {len(values)}, {len(baseline)}")
+    if not _all_positive(values) or not _all_positive(baseline):
+        return None
+    return median_interval([math.log(a) - math.log(b) for a, b in zip(values, baseline, strict=True)]).mapped(math.exp)
+
+
+def unpaired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
+    """Return the median of ``values / baseline`` over all pairs of two runs at different times, and its interval.
+
+    The result is ``None`` if a value is not positive. There is no interval if there are too few values, such as three
+    and three.
+
+    >>> found = unpaired_ratio([20.0, 21.0, 22.0, 23.0], [10.0, 10.0, 10.0, 10.0])
+    >>> f"{found.median:.2f} [{found.low:.2f}-{found.high:.2f}]"
+    '2.15 [2.00-2.30]'
+    """
+    if not _all_positive(values) or not _all_positive(baseline):
+        return None
+    differences = sorted(math.log(a) - math.log(b) for a in values for b in baseline)
+    k = _rank_sum_cut(len(values), len(baseline))
+    low, high = (None, None) if k == 0 else (differences[k - 1], differences[-k])
+    return Interval(median=statistics.median(differences), low=low, high=high).mapped(math.exp)
+
+
+def _rank_sum_cut(num_values: int, num_baseline: int) -> int:
+    """The *k* for which the *k*-th smallest and largest of all pairs' differences enclose the shift in 95 %, or 0."""
+    # counts[n, u]: the orders in which n values have u pairs with a smaller baseline value; all orders are equally
+    # likely. Values are added in ascending order, by the number of baseline values below them.
+    num_pairs = num_values * num_baseline
+    counts = np.zeros((num_values + 1, num_pairs + 1))
+    counts[0, 0] = 1
+    for below in range(num_baseline + 1):
+        for n in range(num_values):
+            counts[n + 1, below:] += counts[n, : num_pairs + 1 - below]
+    tails = np.cumsum(counts[num_values]) / math.comb(num_values + num_baseline, num_values)
+    return int(np.searchsorted(tails, (1 - CONFIDENCE) / 2, side="right"))
+
+
+def _all_positive(values: Sequence[float]) -> bool:
+    return bool(values) and min(values) > 0
+
 
 BRIEF = (
     "samples_per_s",
@@ -42,6 +147,16 @@ BRIEF = (
     "fetched_ratio",
 )
 """The figures of a table that fits a terminal, if they were measured."""
+
+RATIOS = (
+    "samples_per_s",
+    "mib_per_s",
+    "cpu_ms_per_sample",
+    "cpu_us_per_sample",
+    "cpu_s_per_gib",
+    "first_batch_s",
+)
+"""The figures that have a column for the ratio to the baseline."""
 
 EQUAL_WITHIN = 0.05
 """Two loaders are called equal if the whole interval of their ratio is this close to 1; a wide one shows nothing."""
@@ -93,24 +208,16 @@ def measured(report: Report, record: Record, name: str) -> Measured | None:
     )
 
 
-def summarise(report: Report) -> list[dict[str, Any]]:
-    """Return the medians and intervals of each record's figures, and of their ratios to the baseline, for JSON."""
-    summaries = []
-    for record in report["records"]:
-        found = {name: one for name in FIGURES if (one := measured(report, record, name)) is not None}
-        summaries.append(
-            {
-                "figures": {name: asdict(one.interval) for name, one in found.items()},
-                "ratios": {name: asdict(one.ratio) for name, one in found.items() if one.ratio is not None},
-            }
-        )
-    return summaries
-
-
 def values_of(record: Record, figure: str) -> list[float]:
     """Return one value for each repeat, in order; an empty list if a repeat lacks it."""
     values = [repeat["figures"].get(figure) for repeat in record["repeats"]]
     return [] if any(value is None for value in values) else [float(value) for value in values]
+
+
+def shown_figures(report: Report, figures: Sequence[str] | None = None) -> list[str]:
+    """The figures of a report's table: those that are named, else `BRIEF` of a run, and all of other benchmarks."""
+    chosen = figures or (BRIEF if kind_of(report) == "run" else FIGURES)
+    return [name for name in chosen if is_telling(report, name)]
 
 
 def is_telling(report: Report, figure: str) -> bool:
@@ -128,9 +235,8 @@ def label_of(record: Record) -> str:
 
 
 def missing_parts(record: Record) -> list[str]:
-    """List the parts of a batch that a loader does not give; none for the oldest records, whose loaders gave all."""
-    gives = record.get("gives")
-    return [] if gives is None else sorted(set(record.get("parts", PARTS["segmentation"])) - set(gives))
+    """List the parts of a batch that a loader does not give; none where records do not say."""
+    return sorted(set(record.get("parts", ())) - set(record.get("gives", ())))
 
 
 def named(records: Sequence[Record], name: str | None) -> list[Record]:
@@ -139,9 +245,14 @@ def named(records: Sequence[Record], name: str | None) -> list[Record]:
 
 
 def baseline_of(report: Report, record: Record) -> Record:
-    """Return the baseline's record under the same setting, or the first of that setting."""
+    """Return the baseline's record under the same setting.
+
+    A record is its own baseline if there is no other; of a report without its baseline's loader it is the first record
+    of the setting.
+    """
     alike = [other for other in report["records"] if other["setting"] == record["setting"]]
-    return next(iter([*named(alike, report.get("baseline")), *alike]))
+    baselines = named(report["records"], report["baseline"])
+    return next(iter([*named(alike, report["baseline"]), *([record] if baselines else alike)]))
 
 
 def restricted(report: Report, *, baseline: str | None = None, loaders: Sequence[str] | None = None) -> Report:

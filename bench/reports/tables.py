@@ -1,29 +1,49 @@
-"""Write tables, as text or Markdown: of any rows of cells, of a run, and of other benchmarks' records."""
+"""Write tables and notes of records, as text or Markdown."""
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
-from types import MappingProxyType
-from typing import Any
+import statistics
+from collections.abc import Sequence
 
-from bench.reports.figures import FIGURES, Figure
+from bench.loaders.registry import LOADERS
+from bench.reports.figures import FIGURES, SETTING_TITLES
+from bench.reports.record import kind_of
 from bench.reports.summary import (
-    BRIEF,
-    SETTING_TITLES,
+    EQUAL_WITHIN,
+    MIN_REPEATS,
+    RATIOS,
+    Record,
     Report,
     baseline_of,
     format_setting,
     is_telling,
     label_of,
     measured,
+    missing_parts,
+    named,
+    rounds_of,
     setting_names,
+    setting_text,
+    shown_figures,
+    values_of,
 )
 
-Columns = Mapping[str, str | Callable[[Any], str]]
-"""The columns of a table, as `records_table` takes them."""
-RATIOS = ("samples_per_s", "cpu_ms_per_sample", "cpu_us_per_sample")
-"""The figures that have a column for the ratio to the baseline."""
 UNITS = ("%", "ms", "s", "MiB")
 """Units that a column's title must add; the other titles are units themselves."""
+FETCHES = 0.05
+"""Share of the needed bytes; a loader that fetches less only asks whether a shard is still the same."""
+P99_BATCHES = 100
+"""With fewer batches, the 99th percentile is the longest."""
+PART_TITLES = {
+    "image": "photos",
+    "mask": "masks",
+    "label": "labels",
+    "key": "keys",
+    "normalised": "normalised photos",
+    "encoded": "photos' files",
+}
+_RECIPES = {
+    "classification": "classification: each photo's given crop, resized, flipped or not, normalised",
+    "encoded": "encoded: the photos' files, not decoded",
+}
 
 
 def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: int = 1) -> str:
@@ -52,87 +72,191 @@ def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: 
     return "\n".join(lines)
 
 
-def table_rows(
-    report: Report, *, figures: Sequence[str] | None = None, intervals: bool = True
-) -> tuple[list[list[str]], int]:
-    """Return the cells of a run's table, the header first, and the number of columns that are names.
+def format_table(
+    report: Report, *, markdown: bool = False, figures: Sequence[str] | None = None, intervals: bool = False
+) -> str:
+    """Return a row for each loader and setting: medians, 95 % intervals over the repeats, ratios to the baseline.
 
     Args:
-        report: The run.
-        figures: Names of `FIGURES`; ``None``: `BRIEF`. Figures that no record has are left out.
-        intervals: Show the interval of every figure, not only of those that have a ratio.
+        report: The record.
+        markdown: Write Markdown instead of text.
+        figures: Names of `FIGURES`; ``None``: as `shown_figures`. Figures that no record has are left out.
+        intervals: Show the interval of every figure of a run, not only of those that have a ratio.
     """
-    records = report["records"]
-    chosen = [name for name in figures or BRIEF if is_telling(report, name)]
-    varied = setting_names(records)
+    records = [record for record in report["records"] if record["repeats"]]
+    if not records:
+        return "nothing was timed"
+    chosen, varied = shown_figures(report, figures), setting_names(records)
+    has_ratios = report["baseline"] is not None
     header = [SETTING_TITLES[name] for name in varied] + ["loader"]
     for name in chosen:
         figure = FIGURES[name]
         header.append(f"{figure.title} {figure.unit}" if figure.unit in UNITS else figure.title)
-        if name in RATIOS:
-            header.append(f"x {label_of(baseline_of(report, records[0]))}")
+        if name in RATIOS and has_ratios:
+            reference = next(iter(named(records, report["baseline"])), baseline_of(report, records[0]))
+            header.append(f"x {label_of(reference)}")
     rows = [header]
     for record in records:
         row = [format_setting(record["setting"].get(name)) for name in varied] + [label_of(record)]
         for name in chosen:
             found = measured(report, record, name)
-            row.append("-" if found is None else found.shown(with_interval=intervals or name in RATIOS))
-            if name in RATIOS:
+            with_interval = intervals or name in RATIOS or kind_of(report) not in ("run", "feed")
+            row.append("-" if found is None else found.shown(with_interval=with_interval))
+            if name in RATIOS and has_ratios:
                 row.append("-" if found is None else found.ratio_shown())
         rows.append(row)
-    return rows, len(varied) + 1
+    return format_rows(rows, markdown=markdown, left=len(varied) + 1)
 
 
-def format_table(
-    report: Report, *, markdown: bool = False, figures: Sequence[str] | None = None, intervals: bool = False
-) -> str:
-    """Return a row for each loader and setting: medians, 95 % intervals over the repeats, ratios to the baseline."""
-    rows, num_names = table_rows(report, figures=figures, intervals=intervals)
-    return format_rows(rows, markdown=markdown, left=num_names)
+def report_text(report: Report) -> str:
+    """Return a record as the terminal shows it: its table, and the notes below."""
+    return "\n".join([format_table(report), "", *notes_of(report)])
 
 
-def summarised(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the median of each figure over the rounds, and under ``spread`` its smallest and largest values.
+def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[str]:
+    """Return the notes below a table: how many repeats, what brackets mean, how loaders differ, what the record says.
 
-    >>> summarised({"wall_s": [3.0, 1.0, 2.0]})
-    {'wall_s': 2.0, 'spread': {'wall_s': [1.0, 3.0]}}
+    ``figures`` are those of the table; ``None``: as `shown_figures`.
     """
-    return {
-        **{name: median(values) for name, values in figures.items()},
-        "spread": {name: [min(values), max(values)] for name, values in figures.items()},
-    }
+    records = [record for record in report["records"] if record["repeats"]]
+    notes = [] if (rounds := rounds_of(report)) is None else [f"Stopped after {rounds}, in {report.get('stopped')}."]
+    for row in report.get("failed", ()):
+        setting = f" ({setting_text(row['setting'])})" if row["setting"] else ""
+        notes.append(f"{row['loader']}{setting} failed, and is left out: {row['error']}")
+    if not records:
+        return [*notes, *report.get("notes", ())]
+    if (repeats := min(len(record["repeats"]) for record in records)) < MIN_REPEATS:
+        notes.append(
+            f"Medians of {repeats} interleaved repeats (smallest to largest); too few for a 95 % interval, which needs "
+            f"{MIN_REPEATS}."
+        )
+    else:
+        notes.append(
+            f"Medians of {repeats} interleaved repeats, with 95 % intervals in brackets. Ratios are taken turn by "
+            f'turn: "equal" if the whole interval is within {EQUAL_WITHIN:.0%} of 1, "?" if it contains 1 and is wider.'
+        )
+    notes += dict.fromkeys(note for record in records if (note := _parts_note(record)) is not None)
+    notes += _loader_notes(records)
+    if "batch_p99_ms" in shown_figures(report, figures) and (counts := _few_batches(records)):
+        notes.append(f"batch p99: a turn has {_span(counts)} batches, so it is the longest of them.")
+    if made := conversions_of(report)[1:]:
+        each = []
+        for loader in dict.fromkeys(row[0] for row in made):  # once for all settings
+            wall_s, mib = (_span([row[column] for row in made if row[0] == loader]) for column in (1, 2))
+            what = LOADERS[loader].makes if loader in LOADERS else "a copy"
+            each.append(f"{loader} ({what}): {wall_s} s, {mib} MiB")
+        notes.append(f"Preparation (not included in the figures): {'; '.join(each)}.")
+    return [*notes, *report.get("notes", ())]
 
 
-def spread_cell(record: Mapping[str, Any], name: str, figures: Mapping[str, Figure]) -> str:
-    """Return a figure that `summarised` made as a cell of a table: ``2.0 (1.0-3.0)``."""
-    scale, digits = figures[name].scale, figures[name].digits
-    low, high = record["spread"][name]
-    return f"{scale * record[name]:.{digits}f} ({scale * low:.{digits}f}-{scale * high:.{digits}f})"
+def _parts_note(record: Record) -> str | None:
+    """Name the parts of a batch that a loader does not give; ``None`` if it gives all."""
+    if not (missing := missing_parts(record)):
+        return None
+    parts = ", no ".join(PART_TITLES.get(part, part) for part in missing)
+    what = f"no {parts}" if record["gives"] else "nothing from the shards"
+    return f"* {record['loader']} gives {what}: what it does not give is neither compared nor timed."
 
 
-def records_table(
-    records: Sequence[Mapping[str, Any]], columns: Columns, figures: Mapping[str, Figure] = MappingProxyType({})
-) -> str:
-    """Return a table with one row for each record.
-
-    Args:
-        records: The records of one benchmark.
-        columns: Title -> what the cells show: the name of a figure, which is shown by `spread_cell`; the name of
-            another entry of the record; or a function from the record to the text.
-        figures: The benchmark's figures.
-
-    >>> print(records_table([{"client": "sdk", "mb": 9}], {"client": "client", "MB": lambda one: f"{one['mb']:.1f}"}))
-    client   MB
-    ------  ---
-    sdk     9.0
-    """
-    rows = [list(columns)]
+def _loader_notes(records: Sequence[Record]) -> list[str]:
+    """Say how loaders differ in what they read and decode."""
+    entries = {record["loader"]: LOADERS[record["loader"]] for record in records if record["loader"] in LOADERS}
+    notes = []
+    converted = sorted(name for name, entry in entries.items() if entry.source == ("converted",))
+    if converted:
+        is_counted = any(values_of(record, "fetched_ratio") for record in records)
+        uncounted = "; they make no request that is delayed or counted" if is_counted else ""
+        notes.append(
+            f"{', '.join(converted)}: read local copies, converted from the shards before, on a disk of this "
+            f"machine{uncounted}."
+        )
+    fetches: dict[str, bool] = {}
     for record in records:
-        cells = []
-        for shown in columns.values():
-            if callable(shown):
-                cells.append(shown(record))
-            else:
-                cells.append(spread_cell(record, shown, figures) if shown in figures else str(record[shown]))
-        rows.append(cells)
-    return format_rows(rows)
+        ratios = values_of(record, "fetched_ratio")
+        if ratios and record["setting"].get("cache") == "warm" and record.get("gives"):
+            name = record["loader"]
+            fetches[name] = fetches.get(name, False) or statistics.median(ratios) > FETCHES
+    fetching = [name for name, does in fetches.items() if does]
+    keeping = [name for name, does in fetches.items() if not does and name not in converted]
+    if fetching and keeping:
+        notes.append(
+            f"In a warm turn {', '.join(keeping)} read what the first epoch left on this machine; "
+            f"{', '.join(fetching)} fetch in each epoch."
+        )
+    windowed = [name for name, entry in entries.items() if entry.decodes_window]
+    if windowed and any(entry.gives and name not in windowed for name, entry in entries.items()):
+        notes.append(f"{', '.join(windowed)}: decode only the part of a photo that the crop keeps.")
+    return notes
+
+
+def _few_batches(records: Sequence[Record]) -> list[str]:
+    """Note how many batches the turns had, if these are too few for a 99th percentile."""
+    counts = {
+        sum(len((rank.get("steady") or rank["first"])["waits_us"].split()) for rank in repeat["ranks"])
+        for record in records
+        for repeat in record["repeats"]
+        if repeat.get("ranks") and repeat["figures"].get("batch_p99_ms") is not None
+    }
+    return [str(count) for count in counts if count < P99_BATCHES]
+
+
+def _span(texts: Sequence[str]) -> str:
+    """Return numbers as ``0.1`` or ``0.1 to 0.4``."""
+    least, most = min(texts, key=float), max(texts, key=float)
+    return least if least == most else f"{least} to {most}"
+
+
+def conversions_of(report: Report) -> list[list[str]]:
+    """Return the table of conversions that were made for loaders: a header and rows, or an empty list."""
+    rows: dict[str, list[str]] = {}
+    for record in report["records"]:
+        if made := record.get("prepared"):
+            key = f"{record['loader']} {record['data']} {record['setting'].get('ranks')}"
+            rows.setdefault(key, [record["loader"], f"{made['wall_s']:.1f}", f"{made['num_bytes'] / (1 << 20):.1f}"])
+    return [["loader", "made in s", "MiB"], *rows.values()] if rows else []
+
+
+def conditions_of(report: Report) -> list[tuple[str, str]]:
+    """Return name and text of each condition on which the figures depend."""
+    environment, options, records = report["environment"], report["options"], report["records"]
+    cpu, commit, epochs = environment.get("cpu", {}), environment.get("commit"), options.get("epochs")
+    # The load at the end includes what was timed.
+    load, before = f"at the end {cpu.get('load_average_1min')}", environment.get("load_at_start")
+    timed = "" if epochs is None else f", {epochs} timed epoch{'' if epochs == 1 else 's'} each"
+    found = {
+        "command": report["command"],
+        "date": environment.get("date"),
+        "commit": f"{commit}{', with changes' if environment.get('is_dirty') else ''}" if commit else None,
+        "machine": f"{cpu.get('model')}, {cpu.get('cores_available')} cores, {environment.get('memory_gib')} GiB; load "
+        + (load if before is None else f"before {before}, {load}"),
+        "GPUs": ", ".join(environment.get("gpus", [])) or "none",
+        "data": "; ".join(
+            f"{data['num_samples']} samples in {data.get('num_shards')} shards"
+            + (f", {data['shard_bytes'] / (1 << 20):.0f} MiB" if data.get("shard_bytes") else "")
+            for data in report["data"]
+        ),
+        "recipe": _RECIPES.get(options.get("recipe")),
+        "read from": options.get("source"),
+        "setting": setting_text(records[0]["setting"], without=setting_names(records)) if records else None,
+        "repeats": f"{rounds_of(report) or options.get('repeats')} interleaved{timed}",
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items()),
+    }
+    return [(name, text) for name, text in found.items() if text]
+
+
+def markdown_page(reports: Sequence[tuple[str, Report]]) -> str:
+    """Return a page of records, each with its title: tables, notes, conditions, and what the figures are."""
+    parts = ["# Loaders, measured"]
+    for title, report in reports:
+        parts += [f"## {title}", format_table(report, markdown=True, intervals=True)]
+        parts += [note.replace("*", "\\*") for note in notes_of(report)]
+        if made := conversions_of(report):
+            parts += ["Preparation, before anything was timed:", format_rows(made, markdown=True)]
+        parts.append("\n".join(f"* {name}: {about}" for name, about in conditions_of(report)))
+    definitions = [
+        f"* **{figure.title}**: {figure.about}"
+        for name, figure in FIGURES.items()
+        if any(is_telling(report, name) for _, report in reports)
+    ]
+    parts += ["## What the figures are", "\n".join(definitions)]
+    return "\n\n".join(parts) + "\n"

@@ -1,14 +1,15 @@
 """Time the path from the cache to the training step without decoding: what a decoder waits for.
 
-The graph reads headers of photos and masks and decodes nothing (`bench.feed.subjects`). All shards are in memory.
-Before anything is timed, keys, labels and sizes of every loader are compared with what Pillow reads from the shards.
-Each turn has a process of its own. It reads an epoch, which is not timed, and then times the next.
+The graph reads headers of photos and masks and decodes nothing (`bench.scenarios.feed_loaders`). All shards are in
+memory. Before anything is timed, keys, labels and sizes of every loader are compared with what Pillow reads from the
+shards. Each turn has a process of its own. It reads an epoch, which is not timed, and then times the next.
 """
 
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,40 +18,37 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
+from bench.compare.outputs import OutputError
 from bench.engine.options import Listed, at_least, cache_option, option
-from bench.engine.scenario import Rounds, Scenario
+from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import call_apart
-from bench.feed.data import Array, Expected, FeedData, copied, drawn
-from bench.feed.subjects import SUBJECTS, FeedOptions, open_ours
+from bench.loaders.encoded import KEY, label_of, samples_of
 from bench.loaders.recipe import find_components
-from bench.reports.figures import FIGURES
-from bench.reports.intervals import paired_ratio
-from bench.reports.summary import Record, Report, format_ratio, values_of
-from bench.reports.tables import format_rows, table_rows
+from bench.scenarios.feed_loaders import SUBJECTS, Array, Batch, FeedData, FeedOptions, copied, open_ours, size_of
 from bench.scenarios.on_shards import FORMS
-from bench.tools.drawn_shards import MASK, PHOTO
+from bench.tools.drawn_shards import MASK, PHOTO, draw_shards
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder, check_room
-from bench.tools.threads import GROUPS, Spent, ThreadMeter
+from bench.tools.processes import SpentMeter
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
 from dali_pipes.errors import DataError
+from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.progress import progress
 from dali_pipes.store.shard_set import ShardSet
 
 OURS, LIMIT = "dali-pipes", "preadv"
-BASE_BATCH = 64
-"""The batch size to whose samples/s those of the others are related."""
+ORDER_BATCH = 64
+"""The batch size with which the order of our loader is read; the order does not depend on it."""
 MASKS: Mapping[str, tuple[bool, ...]] = {"without": (False,), "with": (True,), "both": (False, True)}
-SHOWN = (
-    "samples_per_s",
-    "cpu_us_per_sample",
-    "kernel_us_per_sample",
-    *(f"{group}_us_per_sample" for group in GROUPS),
-    "faults_per_sample",
-    "read_ratio",
-    "num_reading",
-)
+NUM_DRAWN = 60
+# Bytes a pixel of a drawn photo of quality 90.
+BYTES_PER_PIXEL = 0.285
+# Photos differ in size, in this proportion to the mean: with one size, the batches' buffers would all be alike.
+AREAS = (0.6, 0.8, 1.0, 1.2, 1.4)
+
+Expected = Mapping[str, tuple[Any, ...]]
+"""Key -> label, and height and width of photo and mask."""
 
 
 class Point(NamedTuple):
@@ -62,19 +60,12 @@ class Point(NamedTuple):
     loader: str
 
 
-class FeedTurn(NamedTuple):
-    num_samples: int
-    spent: Spent
-    dali_environment: Mapping[str, str]
-    """The environment variables that change how DALI works."""
-
-
 _Made = Mapping[int, tuple[FeedData, Array]]
 """Mean size of photos in kB -> data, and the rows of an epoch in the order of our loader."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedScenario(Scenario[_Made, Point, FeedTurn]):
+class FeedScenario(Scenario[_Made, Point, Measured]):
     """Time loaders without decoding: ours, DALI's own reader, an external source, and a loop of preadv, the limit.
 
     Each gives the sizes of photos, read from their headers, and labels. Photos are drawn, unless --shards names some.
@@ -84,7 +75,7 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
 
     kind = "feed"
     title = "time the feed"
-    figures = FIGURES
+    ratio_to = LIMIT
 
     shards: ShardSet | None = option(help=f"Real photos instead of drawn ones: {FORMS}")
     photo_kb: Sequence[int] = option(
@@ -164,7 +155,8 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
         return made
 
     def _check(self, made: _Made) -> None:
-        expected = {kb: Expected.read(data.shards, components=self.components) for kb, (data, _) in made.items()}
+        components = self.components
+        expected = {kb: expected_samples(data.shards, components=components) for kb, (data, _) in made.items()}
         points = [point for point in self.subjects(made) if point.batch_size == min(self.batch_sizes)]
         for point in progress(points, what="compare outputs", unit="loader"):
             data, order = made[point.photo_kb]
@@ -174,7 +166,7 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
     def _options(self, point: Point | None = None) -> FeedOptions:
         return FeedOptions(
             components=self.components if point is not None and point.masks else self.components[:1],
-            batch_size=BASE_BATCH if point is None else point.batch_size,
+            batch_size=ORDER_BATCH if point is None else point.batch_size,
             passes=self.passes,
             num_threads=self.num_threads,
             seed=self.seed,
@@ -191,86 +183,115 @@ class FeedScenario(Scenario[_Made, Point, FeedTurn]):
         masks = "with masks" if subject.masks else "without masks"
         return f"'{subject.loader}', batches of {subject.batch_size} photos of {subject.photo_kb} kB, {masks}"
 
-    def measure(self, made: _Made, subject: Point, number: int) -> FeedTurn:
+    def measure(self, made: _Made, subject: Point, number: int) -> Measured:
         data, order = made[subject.photo_kb]
         options = replace(self._options(subject), order=order)
         with SUBJECTS[subject.loader](data, options) as epoch:
             for _ in epoch():
                 pass
-            num_samples, meter = 0, ThreadMeter()
-            for batch in epoch():
-                num_samples += len(batch["label"])
-                meter.tick()
-            spent = meter.stop()
-        return FeedTurn(num_samples, spent, {k: v for k, v in os.environ.items() if k.startswith("DALI_")})
-
-    def speed(self, made: _Made, subject: Point, row: FeedTurn) -> str:
-        return f"{row.num_samples / row.spent.wall_s:,.0f} samples/s"
-
-    def report(self, made: _Made, rounds: Rounds[Point, FeedTurn]) -> dict[str, Any]:
-        """``{"records": [one for each loader and setting], "data": [one for each size of photos], ...}``."""
-        kept = ("seed", "repeats", "passes", "num_threads", "preadv_threads", "data_bytes")
-        return {
-            "records": [self._record(point, rounds.whole(point), made) for point in rounds.subjects],
-            "baseline": LIMIT if LIMIT in self.loaders else self.loaders[0],
-            "data": [
-                {
-                    "photo_kb": kb,
-                    "num_samples": data.num_samples,
-                    "num_shards": len(data.shards.names),
-                    "shard_bytes": sum(entry.size for entry in data.shards.entries()),
-                    "mean_bytes": {name: float(sizes.mean()) for name, sizes in data.sizes.items()},
-                }
-                for kb, (data, _) in made.items()
-            ],
-            "options": {
-                **dict(zip(("photo", "mask"), self._names, strict=True)),
-                **{name: getattr(self, name) for name in kept},
-                "device": "cpu",
-                "source": "drawn photos" if self.shards is None else "given shards",
-            },
-            "cache": file_system(next(iter(made.values()))[0].cache),
-        }
-
-    def _record(self, point: Point, turns: Sequence[FeedTurn], made: _Made) -> dict[str, Any]:
-        data, _ = made[point.photo_kb]
-        taken = self._options(point).components
+            meter = SpentMeter()
+            num_samples = sum(len(batch["label"]) for batch in epoch())
+            spent = meter.spent()
         # DALI's reader gives whole batches, so its epoch may have some samples more.
-        mean_bytes = sum(float(data.sizes[name].mean()) for name in taken)
+        mean_bytes = sum(float(data.sizes[name].mean()) for name in options.components)
         return {
-            "loader": point.loader,
-            "decode": "none",
-            "device": "cpu",
-            "setting": {
-                "threads": self.num_threads,
-                "photo_kb": point.photo_kb,
-                "masks": "yes" if point.masks else "no",
-                "batch_size": point.batch_size,
+            "figures": {
+                "samples_per_s": num_samples / spent.wall_s,
+                "cpu_us_per_sample": 1e6 * spent.cpu_s / num_samples,
+                "kernel_us_per_sample": 1e6 * spent.kernel_s / num_samples,
+                "faults_per_sample": spent.faults / num_samples,
+                "read_ratio": None if spent.bytes_read is None else spent.bytes_read / (num_samples * mean_bytes),
             },
-            "data": list(made).index(point.photo_kb),
-            "dali_environment": turns[0].dali_environment if turns else {},
-            "repeats": [{"figures": _figures(turn, mean_bytes)} for turn in turns],
+            "dali_environment": {name: value for name, value in os.environ.items() if name.startswith("DALI_")},
         }
 
-    @staticmethod
-    def table(report: Any) -> str:
-        """Return a row for each loader and setting, with ratios to `LIMIT` and to batches of `BASE_BATCH`."""
-        rows, num_names = table_rows(report, figures=SHOWN, intervals=False)
-        rows[0].append(f"samples/s x batch {_base_batch(report)}")
-        for row, record in zip(rows[1:], report["records"], strict=True):
-            row.append(_batch_ratio(report, record))
+    def record(self, made: _Made, subject: Point, rows: Sequence[Measured]) -> dict[str, Any]:
+        record = super().record(made, subject, rows) | {"data": list(made).index(subject.photo_kb)}
+        record["setting"] |= {"threads": self.num_threads, "masks": "yes" if subject.masks else "no"}
+        return record
+
+    def data(self, made: _Made) -> list[dict[str, Any]]:
+        return [
+            {
+                "photo_kb": kb,
+                "num_samples": data.num_samples,
+                "num_shards": len(data.shards.names),
+                "shard_bytes": sum(entry.size for entry in data.shards.entries()),
+                "mean_bytes": {name: float(sizes.mean()) for name, sizes in data.sizes.items()},
+            }
+            for kb, (data, _) in made.items()
+        ]
+
+    def options_json(self) -> dict[str, Any]:
+        source = "drawn photos" if self.shards is None else "given shards"
+        named = dict(zip(("photo", "mask"), self._names, strict=True))
+        return {**super().options_json(), **named, "device": "cpu", "source": source}
+
+    def notes(self, made: _Made, rounds: Rounds[Point, Measured]) -> list[str]:
         data = "; ".join(
             f"{one['num_samples']:,} samples, "
             + " and ".join(f"{name} of {mean / 1000:.1f} kB" for name, mean in one["mean_bytes"].items())
-            for one in report["data"]
+            for one in self.data(made)
         )
-        return (
-            f"{format_rows(rows, left=num_names)}\n\n"
-            f"{data}; an epoch has {report['options']['passes']} passes over them. CPU and page faults are those of a "
-            f"sample; threads of {LIMIT}: {report['options']['preadv_threads']}.\n"
+        cache = file_system(next(iter(made.values()))[0].cache)
+        return [
+            f"{data}; an epoch has {self.passes} passes over them; the cache is in {cache}; "
+            f"threads of {LIMIT}: {self.preadv_threads}.",
             "Keys, labels and sizes of every loader are those of the shards. webdataset-mapped touches only headers: "
-            "pages of mapped files are not in read/delivered. -: asynchronous reads, which the kernel does not count."
-        )
+            "pages of mapped files are not in read/delivered. -: asynchronous reads, which the kernel does not count.",
+        ]
+
+
+def drawn(directory: Path, *, photo_bytes: int) -> ShardSet:
+    """Draw `NUM_DRAWN` photos with masks; the photos have about ``photo_bytes`` bytes on average."""
+    sides = []
+    for area in AREAS:
+        height = round((area * photo_bytes / BYTES_PER_PIXEL * 3 / 4) ** 0.5)
+        width = round(height * 4 / 3)
+        sides += [(width, height), (height, width)]
+    return draw_shards(directory, num=NUM_DRAWN, num_shards=1, sizes=sides)
+
+
+def expected_samples(shards: ShardSet, *, components: Sequence[str]) -> Expected:
+    """Read what every loader must give of each sample; the sizes are those that Pillow finds.
+
+    Raises:
+        DataError: If a label is not a number, or two samples have the same key.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for shard, sample in samples_of(shards):
+        key = sample[KEY]
+        if key in found:
+            raise DataError(f"shard '{shard}': a second sample with the key '{key}'")
+        label = label_of(sample[LABEL_COMPONENT], key=key, shard=shard)
+        found[key] = (label, *(size_of(sample[name]) for name in components))
+    return found
+
+
+def check_epoch(batches: Iterator[Batch], expected: Expected, *, components: Sequence[str], loader: str) -> None:
+    """Compare an epoch of one pass: each sample must come once, as it is in its shard.
+
+    Further samples, with which DALI's reader fills its last batch, are ignored.
+
+    Raises:
+        OutputError: Names the loader, and the first sample that is wrong.
+    """
+    seen: Counter[str] = Counter()
+    for key, *found in list(_samples_in(batches, components))[: len(expected)]:
+        if key not in expected:
+            raise OutputError(f"loader '{loader}': no shard has a sample with the key '{key}'")
+        seen[key] += 1
+        for name, one, wanted in zip(["label", *components], found, expected[key], strict=False):
+            if one != wanted:
+                raise OutputError(f"loader '{loader}', key '{key}': {name} must be {wanted}, got {one}")
+    if wrong := next((key for key in expected if seen[key] != 1), None):
+        raise OutputError(f"loader '{loader}', key '{wrong}': came {seen[wrong]} times in one pass, expected once")
+
+
+def _samples_in(batches: Iterator[Batch], components: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        sizes = ([tuple(size[:2]) for size in batch[name].tolist()] for name in components)
+        yield from zip(batch["key"], batch["label"].tolist(), *sizes, strict=True)
 
 
 def _order_of(data: FeedData, options: FeedOptions) -> Array:
@@ -282,30 +303,4 @@ def _order_of(data: FeedData, options: FeedOptions) -> Array:
 
 def _check_outputs(data: FeedData, options: FeedOptions, loader: str, expected: Expected) -> None:
     with SUBJECTS[loader](data, options) as epoch:
-        expected.check(epoch(), components=options.components, loader=loader)
-
-
-def _figures(turn: FeedTurn, mean_bytes: float) -> dict[str, float | None]:
-    spent, num = turn.spent, turn.num_samples
-    return {
-        "samples_per_s": num / spent.wall_s,
-        "cpu_us_per_sample": 1e6 * spent.cpu_s / num,
-        "kernel_us_per_sample": 1e6 * spent.kernel_s / num,
-        **{f"{group}_us_per_sample": 1e6 * cpu_s / num for group, cpu_s in spent.group_cpu_s.items()},
-        "faults_per_sample": spent.faults / num,
-        "read_ratio": None if spent.bytes_read is None else spent.bytes_read / (num * mean_bytes),
-        "num_reading": spent.num_reading,
-    }
-
-
-def _base_batch(report: Report) -> int:
-    sizes = [int(record["setting"]["batch_size"]) for record in report["records"]]
-    return BASE_BATCH if BASE_BATCH in sizes else sizes[0]
-
-
-def _batch_ratio(report: Report, record: Record) -> str:
-    """The ratio of a record's samples/s to those of the same loader with batches of `BASE_BATCH`."""
-    base = {**record["setting"], "batch_size": _base_batch(report)}
-    (other,) = (one for one in report["records"] if one["loader"] == record["loader"] and one["setting"] == base)
-    ratio = paired_ratio(values_of(record, "samples_per_s"), values_of(other, "samples_per_s"))
-    return "-" if ratio is None else format_ratio(ratio)
+        check_epoch(epoch(), expected, components=options.components, loader=loader)

@@ -1,8 +1,8 @@
 """The base class of scenarios that open our loader on shards, and functions that they share."""
 
 import shutil
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -66,11 +66,6 @@ class ShardsScenario(Scenario[Made, Subject, Row]):
             state=state,
             endpoint=endpoint,
         )
-
-    def options_json(self, *, without: Collection[str]) -> dict[str, Any]:
-        """Return the settings by name for the record, without shards, directory and time limits."""
-        left_out = {"shards", "work", "timeout_s", "deadline", *without}
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
 
 
 def upload_repeated(

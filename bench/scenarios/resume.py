@@ -26,16 +26,14 @@ from urllib.parse import unquote
 import numpy as np
 
 from bench.engine.options import cache_option, option
-from bench.engine.scenario import Rounds
+from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import shard_urls
-from bench.reports.figures import Figure
-from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.on_shards import FORMS, ShardsScenario, touch, upload_repeated
+from bench.tools.buckets import served
 from bench.tools.folders import RunFolder
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.errors import DataError
 from prep.embedded.connection import NodeConnection
-from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 
 if TYPE_CHECKING:
@@ -50,11 +48,6 @@ SETTLE_S = 0.5
 NUM_DRAWN = 3
 """Batches that an open loader has delivered before its turn is timed."""
 PATIENCE_S = 30.0
-BAR = 1.2
-"""The first batch of a resumed loader may take this many times as long as the first batch of an epoch."""
-_SECONDS = Figure(title="ms", unit="ms", better="low", digits=0, scale=1000, about="To the first batch.")
-FIGURES = {"epoch_start_s": _SECONDS, "resume_s": _SECONDS}
-
 Where = Literal["epoch start", "resume"]
 WHERE: tuple[Where, Where] = ("epoch start", "resume")
 SITUATIONS = {
@@ -66,19 +59,14 @@ SITUATIONS = {
 }
 
 
+LAST = "cold, others held back"
+
+
 class Start(NamedTuple):
     """A situation, and the place in an epoch where the loader begins."""
 
     situation: str
-    where: Where
-
-
-class ResumeTurn(NamedTuple):
-    first_batch_s: float
-    num_held: int = 0
-    """Held-back shards that the loader asked for."""
-    was_released: bool = False
-    """Whether the server had to release the other shards before the batch arrived."""
+    loader: Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +132,7 @@ class HeldBack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
+class ResumeScenario(ShardsScenario[ResumeInputs, Start, Measured]):
     """Time the first batch after a resume in mid-epoch, and at the start of an epoch, warm and cold.
 
     Reads --shards. The cold turns load a copy of them from a server of our own. In one scenario it answers only for the
@@ -153,7 +141,7 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
 
     kind = "resume"
     title = "time resumes"
-    figures = FIGURES
+    ratio_to = "epoch start"
 
     shards: "ShardSet | None" = option(required=True, help=f"What to load: {FORMS}")
     repeats: int = option(9, help="Turns of each scenario.")
@@ -216,13 +204,13 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
         return [Start(*pair) for pair in itertools.product(SITUATIONS, WHERE)]
 
     def name_of(self, subject: Start) -> str:
-        return f"{subject.where}, {subject.situation}"
+        return f"{subject.loader}, {subject.situation}"
 
-    def measure(self, made: ResumeInputs, subject: Start, number: int) -> ResumeTurn:
+    def measure(self, made: ResumeInputs, subject: Start, number: int) -> Measured:
         if subject.situation.startswith("cold"):
             return self._measure_cold(made, subject)
         is_open = subject.situation == "warm, loader open"
-        state = made.warm_state if subject.where == "resume" and not is_open else None
+        state = made.warm_state if subject.loader == "resume" and not is_open else None
         started = time.perf_counter()
         with self.open_loader(
             made.warm_urls, made.warm_endpoint, cache_dir=made.warm_cache, window_bytes="all", state=state
@@ -232,21 +220,21 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
                     touch(batch)
                 time.sleep(SETTLE_S)
                 started = time.perf_counter()
-                _go_to(loader, subject.where, 1 + number)
+                _go_to(loader, subject.loader, 1 + number)
             touch(next(loader)[0])
-            return ResumeTurn(time.perf_counter() - started)
+            return {"figures": {"first_batch_s": time.perf_counter() - started}}
 
-    def _measure_cold(self, made: ResumeInputs, subject: Start) -> ResumeTurn:
+    def _measure_cold(self, made: ResumeInputs, subject: Start) -> Measured:
         """Time a first batch on an empty cache, which is removed afterwards."""
-        state = made.cold_state if subject.where == "resume" else None
-        is_held, is_told_later = subject.situation == "cold, others held back", subject.situation == "cold, told later"
+        state = made.cold_state if subject.loader == "resume" else None
+        is_held, is_told_later = subject.situation == LAST, subject.situation == "cold, told later"
         held = HeldBack()
         made.cold_cache.mkdir()
         try:
             with ExitStack() as stack:
                 endpoint = stack.enter_context(serve(made.storage, held))
                 if is_held:
-                    stack.enter_context(held.all_but(made.named[subject.where]))
+                    stack.enter_context(held.all_but(made.named[subject.loader]))
                     timer = threading.Timer(self.patience_s, held.release)
                     timer.daemon = True
                     timer.start()
@@ -263,58 +251,29 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, ResumeTurn]):
                         loader.load_state_dict(state)
                     touch(next(loader)[0])
                     elapsed_s = time.perf_counter() - started
+                    figures = {"first_batch_s": elapsed_s}
                     if not is_held:
-                        return ResumeTurn(elapsed_s)
-                    return ResumeTurn(elapsed_s, num_held=len(held.asked), was_released=held.is_open)
+                        return {"figures": figures}
+                    return {"figures": {**figures, "num_held": len(held.asked)}, "was_released": held.is_open}
         finally:
             shutil.rmtree(made.cold_cache)
 
-    def speed(self, made: ResumeInputs, subject: Start, row: ResumeTurn) -> str:
-        return f"first batch after {row.first_batch_s:.2f} s"
+    def data(self, made: ResumeInputs) -> list[dict[str, Any]]:
+        return [{"num_samples": made.cold.num_samples, "num_shards": len(made.warm_urls)}]
 
-    def report(self, made: ResumeInputs, rounds: Rounds[Start, ResumeTurn]) -> dict[str, Any]:
-        """``{"records": [{"scenario", "epoch_start_s", "resume_s", "ratio", "is_within_bar", ...}], ...}``.
-
-        The last situation also has ``waits_for_others``: whether the loader waited for other shards in any turn.
-        """
-        return {
-            "records": [
-                _record(name, {where: rounds.whole(Start(name, where)) for where in WHERE}) for name in SITUATIONS
-            ],
-            "num_samples": made.cold.num_samples,
-            "num_shards": len(made.warm_urls),
-            "cold_shards": made.cold.num_shards,
-            "cold_shuffle_window": made.cold_window,
-            "cold_named": {where.replace(" ", "_"): len(named) for where, named in made.named.items()},
-            "patience_s": self.patience_s,
-            "repeats": self.repeats,
-            "cache": file_system(made.warm_cache),
-            "options": self.options_json(without=["patience_s"]),
-        }
-
-    @staticmethod
-    def table(report: Any) -> str:
-        """One row for each situation, then the data and whether a resumed loader waited for other shards."""
-        columns: Columns = {
-            "first batch": "scenario",
-            "epoch's start ms": "epoch_start_s",
-            "resume in mid-epoch ms": "resume_s",
-            "ratio": lambda one: f"{one['ratio']:.2f}",
-        }
-        last = report["records"][-1]
+    def notes(self, made: ResumeInputs, rounds: Rounds[Start, Measured]) -> list[str]:
+        """Say whether a resumed loader waited for other shards than those that its batch names."""
+        turns = rounds.whole(Start(LAST, "resume"))
         verdict = (
-            f"did not come within {report.get('patience_s', PATIENCE_S):g} s: IT WAITS FOR OTHERS"
-            if last["waits_for_others"]
+            f"did not come within {self.patience_s:g} s: IT WAITS FOR OTHERS"
+            if any(turn["was_released"] for turn in turns)
             else "came each time: it waits for no other"
         )
-        return (
-            f"{records_table(report['records'], columns, FIGURES)}\n\n"
-            f"{report['num_samples']:,} samples in {report['num_shards']} shards, batch "
-            f"{report['options']['batch_size']}; median of {report['repeats']} turns (smallest to largest).\n"
-            f"Cold: in {report['cold_shards']} shards, of which the resumed batch names "
-            f"{report['cold_named']['resume']}; with up to {max(last['num_held_back'])} others asked for and held back "
-            f"it {verdict}."
-        )
+        return [
+            f"Cold: in {made.cold.num_shards} shards, of which the resumed batch names {len(made.named['resume'])}; "
+            f"with others asked for and held back it {verdict}.",
+            f"Cache files in {file_system(made.warm_cache)}.",
+        ]
 
 
 def named_shards(manifest: "Manifest", rows: Sequence[int]) -> frozenset[str]:
@@ -346,15 +305,11 @@ def _go_to(loader: "Loader", where: Where, epoch: int) -> None:
 @contextmanager
 def serve(directory: Path, held: HeldBack) -> Iterator[str]:
     """Run an embedded node in this process that can hold shards back; yields its endpoint."""
-    with Storage(directory) as storage, NodeServer(storage, port=0, before_request=held.wait_for) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
+    with served(Storage(directory), before_request=held.wait_for) as endpoint:
         try:
-            yield server.endpoint
+            yield endpoint
         finally:
             held.release()
-            server.shutdown()
-            thread.join()
 
 
 def _keys(shards: "ShardSet") -> list[str]:
@@ -366,19 +321,3 @@ def _keys(shards: "ShardSet") -> list[str]:
         with shards.store.open(name) as stream:
             keys += dict.fromkeys(member.key for member in ArchiveReader(stream, shard=shards.store.locate(name)))
     return keys
-
-
-def _record(situation: str, turns: dict[Where, list[ResumeTurn]]) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "scenario": situation,
-        **summarised(
-            {f"{where.replace(' ', '_')}_s": [turn.first_batch_s for turn in turns[where]] for where in WHERE}
-        ),
-        "repeats": {where.replace(" ", "_"): [turn._asdict() for turn in turns[where]] for where in WHERE},
-    }
-    record["ratio"] = record["resume_s"] / record["epoch_start_s"]
-    record["is_within_bar"] = record["ratio"] <= BAR
-    if situation == "cold, others held back":
-        record["waits_for_others"] = any(turn.was_released for turn in turns["resume"])
-        record["num_held_back"] = [turn.num_held for turn in turns["resume"]]
-    return record

@@ -9,10 +9,9 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -21,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.engine.options import Listed, option
-from bench.engine.scenario import Rounds, Scenario
-from bench.reports.tables import records_table
+from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.tools.folders import RunFolder
+from bench.tools.memory import status_mib
 from dali_pipes.formats.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ MIN_SHARD_BYTES, MAX_SHARD_BYTES = 90 << 20, 130 << 20
 INDEX_BYTES = 60_000
 # Timed after the first one. The tenth window finds the same state as all later ones.
 NUM_WINDOWS = 9
-MIB = 1 << 20
 
 
 class Size(NamedTuple):
@@ -48,7 +46,7 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
+class ScaleScenario(Scenario[Path, Size, Measured]):
     """Time the steps before the first sample, and each window, for data sets of up to a million shards.
 
     Reads nothing: makes manifests of shards that do not exist, with 1,000 samples in each. Writes nothing but the file
@@ -82,38 +80,30 @@ class ScaleScenario(Scenario[Path, Size, dict[str, Any]]):
     def name_of(self, subject: Size) -> str:
         return f"{subject.num_shards} shards with windows of {subject.window_shards}"
 
-    def measure(self, made: Path, subject: Size, number: int) -> dict[str, Any]:
-        return measure(made / str(subject.num_shards), window_shards=subject.window_shards)
+    def measure(self, made: Path, subject: Size, number: int) -> Measured:
+        """Measure one size.
 
-    def report(self, made: Path, rounds: Rounds[Size, dict[str, Any]]) -> dict[str, Any]:
-        """``{"records": [{"num_shards", "window_shards", "open_s", "stages", "window_s", "peak_rss_mib", ...}]}``.
-
-        ``open_s`` is the sum of the stages, including the first window. ``window_s`` is the median of windows 2 to 10,
-        or ``None`` if there are fewer than three windows: the last one may hold less, and is not counted.
+        ``open_s`` is the sum of the stages, including the first window. ``next_window_s`` is the median of windows 2
+        to 10, or ``None`` if there are fewer than three windows: the last one may hold less, and is not counted.
         """
+        found = measure(made / str(subject.num_shards), window_shards=subject.window_shards)
         return {
-            "records": [_record(size, rounds.whole(size)) for size in rounds.subjects],
-            "shard_samples": SHARD_SAMPLES,
-            "repeats": self.repeats,
+            "figures": {
+                "open_s": sum(found["stages"].values()),
+                "next_window_s": median(found["window_s"]) if found["window_s"] else None,
+                "peak_mib": found["peak_rss_mib"] - found["start_rss_mib"],
+            },
+            **found,
         }
 
-    @staticmethod
-    def table(report: Any) -> str:
-        """One row for each size, then how the cost of a window grew from the smallest data set to the largest."""
-        records = report["records"]
-        columns: dict[str, str | Callable[[Any], str]] = {
-            "shards": lambda one: f"{one['num_shards']:,}",
-            "window": "window_shards",
-            "samples": lambda one: f"{one['window_samples']:,}",
-        }
-        for stage in records[0]["stages"]:
-            columns[f"{stage.replace('_', ' ')} s"] = partial(_stage_cell, stage=stage)
-        columns |= {
-            "all s": lambda one: f"{one['open_s']:.3f}",
-            "next window s": lambda one: "-" if one["window_s"] is None else f"{one['window_s']:.4f}",
-            "peak MiB": lambda one: f"{one['peak_rss_mib']:.0f} ({one['start_rss_mib']:.0f} at start)",
-        }
-        return "\n".join([records_table(records, columns), "", *_growth(records)])
+    def notes(self, made: Path, rounds: Rounds[Size, Measured]) -> list[str]:
+        """The stages of each size, in seconds."""
+        return [
+            f"{self.name_of(size)}: "
+            + ", ".join(f"{stage.replace('_', ' ')} {seconds:.4f} s" for stage, seconds in row["stages"].items())
+            for size in rounds.subjects
+            for row in rounds.whole(size)[:1]
+        ]
 
 
 def simulated_manifest(num_shards: int) -> Manifest:
@@ -141,7 +131,7 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
     from dali_pipes.order.inputs import OrderInputs
     from dali_pipes.order.reservation import reserved_bytes
 
-    start_rss = _status_bytes("VmRSS")
+    start_rss_mib = status_mib("VmRSS")
     stages: dict[str, float] = {}
     with _timed(stages, "manifest"):
         manifest = Manifest.from_bytes(path.read_bytes(), where=str(path))
@@ -170,7 +160,7 @@ def measure(path: Path, *, window_shards: int) -> dict[str, Any]:
                 keep=False,
             )
         with contextlib.closing(share):
-            return _measure_plan(manifest, share, order, stages, digest=digest, start_rss=start_rss)
+            return _measure_plan(manifest, share, order, stages, digest=digest, start_rss_mib=start_rss_mib)
 
 
 def _measure_plan(
@@ -180,7 +170,7 @@ def _measure_plan(
     stages: dict[str, float],
     *,
     digest: str,
-    start_rss: int,
+    start_rss_mib: float,
 ) -> dict[str, Any]:
     from dali_pipes.order.plan import Plan
 
@@ -208,9 +198,8 @@ def _measure_plan(
         "stages": stages,
         "window_s": window_s,
         "window_samples": len(first.ordinals),
-        "start_rss_mib": start_rss / MIB,
-        # Of this process alone: getrusage() would also count the memory that its parent once had.
-        "peak_rss_mib": _status_bytes("VmHWM") / MIB,
+        "start_rss_mib": start_rss_mib,
+        "peak_rss_mib": status_mib("VmHWM"),
     }
 
 
@@ -221,47 +210,8 @@ def _take(share: "CacheShare", shards: npt.NDArray[np.int64]) -> None:
     share.fail(taken.fill.tolist())
 
 
-def _stage_cell(record: dict[str, Any], *, stage: str) -> str:
-    return f"{record['stages'][stage]:.4f}"
-
-
-def _growth(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for window_shards in sorted({record["window_shards"] for record in records}):
-        timed = [row for row in records if row["window_shards"] == window_shards and row["window_s"] is not None]
-        timed.sort(key=lambda row: int(row["num_shards"]))
-        if len(timed) > 1:
-            small, large = timed[0], timed[-1]
-            yield (
-                f"a window of {window_shards} shards costs {large['window_s'] / small['window_s']:.2f} times as much "
-                f"in {large['num_shards']:,} shards as in {small['num_shards']:,}, which are "
-                f"{large['num_shards'] / small['num_shards']:,.0f} times as many"
-            )
-
-
-def _record(size: Size, repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    stages = {stage: median(repeat["stages"][stage] for repeat in repeats) for stage in repeats[0]["stages"]}
-    window_s = [median(repeat["window_s"]) for repeat in repeats if repeat["window_s"]]
-    return {
-        **size._asdict(),
-        "window_samples": repeats[0]["window_samples"],
-        "open_s": median(sum(repeat["stages"].values()) for repeat in repeats),
-        "stages": stages,
-        "first_window_s": stages["first_window"],
-        "window_s": median(window_s) if window_s else None,
-        "peak_rss_mib": max(repeat["peak_rss_mib"] for repeat in repeats),
-        "start_rss_mib": max(repeat["start_rss_mib"] for repeat in repeats),
-        "repeats": list(repeats),
-    }
-
-
 @contextlib.contextmanager
 def _timed(stages: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     stages[name] = time.perf_counter() - started
-
-
-def _status_bytes(name: str) -> int:
-    """A figure of ``/proc/self/status``."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

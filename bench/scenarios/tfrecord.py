@@ -22,19 +22,16 @@ import bench.loaders.dali
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.compare.turn import delivered
 from bench.engine.options import at_least, cache_option, option
-from bench.engine.scenario import Rounds
+from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.recipe import Chosen, choose_recipe
-from bench.reports.figures import Figure
-from bench.reports.tables import Columns, records_table, summarised
 from bench.scenarios.on_shards import FORMS, ShardsScenario
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.memory import touch_memory
 from bench.tools.processes import ProcessTree
 from bench.tools.tfrecords import RecordFiles, write_tfrecords
-from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
@@ -47,32 +44,15 @@ from prep.inspect.indexed_set import IndexedSet
 from prep.pack.pack import pack
 from prep.sources.tars import tars
 
-MIB = 1 << 20
 OURS, WEBDATASET, TFRECORD = READER_NAMES = ("tar, dali_pipes", "tar, readers.webdataset", "tfrecord, readers.tfrecord")
 RECORDS, PACK = WRITER_NAMES = ("tfrecord, one process", "pack tars and index")
-_SAMPLES = Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Samples a second.")
-_CPU = Figure(title="CPU-ms/sample", unit="ms", better="low", digits=2, about="CPU time of all processes.")
-FIGURES = {
-    "read_samples_per_s": _SAMPLES,
-    "read_cpu_ms_per_sample": _CPU,
-    "samples_per_s": _SAMPLES,
-    "cpu_ms_per_sample": _CPU,
-    "wall_s": Figure(title="s", unit="s", better="low", digits=2, about="To write all samples."),
-    "mib_per_s": Figure(title="MiB/s", unit="MiB/s", better="high", digits=0, about="Of the given shards' bytes."),
-}
 
 
 class Work(NamedTuple):
     """A writer, or a reader with or without its decoders."""
 
-    what: Literal["write", "read", "decode"]
-    name: str
-
-
-class TfrecordTurn(NamedTuple):
-    num_samples: int
-    wall_s: float
-    cpu_s: float
+    work: Literal["write", "read", "decode"]
+    loader: str
 
 
 class Files(NamedTuple):
@@ -88,7 +68,7 @@ class Files(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
+class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
     """Write the same samples as tars and as TFRecord files, then read and decode them: ours, and DALI's own readers.
 
     Reads --shards, which must be indexed. Each reader's outputs are compared with Pillow's and torchvision's before
@@ -98,7 +78,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
 
     kind = "tfrecord"
     title = "time writers and readers"
-    figures = FIGURES
+    ratio_to = OURS
 
     shards: ShardSet | None = option(required=True, help=f"What to write and read: {FORMS}")
     repeats: int = option(6, help="Turns of each writer and reader.")
@@ -197,16 +177,16 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         ]
 
     def name_of(self, subject: Work) -> str:
-        return f"{subject.what} '{subject.name}'"
+        return f"{subject.work} '{subject.loader}'"
 
-    def measure(self, made: Files, subject: Work, number: int) -> TfrecordTurn:
-        if subject.what == "write":
-            return self._measure_write(made, subject.name)
-        if subject.what == "read":
-            return self._measure_read(made, subject.name)
-        return self._measure_decode(made, subject.name)
+    def measure(self, made: Files, subject: Work, number: int) -> Measured:
+        if subject.work == "write":
+            return self._measure_write(made, subject.loader)
+        if subject.work == "read":
+            return self._measure_read(made, subject.loader)
+        return self._measure_decode(made, subject.loader)
 
-    def _measure_write(self, made: Files, name: str) -> TfrecordTurn:
+    def _measure_write(self, made: Files, name: str) -> Measured:
         place = made.place / "written"
         place.mkdir()
         touch_memory(self.num_bytes)  # Note [cold memory]
@@ -215,7 +195,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
         shutil.rmtree(place)
         return timed(num_samples)
 
-    def _measure_read(self, made: Files, name: str) -> TfrecordTurn:
+    def _measure_read(self, made: Files, name: str) -> Measured:
         opened = (
             _open_ours_reading(made, self.options)
             if name == OURS
@@ -229,7 +209,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
                     num_samples += epoch()
             return timed(num_samples)
 
-    def _measure_decode(self, made: Files, name: str) -> TfrecordTurn:
+    def _measure_decode(self, made: Files, name: str) -> Measured:
         with _open(name, made, self.options) as loader:
             for _ in delivered(loader):
                 pass
@@ -239,62 +219,38 @@ class TfrecordScenario(ShardsScenario[Files, Work, TfrecordTurn]):
                     num_samples += sum(len(batch["key"]) for batch in delivered(loader))
             return timed(num_samples)
 
-    def speed(self, made: Files, subject: Work, row: TfrecordTurn) -> str:
-        return f"{row.num_samples / row.wall_s:,.0f} samples/s"
+    def record(self, made: Files, subject: Work, rows: Sequence[Measured]) -> dict[str, Any]:
+        record = super().record(made, subject, rows)
+        compared = {} if subject.work == "write" else {"outputs": asdict(made.outputs[subject.loader])}
+        return record | compared
 
-    def report(self, made: Files, rounds: Rounds[Work, TfrecordTurn]) -> dict[str, Any]:
-        """``{"records": [one a reader], "writers": [one a format], ...}``."""
-        total = self.num_bytes
-        return {
-            "records": [
-                _record(name, rounds.whole(Work("read", name)), rounds.whole(Work("decode", name)), made)
-                for name in READER_NAMES
-            ],
-            "writers": [_writer(name, rounds.whole(Work("write", name)), total) for name in WRITER_NAMES],
-            "num_samples": made.outputs[OURS].num_samples,
-            "num_shards": len(self.given.names),
-            "shard_bytes": total,
-            "options": {
-                **asdict(self.options),
-                "repeats": self.repeats,
-                "epochs": self.epochs,
-                "read_s": self.read_s,
-                "max_bytes": self.max_bytes,
-            },
-            "cache": file_system(made.place),
-            "source": "local files" if self.given.store.endpoint is None else "AIStore",
-        }
+    def data(self, made: Files) -> list[dict[str, Any]]:
+        num_samples = made.outputs[OURS].num_samples
+        return [{"num_samples": num_samples, "num_shards": len(self.given.names), "shard_bytes": self.num_bytes}]
 
-    @staticmethod
-    def table(report: Any) -> str:
-        """A table of the readers, and one of the writers."""
-        readers: Columns = {
-            "reader": "reader",
-            "on disk": lambda one: format_bytes(one["data_bytes"]),
-            "index": lambda one: format_bytes(one["index_bytes"]),
-            "read samples/s": "read_samples_per_s",
-            "decoded samples/s": "samples_per_s",
-            "CPU-ms/sample": "cpu_ms_per_sample",
-        }
-        names = ("wall_s", "samples_per_s", "mib_per_s", "cpu_ms_per_sample")
-        writers: Columns = {"writer": "writer", **{FIGURES[name].title: name for name in names}}
-        return (
-            f"{records_table(report['records'], readers, FIGURES)}\n\n"
-            f"{records_table(report['writers'], writers, FIGURES)}\n\n"
-            f"{report['num_samples']} samples of each reader are those of the shards: keys, labels and masks equal, "
-            "photos within tolerance.\n"
-            # Note [mapped] in words.
-            "Reading alone, readers.webdataset hands out mapped files and touches no byte of them; the others copy all."
+    def notes(self, made: Files, rounds: Rounds[Work, Measured]) -> list[str]:
+        sizes = (
+            f"{name}: {format_bytes(data)} and {format_bytes(index)}" for name, (data, index) in made.num_bytes.items()
         )
+        return [
+            f"{made.outputs[OURS].num_samples} samples of each reader are those of the shards: keys, labels and masks "
+            "equal, photos within tolerance.",
+            f"Bytes on disk and of the index: {'; '.join(sizes)}.",
+            # Note [mapped] in words.
+            "Reading alone, readers.webdataset hands out mapped files and touches no byte; the others copy all.",
+        ]
 
 
 @contextlib.contextmanager
-def _timed() -> Iterator[Callable[[int], TfrecordTurn]]:
-    """Time the block; the yielded function takes the number of samples afterwards, and makes the turn."""
+def _timed() -> Iterator[Callable[[int], Measured]]:
+    """Time the block; the yielded function takes the number of samples afterwards, and returns the figures."""
     tree = ProcessTree()
     cpu_start, started = tree.cpu_s(), perf_counter()
     wall_s = cpu_s = 0.0
-    yield lambda num_samples: TfrecordTurn(num_samples, wall_s, cpu_s)
+    yield lambda num_samples: {
+        "figures": {"samples_per_s": num_samples / wall_s, "cpu_ms_per_sample": 1000 * cpu_s / num_samples},
+        "num_samples": num_samples,
+    }
     wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
 
 
@@ -362,27 +318,3 @@ def _open_ours_reading(made: Files, options: LoaderOptions) -> Iterator[Callable
             return num_samples
 
         yield epoch
-
-
-def _rates(turns: Sequence[TfrecordTurn], *, prefix: str = "") -> dict[str, list[float]]:
-    return {
-        f"{prefix}samples_per_s": [turn.num_samples / turn.wall_s for turn in turns],
-        f"{prefix}cpu_ms_per_sample": [1000 * turn.cpu_s / turn.num_samples for turn in turns],
-    }
-
-
-def _record(name: str, read: Sequence[TfrecordTurn], decoded: Sequence[TfrecordTurn], made: Files) -> dict[str, Any]:
-    return {
-        "reader": name,
-        "data_bytes": made.num_bytes[name][0],
-        "index_bytes": made.num_bytes[name][1],
-        **summarised({**_rates(read, prefix="read_"), **_rates(decoded)}),
-        "outputs": asdict(made.outputs[name]),
-        "repeats": {"read": [turn._asdict() for turn in read], "decoded": [turn._asdict() for turn in decoded]},
-    }
-
-
-def _writer(name: str, turns: Sequence[TfrecordTurn], total: int) -> dict[str, Any]:
-    wall_s = [turn.wall_s for turn in turns]
-    figures = {"wall_s": wall_s, "mib_per_s": [total / MIB / each for each in wall_s], **_rates(turns)}
-    return {"writer": name, **summarised(figures), "repeats": [turn._asdict() for turn in turns]}

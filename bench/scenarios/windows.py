@@ -16,18 +16,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from bench.engine.options import Listed, cache_option, option
-from bench.engine.scenario import Rounds
-from bench.reports.figures import Figure
-from bench.reports.tables import Columns, records_table, summarised
+from bench.engine.scenario import Measured, Rounds
 from bench.scenarios.on_shards import ShardsScenario, touch, upload_repeated
+from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
 from bench.tools.processes import ProcessTree, cpu_s_of
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
@@ -50,25 +48,12 @@ BLOCK = 512
 """The unit of ``st_blocks`` on every file system."""
 WATCH_S = 0.005
 """Seconds between two looks at the cache."""
-FIGURES = {
-    "samples_per_s": Figure(title="samples/s", unit="samples/s", better="high", digits=0, about="Of timed epochs."),
-    "data_wait": Figure(title="data wait %", unit="%", better="low", digits=2, scale=100, about="Waiting for shards."),
-    "server_cpu_share": Figure(
-        title="server's CPU %", unit="%", better="low", digits=1, scale=100, about="Of the server's and the loader's."
-    ),
-    "server_cores": Figure(
-        title="server cores", unit="cores", better="low", digits=2, about="Cores that the server keeps busy."
-    ),
-    "client_cores": Figure(
-        title="loader cores", unit="cores", better="low", digits=2, about="Cores that the loader keeps busy."
-    ),
-}
 
 
 class WindowsCell(NamedTuple):
-    """One combination: how much of the data set the cache may hold, and the server's latency."""
+    """One combination: the share of the data set that the cache may hold, and the server's latency."""
 
-    fraction: float
+    cache: float
     latency_ms: float
 
 
@@ -91,43 +76,11 @@ class WindowInputs:
     """The name of the samples, for the record."""
 
     def cache_bytes(self, cell: WindowsCell) -> int:
-        return int(self.extent_bytes * cell.fraction)
+        return int(self.extent_bytes * cell.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epochs:
-    """The mean cost of one epoch."""
-
-    epoch_s: float
-    data_wait_s: float
-    client_cpu_s: float
-    server_cpu_s: float
-
-    def figures(self, num_samples: int) -> dict[str, float]:
-        """The figures, by their names in `FIGURES`."""
-        cpu_s = self.client_cpu_s + self.server_cpu_s
-        return {
-            "samples_per_s": num_samples / self.epoch_s,
-            "data_wait": self.data_wait_s / self.epoch_s,
-            # The kernel counts in ticks of 10 ms: an epoch may be shorter.
-            "server_cpu_share": self.server_cpu_s / cpu_s if cpu_s else 0.0,
-            "server_cores": self.server_cpu_s / self.epoch_s,
-            "client_cores": self.client_cpu_s / self.epoch_s,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowTurn:
-    cold: Epochs
-    """Includes the construction of the loader."""
-    steady: Epochs
-    peak_cache_bytes: int
-    longest_look_s: float
-    """The longest time between two looks at the cache."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
+class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
     """Load a data set through caches that hold all of it or a part, near and far from its server; print the waits.
 
     Reads --shards once. The timed loader reads a copy of the samples from a server of our own, which --latencies-ms
@@ -136,7 +89,6 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
 
     kind = "windows"
     title = "time windows"
-    figures = FIGURES
 
     shards: "ShardSet | None" = option(help="Samples to repeat.  [default: the demo photos]")
     repeats: int = option(3, help="Turns of each combination.")
@@ -209,9 +161,9 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
         return [WindowsCell(*pair) for pair in itertools.product(self.fractions, self.latencies_ms)]
 
     def name_of(self, subject: WindowsCell) -> str:
-        return f"a cache of {subject.fraction:g} with {subject.latency_ms:g} ms"
+        return f"a cache of {subject.cache:g} with {subject.latency_ms:g} ms"
 
-    def measure(self, made: WindowInputs, subject: WindowsCell, number: int) -> WindowTurn:
+    def measure(self, made: WindowInputs, subject: WindowsCell, number: int) -> Measured:
         """Load a cold epoch and the timed ones through an empty cache, which is removed afterwards.
 
         Raises:
@@ -236,60 +188,50 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, WindowTurn]):
                     cold = meter.read(loader.data_wait_s)
                     for _ in range(self.epochs):
                         _draw(loader, made.num_samples)
-                    steady = meter.read(loader.data_wait_s, num_epochs=self.epochs)
-            return WindowTurn(
-                cold=cold, steady=steady, peak_cache_bytes=watch.peak_bytes, longest_look_s=watch.longest_look_s
-            )
+                    epoch_s, wait_s, client_s, server_s = meter.read(loader.data_wait_s, num_epochs=self.epochs)
+            figures = {
+                "samples_per_s": made.num_samples / epoch_s,
+                "data_wait": wait_s / epoch_s,
+                "server_cores": server_s / epoch_s,
+                "client_cores": client_s / epoch_s,
+                "cold_samples_per_s": made.num_samples / cold[0],
+                "cold_data_wait": cold[1] / cold[0],
+                "peak_cache_mib": watch.peak_bytes / MIB,
+            }
+            return {
+                "figures": figures,
+                "is_within_cache": watch.peak_bytes <= made.cache_bytes(subject),
+                "longest_look_s": watch.longest_look_s,
+            }
         finally:
             shutil.rmtree(cache_dir)
 
-    def speed(self, made: WindowInputs, subject: WindowsCell, row: WindowTurn) -> str:
-        return f"{made.num_samples / row.steady.epoch_s:,.0f} samples/s"
+    def data(self, made: WindowInputs) -> list[dict[str, Any]]:
+        return [
+            {
+                "num_samples": made.num_samples,
+                "num_shards": len(made.names),
+                "shard_bytes": made.shard_bytes,
+                "extent_bytes": made.extent_bytes,
+                "shuffle_window": made.window_bytes,
+                "source": made.source,
+            }
+        ]
 
-    def report(self, made: WindowInputs, rounds: Rounds[WindowsCell, WindowTurn]) -> dict[str, Any]:
-        """``{"records": [{"cache_fraction", "latency_ms", "samples_per_s", "data_wait", "cold": {...}, ...}], ...}``.
-
-        ``data_wait`` is the share of the timed epochs' time in which the decode pipeline waited for shards.
-        ``server_cpu_share`` is the server's part of the CPU time of server and loader.
-        """
-        return {
-            "records": [_record(cell, rounds.whole(cell), made) for cell in rounds.subjects],
-            "num_samples": made.num_samples,
-            "num_shards": len(made.names),
-            "shard_bytes": made.shard_bytes,
-            "extent_bytes": made.extent_bytes,
-            "shuffle_window": made.window_bytes,
-            "repeats": self.repeats,
-            "source": made.source,
-            "cache": file_system(made.directory),
-            "options": self.options_json(without=["samples", "num_shards"]),
-        }
-
-    @staticmethod
-    def table(report: Any) -> str:
-        """One row for each combination, then the data and how they were measured."""
-        columns: Columns = {
-            "cache": lambda one: f"{one['cache_fraction']:g}",
-            "latency ms": lambda one: f"{one['latency_ms']:g}",
-            "samples/s": "samples_per_s",
-            "data wait %": "data_wait",
-            "cold: samples/s": lambda one: f"{one['cold']['samples_per_s']:.0f}",
-            "wait %": lambda one: f"{100 * one['cold']['data_wait']:.2f}",
-            "peak cache MiB": lambda one: f"{one['peak_cache_bytes'] / MIB:.1f}",
-            "of": lambda one: f"{one['cache_bytes'] / MIB:.1f}{'' if one['is_within_cache'] else ' EXCEEDED'}",
-            "server's CPU %": lambda one: f"{100 * one['server_cpu_share']:.1f}",
-            "server cores": lambda one: f"{one['server_cores']:.2f}",
-        }
-        longest_s = max(turn["longest_look_s"] for record in report["records"] for turn in record["repeats"])
-        return (
-            f"{records_table(report['records'], columns, FIGURES)}\n\n"
-            f"{report['num_samples']:,} samples in {report['num_shards']} shards of "
-            f"{report['shard_bytes'] / MIB / report['num_shards']:.1f} MiB, shuffle window "
-            f"{report['shuffle_window'] / MIB:.1f} MiB; median of {report['repeats']} turns (smallest to largest), "
-            "each a cold epoch and then those of the figures.\n"
-            f"Server and loader share {report['environment']['cpu']['cores_available']} cores; the cache was looked at "
-            f"every {1000 * WATCH_S:g} ms, at worst after {1000 * longest_s:.0f} ms."
-        )
+    def notes(self, made: WindowInputs, rounds: Rounds[WindowsCell, Measured]) -> list[str]:
+        turns = [(cell, turn) for cell in rounds.subjects for turn in rounds.whole(cell)]
+        exceeded = {self.name_of(cell): None for cell, turn in turns if not turn["is_within_cache"]}
+        longest_s = max(turn["longest_look_s"] for _, turn in turns)
+        shard_mib = made.shard_bytes / MIB / len(made.names)
+        return [
+            f"{made.num_samples:,} samples in {len(made.names)} shards of {shard_mib:.1f} MiB, shuffle window "
+            f"{made.window_bytes / MIB:.1f} MiB; a whole cache has {made.extent_bytes / MIB:.1f} MiB, in "
+            f"{file_system(made.directory)}.",
+            "Each turn has a cold epoch, with the loader's opening, and then those of the figures. Server and loader "
+            f"share {available_cores()} cores; the cache was looked at every {1000 * WATCH_S:g} ms, at worst after "
+            f"{1000 * longest_s:.0f} ms.",
+            *([f"EXCEEDED: {', '.join(exceeded)}."] if exceeded else []),
+        ]
 
 
 class CacheWatch:
@@ -384,41 +326,19 @@ def _draw(loader: "Loader", num_samples: int) -> None:
 
 
 class _Meter:
-    """Measures wall and CPU time since the last reading."""
+    """Measures wall time, the wait for data, and the CPU time of loader and server since the last reading."""
 
     def __init__(self, server_pid: int) -> None:
         self._server_pid, self._tree = server_pid, ProcessTree()
         self._marks = self._now(0.0)
 
-    def read(self, data_wait_s: float, *, num_epochs: int = 1) -> Epochs:
-        now = self._now(data_wait_s)
-        wall_s, client_s, server_s, wait_s = (
-            (after - before) / num_epochs for after, before in zip(now, self._marks, strict=True)
-        )
-        self._marks = now
-        return Epochs(epoch_s=wall_s, data_wait_s=wait_s, client_cpu_s=client_s, server_cpu_s=server_s)
+    def read(self, data_wait_s: float, *, num_epochs: int = 1) -> list[float]:
+        """Seconds of one epoch: wall time, wait, the loader's CPU time, the server's."""
+        before, self._marks = self._marks, self._now(data_wait_s)
+        return [(now - then) / num_epochs for now, then in zip(self._marks, before, strict=True)]
 
     def _now(self, data_wait_s: float) -> tuple[float, float, float, float]:
-        return time.perf_counter(), self._tree.cpu_s(), cpu_s_of(self._server_pid), data_wait_s
-
-
-def _record(cell: WindowsCell, turns: Sequence[WindowTurn], made: WindowInputs) -> dict[str, Any]:
-    def values(part: str) -> dict[str, list[float]]:
-        each = [getattr(turn, part).figures(made.num_samples) for turn in turns]
-        return {name: [figures[name] for figures in each] for name in FIGURES}
-
-    peak, cache_bytes = max(turn.peak_cache_bytes for turn in turns), made.cache_bytes(cell)
-    return {
-        "cache_fraction": cell.fraction,
-        "latency_ms": cell.latency_ms,
-        **summarised(values("steady")),
-        "peak_cache_bytes": peak,
-        "cache_bytes": cache_bytes,
-        "is_within_cache": peak <= cache_bytes,
-        # The first epoch, on an empty cache, with the loader's construction.
-        "cold": {name: median(figures) for name, figures in values("cold").items()},
-        "repeats": [asdict(turn) for turn in turns],
-    }
+        return time.perf_counter(), data_wait_s, self._tree.cpu_s(), cpu_s_of(self._server_pid)
 
 
 def _listed(values: Sequence[float]) -> str:

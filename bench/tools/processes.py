@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -85,6 +86,46 @@ class ProcessTree:
     def _processes(self) -> list[psutil.Process]:
         root = psutil.Process(self._root)
         return [child for child in [root, *root.children(recursive=True)] if child.pid not in self._bystanders]
+
+
+class Spent(NamedTuple):
+    """The cost of what happened since the start of a `SpentMeter`."""
+
+    wall_s: float
+    cpu_s: float
+    kernel_s: float
+    """The part of ``cpu_s`` that the kernel spent."""
+    faults: int
+    """Minor page faults."""
+    bytes_read: int | None
+    """Bytes that system calls read, without pages of mapped files. ``None``: the process has a context for asynchronous
+    I/O, whose bytes the kernel does not count."""
+
+
+class SpentMeter:
+    """Measure this process and its children from now on; they are those that it has now, and must outlive `spent`."""
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        self._before = self._now()
+
+    def spent(self) -> Spent:
+        """Return what was spent since the start."""
+        found: Any = [now - then for now, then in zip(self._now(), self._before, strict=True)]
+        has_aio = "/[aio] (deleted)\n" in Path("/proc/self/maps").read_text()
+        spent = Spent(*found)
+        return spent._replace(bytes_read=None) if has_aio else spent
+
+    def _now(self) -> tuple[float, float, float, int, int]:
+        user_s, kernel_s, faults, bytes_read = 0.0, 0.0, 0, 0
+        wall_s = time.perf_counter()
+        for process in self._processes:
+            times = process.cpu_times()
+            user_s, kernel_s = user_s + times.user, kernel_s + times.system
+            bytes_read += int(process.io_counters().read_chars)
+            # After the name, which may hold blanks: the eighth field is the number of minor faults.
+            faults += int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[7])
+        return wall_s, user_s + kernel_s, kernel_s, faults, bytes_read
 
 
 def shared_memory_bytes() -> int:

@@ -6,30 +6,27 @@ any other. `BODIES` different tars stand for all shards, so that the manifest's 
 index of each shard has the shard's own name.
 """
 
-import argparse
+import contextlib
 import io
-import json
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 from PIL import Image
 
+from bench.tools.buckets import served
 from bench.tools.repeat import encoded, write_shard
 from dali_pipes.data_set.indexing import index_shard, sums_of
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
-from dali_pipes.processes.programs import ServerProcess, end_with_owner
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE
 from prep.embedded import wire
 from prep.embedded.connection import NodeConnection
-from prep.embedded.server import NodeServer
 from prep.embedded.storage import BucketProps, ObjectMeta, ObjectMissingError, Storage
 
 BUCKET, PREFIX, PHOTO = "simulated", "shard-", "image.jpg"
@@ -39,40 +36,59 @@ _DIGITS = 8
 _MADE_NS = 1_700_000_000 * 10**9
 
 
-class SimulatedBucket(ServerProcess):
-    """The server, in a process of its own.
+class SimulatedBucket:
+    """The running server, in threads of this process; a context manager.
 
     Args:
         num_shards: Shards of the bucket.
         shard_samples: Samples of each: photos of 32 x 32 pixels with a class id.
         page_latency_s: Seconds until a page of a listing is answered.
-        latency_s: Seconds until any other request is answered.
-
-    Raises:
-        OSError: If it does not start.
     """
 
-    def __init__(
-        self, num_shards: int, *, shard_samples: int, page_latency_s: float = PAGE_LATENCY_S, latency_s: float = 0.0
-    ) -> None:
+    endpoint: str
+
+    def __init__(self, num_shards: int, *, shard_samples: int, page_latency_s: float = PAGE_LATENCY_S) -> None:
         if not 1 <= num_shards < 10**_DIGITS or shard_samples < 1:
             raise ValueError(
                 f"num_shards must be in [1, 10**{_DIGITS}) and shard_samples at least 1, got {num_shards} and "
                 f"{shard_samples}"
             )
-        with tempfile.NamedTemporaryFile(prefix="dali-pipes-requests-", delete=False) as file:
-            self._counts = Path(file.name)
-        numbers = [str(num_shards), str(shard_samples), repr(page_latency_s), repr(latency_s)]
-        super().__init__("bench.tools.simulated_bucket", *numbers, str(self._counts))
+        self._num_shards, self._shard_samples, self._page_latency_s = num_shards, shard_samples, page_latency_s
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-"))
+        storage = SimulatedStorage(Path(folder), self._num_shards, shard_samples=self._shard_samples)
+        self._open.enter_context(_page_size())
+        self.endpoint = self._open.enter_context(served(storage, before_request=self._count))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     def counts(self) -> Counter[str]:
         """How many requests of each kind came so far: list, manifest, columns, index, shard, redirect, other."""
-        text = self._counts.read_text()
-        return Counter(json.loads(text)) if text else Counter()
+        with self._lock:
+            return Counter(self._counts)
 
-    def close(self) -> None:
-        super().close()
-        self._counts.unlink(missing_ok=True)
+    def _count(self, request: NodeConnection) -> None:
+        kind = _kind(request)
+        with self._lock:
+            self._counts[kind] += 1
+        if kind == "list":
+            time.sleep(self._page_latency_s)
+
+
+@contextlib.contextmanager
+def _page_size() -> Iterator[None]:
+    """Give the pages of AIStore's listings as many names as S3's."""
+    before, wire.PAGE_SIZE = wire.PAGE_SIZE, PAGE_SIZE
+    try:
+        yield
+    finally:
+        wire.PAGE_SIZE = before
 
 
 class SimulatedStorage(Storage):
@@ -201,25 +217,6 @@ def _tar_body(kind: int, shard_samples: int) -> bytes:
         return path.read_bytes()
 
 
-class _Requests:
-    """Counts requests by kind, in a file, and delays them."""
-
-    def __init__(self, path: Path, *, page_latency_s: float, latency_s: float) -> None:
-        self._path, self._page_latency_s, self._latency_s = path, page_latency_s, latency_s
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def __call__(self, request: NodeConnection) -> None:
-        kind = _kind(request)
-        with self._lock:
-            self._counts[kind] += 1
-            made = self._path.with_suffix(".new")
-            made.write_text(json.dumps(self._counts))
-            made.replace(self._path)
-        if latency_s := self._page_latency_s if kind == "list" else self._latency_s:
-            time.sleep(latency_s)
-
-
 def _kind(request: NodeConnection) -> str:
     path, _, query = request.path.partition("?")
     name = path.rpartition("/")[2]
@@ -231,30 +228,3 @@ def _kind(request: NodeConnection) -> str:
         if request.command == "GET" and name.endswith(ending):
             return kind
     return "other"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Print the endpoint, and serve until the owner is gone."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tools.simulated_bucket", description=__doc__)
-    parser.add_argument("num_shards", type=int)
-    parser.add_argument("shard_samples", type=int)
-    parser.add_argument("page_latency_s", type=float)
-    parser.add_argument("latency_s", type=float)
-    parser.add_argument("counts", type=Path, help="the file that holds the counts, in JSON")
-    parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")
-    options = parser.parse_args(argv)
-    delays = _Requests(options.counts, page_latency_s=options.page_latency_s, latency_s=options.latency_s)
-    wire.PAGE_SIZE = PAGE_SIZE  # of AIStore's face
-    with (
-        tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-") as folder,
-        SimulatedStorage(Path(folder), options.num_shards, shard_samples=options.shard_samples) as storage,
-        NodeServer(storage, port=0, before_request=delays) as server,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(server.endpoint, flush=True)  # the owner reads it
-        end_with_owner(options.owner)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,7 +27,7 @@ def files(folder: Path) -> set[str]:
 def test_every_command_has_a_file_and_a_line() -> None:
     """No file is forgotten in the tables, and no line is without its file."""
     assert set(NAMES) - set(SCENARIOS) == files(COMMANDS) - {"options", "running"}
-    assert set(SCENARIOS) == files(COMMANDS.parent / "scenarios") - {"fetch_client", "on_shards"}
+    assert set(SCENARIOS) == files(COMMANDS.parent / "scenarios") - {"feed_loaders", "on_shards"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from bench.engine.run import run_scenario
-from bench.engine.scenario import Rounds, Scenario
+from bench.engine.scenario import Scenario
 from bench.engine.turn_process import call_apart
 from bench.tools.folders import RunFolder
 from dali_pipes.errors import PipesError
@@ -40,7 +40,7 @@ class Probe(Scenario[Path, str, dict[str, Any]]):
             log.write(f"{number}{subject} ")
         if self.fails == f"{number}{subject}":
             self.fail()
-        return {"number": number, "pid": os.getpid(), "log": made.read_text()}
+        return {"figures": {}, "number": number, "pid": os.getpid(), "log": made.read_text()}
 
     def fail(self) -> None:
         if self.how == "interrupt":
@@ -50,16 +50,6 @@ class Probe(Scenario[Path, str, dict[str, Any]]):
         if self.how == "hang":
             time.sleep(60)
         raise PipesError("out of order") if self.how == "error" else RuntimeError("unheard of")
-
-    def report(self, made: Path, rounds: Rounds[str, dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "records": [{"subject": one, "repeats": rounds.whole(one)} for one in rounds.subjects],
-            "errors": rounds.errors,
-        }
-
-    @staticmethod
-    def table(report: Any) -> str:
-        return str(len(report["records"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +92,7 @@ def test_every_subject_has_its_turn_in_each_round_in_a_process_of_its_own(kind: 
 
 def test_record_says_what_it_is_and_that_it_is_whole() -> None:
     record = run_scenario(HereProbe(repeats=1))
-    assert (record["format"], record["version"]) == ("dali-pipes-bench-probe", 1)
+    assert (record["format"], record["version"]) == ("dali-pipes-bench-probe", 2)
     assert (record["complete"], record["num_rounds"], record["stopped"]) == (True, 1, None)
     assert record["environment"]["load_at_start"] >= 0
 
@@ -124,10 +114,10 @@ def test_nothing_is_kept_of_the_first_round() -> None:
 
 
 def test_failures_end_one_subject_where_they_are_kept() -> None:
-    """The others go on; the failed one keeps the rounds that it had."""
+    """The others go on; the failed one is named with its error."""
     record = run_scenario(LenientProbe(fails="1b", how="error"))
-    assert record["errors"] == {"b": "out of order"}
-    assert [len(one["repeats"]) for one in record["records"]] == [3, 1, 3]
+    assert record["failed"] == [{"loader": "b", "setting": {}, "error": "out of order"}]
+    assert [len(one["repeats"]) for one in record["records"]] == [3, 3]
     assert (record["complete"], record["num_rounds"]) == (True, 3)
 
 

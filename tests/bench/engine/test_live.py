@@ -173,6 +173,6 @@ def test_names_on_the_line_are_short(shards: ShardSet, options: LoaderOptions) -
     spec = LoaderSpec.parse("memory")
     settings = [TurnSetting(batch_size=5, crop=64, threads=threads) for threads in (1, 2)]
     scenario = LoaderScenario(shards=shards, loaders=[spec], options=options, settings=settings)
-    assert scenario.short_name(Contender(spec, settings[1])) == "memory (threads 2)"
+    assert scenario.short_name(Contender(spec, settings[1], "segmentation")) == "memory (threads 2)"
     alone = LoaderScenario(shards=shards, loaders=[spec], options=options, settings=settings[:1])
-    assert alone.short_name(Contender(spec, settings[0])) == "memory"
+    assert alone.short_name(Contender(spec, settings[0], "segmentation")) == "memory"

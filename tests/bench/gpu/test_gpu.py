@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,16 +23,18 @@ from PIL import Image
 import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
 from bench.engine.run import run_scenario
+from bench.engine.scenario import Rounds
 from bench.engine.turn_process import call_apart
 from bench.gpu.cases import CASES, STEP_SAMPLES_PER_S, Case, Running
-from bench.gpu.checks import DecodeWay, GpuOutputError, describe, differences
-from bench.gpu.devices import Nvml, count_jpeg_engines, sampling, utilisation
-from bench.gpu.points import SCENARIOS, Point, default_sweeps, points_of
-from bench.gpu.scenarios import gpu_scenario
-from bench.gpu.sweep import GpuScenario
-from bench.gpu.tables import format_markdown, format_scenario
+from bench.gpu.checks import DecodeWay, GpuOutputError, check_parity, describe, differences
+from bench.gpu.devices import Nvml, count_jpeg_engines, sampling
+from bench.gpu.points import CHECKS, SCENARIOS, Point, default_sweeps, points_of
+from bench.gpu.scenario import GpuScenario, Session
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
+from bench.reports.record import stamped
+from bench.reports.tables import report_text
 from bench.tools.folders import LOCK, PREFIX, RunFolder
+from bench.tools.processes import ProcessTree
 from dali_pipes.errors import DataError
 from dali_pipes.graph.dali_internals import pool_host_memory
 from dali_pipes.store.shard_set import ShardSet
@@ -52,7 +55,7 @@ QUICK = ("--device", "cpu", "--batch-size", "4", "--num-threads", "1", "--second
 
 
 def planned(name: str, workload: Workload, **change: Any) -> GpuScenario:
-    return gpu_scenario(name, workload, **{**OPTIONS, **change})
+    return GpuScenario(name=name, workload=workload, **{**OPTIONS, **change})
 
 
 def run(name: str, workload: Workload, **change: Any) -> dict[str, Any]:
@@ -63,9 +66,13 @@ def bench_gpu(*arguments: str) -> Result:
     return CliRunner().invoke(gpu_command, arguments)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.scenario}-{case.variant}")
+TIMED = [case for case in CASES if case.check is None]
+
+
+@pytest.mark.parametrize("case", TIMED, ids=lambda case: f"{case.scenario}-{case.variant}")
 def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -> None:
-    """This includes the case that only helps a GPU: here it uses ordinary memory. A reader wraps round at its end."""
+    """This includes the cases that only help a GPU. A reader wraps round at its end."""
+    assert case.open is not None
     with case.open(workload, ON_CPU) as running:
         drawn = [running.step() for _ in range(4)]
     assert len(drawn) == 4
@@ -76,7 +83,7 @@ def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which all of it runs")
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if not case.variant.startswith("loader")],  # a loader checks the device itself
+    [case for case in TIMED if not case.variant.startswith("loader")],  # a loader checks the device itself
     ids=lambda case: f"{case.scenario}-{case.variant}",
 )
 def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
@@ -85,19 +92,9 @@ def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
     """DALI checks operators, devices and arguments before it looks for the driver, which is the only missing part."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     setting = dataclasses.replace(ON_CPU, device="gpu", size_hint=600)
+    assert case.open is not None
     with pytest.raises(RuntimeError, match="trying to create a GPU DALI pipeline"), case.open(workload, setting):
         pass
-
-
-def test_masks_as_blocks_cross_with_fewer_bytes(workload: Workload) -> None:
-    """This saving must be compared with the work of inflating the blocks."""
-    crossing = {}
-    for case in (case for case in CASES if case.scenario == "masks"):
-        with case.open(workload, ON_CPU) as running:
-            crossing[case.variant] = running.host_bytes or 0
-    crossing = {variant: num_bytes for variant, num_bytes in crossing.items() if not variant.startswith("loader")}
-    assert crossing["png cpu"] == crossing["png mixed"] == crossing["raw"] == workload.stored.pixels
-    assert 0 < crossing["lz4"] < crossing["raw"] / 4
 
 
 def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
@@ -158,10 +155,10 @@ def test_differences_of_two_transforms_are_seen(workload: Workload) -> None:
     """The CPU's fast inverse transform differs from the exact one by some grey levels."""
     photos = workload.stored.photos
     found = describe(*differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", fast_idct=True)))
-    assert 0 < found["max"] < 32
-    assert found["photo_max"]["max"] == found["max"]
-    assert sum(found["counts"]) == found["num_values"]
-    assert found["quantiles"]["0.5"] <= found["quantiles"]["0.9999"] <= found["max"]
+    figures = found["figures"]
+    assert 0 < figures["max_difference"] < 32
+    assert sum(found["counts"]) == 3 * workload.stored.pixels * len(photos)
+    assert found["quantiles"]["0.5"] <= figures["p9999_difference"] <= figures["max_difference"]
 
 
 def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
@@ -191,10 +188,6 @@ def test_points_change_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found[0].setting.batch_size, found[0].setting.hw_decoder_load) == (408, 0.12)
     assert found[4].setting == dataclasses.replace(found[2].setting, batch_size=32)
     assert [point.label for point in points("rn50", "cpu")] == ["base", "base"]
-    assert [point.case.variant for point in points("halves")] == [
-        "one pipeline", "two, shared", "two, copied", "two, our reader", "two, our reader, pinned",
-    ]  # fmt: skip
-    assert "two, our reader, pinned" not in [point.case.variant for point in points("halves", "cpu")]
     assert "hw_decoder_load" in default_sweeps("gpu")
     assert "hw_decoder_load" not in default_sweeps("cpu")
 
@@ -233,11 +226,11 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, t
     """Nobody watches a session: if one setting runs out of memory, the others must still be timed."""
     without = Workload(shards, photo="image.jpg", mask="mask.png", num_photos=10, directory=tmp_path, is_drawn=True)
     report = run("masks", without)
-    assert [record["variant"] for record in report["records"]] == [
-        "loader, masks cpu", "loader, masks mixed", "png cpu", "lz4", "raw",
-    ]  # fmt: skip
-    assert all("not all samples have a mask 'mask.png'" in record["error"] for record in report["records"])
-    assert "failed: lz4, base: ValueError: not all samples" in format_scenario(report)
+    assert report["records"] == []
+    assert [row["loader"] for row in report["failed"]] == ["loader, masks cpu", "loader, masks mixed"]
+    assert all("not all samples have a mask 'mask.png'" in row["error"] for row in report["failed"])
+    text = "loader, masks mixed (setting base) failed, and is left out: ValueError: not all samples"
+    assert text in report_text(report)
 
 
 def test_an_error_that_broke_the_cuda_context_ends_the_process(
@@ -246,14 +239,14 @@ def test_an_error_that_broke_the_cuda_context_ends_the_process(
     """All later points would fail in it; another process goes on. Here a device that is not there says how it is."""
     scenario = planned("decode", workload, device="gpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert scenario.goes_on_without("a point")
+    assert scenario.goes_on_without(points("decode")[0])
 
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    assert not scenario.goes_on_without("a point")
-    assert planned("decode", workload).goes_on_without("a point"), "there is no context on the CPU"
+    assert not scenario.goes_on_without(points("decode")[0])
+    assert planned("decode", workload).goes_on_without(points("decode")[0]), "there is no context on the CPU"
 
 
 def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
@@ -261,12 +254,12 @@ def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
     report = run("roi", workload, deadline=time.monotonic() - 1)
     assert report["records"] == []
     assert report["left_out"] == ["whole, then window, base", "window only, base"]
-    assert "left out, the time was over: whole, then window, base; window only, base" in format_scenario(report)
+    assert "left out, the time was over: whole, then window, base; window only, base" in report_text(report)
     for name in ("path", "parity"):
         late = run(name, workload, deadline=time.monotonic() - 1)
-        assert late["steps"] == {}
+        assert late["records"] == []
         assert late["left_out"]
-        assert "left out, the time was over: " in format_scenario(late)
+        assert "left out, the time was over: " in report_text(late)
 
 
 def pooled_after(scenario: GpuScenario) -> bool:
@@ -290,7 +283,7 @@ def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:
 
     @contextlib.contextmanager
     def opened(*_: object) -> Iterator[Running]:
-        yield Running(step, None)
+        yield Running(step)
 
     point = Point(case=Case(scenario="decode", variant="slow", open=opened), setting=ON_CPU, label="base")
     scenario = planned("decode", workload, warm_up_s=0.2)
@@ -304,59 +297,58 @@ def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:
 def test_a_loader_beside_a_step_says_how_much_of_the_time_is_the_step_s(workload: Workload) -> None:
     """The emulated step takes its time for each sample, whatever the loader does."""
     (record,) = run("step", workload)["records"]
-    assert record["step_share"] == pytest.approx(record["samples_per_s"] / STEP_SAMPLES_PER_S)
-    assert 0 < record["step_share"] <= 1
+    figures = record["repeats"][0]["figures"]
+    assert figures["step_share"] == pytest.approx(figures["samples_per_s"] / STEP_SAMPLES_PER_S)
+    assert 0 < figures["step_share"] <= 1
 
 
 def test_who_decoded_is_recorded_once_a_point(workload: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     """On the CPU all photos are the CPU's. The log does not reach the terminal, and is off while a point is timed."""
     (record,) = run("decode", workload, repeats=2)["records"]
-    assert record["decoded_by"]["cpu"] == record["decoded_by"]["num_photos"] >= 8
-    assert [turn["decoded_by"] is None for turn in record["repeats"]] == [False, True]
-    masks = {one["variant"]: one["decoded_by"] for one in run("masks", workload)["records"]}
-    assert masks["loader, masks cpu"]["masks"] == masks["loader, masks cpu"]["num_photos"] > 0
-    assert (masks["png cpu"]["masks"] > 0, masks["png cpu"]["num_photos"]) == (True, 0)
-    assert masks["raw"]["by_decoder"] == {}
+    first, second = (turn["decoded_by"] for turn in record["repeats"])
+    assert first["cpu"] == first["num_photos"] >= 8
+    assert second == {}
+    (masks, _) = (one["repeats"][0]["decoded_by"] for one in run("masks", workload)["records"])
+    assert masks["masks"] == masks["num_photos"] > 0
     assert "nvimgcodec" not in capfd.readouterr().err
     assert "DALI_NVIMGCODEC_LOG_LEVEL" not in os.environ
 
 
-def test_parity_without_a_gpu_says_so(workload: Workload) -> None:
-    """The check says that it did not measure parity, and shows that the comparison works."""
+def test_parity_without_a_gpu_shows_that_the_comparison_works(workload: Workload) -> None:
+    """The CPU's two transforms differ; a graph does not differ from itself."""
     report = run("parity", workload)
-    assert report["check"]["measured"] is False
-    assert report["check"]["differences"]["cpu, fast idct"]["max"] > 0
-    graphs = report["check"]["graphs"]
-    assert graphs["segmentation.mask"] == {"equal_share": 1.0, "mean": 0.0, "max": 0.0}
-    assert set(graphs) == {
-        "classification_eval.image", "classification_eval.label",
-        "segmentation.image", "segmentation.mask", "segmentation.label",
-    }  # fmt: skip
-    assert format_scenario(report).startswith("parity: not measured: parity of 'mixed' with 'cpu' needs a CUDA device")
+    found = {record["loader"]: record["repeats"][0]["figures"] for record in report["records"]}
+    assert found["cpu, fast idct"]["max_difference"] > 0
+    equal = {"equal_share": 1.0, "mean_difference": 0.0, "max_difference": 0.0}
+    assert found["graph classification"] == found["graph segmentation"] == equal
+    assert "nothing here says anything about a GPU" in report_text(report)
 
 
-def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload) -> None:
-    """Differences are counted. Instead of a second device, one graph gives wrong pixels here."""
-    from bench.gpu import checks
+@pytest.mark.parametrize("output", ["image", "mask"])
+def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload, output: str) -> None:
+    """Differences of photos are counted, of masks an error. Instead of a second device, one graph is wrong here."""
+    opened = Workload.open_loader
+    num_opened = 0
 
-    opened = checks._loader
-
-    def loader(workload: Workload, graph: Any, device: str) -> Any:
-        if device == "other":
-            graph = functools.partial(_brighter, graph)
-        return opened(workload, graph, "cpu")
+    def loader(self: Workload, graph: Any, **options: Any) -> Any:
+        nonlocal num_opened
+        num_opened += 1
+        return opened(self, functools.partial(_wrong, graph, output) if num_opened == 2 else graph, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checks, "_loader", loader)
-        found = checks.graph_differences(workload, "segmentation", "cpu", "other")
-    assert found["segmentation.image"]["max"] == pytest.approx(0.5)
-    assert found["segmentation.image"]["equal_share"] == 0
-    assert found["segmentation.mask"]["equal_share"] == 1
+        patched.setattr(Workload, "open_loader", loader)
+        if output == "mask":
+            with pytest.raises(GpuOutputError, match=r"must be equal on both devices, differ in segmentation.mask"):
+                check_parity(workload, ON_CPU, name="segmentation")
+            return
+        figures = check_parity(workload, ON_CPU, name="segmentation")["figures"]
+    assert figures["max_difference"] == pytest.approx(0.5)
+    assert figures["equal_share"] == 0
 
 
-def _brighter(graph: Any, components: dp.Components, random: dp.Random) -> dict[str, Any]:
+def _wrong(graph: Any, output: str, components: dp.Components, random: dp.Random) -> dict[str, Any]:
     outputs = graph(components, random)
-    return {**outputs, "image": outputs["image"] + 0.5}
+    return {**outputs, output: outputs[output] + (0.5 if output == "image" else 1)}
 
 
 def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +356,8 @@ def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, mo
     monkeypatch.setattr("bench.gpu.workload.LOADER_BYTES", 1)
     workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
     assert len(workload.stored.photos) == 10
-    check = run("path", workload)["check"]
-    assert check["segmentation"]["num_samples"] == 5
+    found = {record["loader"]: record["repeats"][0]["figures"] for record in run("path", workload)["records"]}
+    assert found["segmentation"]["checked"] == 5
 
 
 def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> None:
@@ -374,8 +366,9 @@ def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> 
     assert workload.stored.masks
     workload.photo = "photo.jpg"
     report = run("path", workload)
-    assert "'photo.jpg'" in report["check"]["error"]
-    assert "path: FAILED on cpu: classification_train: " in format_scenario(report)
+    assert len(report["failed"]) == 4
+    assert all("'photo.jpg'" in row["error"] for row in report["failed"])
+    assert "classification_train (scenario path, setting base) failed" in report_text(report)
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:
@@ -390,12 +383,14 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
     written = {path.name: path for path in (tmp_path / "out").iterdir()}
     records = [json.loads(path.read_text()) for name, path in written.items() if name.endswith(".json")]
     assert {record["scenario"] for record in records} == set(SCENARIOS)
-    timed = [record for report in records for record in report.get("records", ())]
-    assert all("error" not in record and record["samples_per_s"] > 0 for record in timed)
+    timed = [record for report in records if report["scenario"] not in CHECKS for record in report["records"]]
+    assert all(record["repeats"][0]["figures"]["samples_per_s"] > 0 for record in timed)
+    assert not any(report["failed"] for report in records)
     assert all(report["gpu"] is None and report["options"]["device"] == "cpu" for report in records)
     text = written["report.md"].read_text()
     assert "Decoded on the CPU: nothing here says anything about a GPU." in text
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(SCENARIOS)
+    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert titles == [*SCENARIOS, "What the figures are"]
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")}
     again = bench_gpu(*arguments)
     assert again.exit_code == 0, again.output
@@ -417,10 +412,10 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "decode.json").read_text())
-    assert [record["label"] for record in report["records"]] == ["base", "photo_side=32"]
+    assert [record["setting"]["change"] for record in report["records"]] == ["base", "photo_side=32"]
     assert [len(record["repeats"]) for record in report["records"]] == [2, 2]
     assert report["options"]["photos"]["drawn"] is True
-    assert report["records"][1]["photos"]["pixels_mean"] <= 32 * 32
+    assert report["records"][1]["repeats"][0]["photos"]["pixels_mean"] <= 32 * 32
     assert "photo_side=32" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["decode.json"]
 
@@ -476,49 +471,46 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of a figure is over the samples that have it."""
     monkeypatch.setattr("bench.gpu.devices.SAMPLE_S", 0.001)
-    figures: Iterator[dict[str, float]] = iter([{"gpu": 10.0}, {"gpu": 30.0, "jpeg": 4.0}, *[{}] * 10_000])
-    with sampling(lambda: next(figures)) as samples:
-        while len(samples) < 3:
-            time.sleep(0.001)
-    taken = len(samples)
-    found = utilisation(samples)
-    assert found is not None
-    assert found["means"] == {"gpu": 20.0, "jpeg": 4.0}
-    assert len(samples) == taken
+    given: Iterator[dict[str, float]] = iter([{"gpu_share": 0.1}, {"gpu_share": 0.3, "jpeg_share": 0.04}])
+    asked = threading.Event()
+
+    def sample() -> dict[str, float]:
+        found = next(given, {})
+        if not found:
+            asked.set()
+        return found
+
+    with sampling(sample) as means:
+        assert asked.wait(10)
+    assert means == {"gpu_share": pytest.approx(0.2), "jpeg_share": 0.04}
     with sampling(None) as nothing:
         pass
-    assert nothing == []
-    assert utilisation(nothing) is None
-    with sampling(lambda: {"gpu": 1.0}, after_s=60) as unsettled:
+    assert nothing == {}
+    with sampling(lambda: {"gpu_share": 1.0}, after_s=60) as unsettled:
         time.sleep(0.05)
-    assert unsettled == []
+    assert unsettled == {}
 
 
-def test_report_of_a_gpu_shows_its_engines_and_what_crossed(workload: Workload) -> None:
-    """The record is made from the CPU's, and looks like one of a machine with a GPU."""
-    report: dict[str, Any] = run("decode", workload)
-    report["gpu"] = {"name": "NVIDIA H100", "driver": "580.1", "jpeg_engines_nvjpeg": 7, "jpeg_engines_nvml": None}
-    (record,) = report["records"]
-    record["setting"]["device"] = "gpu"
-    record["utilisation"] = {"num_samples": 9, "means": {"gpu": 61.2, "jpeg": 97.0}, "maxima": {}}
-    encoded_kib = workload.stored.encoded_bytes / 1024
-    record["decoded_by"] = {"num_photos": 200, "engines": 24, "hybrid": 174, "cpu": 2, "unknown": 0, "failed": 0}
-    assert f"| 61% | 97% | 12/87/1 | - | {encoded_kib:.1f} at least |" in cells(format_markdown([report]))
-    record["copied_bytes_per_sample"] = {"pinned": 2048.0, "pageable": 1024.0}
-    text = format_markdown([report])
-    assert "NVIDIA H100, driver 580.1, 7 JPEG engines." in text
-    assert "| 61% | 97% | 12/87/1 | - | 3.0 measured |" in cells(text)
-    assert "libnvcuvid" not in text
-    record["decoded_by"]["unknown"] = 1
-    record["step_share"] = 0.75
-    assert "| 61% | 97% | ? | 75% | 3.0 measured |" in cells(format_markdown([report]))
-    report["gpu"]["video_library"] = False
-    assert "the JPEG engines were not used (driver capability `video`)" in format_markdown([report])
-
-
-def cells(text: str) -> str:
-    """Remove the spaces that align a table's columns."""
-    return re.sub(" +", " ", text)
+@pytest.mark.parametrize(
+    ("unknown", "text"),
+    [
+        (0, "decode, base: 12% by engines, 87% by hybrid, 1% by cpu."),
+        (1, "decode, base: the decoders' log does not say which of them decoded the photos."),
+    ],
+)
+def test_report_of_a_gpu_shows_its_engines(workload: Workload, unknown: int, text: str) -> None:
+    """The session is made up, and looks like one of a machine with a GPU."""
+    scenario = planned("decode", workload, device="gpu", sweeps={})
+    gpu = {"name": "NVIDIA H100", "driver": "580.1", "jpeg_engines": 7, "video_library": False}
+    rounds: Rounds[Point, dict[str, Any]] = Rounds(points("decode"), wanted=1)
+    found = {"num_photos": 200, "engines": 24, "hybrid": 174, "cpu": 2, "unknown": unknown, "failed": 0}
+    figures = {"samples_per_s": 9000.0, "gpu_share": 0.612, "jpeg_share": 0.97}
+    rounds.rows[rounds.subjects[0]].append({"figures": figures, "decoded_by": found})
+    shown = report_text(stamped(scenario.report(Session(None, gpu, ProcessTree()), rounds), kind="gpu"))
+    assert text in shown
+    assert shown.splitlines()[2].split() == ["decode", "9000", "61.2", "97.0"]
+    assert "NVIDIA H100, driver 580.1, 7 JPEG engines." in shown
+    assert "the JPEG engines were not used (driver capability `video`)" in shown
 
 
 @pytest.mark.gpu
@@ -531,14 +523,10 @@ def test_everything_runs_on_a_gpu(gpu: None, shards: ShardSet, tmp_path: Path) -
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
-    timed = [record for report in records for record in report.get("records", ())]
-    assert [record["error"] for record in timed if "error" in record] == []
-    checks = {report["scenario"]: report["check"] for report in records if "check" in report}
-    assert checks["parity"].get("measured") is True
-    assert "error" not in checks["path"]
+    assert [row for report in records for row in report["failed"]] == []
     assert all(report["gpu"]["nvml"] == "read" for report in records)
-    assert any(record["copied_bytes_per_sample"] for record in timed)
-    assert all(record["decoded_by"]["unknown"] == 0 for record in timed)
-    shares = {record["label"]: record["decoded_by"] for record in timed if record["variant"] == "decode"}
-    assert shares["hw_decoder_load=0.0"]["engines"] == 0
-    assert shares["hw_decoder_load=1.0"]["engines"] > 0
+    (decode,) = (report for report in records if report["scenario"] == "decode")
+    decoded = {one["setting"]["change"]: one["repeats"][0]["decoded_by"] for one in decode["records"]}
+    assert all(found["unknown"] == 0 for found in decoded.values())
+    assert decoded["hw_decoder_load=0.0"]["engines"] == 0
+    assert decoded["hw_decoder_load=1.0"]["engines"] > 0

@@ -1,7 +1,6 @@
 """Test that a scenario goes on with its record after whatever ended its process."""
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.scenarios import gpu_scenario
-from bench.gpu.session import is_done, run_kept, take_scenario
-from bench.gpu.sweep import GpuScenario
+from bench.gpu.scenario import GpuScenario, is_done, run_kept, take_scenario
 from bench.gpu.workload import Workload
 from bench.reports.record import read_record, write_record
 from dali_pipes.errors import DataError, PipesError
@@ -24,7 +21,7 @@ from dali_pipes.store.shard_set import ShardSet
 
 def planned(name: str, workload: Workload, **change: Any) -> GpuScenario:
     options = {"num_threads": 1, "batch_size": 4, "seconds": 0.001, "warm_up_s": 0.0, "repeats": 2}
-    return gpu_scenario(name, workload, device="cpu", **{**options, **change})
+    return GpuScenario(name=name, workload=workload, device="cpu", **{**options, **change})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +32,7 @@ class Dying(GpuScenario):
     deaths: int
 
     def measure(self, made: Any, subject: Any, number: int) -> dict[str, Any]:
-        if subject.case.variant == "two, shared" and len(list(self.marks.iterdir())) < self.deaths:
+        if subject.case.variant == "window only" and len(list(self.marks.iterdir())) < self.deaths:
             (self.marks / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().measure(made, subject, number)
@@ -44,9 +41,9 @@ class Dying(GpuScenario):
 @pytest.fixture
 def dying(workload: Workload, tmp_path: Path) -> Callable[[int], GpuScenario]:
     (marks := tmp_path / "marks").mkdir()
-    options = {name: getattr(planned("halves", workload), name) for name in ("seconds", "warm_up_s", "repeats")}
+    options = {name: getattr(planned("roi", workload), name) for name in ("seconds", "warm_up_s", "repeats")}
     return lambda deaths: Dying(
-        name="halves",
+        name="roi",
         workload=workload,
         device="cpu",
         num_threads=1,
@@ -61,8 +58,8 @@ def test_a_process_that_dies_once_costs_one_turn(dying: Callable[[int], GpuScena
     """Another process goes on with the record; all turns are there in the end."""
     report = take_scenario(dying(1), tmp_path / "record.json")
     assert is_done(report)
-    assert [len(record["repeats"]) for record in report["records"]] == [2, 2, 2, 2]
-    assert report["tries"] == {"two, shared, base": 1}
+    assert [len(record["repeats"]) for record in report["records"]] == [2, 2]
+    assert report["tries"] == {"window only, base": 1}
     assert report == read_record(tmp_path / "record.json")
 
 
@@ -70,8 +67,8 @@ def test_a_point_that_ends_its_process_twice_has_failed(dying: Callable[[int], G
     """The points after it are timed; nobody watches."""
     report = take_scenario(dying(9), tmp_path / "record.json")
     assert is_done(report)
-    assert report["errors"] == {"two, shared, base": "the process ended 2 times in this turn"}
-    assert [len(record.get("repeats", ())) for record in report["records"]] == [2, 0, 2, 2]
+    assert report["errors"] == {"window only, base": "the process ended 2 times in this turn"}
+    assert [(record["loader"], len(record["repeats"])) for record in report["records"]] == [("whole, then window", 2)]
 
 
 def test_a_scenario_that_cannot_begin_is_an_error(shards: ShardSet, tmp_path: Path) -> None:
@@ -102,7 +99,7 @@ def test_a_turn_that_hangs_is_ended_after_the_deadline(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process is killed, and the record names the turn."""
-    monkeypatch.setattr("bench.gpu.session.GRACE_S", 1.0)
+    monkeypatch.setattr("bench.gpu.scenario.GRACE_S", 1.0)
     started = planned("decode", workload, seconds=600, deadline=time.monotonic() + 15)
     report = take_scenario(started, tmp_path / "record.json")
     assert report["at"] == "decode, base"
@@ -111,25 +108,17 @@ def test_a_turn_that_hangs_is_ended_after_the_deadline(
 
 def test_what_is_done_is_not_done_again(workload: Workload, tmp_path: Path) -> None:
     """Turns, results of checks and errors are taken over as they are."""
-    for name in ("halves", "parity"):
+    for name in ("roi", "parity"):
         path = tmp_path / f"{name}.json"
         run_kept(planned(name, workload), path)
         report = read_record(path)
-        if name == "halves":
-            del report["records"][1]["repeats"][1:]
-        else:
-            report["steps"].popitem()
+        del report["records"][1]["repeats"][1 if name == "roi" else 0 :]
         write_record(report, path)
         run_kept(planned(name, workload), path)
         again = read_record(path)
-        kept, found = (json.dumps(one["records" if name == "halves" else "steps"]) for one in (report, again))
         assert is_done(again)
-        if name == "halves":
-            assert again["records"][0] == report["records"][0]
-            assert again["records"][1]["repeats"][0] == report["records"][1]["repeats"][0]
-            assert len(again["records"][1]["repeats"]) == 2
-        else:
-            assert found.startswith(kept.removesuffix("}"))
+        assert again["records"][0] == report["records"][0]
+        assert len(again["records"][1]["repeats"]) == (2 if name == "roi" else 1)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +146,7 @@ def test_a_record_of_other_options_or_of_another_machine_is_refused(
 
 
 COMMAND = (
-    "bench", "gpu", "--scenarios", "halves", "--device", "cpu", "--no-sweep", "--num-photos", "8", "--batch-size", "4",
+    "bench", "gpu", "--scenarios", "roi", "--device", "cpu", "--no-sweep", "--num-photos", "8", "--batch-size", "4",
     "--num-threads", "1", "--seconds", "0.2", "--warm-up", "0", "--repeats", "4",
 )  # fmt: skip
 
@@ -187,7 +176,7 @@ def test_a_command_that_is_killed_in_mid_scenario_goes_on(
     command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     """``kill -9`` loses the turn that was being taken. The record is whole at any time."""
-    path = tmp_path / "gpu-halves.json"
+    path = tmp_path / "gpu-roi.json"
     process = command()
     while turns_in(path) < 5:  # each look reads a whole record
         assert process.poll() is None, process.communicate()[0]
@@ -203,5 +192,5 @@ def test_a_command_that_is_killed_in_mid_scenario_goes_on(
     report = read_record(path)
     assert is_done(report), output
     assert [record["repeats"][: len(turns)] for record, turns in zip(report["records"], first, strict=True)] == first
-    assert [len(record["repeats"]) for record in report["records"]] == [4, 4, 4, 4]
+    assert [len(record["repeats"]) for record in report["records"]] == [4, 4]
     assert "all done: 1 records and report.md" in output

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.reports.intervals import CONFIDENCE, MIN_REPEATS, median_interval, paired_ratio, unpaired_ratio
+from bench.reports.summary import CONFIDENCE, MIN_REPEATS, median_interval, paired_ratio, unpaired_ratio
 
 NUM_DRAWS = 2000
 # Three standard errors of a share of 0.95 in so many draws, and what the interpolation is off by (1 % at most).

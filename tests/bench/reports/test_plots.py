@@ -10,10 +10,9 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from bench.loaders.registry import LOADERS
-from bench.reports.intervals import median_interval
-from bench.reports.markdown import markdown_page
 from bench.reports.plots import COLOURS, FEED, Mark, draw_lines, draw_rows, plots_of, style_of, svg_of
-from bench.reports.summary import label_of, measured
+from bench.reports.summary import label_of, measured, median_interval
+from bench.reports.tables import markdown_page
 from dali_pipes.errors import PipesError
 
 from .records import record, report
@@ -214,18 +213,8 @@ def test_a_run_has_a_plot_of_each_figure_and_setting() -> None:
     assert len(set(identifiers)) == len(identifiers), "several may stand in one page"
 
 
-def test_plots_of_shared_memory_and_of_records_of_before_there_were_parts() -> None:
-    """Version 0 does not say what a loader gives: it gives all."""
-    old = record("dali", 900, 2.5, gives=None)
-    for repeat in old["repeats"]:
-        repeat["figures"]["shared_memory_mib"] = 116.0
-    plots = plots_of(report(old))
-    assert len(plots) == 5
-    assert 'aria-label="/dev/shm, MiB"' in plots["shared_memory_mib"]
-
-
 def test_markdown_holds_the_tables() -> None:
     """Every median and interval, notes and conditions, and what figures are."""
-    page = markdown_page([("a run", RUN)], [("windows", "cache")])
-    for text in ("| dali ", "900 [825-921]", "* commit: 0123456789abcdef, with changes", "## windows", "**samples/s**"):
+    page = markdown_page([("a run", RUN)])
+    for text in ("| dali ", "900 [825-921]", "* commit: 0123456789abcdef, with changes", "**samples/s**"):
         assert text in page

@@ -94,7 +94,6 @@ def _without(what: str, value: object) -> dict[str, Any]:
         ("options/seed", 8, "seed was '7', is '8'"),
         ("options/source", "AIStore", "source was 'local files', is 'AIStore'"),
         ("options/epochs", 2, "epochs was '1', is '2'"),
-        ("version", 0, "one of them was taken before turns had processes of their own"),
     ],
 )
 def test_runs_that_are_not_comparable_are_refused(what: str, value: object, message: str) -> None:
@@ -172,22 +171,6 @@ def test_shared_memory_is_judged_where_there_is_some(
 
     changes = compare_runs(holding(before), holding(after)).changes
     assert {change.figure: change.outcome for change in changes}["shared_memory_mib"] == outcome
-
-
-def test_versions_of_the_record_are_compared_by_what_both_have() -> None:
-    """With --anyway: threads, batch and crop; of a sweep over ranks no turn is that of before there were ranks."""
-    old = copy.deepcopy(BEFORE)
-    old["version"] = 0
-    for row in old["records"]:
-        row["setting"] = {"threads": 2, "batch_size": 64, "crop": 350}
-    new = report(
-        record("dali", 600, 2.5, decode="dali", setting={"crop": 350}),
-        *(record("webloader", 300, 7.5, setting={"crop": 350, "ranks": ranks}) for ranks in (1, 2)),
-    )
-    verdict = compare_runs(old, new, anyway=True)
-    assert [(change.record["loader"], change.figure) for change in verdict.regressions] == [("dali", "samples_per_s")]
-    assert [name.split(" ")[0] for name in verdict.only_after] == ["webloader", "webloader"]
-    assert [name.split(" ")[0] for name in verdict.only_before] == ["webloader"]
 
 
 def test_stopped_run_is_compared_and_said_to_be_one() -> None:

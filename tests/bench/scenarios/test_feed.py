@@ -11,10 +11,9 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
 from bench.engine.run import run_scenario
-from bench.feed.data import Expected, FeedData, copied
-from bench.feed.subjects import SUBJECTS, FeedOptions
-from bench.scenarios.feed import FeedScenario
-from bench.tools.threads import GROUPS
+from bench.reports.tables import report_text
+from bench.scenarios.feed import FeedScenario, check_epoch, expected_samples
+from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -57,10 +56,10 @@ def test_feed_loader_gives_what_the_shards_hold(
     loader: str, components: tuple[str, ...], batch_size: int, data: FeedData
 ) -> None:
     """Each pass of each epoch; the batches are whole, except the last one of an epoch."""
-    expected = Expected.read(data.shards, components=components)
+    expected = expected_samples(data.shards, components=components)
     with SUBJECTS[loader](data, options(data, batch_size=batch_size, passes=1, components=components)) as epoch:
         for _ in range(1 if loader.startswith("webdataset") else 2):  # DALI's reader goes on where it was
-            expected.check(epoch(), components=components, loader=loader)
+            check_epoch(epoch(), expected, components=components, loader=loader)
         sizes = [len(batch["label"]) for batch in epoch()]
     assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
     assert sum(sizes) >= NUM_SAMPLES
@@ -88,10 +87,10 @@ def test_feed_preadv_reads_the_rows_in_the_given_order(preadv_threads: int, data
 def test_feed_outputs_that_differ_are_named(
     keys: str, labels: list[int], sizes: list[tuple[int, int]], message: str
 ) -> None:
-    expected = Expected(labels={"a": 1, "b": 2}, sizes={"jpg": {"a": (8, 9), "b": (8, 8)}})
+    expected = {"a": (1, (8, 9)), "b": (2, (8, 8))}
     batch = {"key": list(keys), "label": np.array(labels), "jpg": np.array([(*size, 3) for size in sizes])}
     with pytest.raises(OutputError, match=message):
-        expected.check(iter([batch]), components=["jpg"], loader="x")
+        check_epoch(iter([batch]), expected, components=["jpg"], loader="x")
 
 
 def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
@@ -115,14 +114,9 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
         figures = repeat["figures"]
         assert min(value for value in figures.values() if value is not None) >= 0
         assert figures["samples_per_s"] > 0
-        groups = sum(figures[f"{group}_us_per_sample"] for group in GROUPS)
-        assert groups >= figures["cpu_us_per_sample"] * 0.999
         if record["loader"] == "preadv":  # the others also read ahead
             assert figures["read_ratio"] == pytest.approx(1, abs=0.1)
-    # Of the two batches of the large size both may have been read before.
-    ours = [record["repeats"][0]["figures"] for record in report["records"] if record["loader"] == "dali-pipes"]
-    assert max(figures["reader_us_per_sample"] for figures in ours) > 0
-    assert FeedScenario.table(report) in done.stdout
+    assert report_text(report) in done.stdout
     assert list(cache.iterdir()) == []
     compared = CliRunner().invoke(bench_command, ["compare", str(out), str(out)], catch_exceptions=False)
     assert compared.exit_code == 0
@@ -138,7 +132,6 @@ def test_feed_reads_given_shards(bucket: ShardSet, tmp_path: Path) -> None:
     assert [record["setting"]["masks"] for record in report["records"]] == ["no", "yes"]
     assert report["data"][0]["num_samples"] == NUM_SAMPLES
     assert list(report["data"][0]["mean_bytes"]) == ["image.jpg", "trimap.png"]
-    assert report["baseline"] == "dali-pipes"
 
 
 def test_feed_of_shards_without_the_component_is_refused(tmp_path: Path) -> None:

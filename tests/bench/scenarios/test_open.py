@@ -17,18 +17,19 @@ def test_open_measures_ranks_and_listings(tmp_path: Path) -> None:
     done = CliRunner().invoke(bench_command, [*arguments, "--json", str(out)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     records = json.loads(out.read_text())["records"]
-    assert [(one["face"], one["ranks"]) for one in records] == [
-        ("ais", 1), ("ais", 2), ("ais", 0), ("s3", 1), ("s3", 2), ("s3", 0),
+    assert [(one["setting"]["server"], one["setting"]["ranks"]) for one in records] == [
+        ("AIStore", 1), ("AIStore", 2), ("AIStore", "listing"), ("S3", 1), ("S3", 2), ("S3", "listing"),
     ]  # fmt: skip
     for one in records:
-        if one["ranks"]:
-            assert one["requests"]["manifest"] == one["ranks"]
-            assert "list" not in one["requests"]
-            assert one["open_s"] > 0
-            assert one["peak_mib"] > 0
+        (turn,) = one["repeats"]
+        if one["setting"]["ranks"] == "listing":
+            assert turn["requests"] == {"list": 1}
+            assert turn["num_names"] == 601
         else:
-            assert one["requests"] == {"list": 1}
-            assert one["repeats"][0]["num_names"] == 601
+            assert turn["requests"]["manifest"] == one["setting"]["ranks"]
+            assert "list" not in turn["requests"]
+            assert turn["figures"]["open_s"] > 0
+            assert turn["figures"]["peak_mib"] > 0
     assert "listing" in done.stdout
 
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.engine.run import run_scenario
+from bench.engine.scenario import Measured
+from bench.reports.tables import report_text
 from bench.scenarios import resume
 from bench.scenarios.resume import (
     BUCKET,
@@ -46,24 +48,23 @@ def test_resume_writes_a_record_for_each_scenario(small_shards: Path, tmp_path: 
     assert done.exit_code == 0
     assert "it waits for no other" in done.stdout
     report = json.loads(out.read_text())
-    assert [record["scenario"] for record in report["records"]] == list(SITUATIONS)
+    assert [(record["setting"]["situation"], record["loader"]) for record in report["records"]] == [
+        (situation, where) for situation in SITUATIONS for where in ("epoch start", "resume")
+    ]
     for record in report["records"]:
-        assert record["ratio"] == record["resume_s"] / record["epoch_start_s"] > 0
-        assert {name: len(turns) for name, turns in record["repeats"].items()} == {"epoch_start": 2, "resume": 2}
-        low, high = record["spread"]["resume_s"]
-        assert 0 < low <= record["resume_s"] <= high
-    last = report["records"][-1]
-    assert last["waits_for_others"] is False
-    assert max(last["num_held_back"]) > 0
-    assert (report["num_samples"], report["num_shards"], report["cold_shards"]) == (23, 4, 23)
-    assert report["cold_named"] == {"epoch_start": 3, "resume": 3}
+        assert [turn["figures"]["first_batch_s"] > 0 for turn in record["repeats"]] == [True, True]
+    last = report["records"][-1]["repeats"]
+    assert not any(turn["was_released"] for turn in last)
+    assert max(turn["figures"]["num_held"] for turn in last) > 0
+    assert report["data"] == [{"num_samples": 23, "num_shards": 4}]
+    assert "Cold: in 23 shards, of which the resumed batch names 3" in done.stdout
     assert list(memory_dir.iterdir()) == []
 
 
 class Impatient(ResumeScenario):
     """Holds back one of the shards that the batch names, too."""
 
-    def measure(self, made: ResumeInputs, subject: Start, number: int) -> resume.ResumeTurn:
+    def measure(self, made: ResumeInputs, subject: Start, number: int) -> Measured:
         named = {where: frozenset(sorted(names)[1:]) for where, names in made.named.items()}
         return super().measure(dataclasses.replace(made, named=named), subject, number)
 
@@ -86,10 +87,10 @@ def test_loader_that_waits_for_others_is_found_out(small_shards: Path, memory_di
             patience_s=0.3,
         )
     )
-    last = report["records"][-1]
-    assert last["waits_for_others"] is True
-    assert last["resume_s"] > 0.3
-    assert "it did not come within 0.3 s: IT WAITS FOR OTHERS" in ResumeScenario.table(report)
+    (last,) = report["records"][-1]["repeats"]
+    assert last["was_released"]
+    assert last["figures"]["first_batch_s"] > 0.3
+    assert "it did not come within 0.3 s: IT WAITS FOR OTHERS" in report_text(report)
 
 
 def test_held_back_shards_are_not_answered_for(small_shards: Path, tmp_path: Path) -> None:

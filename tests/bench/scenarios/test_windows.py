@@ -28,20 +28,19 @@ def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Pat
     assert "48 samples in 12 shards" in done.stdout
     assert "EXCEEDED" not in done.stdout
     report = json.loads(out.read_text())
-    pairs = [(record["cache_fraction"], record["latency_ms"]) for record in report["records"]]
+    pairs = [(record["setting"]["cache"], record["setting"]["latency_ms"]) for record in report["records"]]
     assert pairs == [(1.0, 0), (1.0, 1), (0.5, 0), (0.5, 1)]
+    (data,) = report["data"]
     for record in report["records"]:
-        assert record["samples_per_s"] > 0
-        assert 0 <= record["data_wait"] <= 1
-        assert 0 <= record["server_cpu_share"] <= 1
-        assert 0 < record["peak_cache_bytes"] <= record["cache_bytes"]
-        assert record["is_within_cache"]
-        assert record["cold"]["samples_per_s"] > 0
         assert len(record["repeats"]) == 2
-    assert report["records"][0]["cache_bytes"] == report["extent_bytes"]
-    assert report["records"][2]["cache_bytes"] == report["extent_bytes"] // 2
-    assert report["shuffle_window"] < report["records"][2]["cache_bytes"]
-    assert report["shuffle_window"] < report["shard_bytes"] / 2
+        for turn in record["repeats"]:
+            figures = turn["figures"]
+            assert min(figures["samples_per_s"], figures["cold_samples_per_s"]) > 0
+            assert 0 <= figures["data_wait"] <= 1
+            assert 0 < figures["peak_cache_mib"] <= data["extent_bytes"] * record["setting"]["cache"] / (1 << 20)
+            assert turn["is_within_cache"]
+    assert data["shuffle_window"] < data["extent_bytes"] // 2
+    assert data["shuffle_window"] < data["shard_bytes"] / 2
     assert list(cache.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The loaders of ``bench feed``: each gives the sizes of photos, and labels, and decodes nothing.
+"""The loaders of ``bench feed``, and the data that they read: each gives sizes of photos, and labels; none decodes.
 
 All but ``preadv`` have the same graph, ``fn.peek_image_shape`` of photo and mask, and the label. ``preadv`` makes the
 system calls for the same rows in the same order as ours, into a buffer that is used again, and nothing else: the limit.
@@ -7,6 +7,7 @@ It is a Python loop, which costs some 1 us a call.
 
 import contextlib
 import functools
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,16 +15,107 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from PIL import Image
 
-from bench.feed.data import Array, Batch, FeedData, size_of
 from bench.loaders.encoded import KEY, encoded_samples, label_of, shard_urls
 from bench.loaders.peers.dali_external import BYTES_PER_SAMPLE, SOURCE_PREFETCH, start_method
+from bench.loaders.peers.dali_readers import write_webdataset_indexes
 from bench.loaders.peers.plain_dali import PREFETCH_QUEUE_DEPTH, padded_text
 from bench.tools.processes import end_with_main
+from bench.tools.repeat import repeat_shards
+from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.store.shard_set import ShardSet
+from prep.index import index_shards
+from prep.inspect.indexed_set import IndexedSet
+
+NUM_SHARDS = 8
+Array = npt.NDArray[Any]
+Batch = Mapping[str, Any]
+"""``label``, int64 [B]; for each component, int64 [B, 2 or more]: height, width and further numbers; ``key``, B texts.
+Without keys, sizes may be left out."""
+
+
+class FeedData(NamedTuple):
+    """The shards that all loaders read, and the places of their components."""
+
+    shards: ShardSet
+    """Local shards, with their indexes."""
+    cache: Path
+    """The directory of our loader's cache file."""
+    index_paths: Sequence[Path]
+    """The index of each shard for DALI's reader."""
+    keys: Sequence[str]
+    labels: Array
+    """int64 [samples]"""
+    shard: Array
+    """int64 [samples], the number of each sample's shard."""
+    offsets: Mapping[str, Array]
+    """Component -> int64 [samples], bytes from the shard's start."""
+    sizes: Mapping[str, Array]
+    """Component -> int64 [samples], bytes."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.keys)
+
+
+def copied(
+    shards: ShardSet,
+    *,
+    num_samples: int | None,
+    components: Sequence[str],
+    copies: Path,
+    indexes: Path,
+    cache: Path,
+) -> FeedData:
+    """Copy samples into indexed local shards, in empty directories.
+
+    Args:
+        shards: Where the samples come from.
+        num_samples: Samples to write, repeated if necessary; ``None``: as many as there are.
+        components: Photo and mask, which every sample must have.
+        copies: For the shards.
+        indexes: For the indexes of DALI's reader.
+        cache: For the cache file of our loader.
+
+    Raises:
+        DataError: If there is no sample, or a sample lacks a component or its label.
+        ValueError: If there is too little free space.
+    """
+    num_shards = None if num_samples is None else min(NUM_SHARDS, num_samples)
+    written = repeat_shards(shards, directory=copies, num_samples=num_samples, num_shards=num_shards, option="--cache")
+    index_shards(written)
+    indexed = IndexedSet(written)
+    found = [index for _, index in indexed.each()]
+    for index, name in itertools.product(found, (*components, LABEL_COMPONENT)):
+        if name not in index.offsets or (index.offsets[name] < 0).any():
+            raise DataError(
+                f"shard '{index.shard}': a sample has no component '{name}' (found: {', '.join(index.offsets)}); "
+                "name the components: --photo, --mask, or leave masks out: --masks without"
+            )
+
+    return FeedData(
+        shards=written,
+        cache=cache,
+        index_paths=write_webdataset_indexes(indexed, indexes),
+        keys=[key for index in found for key in index.keys],
+        labels=np.concatenate([np.asarray(index.labels) for index in found]),
+        shard=np.repeat(np.arange(len(found)), [index.num_samples for index in found]),
+        offsets={name: np.concatenate([index.offsets[name] for index in found]) for name in components},
+        sizes={name: np.concatenate([index.sizes[name] for index in found]) for name in components},
+    )
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    """Height and width of a photo or mask, as Pillow reads them from its header."""
+    with Image.open(io.BytesIO(data)) as image:
+        return image.height, image.width
+
 
 Epoch = Callable[[], Iterator[Batch]]
 """Yields the batches of the next epoch."""

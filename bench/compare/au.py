@@ -1,0 +1,338 @@
+"""Find how many accelerators each loader feeds, decoding photos and not: the scenario of ``bench run --au``.
+
+Each number of accelerators that is tried is emulated: that many ranks, each a process with a loader of its own over its
+share of the shards, that sleeps after each batch for as long as the accelerator computes, and then waits for the
+others. `bench.compare.turn` runs them, as in `bench run`. A turn of a loader is a whole search, and its result the
+largest number whose utilisation reaches the target.
+
+AU = total compute time / total running time (mlcommons/storage v2.0, ``Submission_guidelines.md``, "Performance
+Metrics"). The rules leave out the input of the first step, because a pipeline is being filled then. DLIO, which they
+run, does so in each epoch (argonne-lcf/dlio_benchmark 2.0.0, ``dlio_benchmark/utils/statscounter.py``,
+``compute_metrics_train``): it leaves the first step out of both sums, takes the mean over the epochs of a rank, and
+then over the ranks. The end of an epoch, where a loader says that there are no more batches, counts.
+
+There is one difference. DLIO adds up how long its sleeps took, so on a busy host a sleep that ends late counts as
+compute time. Here a step has its nominal time, as in the rules' text, and being late lowers the utilisation.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from bench.compare.data import DataSets
+from bench.compare.run import Contender, Inputs, LoaderScenario
+from bench.compare.settings import MAX_RANKS, DataFacts
+from bench.compare.turn import EpochTimes, Turn
+from bench.engine.scenario import Rounds, Scenario
+from bench.loaders.registry import LOADERS, Recipe
+from bench.tools.environment import available_cores
+from dali_pipes.errors import PipesError
+
+TARGET = 0.9
+"""The utilisation that MLPerf Storage asks for with ResNet-50."""
+EPOCH_STEPS = 2
+"""The least number of steps of an accelerator in an epoch, whose first one is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One emulated accelerator. A step of it is a sleep: whatever it computes, it computes outside the host."""
+
+    name: str
+    batch_size: int
+    """Samples of a step."""
+    compute_s: float
+    """Seconds of a step."""
+    mlperf_target: float | None = None
+    """The utilisation that MLPerf Storage asks for, if the accelerator is one of theirs."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"--au '{self.name}': the batch must have at least 1 sample, got {self.batch_size}")
+        if not (math.isfinite(self.compute_s) and 0 < self.compute_s < 60):
+            raise ValueError(
+                f"--au '{self.name}': a step must take more than 0 and less than 60 s, got {self.compute_s:g}"
+            )
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that it takes in a second, if it never waits."""
+        return self.batch_size / self.compute_s
+
+    @classmethod
+    def parse(cls, text: str) -> "Accelerator":
+        """Read a name of `ACCELERATORS`, or ``NAME:BATCH:SECONDS``.
+
+        Raises:
+            ValueError: If it is neither.
+
+        >>> Accelerator.parse("tiny:8:0.01").samples_per_s
+        800.0
+        """
+        if text in ACCELERATORS:
+            return ACCELERATORS[text]
+        name, *numbers = text.split(":")
+        try:
+            batch_size, compute_s = int(numbers[0]), float(numbers[1])
+            is_whole = bool(name) and len(numbers) == 2
+        except (ValueError, IndexError):
+            is_whole = False
+        if not is_whole:
+            raise ValueError(
+                f"--au expects one of {', '.join(ACCELERATORS)}, or NAME:BATCH:SECONDS such as mine:256:0.11, "
+                f"got '{text}'"
+            )
+        return cls(name=name, batch_size=batch_size, compute_s=compute_s)
+
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+    one.name: one
+    for one in (
+        # Workloads of MLPerf Storage that read photos: `reader.batch_size`, `train.computation_time` and `metric.au` in
+        # mlcommons/storage, configs/dlio/workload/NAME.yaml. ResNet-50: v2.0, commits ac0424fa (H100) and be18c3e5
+        # (A100). RetinaNet: v3.0, commits 11460d00 (B200) and 76f45459 (MI355).
+        Accelerator(name="resnet50_h100", batch_size=400, compute_s=0.224, mlperf_target=0.90),
+        Accelerator(name="resnet50_a100", batch_size=400, compute_s=0.435, mlperf_target=0.90),
+        Accelerator(name="retinanet_b200", batch_size=24, compute_s=0.04755, mlperf_target=0.85),
+        Accelerator(name="retinanet_mi355", batch_size=32, compute_s=0.0634, mlperf_target=0.85),
+    )
+}
+
+
+class AuPoint(NamedTuple):
+    """What was measured with one number of accelerators."""
+
+    accelerators: int
+    utilisation: float
+    samples_per_s: float
+    cpu_ms_per_sample: float
+    late_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuScenario(LoaderScenario):
+    """Find how many accelerators each loader feeds."""
+
+    kind = "au"
+    title = "feed accelerators"
+
+    accelerator: Accelerator
+    """What is emulated."""
+    recipes: Sequence[Recipe] = ("classification", "encoded")
+    """What is made of a sample: a decoded crop, or nothing."""
+    target: float = TARGET
+    """The least utilisation of accelerators that are fed."""
+    most: int = MAX_RANKS
+    """No more accelerators are tried."""
+    steps: int = 20
+    """The least number of steps of each accelerator in a trial, in as many epochs as that takes."""
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.target <= 1:
+            raise ValueError(f"--au-target must be in (0, 1], got {self.target:g}")
+        if self.most > MAX_RANKS:
+            raise ValueError(
+                f"--au-most must be at most {MAX_RANKS}, got {self.most}: they are processes of this machine"
+            )
+        step = {"batch_size": self.accelerator.batch_size, "compute_ms": 1000 * self.accelerator.compute_s}
+        one = replace(self.settings[0], ranks=1, cache="warm", **step)  # type: ignore[arg-type]
+        object.__setattr__(self, "settings", (one,))
+
+    def check_data(self, data: DataSets) -> None:
+        """Refuse too few samples for one accelerator."""
+        self._limit(data.open(self.settings[0])[1])
+
+    def _limit(self, facts: DataFacts) -> int:
+        """The largest number of accelerators that can be tried."""
+        needed = EPOCH_STEPS * self.accelerator.batch_size
+        if facts.num_samples < needed:
+            raise ValueError(
+                f"an accelerator '{self.accelerator.name}' takes batches of {self.accelerator.batch_size}, and needs "
+                f"{EPOCH_STEPS} in an epoch, {needed} samples; the shards hold {facts.num_samples}; repeat them, "
+                f"and more often for more than one accelerator: --samples {needed}"
+            )
+        return min(self.most, facts.num_shards, facts.num_samples // needed)
+
+    def name_of(self, subject: Contender) -> str:
+        """``loader 'dali', classification``."""
+        return f"loader '{subject.spec}', {subject.recipe}"
+
+    def short_name(self, subject: Contender) -> str:
+        return self.name_of(subject)
+
+    def measure(self, made: Inputs, subject: Contender, number: int) -> list[AuPoint]:
+        """Search; each trial is emulated by processes of its own."""
+        points: list[AuPoint] = []
+        facts = made.data.open(subject.setting)[1]
+
+        def trial(accelerators: int) -> float:
+            steps_in_epoch = facts.num_samples // (accelerators * self.accelerator.batch_size)
+            setting = replace(subject.setting, ranks=accelerators)
+            job = self.job_of(made.data, subject, setting, epochs=-(-self.steps // steps_in_epoch))
+            points.append(point_of(self.take_turn(made, replace(job, in_step=True)), self.accelerator))
+            return points[-1].utilisation
+
+        search(trial, target=self.target, limit=self._limit(facts))
+        return points
+
+    def repeat(self, made: Inputs, subject: Contender, row: Any) -> dict[str, Any]:
+        """Return the figures of one search, and every trial."""
+        found = {point.accelerators: point.utilisation for point in row}
+        fed, share = num_fed(found, target=self.target), share_fed(found, target=self.target)
+        at = next(point for point in row if point.accelerators == max(fed, 1))
+        figures = {
+            "accelerators": fed,
+            "share": share,
+            "share_per_core": share / available_cores(),
+            "utilisation_of_one": found[1],
+            "samples_per_s": at.samples_per_s,
+            "cpu_ms_per_sample": at.cpu_ms_per_sample,
+            "cores_per_accelerator": at.cpu_ms_per_sample / 1000 * self.accelerator.samples_per_s,
+            "late_share": at.late_share,
+        }
+        return {"figures": figures, "trials": [point._asdict() for point in row]}
+
+    def record(self, made: Inputs, subject: Contender, rows: Sequence[Any]) -> dict[str, Any]:
+        decodes = LOADERS[subject.spec.name].decodes
+        # The decoder does not matter without decoding.
+        decode = (
+            "none" if subject.recipe == "encoded" else subject.spec.apply(self.options).decode if decodes else "dali"
+        )
+        return Scenario.record(self, made, subject, rows) | {
+            "loader": subject.spec.name,
+            "decode": decode,
+            "device": self.options.delivery_device,
+            "setting": {**subject.setting.to_json(), "recipe": subject.recipe},
+            "outputs": asdict(made.comparisons[subject]),
+        }
+
+    def options_json(self) -> dict[str, Any]:
+        searched = {"accelerator": asdict(self.accelerator), "target": self.target, "steps": self.steps}
+        return {**super().options_json(), "recipe": f"accelerator {self.accelerator.name}", **searched}
+
+    def baseline_name(self) -> None:
+        """There are no ratios."""
+
+    def notes(self, made: Inputs, rounds: Rounds[Contender, Any]) -> list[str]:
+        one, facts = self.accelerator, made.data.open(self.settings[0])[1]
+        limit = self._limit(facts)
+        wanted = "" if one.mlperf_target is None else f"; MLPerf Storage asks for {one.mlperf_target:.0%}"
+        notes = [
+            f"Accelerator '{one.name}': a batch of {one.batch_size} every {1000 * one.compute_s:g} ms, "
+            f"{one.samples_per_s:,.0f} samples/s. Fed: utilisation of {self.target:.0%} or more{wanted}.",
+            f"The number of accelerators was searched by emulation, each trial with at least {self.steps} steps of "
+            "each accelerator. The fraction follows from the first number that is too many.",
+            f"Host: {available_cores()} cores, which loaders and accelerators share. classification: a crop of each "
+            "photo, as bench run's recipe makes it. encoded: the photos' bytes are read and handed over.",
+        ]
+        searches = [points for subject in rounds.subjects for points in rounds.whole(subject)]
+        if any(point.accelerators == limit and point.utilisation >= self.target for row in searches for point in row):
+            notes.append(
+                f"No more than {limit} could be tried, with {facts.num_samples:,} samples in {facts.num_shards} "
+                "shards; --samples and --num-shards make more of them."
+            )
+        return notes
+
+
+def point_of(turn: Turn, accelerator: Accelerator) -> AuPoint:
+    """Compute what is known of one number of accelerators from what its ranks measured.
+
+    Raises:
+        PipesError: If a rank had a single step in each epoch, the one that is left out.
+    """
+    timed = [rank.timed for rank in turn.ranks]
+    batch_size, compute_s = accelerator.batch_size, accelerator.compute_s
+    found = [utilisation(drawn.epochs, batch_size=batch_size, compute_s=compute_s) for drawn in timed]
+    known = [value for value in found if value is not None]
+    if len(known) < len(found):
+        raise PipesError(
+            f"one of {len(turn.ranks)} accelerators had a single step in each epoch, which is left out; give it more: "
+            "--samples, and --num-shards so that all accelerators get as many"
+        )
+    epochs = [epoch for drawn in timed for epoch in drawn.epochs]
+    assert timed[0].cpu_s is not None, "the first rank measures"
+    num_samples = sum(drawn.num_samples for drawn in timed)
+    return AuPoint(
+        accelerators=len(turn.ranks),
+        utilisation=statistics.fmean(known),
+        samples_per_s=num_samples / max(drawn.elapsed_s for drawn in timed),
+        cpu_ms_per_sample=1000 * timed[0].cpu_s / num_samples,
+        late_share=late_share(epochs, batch_size=batch_size, compute_s=compute_s),
+    )
+
+
+def utilisation(epochs: Sequence[EpochTimes], *, batch_size: int, compute_s: float) -> float | None:
+    """Return the utilisation of one rank; ``None`` if no epoch has a second step.
+
+    A short batch takes its share of a step.
+
+    >>> utilisation([EpochTimes(30, 5.0, 10, 3.0, 3.0)], batch_size=10, compute_s=0.9)
+    0.9
+    """
+    found = [
+        (one.num_samples - one.first_samples) / batch_size * compute_s / (one.elapsed_s - one.first_step_s)
+        for one in epochs
+        if one.num_samples > one.first_samples
+    ]
+    return statistics.fmean(found) if found else None
+
+
+def late_share(epochs: Sequence[EpochTimes], *, batch_size: int, compute_s: float) -> float:
+    """Return how much longer the steps took than they should, as a share: 0.01 if a sleep of 100 ms took 101."""
+    nominal_s = sum(one.num_samples for one in epochs) / batch_size * compute_s
+    return sum(one.computed_s for one in epochs) / nominal_s - 1
+
+
+def search(measure: Callable[[int], float], *, target: float, limit: int) -> dict[int, float]:
+    """Look for the largest number of accelerators with a utilisation of ``target`` or more.
+
+    Tries 1, 2, 4, ... until one is too many, then halves the gap. So it is taken for granted that more accelerators are
+    not used better.
+
+    Args:
+        measure: Emulates this number of accelerators, and returns their utilisation.
+        target: The least utilisation.
+        limit: The largest number that can be tried.
+
+    Returns:
+        Number -> utilisation of all that were tried, in the order of the trials.
+
+    >>> list(search(lambda number: 3.5 / number, target=1.0, limit=64))
+    [1, 2, 4, 3]
+    """
+    found: dict[int, float] = {}
+    fed, starved, number = 0, limit + 1, 1
+    while fed + 1 < starved:
+        found[number] = measure(number)
+        if found[number] >= target:
+            fed = number
+        else:
+            starved = number
+        number = min(2 * fed, limit) if starved > limit else (fed + starved) // 2
+    return found
+
+
+def num_fed(found: Mapping[int, float], *, target: float) -> int:
+    """Return the largest number below the first one that is starved; 0 if a single one is."""
+    starved = min((number for number, value in found.items() if value < target), default=None)
+    return max((number for number in found if starved is None or number < starved), default=0)
+
+
+def share_fed(found: Mapping[int, float], *, target: float) -> float:
+    """Return how many accelerators are fed, with a fraction: 0.6 if a single one reaches 0.6 of ``target``.
+
+    The smallest number that is starved takes all that the host can deliver; ``target`` of fewer accelerators' needs is
+    that much. If none is starved, it is the largest number that was tried, and at least that many are fed.
+
+    >>> share_fed({1: 0.45}, target=0.9)
+    0.5
+    >>> round(share_fed({1: 0.99, 2: 0.98, 3: 0.75}, target=0.9), 3)
+    2.5
+    """
+    whole = num_fed(found, target=target)
+    starved = [number for number, value in found.items() if value < target]
+    return max(float(whole), min(starved) * found[min(starved)] / target) if starved else float(whole)

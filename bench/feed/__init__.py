@@ -1,1 +1,0 @@
-"""The data and the loaders of ``bench feed``."""

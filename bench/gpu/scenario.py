@@ -1,0 +1,364 @@
+"""Measure decoding on a GPU, one setting changed at a time: the scenarios of `bench gpu`, for the engine.
+
+Each scenario starts from one setting. Its points take turns in one process, because opening a CUDA context for each
+point would take longer than timing it. If a point fails, its error is recorded and the others go on: a GPU machine is
+often available for half an hour only, and nobody watches. A scenario's record is written before and after every turn,
+as a whole or not at all, and the next command goes on with it: no turn that has a result is taken again. A process that
+dies takes one turn with it; the scenario then goes on in another process.
+"""
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import click
+import torch
+
+from bench.engine.run import run_scenario
+from bench.engine.scenario import Measured, Rounds, Scenario
+from bench.engine.turn_process import call_apart
+from bench.gpu.decoders import logged, who_decoded
+from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, sampling
+from bench.gpu.points import CHECKS, PUBLISHED_NOTE, SCENARIOS, Point, points_of
+from bench.gpu.workload import Device, GpuSetting, Workload
+from bench.reports.record import read_record, write_record
+from bench.tools.environment import available_cores, describe_environment
+from bench.tools.folders import RunFolder
+from bench.tools.processes import ProcessTree
+from dali_pipes.errors import DataError, PipesError
+from dali_pipes.graph.dali_internals import pool_host_memory
+
+NUM_WARM_UP = 5
+"""Batches before the timed ones, at least: the first batches allocate memory, on a GPU for the largest photo so far."""
+NUM_LOGGED = 2
+"""Batches drawn while the decoders are logged; those that are prefetched are logged, too."""
+MAX_TRIES = 2
+"""A turn in which the process ended this often is recorded as failed, and not taken again."""
+GRACE_S = 20.0
+"""A turn that has begun before the deadline has this time to end; then its process is killed."""
+_SAME = ("commit", "versions", "gpus", "python")
+"""What a record's environment must have in common with this machine's, so that its figures belong together."""
+
+
+class Session(NamedTuple):
+    """The sources from which turns measure."""
+
+    nvml: Nvml | None
+    gpu: dict[str, Any] | None
+    """The description of the GPU for the record; ``None``: none is used."""
+    tree: ProcessTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuScenario(Scenario[Session, Point, Measured]):
+    """One scenario; its subjects are points."""
+
+    kind = "gpu"
+    title = "time points"
+    runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "caller"
+    needs_one = False
+
+    name: str
+    """One of `SCENARIOS`."""
+    workload: Workload
+    """Photos and shards; several scenarios share one."""
+    device: Device
+    num_threads: int
+    batch_size: int
+    hw_decoder_load: float = 0.65
+    sweeps: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Field of `GpuSetting` -> values; see `default_sweeps`."""
+    seconds: float = 2.0
+    """The time of each point in each round."""
+    warm_up_s: float = 1.0
+    """Each point runs for so long before it is timed, at least: an idle GPU takes a while to raise its clocks."""
+    repeats: int = 2
+    bystanders: Collection[int] = ()
+    """Child processes whose CPU time is not counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in SCENARIOS:
+            raise ValueError(f"scenarios must be of {', '.join(SCENARIOS)}, got '{self.name}'")
+        if self.name in CHECKS:
+            object.__setattr__(self, "repeats", 1)
+        if self.seconds <= 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds}")
+        if self.warm_up_s < 0:
+            raise ValueError(f"warm_up_s must be 0 or more, got {self.warm_up_s}")
+        if unknown := set(self.sweeps) - set(asdict(self.base_setting)):
+            raise ValueError(f"sweeps must name fields of GpuSetting, got {', '.join(sorted(unknown))}")
+
+    @property
+    def base_setting(self) -> GpuSetting:
+        """The setting from which each sweep departs."""
+        return GpuSetting(
+            device=self.device,
+            num_threads=self.num_threads,
+            batch_size=self.batch_size,
+            hw_decoder_load=self.hw_decoder_load,
+        )
+
+    def goes_on_without(self, subject: Point) -> bool:
+        """Go on unless the error broke the CUDA context: all later points would fail, so another process goes on."""
+        if self.device == "gpu":
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                return False
+        return True
+
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> Session:
+        """Open NVML, if there is a GPU."""
+        # Later it may be too late, so the figures of a point would depend on the points before it in its process.
+        pool_host_memory()
+        tree = ProcessTree(bystanders=self.bystanders)
+        if self.device == "cpu":
+            return Session(None, None, tree)
+        nvml, why_not = None, None
+        try:
+            uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+            nvml = stack.enter_context(Nvml(str(uuid)))
+        except (AttributeError, OSError) as exc:  # torch is too old, or NVML is missing
+            why_not = str(exc)
+        return Session(nvml, {**describe_gpu(nvml), "nvml": why_not or "read"}, tree)
+
+    def subjects(self, made: Session) -> Sequence[Point]:
+        """Return the points."""
+        return points_of(self.name, self.base_setting, self.sweeps, has_masks=bool(self.workload.stored.masks))
+
+    def order(self, subjects: Sequence[Point], number: int) -> Sequence[Point]:
+        """Keep the order in every round, the most important first: the time may end before the last subject."""
+        return subjects
+
+    def name_of(self, subject: Point) -> str:
+        """``decode, batch_size=64``."""
+        return subject.name
+
+    def check_options(self, earlier: Mapping[str, Any]) -> None:
+        """Refuse to go on with a record that was made with other options.
+
+        Raises:
+            DataError: Names the options.
+        """
+        options = json.loads(json.dumps(self.options_json()))
+        if changed := [name for name, value in options.items() if earlier["options"].get(name) != value]:
+            raise DataError(
+                f"the record of '{self.name}' that is there was made with other options ({', '.join(changed)}); name "
+                "another directory, or delete the record"
+            )
+
+    def go_on(self, rounds: Rounds[Point, Measured], earlier: Mapping[str, Any]) -> None:
+        """Take over the turns and errors of an earlier record; a turn that ended its process twice has failed."""
+        by_name = {point.name: point for point in rounds.subjects}
+        for record in earlier["records"]:
+            rounds.rows[by_name[f"{record['loader']}, {record['setting']['change']}"]] = list(record["repeats"])
+        rounds.errors |= {by_name[name]: error for name, error in earlier["errors"].items()}
+        rounds.tries |= {by_name[name]: number for name, number in earlier["tries"].items()}
+        if (at := earlier["at"]) is not None:
+            tries = rounds.tries[by_name[at]] = rounds.tries.get(by_name[at], 0) + 1
+            if tries >= MAX_TRIES:
+                rounds.errors[by_name[at]] = f"the process ended {tries} times in this turn"
+
+    def measure(self, made: Session, subject: Point, number: int) -> Measured:
+        """Take one step of a check; or time one point, and see in the first round before that who decodes."""
+        setting, case = subject.setting, subject.case
+        if case.needs_masks and not self.workload.stored.masks:
+            mask = self.workload.mask
+            found = f"not all samples have a mask '{mask}'" if mask else "no component is a mask by its name"
+            raise ValueError(f"{found}; name the component: --mask")
+        if case.check is not None:
+            return case.check(self.workload, setting)
+        assert case.open is not None, "the case is no check"
+        decoded = self._who_decodes(subject) if number == 0 else {}
+        with case.open(self.workload, setting) as running:
+            warm_up_start, num_warm_up = time.perf_counter(), 0
+            while num_warm_up < NUM_WARM_UP or time.perf_counter() - warm_up_start < self.warm_up_s:
+                running.step()
+                num_warm_up += 1
+            _synchronise(setting)
+            num_samples = 0
+            cpu_start, start = made.tree.cpu_s(), time.perf_counter()
+            after_s = SETTLED_S if self.seconds > SETTLED_S else 0.0
+            with sampling(None if made.nvml is None else made.nvml.sample, after_s=after_s) as used:
+                while time.perf_counter() - start < self.seconds or not num_samples:
+                    num_samples += running.step()
+                _synchronise(setting)
+                elapsed = time.perf_counter() - start
+            cpu_s = made.tree.cpu_s() - cpu_start
+        return {
+            "figures": {
+                "samples_per_s": num_samples / elapsed,
+                "cpu_ms_per_sample": 1000 * cpu_s / num_samples,
+                "cpu_share": cpu_s / elapsed / available_cores(),
+                **used,
+                # As MLPerf Storage defines it: the time of the steps over all the time.
+                "step_share": num_samples * running.step_s / elapsed if running.step_s else None,
+            },
+            "num_samples": num_samples,
+            "seconds": elapsed,
+            "photos": self.workload.photos(setting).to_json(),
+            "decoded_by": decoded,
+        }
+
+    def _who_decodes(self, point: Point) -> dict[str, int]:
+        """Draw some batches with the decoders' log on; nothing is timed."""
+
+        def draw() -> None:
+            assert point.case.open is not None, "the case is no check"
+            with point.case.open(self.workload, point.setting) as running:
+                for _ in range(NUM_LOGGED):
+                    running.step()
+
+        with logged() as log:
+            draw()  # its pipeline is gone when it returns
+        return who_decoded(log[0])
+
+    def record(self, made: Session, subject: Point, rows: Sequence[Measured]) -> dict[str, Any]:
+        device = "cuda" if subject.setting.device == "gpu" else "cpu"
+        setting = {"change": subject.label, **({"scenario": self.name} if self.name in CHECKS else {})}
+        return {
+            "loader": subject.case.variant,
+            "decode": "none",
+            "device": device,
+            "setting": setting,
+            "full_setting": asdict(subject.setting),
+            "data": 0,
+            "repeats": list(rows),
+        }
+
+    def options_json(self) -> dict[str, Any]:
+        """Return what the figures depend on besides the machine and the versions."""
+        return {
+            **{name: getattr(self, name) for name in _OPTIONS},
+            "sweeps": {name: list(values) for name, values in self.sweeps.items()},
+            "photos": self.workload.stored.to_json(),
+            "num_shards": len(self.workload.shards.names),
+        }
+
+    def report(self, made: Session, rounds: Rounds[Point, Measured]) -> dict[str, Any]:
+        """Return all turns, also those of rounds that are not complete: the time often ends before."""
+        unfinished = [
+            point.name
+            for point, turns in rounds.rows.items()
+            if len(turns) < rounds.wanted and point not in rounds.errors
+        ]
+        decoded = [
+            f"{point.name}: {_decoders(turns[0]['decoded_by'])}."
+            for point, turns in rounds.rows.items()
+            if turns and turns[0].get("decoded_by") and self.device == "gpu"
+        ]
+        data = {"num_samples": len(self.workload.stored.photos), "num_shards": len(self.workload.shards.names)}
+        return {
+            "scenario": self.name,
+            "options": self.options_json(),
+            "baseline": None,
+            "data": [data],
+            "records": [self.record(made, point, turns) for point, turns in rounds.rows.items() if turns],
+            "failed": self.failed(made, rounds),
+            "left_out": unfinished,
+            "errors": {point.name: error for point, error in rounds.errors.items()},
+            "tries": {point.name: number for point, number in rounds.tries.items()},
+            "gpu": made.gpu,
+            "notes": [
+                *self._conditions(made),
+                *decoded,
+                *([PUBLISHED_NOTE] if self.name == "rn50" else []),
+                *([f"left out, the time was over: {'; '.join(unfinished)}"] if unfinished else []),
+            ],
+        }
+
+    def _conditions(self, made: Session) -> list[str]:
+        photos = self.workload.stored
+        kind = "drawn, not photographs" if photos.is_drawn else "as stored in the shards"
+        notes = [
+            f"{len(photos.photos)} photos, {kind}: {photos.encoded_bytes / 1024:.1f} KiB and {photos.pixels / 1e6:.2f} "
+            "megapixels on average."
+        ]
+        if made.gpu is None:
+            return [*notes, "Decoded on the CPU: nothing here says anything about a GPU."]
+        engines = made.gpu["jpeg_engines"] or "unknown"
+        notes.append(f"{made.gpu['name']}, driver {made.gpu.get('driver', 'unknown')}, {engines} JPEG engines.")
+        if not made.gpu["video_library"]:
+            notes.append("libnvcuvid is missing: the JPEG engines were not used (driver capability `video`).")
+        return notes
+
+
+def _decoders(found: Mapping[str, int]) -> str:
+    """Percent of the photos by each decoder."""
+    if not found["num_photos"] or found["unknown"] or found["failed"]:
+        return "the decoders' log does not say which of them decoded the photos"
+    return ", ".join(f"{found[name] / found['num_photos']:.0%} by {name}" for name in ("engines", "hybrid", "cpu"))
+
+
+_OPTIONS = ("num_threads", "batch_size", "hw_decoder_load", "device", "seconds", "warm_up_s", "repeats")
+
+
+def _synchronise(setting: GpuSetting) -> None:
+    if setting.device == "gpu":
+        torch.cuda.synchronize()
+
+
+def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
+    """Run a scenario, or go on with its record, and return the record.
+
+    Args:
+        scenario: With the deadline, which holds for checks, too.
+        path: The record's file.
+
+    Raises:
+        DataError: If the record there was made with other options, or on another machine.
+        PipesError: If the scenario cannot be opened.
+    """
+    if path.exists():
+        earlier = read_record(path)
+        scenario.check_options(earlier)
+        _check_machine(earlier, path)
+    while not _is_over(scenario) and not (path.exists() and is_done(read_record(path))):
+        _run_apart(scenario, path)
+    if not path.exists():
+        raise PipesError(f"scenario '{scenario.name}': the time was over before its first turn; pass more --minutes")
+    return read_record(path)
+
+
+def is_done(report: dict[str, Any]) -> bool:
+    """Whether every turn of a record has a result or failed."""
+    return not report["left_out"] and report["at"] is None
+
+
+def run_kept(scenario: GpuScenario, path: Path) -> None:
+    """Run a scenario in this process, or go on with its record, which is written before and after every turn."""
+    earlier = read_record(path) if path.exists() else None
+    report = run_scenario(scenario, keep_turns=lambda report: write_record(report, path), earlier=earlier)
+    write_record({**report, "at": None}, path)
+
+
+def _run_apart(scenario: GpuScenario, path: Path) -> None:
+    """Call `run_kept` in a process of its own; return also if that dies in a turn, or if the time is over."""
+    limit_s = None if scenario.deadline is None else max(0.0, scenario.deadline - time.monotonic()) + GRACE_S
+    before = path.read_bytes() if path.exists() else None
+    try:
+        call_apart(run_kept, scenario, path, name=f"scenario '{scenario.name}'", timeout_s=limit_s)
+    except PipesError as exc:
+        # A process that has written nothing would fail again in the same way.
+        if (path.read_bytes() if path.exists() else None) == before:
+            raise
+        click.echo(f"{exc}; its record is kept, and goes on", err=True)
+
+
+def _is_over(scenario: GpuScenario) -> bool:
+    return scenario.deadline is not None and time.monotonic() > scenario.deadline
+
+
+def _check_machine(report: dict[str, Any], path: Path) -> None:
+    here, there = describe_environment(), report["environment"]
+    if changed := [name for name in _SAME if here[name] != there[name]]:
+        name = changed[0]
+        raise DataError(
+            f"'{path.name}': made with another {name} ({there[name]}, here {here[name]}); its figures do not belong "
+            "together with new ones: name another directory, or delete it"
+        )

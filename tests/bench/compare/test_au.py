@@ -1,0 +1,298 @@
+"""``bench run --au`` on tiny data: real loaders feed real processes that sleep as accelerators compute."""
+
+import json
+import math
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.compare.au import (
+    ACCELERATORS,
+    Accelerator,
+    AuScenario,
+    late_share,
+    num_fed,
+    point_of,
+    search,
+    share_fed,
+    utilisation,
+)
+from bench.compare.settings import TurnSetting
+from bench.compare.turn import Drawn, EpochTimes, Pace, RankTurn, Turn
+from bench.engine.run import run_scenario
+from bench.engine.turn_process import fork_server
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.selection import LoaderSpec
+from bench.reports.tables import report_text
+from dali_pipes.cli import main
+from dali_pipes.errors import PipesError
+from dali_pipes.store.shard_set import ShardSet
+from tests.bench.conftest import CROP
+
+PATIENT = Accelerator(name="patient", batch_size=3, compute_s=0.02)
+HUNGRY = Accelerator(name="hungry", batch_size=3, compute_s=1e-6)
+"""Three million samples a second: no loader can."""
+TINY = ["--crop", "64", "--num-threads", "1", "--loaders", "dali", "--repeats", "1"]
+
+
+def scenario(shards: ShardSet, options: LoaderOptions, accelerator: Accelerator, **given: Any) -> AuScenario:
+    own = replace(options, recipe="classification", mask=None)
+    setting = TurnSetting(crop=CROP, threads=1)
+    return AuScenario(
+        shards=shards,
+        loaders=given.pop("loaders", [LoaderSpec(name="dali")]),
+        accelerator=accelerator,
+        options=own,
+        settings=(setting,),
+        repeats=1,
+        steps=3,
+        **given,
+    )
+
+
+def test_number_of_accelerators_is_found_by_emulation(shards: ShardSet, options: LoaderOptions, tmp_path: Path) -> None:
+    """A target that any host reaches is met up to the limit, by each loader, with decoding and without."""
+    loaders = [LoaderSpec(name="dali"), LoaderSpec(name="webloader")]
+    found = run_scenario(scenario(shards, options, PATIENT, loaders=loaders, target=0.001, most=2))
+    rows = {(row["loader"], row["setting"]["recipe"]): row for row in found["records"]}
+    assert set(rows) == {(name, recipe) for name in ("dali", "webloader") for recipe in ("classification", "encoded")}
+    for row in rows.values():
+        (turn,) = row["repeats"]
+        points, figures = turn["trials"], turn["figures"]
+        assert [point["accelerators"] for point in points] == [1, 2]
+        assert all(0 < point["utilisation"] <= 1 for point in points)
+        assert all(point["late_share"] >= 0 for point in points), "no sleep ends early"
+        assert (figures["accelerators"], figures["share"]) == (2, 2.0)
+        assert row["outputs"]["num_samples"] == 22
+    text = report_text(found)
+    assert "No more than 2 could be tried" in text
+    assert "cores an accelerator" in text.splitlines()[0]
+
+
+def test_loader_that_is_too_slow_feeds_none(shards: ShardSet, options: LoaderOptions) -> None:
+    """Its single accelerator waits nearly all the time; more are not tried."""
+    found = run_scenario(scenario(shards, options, HUNGRY, recipes=("encoded",)))
+    (row,) = found["records"]
+    (turn,) = row["repeats"]
+    figures = turn["figures"]
+    assert [point["accelerators"] for point in turn["trials"]] == [1]
+    assert figures["utilisation_of_one"] < 0.9
+    assert figures["accelerators"] == 0
+    assert figures["share"] == pytest.approx(figures["utilisation_of_one"] / 0.9)
+
+
+def test_point_is_the_mean_of_its_ranks() -> None:
+    """Two ranks of three steps: one never waits, the other half of the time after its first step."""
+
+    def rank(elapsed_s: float, cpu_s: float | None) -> RankTurn:
+        epoch = EpochTimes(30, elapsed_s, 10, 1.0, 3.3)
+        drawn = Drawn(
+            num_samples=30, num_epochs=1, elapsed_s=elapsed_s, waits_s=(0.0,), ends_s=0, cpu_s=cpu_s, epochs=(epoch,)
+        )
+        return RankTurn(first=drawn, steady=drawn, num_workers=0, decode="dali", device="cpu", gives=())
+
+    accelerator = Accelerator(name="ten", batch_size=10, compute_s=1.0)
+    turn = Turn(ranks=(rank(3.0, 0.6), rank(5.0, None)), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    found = point_of(turn, accelerator)
+    assert found.accelerators == 2
+    assert found.utilisation == pytest.approx((1.0 + 0.5) / 2)
+    assert found.samples_per_s == pytest.approx(60 / 5)
+    assert found.cpu_ms_per_sample == pytest.approx(10.0)
+    assert found.late_share == pytest.approx(0.1)
+
+
+def test_accelerator_with_one_step_an_epoch_is_an_error() -> None:
+    """There is nothing to be measured; it says what to do."""
+    epoch = EpochTimes(10, 1.0, 10, 1.0, 1.0)
+    drawn = Drawn(num_samples=10, num_epochs=1, elapsed_s=1.0, waits_s=(0.0,), ends_s=0, cpu_s=0.1, epochs=(epoch,))
+    one = RankTurn(first=drawn, steady=drawn, num_workers=0, decode="dali", device="cpu", gives=())
+    turn = Turn(ranks=(one,), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    with pytest.raises(PipesError, match=r"one of 1 accelerators had a single step .*: --samples, and --num-shards"):
+        point_of(turn, Accelerator(name="ten", batch_size=10, compute_s=1.0))
+
+
+def test_command_searches_and_writes_a_record(
+    shards: ShardSet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Samples are repeated so that there are enough; ``--repeats`` is the number of searches."""
+    path = tmp_path / "au.json"
+    arguments = ["bench", "run", "--shards", shards.store.url, "--au", "mine:8:0.001", "--au-photos", "files", *TINY]
+    assert main([*arguments, "--samples", "32", "--au-steps", "2", "--au-most", "1", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["format"] == "dali-pipes-bench-au"
+    mine = {"name": "mine", "batch_size": 8, "compute_s": 0.001, "mlperf_target": None}
+    assert found["options"]["accelerator"] == mine
+    assert found["data"][0]["num_samples"] == 32
+    assert [row["setting"]["recipe"] for row in found["records"]] == ["encoded"]
+    assert "Accelerator 'mine': a batch of 8 every 1 ms, 8,000 samples/s." in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--au", "h200"], "--au expects one of resnet50_h100"),
+        (["--au-steps", "3"], "--au-steps needs --au ACCELERATOR"),
+        (["--au", "mine:8:0.1", "--batch-size", "4"], "--au excludes --batch-size: the accelerator has a batch size"),
+        (["--au", "mine:8:0.1", "--ranks", "2"], "--au excludes --ranks: each accelerator is a rank"),
+        (["--au", "mine:8:0.1", "--compute-ms", "5"], "--au excludes --compute-ms"),
+        (["--au", "mine:8:0.1", "--au-most", "65"], "--au-most must be at most 64, got 65"),
+        (["--au", "mine:12:0.1"], "needs 2 in an epoch, 24 samples; the shards hold 22; .*: --samples 24"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    given: list[str], message: str, shards: ShardSet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is timed."""
+    assert main(["bench", "run", "--shards", shards.store.url, *TINY, *given]) == 2
+    told = capfd.readouterr().err
+    assert re.search(message, told), told
+
+
+# Three steps of 10 samples, a second each: the first batch comes after 4 s, the next two after 0 and 1 s.
+STARVED_ONCE = EpochTimes(num_samples=30, elapsed_s=8.0, first_samples=10, first_step_s=5.0, computed_s=3.0)
+PERFECT = EpochTimes(num_samples=30, elapsed_s=3.0, first_samples=10, first_step_s=1.0, computed_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        ([PERFECT], 1.0),
+        ([STARVED_ONCE], 2 / 3),  # the first wait, 4 s, does not count
+        ([PERFECT, STARVED_ONCE], (1 + 2 / 3) / 2),  # each epoch has its own first step
+        ([PERFECT._replace(elapsed_s=4.0)], 2 / 3),  # 1 s until the loader says that there are no more batches
+        ([PERFECT._replace(num_samples=25)], 0.75),  # a last batch of half the size has half a step: 1.5 of 2 s
+        ([PERFECT._replace(computed_s=4.5)], 1.0),  # nominal times count, not those of the sleeps
+        ([PERFECT, PERFECT._replace(num_samples=10, elapsed_s=9.0)], 1.0),  # an epoch of one step says nothing
+        ([PERFECT._replace(num_samples=10, elapsed_s=1.0)], None),
+    ],
+)
+def test_utilisation_leaves_out_the_first_step_of_each_epoch(epochs: list[EpochTimes], expected: float | None) -> None:
+    """As DLIO computes it, with nominal times."""
+    assert utilisation(epochs, batch_size=10, compute_s=1.0) == (None if expected is None else pytest.approx(expected))
+
+
+def test_steps_that_take_longer_than_they_should_are_late() -> None:
+    """Six steps of a second that took 6.3 s."""
+    epochs = [PERFECT, PERFECT._replace(computed_s=3.3)]
+    assert late_share(epochs, batch_size=10, compute_s=1.0) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("able", "limit", "tried"),
+    [
+        (0, 64, [1]),
+        (1, 64, [1, 2]),
+        (2, 64, [1, 2, 4, 3]),
+        (5, 64, [1, 2, 4, 8, 6, 5]),
+        (5, 5, [1, 2, 4, 5]),  # the limit itself is tried
+        (9, 1, [1]),
+        (100, 6, [1, 2, 4, 6]),
+    ],
+)
+def test_search_finds_the_largest_number_in_few_trials(able: int, limit: int, tried: list[int]) -> None:
+    """A host that feeds ``able`` accelerators."""
+    found = search(lambda number: 1.0 if number <= able else 0.5, target=0.9, limit=limit)
+    assert list(found) == tried
+    assert num_fed(found, target=0.9) == min(able, limit)
+
+
+@pytest.mark.parametrize(
+    ("found", "whole", "share"),
+    [
+        ({1: 0.45}, 0, 0.5),
+        ({1: 0.9}, 1, 1.0),  # the limit was 1
+        ({1: 0.99, 2: 0.6}, 1, 2 * 0.6 / 0.9),
+        ({1: 0.99, 2: 0.98, 4: 0.5, 3: 0.75}, 2, 2.5),
+        ({1: 0.99, 2: 0.3}, 1, 1.0),  # two disturb each other: the share is never below the number
+        ({1: 0.99, 2: 0.5, 4: 0.95}, 1, 2 * 0.5 / 0.9),  # beyond one that is starved nothing counts
+    ],
+)
+def test_share_goes_on_from_the_first_number_that_is_too_many(
+    found: dict[int, float], whole: int, share: float
+) -> None:
+    """By hand."""
+    assert num_fed(found, target=0.9) == whole
+    assert share_fed(found, target=0.9) == pytest.approx(share)
+
+
+def test_accelerators_of_mlperf_storage() -> None:
+    """Their batch sizes and times, and the rates that follow."""
+    assert {name: (one.batch_size, one.compute_s) for name, one in ACCELERATORS.items()} == {
+        "resnet50_h100": (400, 0.224),
+        "resnet50_a100": (400, 0.435),
+        "retinanet_b200": (24, 0.04755),
+        "retinanet_mi355": (32, 0.0634),
+    }
+    assert round(ACCELERATORS["resnet50_h100"].samples_per_s) == 1786
+    assert round(ACCELERATORS["retinanet_b200"].samples_per_s) == 505
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100", "--au expects one of resnet50_h100, .*, or NAME:BATCH:SECONDS .*, got 'h100'"),
+        ("mine:8", "got 'mine:8'"),
+        (":8:0.1", "got ':8:0.1'"),
+        ("mine:8:0.1:3", "got 'mine:8:0.1:3'"),
+        ("mine:eight:0.1", "got 'mine:eight:0.1'"),
+        ("mine:0:0.1", "'mine': the batch must have at least 1 sample, got 0"),
+        ("mine:8:0", "'mine': a step must take more than 0 and less than 60 s, got 0"),
+        ("mine:8:nan", "'mine': a step must take more than 0 and less than 60 s, got nan"),
+    ],
+)
+def test_accelerator_that_is_none_is_refused(text: str, message: str) -> None:
+    """With the forms that are known."""
+    with pytest.raises(ValueError, match=message):
+        Accelerator.parse(text)
+    assert Accelerator.parse("mine:8:0.5") == Accelerator(name="mine", batch_size=8, compute_s=0.5)
+
+
+def test_ranks_take_their_steps_together_until_one_has_no_more() -> None:
+    """Two epochs of three ranks with 2, 4 and 5 steps: the first two steps are common, and nobody waits for ever."""
+    pace = Pace.of(3, fork_server())
+    assert pace is not None
+    done = [0, 0, 0]
+    seen: list[Sequence[int]] = []
+
+    def take(rank: int, num_steps: int) -> None:
+        for epoch in range(2):
+            pace.begin_epoch()
+            for step in range(num_steps):
+                done[rank] += 1
+                pace.end_step()
+                if step < 1:
+                    seen.append([count - (2, 4, 5)[other] * epoch for other, count in enumerate(done)])
+            pace.end_epoch()
+
+    _in_threads([lambda rank=rank, num=num: take(rank, num) for rank, num in enumerate((2, 4, 5))])
+    assert done == [4, 8, 10]
+    assert len(seen) == 6
+    # After a rank's first step every rank has taken its first; the others may be on their way.
+    assert all(min(counts) >= 1 for counts in seen)
+
+
+def test_single_rank_waits_for_nobody() -> None:
+    """So it has no pace."""
+    assert Pace.of(1, fork_server()) is None
+
+
+def _in_threads(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_target_of_all_is_met_only_by_steps_without_a_wait() -> None:
+    """Whatever rounding does to sums of seconds."""
+    epochs = [EpochTimes(40, 4 * 0.1 + 1e-9, 10, 0.1, 0.4)]
+    found = utilisation(epochs, batch_size=10, compute_s=0.1)
+    assert found is not None
+    assert math.isclose(found, 1.0, abs_tol=1e-6)
