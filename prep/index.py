@@ -27,7 +27,7 @@ from dali_pipes.data_set.indexing import (
     stored_versions,
 )
 from dali_pipes.errors import DataError, StoreError, shown
-from dali_pipes.formats.column_spool import ColumnsSpool
+from dali_pipes.formats.column_spool import ROWS_IN_MEMORY, ColumnsBuilder
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.store.entries import ObjectEntry
@@ -150,7 +150,7 @@ def index_without_manifest(
     **options: Any,
 ) -> Manifest:
     """As `index_shards`, but the manifest is only returned. ``before_columns`` is a last check."""
-    with ColumnsSpool() as columns:
+    with ColumnsBuilder(ROWS_IN_MEMORY) as columns:
         join = lambda runs, classes: join_runs(shards, runs, columns, classes=classes)  # noqa: E731
         manifest = _index(shards, classes, join, on=on, show_progress=show_progress, **options)
         before_columns()

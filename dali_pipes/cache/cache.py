@@ -32,9 +32,8 @@ import numpy as np
 
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.cache.extents import OTHER_DIRECTORY
-from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, CacheFiles, OpenCacheFile
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, SHARED_FROM_BYTES, CacheFiles, OpenCacheFile, share_columns
 from dali_pipes.cache.free_space import FreeSpace
-from dali_pipes.cache.shared_columns import SHARED_FROM_BYTES, share_columns
 from dali_pipes.cache.table import NOBODY, NUM_SLOTS, State, StateTable, is_unfinished
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
@@ -193,6 +192,7 @@ class NodeCache:
         """List the files that were moved aside, because they could not be read, and the bytes that each takes."""
         return self._files.own.damaged()
 
+    @exclusive
     def join(
         self,
         key: str,
@@ -220,22 +220,6 @@ class NodeCache:
         Raises:
             CacheError: If so many bytes cannot be reserved.
         """
-        slot = self._join(key, starts, source, group, reserved, cache_bytes, keep, verify)
-        self._drop(self._surplus(slot))
-        return slot
-
-    @exclusive
-    def _join(
-        self,
-        key: str,
-        starts: Int64s,
-        source: str,
-        group: int,
-        reserved: int,
-        cache_bytes: int,
-        keep: bool,
-        verify: Verify,
-    ) -> int:
         files, slots = self._files, self._slots
         files.sweep()
         allowed = min(cache_bytes, slots.least_bytes() or cache_bytes)
@@ -263,6 +247,13 @@ class NodeCache:
         self._checked_by[slot] = np.zeros(opened.table.num_shards if verify == "always" else 0, np.bool_)
         slots.write(slot, reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
         files.remove_unused()  # of loaders that ended without closing them
+        # An earlier job may have been allowed more bytes.
+        surplus_bytes = files.used_bytes() - self._allowed_bytes()
+        if surplus_bytes > 0:
+            for surplus, shards in self._choose_victims(slot, surplus_bytes, enough=False):
+                with surplus.table.changing():
+                    surplus.drop(shards)
+            slots.wake()
         return slot
 
     @exclusive
@@ -493,12 +484,6 @@ class NodeCache:
                 cache_file.table.drop(dropped, slot)
             victims.append((cache_file, dropped))
         return victims
-
-    @exclusive
-    def _surplus(self, slot: int) -> Victims:
-        """Choose unheld shards beyond the bytes allowed now: an earlier job may have been allowed more."""
-        surplus_bytes = self._files.used_bytes() - self._allowed_bytes()
-        return [] if surplus_bytes <= 0 else self._choose_victims(slot, surplus_bytes, enough=False)
 
     def _drop(self, victims: Victims) -> None:
         """Free the blocks of these shards, outside the mutex, since others wait for it."""

@@ -18,20 +18,26 @@ name. So a loader keeps the table that it joined with, and never marks its shard
 sets are not concerned. A loader that still uses the cache file keeps its open files, as in Note [removed]. A slot
 whose row was changed is emptied if its loader is gone. If the loader lives, nobody knows which shards it holds, so
 nobody changes the cache until it ends.
+
+# Note [columns]: every loader reads the manifest from its store. If it is large, the first loader of a cache file
+writes its columns beside it, so that the loaders of a machine hold them once. Each one compares the file with its own
+columns, maps it, and drops its own: nothing is believed that the store did not say.
 """
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.cache.directory import DamagedFileError, LockFile, Mutex, OwnDirectory
@@ -40,6 +46,8 @@ from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id, is_unf
 from dali_pipes.errors import CacheError
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 _SLOT = np.dtype(
     [
@@ -64,6 +72,9 @@ FIRST_SLOT_BYTE = 1
 # The names of a cache file, its table and its source, and of a table that is being made (with a dot before it).
 _KEY = re.compile("[0-9a-f]{32}")
 _SUFFIXES = ("table", "image", "source", "columns")
+
+SHARED_FROM_BYTES = 4 << 20
+"""Smaller columns, of some 60,000 shards, are not worth a file."""
 
 GOES_ON = 0
 """Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.cache`."""
@@ -406,3 +417,60 @@ def cache_root(directory: Path) -> Path:
 
 def _last_number(row: bytes) -> int:
     return int.from_bytes(row[-4:], "little")
+
+
+def share_columns(
+    files: OwnDirectory, key: str, columns: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]] | None:
+    """Map the file of these columns, which is made if it is not there. Note [columns].
+
+    Returns:
+        Read-only arrays of the same values; ``None`` if no file can be made or mapped, as on a full disk.
+    """
+    name = f"{key}.columns"
+    try:
+        try:
+            return _mapped_columns(files, name, columns)
+        except FileNotFoundError:
+            pass
+        except DamagedFileError as exc:
+            files.set_aside(name, str(exc))
+        _write_columns(files, name, f".{key}.partial", columns)
+        return _mapped_columns(files, name, columns)
+    except (OSError, DamagedFileError) as exc:
+        _log.info("the manifest's columns are not shared: '%s' cannot be used (%s)", files.path / name, exc)
+        return None
+
+
+def _write_columns(files: OwnDirectory, name: str, partial: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    files.remove(partial)
+    file = files.open(partial, flags=os.O_CREAT | os.O_EXCL)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.writelines(np.ascontiguousarray(column).data for column in columns.values())
+        files.rename(partial, name)
+    except BaseException:
+        files.remove(partial)
+        raise
+
+
+def _mapped_columns(
+    files: OwnDirectory, name: str, columns: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """The columns in the file. Raises `DamagedFileError` if they are others."""
+    num_bytes = sum(column.nbytes for column in columns.values())
+    file = files.open(name)
+    try:
+        if (found := os.fstat(file).st_size) != num_bytes:
+            raise DamagedFileError(f"'{name}' has {found} bytes, expected {num_bytes}")
+        memory = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(file)
+    shared, start = {}, 0
+    for column, own in columns.items():
+        # The columns of 8 bytes come first, so each begins at a multiple of its item's size.
+        shared[column] = np.frombuffer(memory, own.dtype, len(own), start)
+        start += own.nbytes
+        if not np.array_equal(shared[column], own):
+            raise DamagedFileError(f"'{name}' holds another column '{column}' than the store's manifest")
+    return shared

@@ -30,15 +30,31 @@ from dali_pipes.formats.texts import Texts, pack_texts
 
 # Shards whose columns are joined before all of them are, and their samples.
 _SHARDS_JOINED, _ROWS_JOINED = 256, 1 << 17
-_ROWS_IN_MEMORY = 1 << 20
+ROWS_IN_MEMORY = 1 << 20
+"""Samples of a large data set whose columns a builder keeps in memory."""
 # A multiple of 8: a column of bits is made of pieces of whole bytes.
 _ROWS_AT_A_TIME = 1 << 20
 
 
 class ColumnsBuilder:
-    """Collects the columns of shards, in the manifest's order, without a Python object per sample."""
+    """Collects the columns of shards, in the manifest's order, without a Python object per sample.
 
-    def __init__(self) -> None:
+    It is a context manager if it may keep columns in temporary files. These have no name: nothing is left of a process
+    that is killed.
+
+    Args:
+        rows_in_memory: Samples whose columns are kept before they go to the temporary files; ``None``: all.
+    """
+
+    def __init__(self, rows_in_memory: int | None = None) -> None:
+        self._rows_in_memory = rows_in_memory
+        self._rows = 0
+        self._files = contextlib.ExitStack()
+        self._key_bytes, self._key_ends = _Column(np.uint8, self._files), _Column(np.int64, self._files)
+        self._labels: _Column | None = None
+        self._has: dict[str, _Column] = {}
+        self._sizes: dict[str, tuple[_Column, _Column]] = {}
+
         self._parts: list[SampleColumns] = []
         self._last: list[SampleColumns] = []
         self._last_rows = 0
@@ -47,6 +63,12 @@ class ColumnsBuilder:
         """The components that are collected, in the order in which they were found."""
         self.is_cut = False
         """Whether a component was left out, because there are too many."""
+
+    def __enter__(self) -> "ColumnsBuilder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
 
     def add(self, index: ShardIndex) -> None:
         """Add the columns of the next shard."""
@@ -69,60 +91,9 @@ class ColumnsBuilder:
         self._append(replace(columns, has=has, sizes=sizes))
 
     def finish(self) -> SampleColumns:
-        """The columns of all shards that were added."""
+        """The columns of all shards that were added, or those that are in no temporary file yet."""
         self._join_last()
         return join_columns(self._parts)
-
-    def _admit(self, names: Iterable[str]) -> list[str]:
-        taken = []
-        for name in names:
-            if len(self.components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
-                self.components[name] = None
-            if name in self.components:
-                taken.append(name)
-            else:
-                self.is_cut = True
-        return taken
-
-    def _join_last(self) -> None:
-        """Join the columns of small shards, whose arrays take more memory than their values."""
-        if self._last:
-            joined = join_columns(self._last)
-            self._last, self._last_rows = [], 0
-            self._append(joined)
-
-    def _append(self, part: SampleColumns) -> None:
-        self._parts.append(part)
-
-    def _restart(self) -> None:
-        # The first part is empty, because there may be no shard.
-        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
-
-
-class ColumnsSpool(ColumnsBuilder):
-    """A builder that keeps only the last shards' columns in memory, and writes the column file as a stream.
-
-    The temporary files have no name: nothing is left of a process that is killed.
-
-    Args:
-        rows_in_memory: Samples whose columns are kept before they go to the temporary files.
-    """
-
-    def __init__(self, rows_in_memory: int = _ROWS_IN_MEMORY) -> None:
-        super().__init__()
-        self._rows_in_memory = rows_in_memory
-        self._rows = 0
-        self._files = contextlib.ExitStack()
-        self._key_bytes, self._key_ends = _Column(np.uint8, self._files), _Column(np.int64, self._files)
-        self._labels: _Column | None = None
-        self._has: dict[str, _Column] = {}
-        self._sizes: dict[str, tuple[_Column, _Column]] = {}
-
-    def __enter__(self) -> "ColumnsSpool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
 
     def stream(self, *, manifest: str) -> FileStream:
         """The bytes of the column file: those of `SampleColumns.to_bytes` for all shards that were added."""
@@ -147,10 +118,32 @@ class ColumnsSpool(ColumnsBuilder):
         header = columns_header(manifest=manifest, components=self._has)
         return stream_columns(columns, header)
 
+    def _admit(self, names: Iterable[str]) -> list[str]:
+        taken = []
+        for name in names:
+            if len(self.components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
+                self.components[name] = None
+            if name in self.components:
+                taken.append(name)
+            else:
+                self.is_cut = True
+        return taken
+
+    def _join_last(self) -> None:
+        """Join the columns of small shards, whose arrays take more memory than their values."""
+        if self._last:
+            joined = join_columns(self._last)
+            self._last, self._last_rows = [], 0
+            self._append(joined)
+
     def _append(self, part: SampleColumns) -> None:
-        super()._append(part)
-        if sum(map(len, self._parts)) >= self._rows_in_memory:
+        self._parts.append(part)
+        if self._rows_in_memory is not None and sum(map(len, self._parts)) >= self._rows_in_memory:
             self._spill()
+
+    def _restart(self) -> None:
+        # The first part is empty, because there may be no shard.
+        self._parts = [SampleColumns(keys=Texts(*pack_texts(())), labels=None, has={})]
 
     def _spill(self) -> None:
         part = self.finish()

@@ -193,7 +193,7 @@ def test_index_of_a_part_keeps_no_columns(folder: Path, monkeypatch: pytest.Monk
     files = [(folder / name).read_bytes() for name in map(index_name, NAMES)]
     for name in map(index_name, NAMES):
         (folder / name).unlink()
-    monkeypatch.setattr("prep.index.ColumnsSpool", None)
+    monkeypatch.setattr("prep.index.ColumnsBuilder", None)
     for number in (1, 2):
         index_part(resolve_shards(folder, endpoint=None), JobPart(number=number, total=2))
     assert [(folder / name).read_bytes() for name in map(index_name, NAMES)] == files

@@ -423,15 +423,6 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert root.stat().st_mode & 0o777 == 0o700
 
 
-def test_all_files_are_their_owners_alone(directory: Path) -> None:
-    """0700 around, 0600 what holds or describes bytes."""
-    one = Member(directory)
-    assert cache_root(directory).stat().st_mode & 0o777 == 0o700
-    for name in (f"{KEY}.image", f"{KEY}.table", "lock", "slots"):
-        assert (cache_root(directory) / name).stat().st_mode & 0o777 == 0o600
-    one.close()
-
-
 def test_slots_of_another_version_are_not_believed(directory: Path) -> None:
     """Left by a job that is over they are forgotten; while it runs, it is left alone."""
     one = Member(directory)

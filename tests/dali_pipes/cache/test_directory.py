@@ -54,12 +54,6 @@ def test_openings_exclude_each_other(tmp_path: Path) -> None:
     one.close()
 
 
-def test_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Nobody else could hold a lock against this user."""
-    LockFile(tmp_path / "lock").close()
-    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-
-
 def test_kill_ends_a_lock(tmp_path: Path) -> None:
     """SIGKILL, which no program can answer."""
     file = LockFile(tmp_path / "lock")

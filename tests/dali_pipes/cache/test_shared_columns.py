@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.scenarios.scale import simulated_manifest
-from dali_pipes.cache import cache, shared_columns
+from dali_pipes.cache import cache, files
 from dali_pipes.cache.directory import OwnDirectory
 from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.share import CacheShare
@@ -88,15 +88,15 @@ def test_full_disk_leaves_each_loader_its_own(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shared_columns, "_write", full)
-    assert shared_columns.share_columns(directory, "0" * 32, columns) is None
+    monkeypatch.setattr(files, "_write_columns", full)
+    assert files.share_columns(directory, "0" * 32, columns) is None
     directory.close()
 
 
 def test_small_manifest_is_not_shared(
     tmp_path: Path, open_share: Callable[[], tuple[Manifest, CacheShare]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "SHARED_FROM_BYTES", shared_columns.SHARED_FROM_BYTES)
+    monkeypatch.setattr(cache, "SHARED_FROM_BYTES", files.SHARED_FROM_BYTES)
     _, share = open_share()
     assert columns_files(tmp_path) == []
     share.close()

@@ -210,10 +210,6 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
             StateTable(tmp_path / name)
 
 
-def test_file_is_its_owners_alone(table: StateTable, tmp_path: Path) -> None:
-    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
-
-
 def test_a_million_shards_open_without_reading_them(tmp_path: Path) -> None:
     """What opening costs does not grow with the data set."""
     StateTable(tmp_path / "t", starts=np.arange(1_000_001) * 4096).close()

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from dali_pipes.errors import StoreError
 from dali_pipes.formats import column_spool
 from dali_pipes.formats.column_file import save_columns
-from dali_pipes.formats.column_spool import ColumnsBuilder, ColumnsSpool
+from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 
 COMPONENTS = ["cls", "jpg", "seg.png", "txt"]
@@ -64,7 +64,7 @@ def fill(builder: ColumnsBuilder, runs: list[list[list[Row]]]) -> None:
 
 
 def spooled(runs: list[list[list[Row]]], rows_in_memory: int) -> bytes:
-    with ColumnsSpool(rows_in_memory) as spool:
+    with ColumnsBuilder(rows_in_memory) as spool:
         fill(spool, runs)
         file = spool.stream(manifest="0" * 64)
         data = b"".join(file.chunks())
@@ -94,7 +94,7 @@ def test_memory_is_flat() -> None:
     same = an_index([(f"key-{row:016d}", frozenset(COMPONENTS), int(row), 500) for row in rows])
     tracemalloc.start()
     try:
-        with ColumnsSpool(100_000) as spool:
+        with ColumnsBuilder(100_000) as spool:
             for _ in range(100):
                 spool.add(same)
             num_bytes = sum(map(len, spool.stream(manifest="0" * 64).chunks()))
