@@ -281,13 +281,13 @@ class Delivery:
         ``delivered`` counts the epoch's batches that are delivered, or taken to be delivered next.
         """
         decode, scheduled = self.parts.decode, self.parts.decode.scheduled
-        while not epoch.has_failed and delivered + len(scheduled) < epoch.num_batches:
+        while epoch.error is None and delivered + len(scheduled) < epoch.num_batches:
             must_wait = must_come and not scheduled
             if len(scheduled) >= decode.prefetch_queue_depth or not (epoch.feed.is_ready() or must_wait):
                 break
             with self.counts.inputs:
                 decode.schedule()
-        if not epoch.has_failed:
+        if epoch.error is None:
             self.parts.epochs.prepare_next(is_read=delivered + len(scheduled) >= epoch.num_batches)
 
     def _hand_over(self, batch: Batch, tensors: Mapping[str, Any]) -> dict[str, Any]:

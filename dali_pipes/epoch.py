@@ -161,6 +161,10 @@ class Epoch:
 
     def __init__(self, feed: Feed, *, start: int, batching: Batching) -> None:
         self.feed, self.start = feed, start
+        self.number: int = feed.epoch
+        """The number of the epoch; the first is 0."""
+        self.num_samples: int = feed.plan.num_samples
+        """Samples of the epoch over all ranks."""
         self.delivered = 0
         """Batches since ``start`` that were delivered or lost."""
         self.num_lost = 0
@@ -173,19 +177,10 @@ class Epoch:
         self.is_cut_short = False
         self.is_running = False
         """Whether a batch was asked for: decoded batches may be in flight."""
-        self._error: Exception | None = None  # of the feed; it is raised after the batches before it
+        self.error: Exception | None = None
+        """Why the feed cannot give its next batch; it is raised when the batches before it are delivered."""
         self._begun_at: float | None = None  # when the first batch was asked for, until the end
         self._owes_end = False  # the last batch was lost, and the loop has not yet seen the epoch's end
-
-    @property
-    def number(self) -> int:
-        """The number of the epoch; the first is 0."""
-        return self.feed.epoch
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of the epoch over all ranks."""
-        return self.feed.plan.num_samples
 
     @property
     def position(self) -> int:
@@ -215,11 +210,6 @@ class Epoch:
         """Whether no batch is left, and the loop has seen the end."""
         return self.is_over and not self._owes_end
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the feed ended with an error that is still to be raised."""
-        return self._error is not None
-
     def stands_at(self, epoch: int, start: int) -> bool:
         """Whether this is the given epoch at the given position, and no batch was asked for."""
         is_touched = self.is_running or self.is_cut_short
@@ -248,17 +238,13 @@ class Epoch:
         self.deliver()
         self.num_lost, self._owes_end = num_lost, self.is_over
 
-    def keep(self, error: Exception) -> None:
-        """Keep the error of a feed that cannot give its next batch, until the batches before it are delivered."""
-        self._error = error
-
     def take_error(self) -> Exception:
-        """Return the kept error, which is to be raised now.
+        """Return the feed's error, which is to be raised now.
 
         The epoch stays cut short, so that a new feed reads the next batch. That is the same batch again or, if it has a
         bad sample, the one after it.
         """
-        error, self._error = self._error, None
+        error, self.error = self.error, None
         assert error is not None, "the plan has as many steps as len() says"
         if isinstance(error, DecodeError):
             self.lose()
@@ -314,14 +300,14 @@ class LoaderEpochs:
     def next_inputs(self, complete: Callable[[Batch, Mapping[str, Any]], BatchInputs]) -> BatchInputs | None:
         """Read the next batch, and ``complete`` its inputs; ``None`` at the end, and after an error, which is kept."""
         epoch = self.current
-        if epoch.has_failed:
+        if epoch.error is not None:
             return None  # DALI asks for all inputs of an iteration, also if the first one said that the epoch is over
         try:
             with self._counts.read:
                 read = epoch.feed.next()
             return None if read is None else complete(*read)
         except Exception as exc:  # noqa: BLE001 (raised when all batches before it are delivered)
-            epoch.keep(exc)
+            epoch.error = exc
             return None
 
     def _prepare(self, epoch: int, *, with_reader: bool = True) -> None:
