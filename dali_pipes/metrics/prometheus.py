@@ -228,7 +228,8 @@ class NodeMetrics(TextfileWriter, Collector):
             OSError: If another program has the port, or the machine has no such address.
         """
         super().update()
-        if self._server is not None:
+        if self._port_lock is not None:
+            os.utime(self._port_lock.fileno())  # else a cleaner of temporary files may remove it some day
             return
         lock = (self.path.parent / "port.lock").open("ab")
         try:

@@ -132,7 +132,11 @@ def test_every_figure_is_served_with_its_help(loader: dp.Loader, closed_port: in
 def test_a_second_call_replaces_the_first(loader: dp.Loader, closed_port: int) -> None:
     """As in a notebook whose cell is run again: no figure is there twice."""
     dp.metrics.serve(closed_port, labels={"run": "a"})
-    with dp.metrics.serve(closed_port, labels={"run": "b"}):
+    with dp.metrics.serve(closed_port, labels={"run": "b"}) as served:
+        lock = served.path.parent / "port.lock"
+        os.utime(lock, (0, 0))
+        served.update()
+        assert lock.stat().st_mtime > 0, "no cleaner of old files may take it"
         runs = [sample.labels["run"] for sample in scraped(closed_port)["dali_pipes_epoch"].samples]
         assert set(runs) == {"b"}
 
