@@ -9,6 +9,7 @@ they are now by AIStore's checksum, or, where a store has none, because it was w
 the manifest lists the same bytes, it lists this index. And it is in the form that this release writes.
 """
 
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -644,6 +645,12 @@ def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
             raise DataError(f"{expected}, found '{printable(str(found))}' for class {label}, which UTF-8 cannot hold")
         classes[label] = str(found)
     return classes
+
+
+def class_table_file(classes: Mapping[int, str]) -> bytes:
+    """The file of a class table, as `read_class_table` reads it."""
+    table = {str(label): classes[label] for label in sorted(classes)}
+    return json.dumps(table, indent=0, ensure_ascii=False).encode()
 
 
 def read_recoded(store: Store, prefix: str) -> tuple[RecodedStep, ...]:

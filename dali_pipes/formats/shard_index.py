@@ -81,6 +81,11 @@ class ShardIndex:
     def num_samples(self) -> int:
         return len(self.keys)
 
+    @property
+    def has_label(self) -> npt.NDArray[np.bool_]:
+        """Whether each sample has a class: bool [N]."""
+        return self.offsets[LABEL_COMPONENT] >= 0 if self.labels is not None else np.zeros(self.num_samples, np.bool_)
+
     def take(self, rows: Int64s) -> "ShardIndex":
         """The index of some of the samples, in the order given; places in the shard stay."""
         photos = {

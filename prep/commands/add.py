@@ -21,7 +21,7 @@ from prep.commands.options import (
     there_already,
 )
 from prep.commands.pack import pack_document, print_packed
-from prep.sources.kinds import Kind
+from prep.sources import Kind
 
 if TYPE_CHECKING:
     from prep.versions.add import AddReport

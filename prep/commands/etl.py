@@ -1,4 +1,4 @@
-"""``dali-pipes prep etl``: transforms that run inside a cluster."""
+"""``dali-pipes prep transform`` and ``prep etl``: transforms on this machine, and inside a cluster."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,11 +8,88 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, join_options, json_option
-from dali_pipes.commands.output import print_result
-from prep.commands.transform import FUNCTION_HELP, inputs_and_output, print_report, replace_option
+from dali_pipes.commands.output import counted, fields_of, print_result
+from prep.commands.options import jobs_option, on_option, overwrite_option, part_option, print_empty_part
 
 if TYPE_CHECKING:
     from dali_pipes.store.base import Bucket
+    from prep.etl.run import TransformReport
+    from prep.part import JobPart
+    from prep.workers import WorkersKind
+
+
+FUNCTION_HELP = "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
+
+replace_option = overwrite_option("what is there under these names")
+
+
+@click.command()
+@click.argument("urls", metavar="URL... OUT", nargs=-1, required=True)
+@click.option("--function", metavar="TRANSFORM", required=True, help=FUNCTION_HELP)
+@replace_option
+@jobs_option("Processes")
+@on_option
+@part_option("every N-th shard")
+@cluster_options
+@json_option
+def transform(
+    urls: tuple[str, ...],
+    *,
+    function: str,
+    overwrite: bool,
+    jobs: int | None,
+    on: "WorkersKind",
+    part: "JobPart",
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Transform the shards at URL into OUT without an ETL: the bytes are the same as those of a cluster's ETL.
+
+    URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces; OUT is
+    ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX], created if it does not exist. Shards keep their names, and samples keep
+    their keys and order. The function takes a dict of component to bytes and returns another; an empty one leaves the
+    sample out.
+
+    The command writes the shards and, if there is one, the class table; index them afterwards.
+    """
+    from dali_pipes.data_set.named import list_shards
+    from prep.etl.run import open_output, transform_shards
+
+    *inputs, out = inputs_and_output(urls)
+    with endpoint_for(inputs, endpoint, embedded_dir, writes=[out]) as answering:
+        shards = list_shards(inputs, endpoint=answering)
+        own = part.of_shards(shards)
+        if not own.names:
+            print_empty_part(part, own.url, as_json=as_json)
+            return
+        report = transform_shards(
+            own,
+            open_output(out, endpoint=answering),
+            transform=function,
+            whole=shards,
+            overwrite=overwrite,
+            jobs=jobs,
+            on=on,
+            show_progress=not as_json,
+        )
+    print_report(report, function, as_json=as_json)
+
+
+def inputs_and_output(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments ``URL... OUT``, of which there must be two at least."""
+    if len(urls) < 2:
+        raise click.UsageError("expected URL... and OUT")
+    return urls
+
+
+def print_report(report: "TransformReport", what: str, *, as_json: bool) -> None:
+    """Print the result of ``what``, a function or an ETL."""
+    line = (
+        f"transformed {counted(len(report.shards), 'shard')} by {what}, {format_bytes(report.num_bytes)} in "
+        f"{report.elapsed_s:.1f} s -> {report.url}"
+    )
+    print_result(line, fields_of(report) | {"transform": what}, as_json=as_json)
 
 
 _image_option = click.option(
@@ -54,7 +131,7 @@ def etl() -> None:
 @json_option
 def start_command(name: str, *, function: str, image: str, endpoint: str, as_json: bool) -> None:
     """Start the ETL NAME (6 to 32 characters: a-z, 0-9 and -) and wait until its pods answer; etl stop NAME ends it."""
-    from prep.etl.cluster import start_etl
+    from prep.etl.run import start_etl
 
     start_etl(_any_bucket(endpoint), name, transform=function, image=image)
     line = f"ETL '{name}' runs {function} at {endpoint}"
@@ -67,7 +144,7 @@ def start_command(name: str, *, function: str, image: str, endpoint: str, as_jso
 @json_option
 def stop_command(name: str, *, endpoint: str, as_json: bool) -> None:
     """Stop the ETL NAME and delete it."""
-    from prep.etl.cluster import stop_etl
+    from prep.etl.run import stop_etl
 
     stop_etl(_any_bucket(endpoint), name)
     print_result(f"stopped ETL '{name}' at {endpoint}", {"etl": name}, as_json=as_json)
@@ -93,7 +170,7 @@ def get_command(
     """Read the shard at URL, ais://BUCKET/NAME.tar, through an ETL into FILE; the cluster stores nothing."""
     from dali_pipes.store.local import LocalStore
     from dali_pipes.store.urls import open_store
-    from prep.etl.cluster import get_transformed
+    from prep.etl.run import get_transformed
 
     if not file.parent.is_dir():
         raise click.BadParameter(f"no directory '{file.parent}'; make it", param_hint="FILE")
@@ -135,8 +212,7 @@ def run_command(
     """
     from dali_pipes.data_set.named import list_shards
     from dali_pipes.store.urls import is_remote
-    from prep.etl.cluster import run_offline
-    from prep.etl.local import open_output
+    from prep.etl.run import open_output, run_offline
 
     *inputs, out = inputs_and_output(urls)
     if local := next((url for url in (*inputs, out) if not is_remote(url)), None):
@@ -170,7 +246,7 @@ def _cluster(url: str, endpoint: str | None, embedded_dir: Path | None, function
 @contextlib.contextmanager
 def _running(store: "Bucket", name: str | None, function: str | None, image: str) -> Iterator[str]:
     """The name of the ETL: the running one, or one that runs until this ends."""
-    from prep.etl.cluster import running_etl
+    from prep.etl.run import running_etl
 
     if (name is None) == (function is None):
         raise click.UsageError("expected --etl NAME or --function TRANSFORM, one of them")

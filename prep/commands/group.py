@@ -1,4 +1,4 @@
-"""``dali-pipes prep``: the names of its commands, each in a file of its own under `prep.commands`."""
+"""``dali-pipes prep``: the names of its commands, which stand in the files of `prep.commands`."""
 
 import click
 
@@ -23,7 +23,13 @@ _COMMANDS = {
     "view": "A contact sheet of some samples.",
 }
 
+# Commands whose file has another name.
+_FILES = {"compact": "versions", "diff": "versions", "recode": "pack", "remove": "versions", "transform": "etl"}
 
-@click.group(cls=LazyGroup, lazy={name: (f"prep.commands.{name}:{name}", line) for name, line in _COMMANDS.items()})
+
+@click.group(
+    cls=LazyGroup,
+    lazy={name: (f"prep.commands.{_FILES.get(name, name)}:{name}", line) for name, line in _COMMANDS.items()},
+)
 def prep() -> None:
     """Turn photos into shuffled, indexed WebDataset shards, and examine them."""

@@ -17,7 +17,7 @@ from prep.commands.options import chosen_masks, mask_options, no_part_option, pa
 from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
 from prep.commands.shuffle import shuffle_summary
 from prep.commands.verify import is_good, print_report, verify_document
-from prep.sources.kinds import Kind
+from prep.sources import Kind
 
 if TYPE_CHECKING:
     from dali_pipes.store.base import Store

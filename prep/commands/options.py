@@ -19,7 +19,7 @@ from dali_pipes.errors import printable
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import RecodedStep
     from prep.part import JobPart
-    from prep.recode.settings import Recoding
+    from prep.recode.photos import Recoding
 
 
 urls_argument = click.argument("urls", metavar="URL...", nargs=-1, required=True)
@@ -174,7 +174,7 @@ recode_options = join_options(
 
 def take_recoding(options: dict[str, Any]) -> "Recoding":
     """Take the values of `recode_options`, except ``--spool-dir``, out of a command's options."""
-    from prep.recode.settings import DEFAULT_QUALITY, Recoding
+    from prep.recode.photos import DEFAULT_QUALITY, Recoding
 
     given = {name: options.pop(name) for name in ("short_side", "max_side", "optimize", "convert")}
     quality, masks = options.pop("quality"), options.pop("mask_rule")

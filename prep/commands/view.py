@@ -10,7 +10,11 @@ from dali_pipes.commands.output import PAGES, check_output, counted, print_line,
 from prep.commands.options import allow_missing_option, seed_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dali_pipes.formats.quarantine import Exclusion
     from dali_pipes.store.shard_set import ShardSet
+    from prep.inspect.samples import ShowOptions
 
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -79,6 +83,7 @@ def view(
     """
     from dali_pipes.data_set.named import name_shards
     from dali_pipes.formats.quarantine import read_exclusions
+    from prep.inspect.samples import ShowOptions
 
     urls = arguments
     if output is None:
@@ -94,15 +99,13 @@ def view(
     if quarantines and not is_page:
         raise click.UsageError("--quarantine is for a page: name one, -o page.html")
     known_bad = read_exclusions(quarantines)
-    given = {**options, "labels": labels, "keys": named, "show_progress": not as_json}
-    if num is not None:
-        given["num"] = num
+    shown = ShowOptions(num=num or (200 if is_page else 24), labels=labels, keys=named, **options)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = name_shards(urls, endpoint=answering, allow_missing=allow_missing)
         if is_page:
-            _write_page(shards, output, known_bad=known_bad, as_json=as_json, **given)
+            _write_page(shards, output, shown, known_bad=known_bad, as_json=as_json)
         else:
-            _write_sheet(shards, output, as_json=as_json, **given)
+            _write_sheet(shards, output, shown, as_json=as_json)
 
 
 def _check_output(output: Path) -> bool:
@@ -112,10 +115,12 @@ def _check_output(output: Path) -> bool:
     return output.suffix.lower() in PAGES
 
 
-def _write_page(shards: "ShardSet", output: Path, *, as_json: bool, **options: Any) -> None:
+def _write_page(
+    shards: "ShardSet", output: Path, shown: "ShowOptions", *, known_bad: "Sequence[Exclusion]", as_json: bool
+) -> None:
     from prep.inspect.view_page import view_page
 
-    page = view_page(shards, **options)
+    page = view_page(shards, shown, known_bad=known_bad, show_progress=not as_json)
     data = page.html.encode("utf-8")
     with writing(output):
         output.write_bytes(data)
@@ -134,10 +139,10 @@ def _write_page(shards: "ShardSet", output: Path, *, as_json: bool, **options: A
     )
 
 
-def _write_sheet(shards: "ShardSet", output: Path, *, as_json: bool, **options: Any) -> None:
-    from prep.inspect.view import draw_sheet
+def _write_sheet(shards: "ShardSet", output: Path, shown: "ShowOptions", *, as_json: bool) -> None:
+    from prep.inspect.contact_sheet import draw_sheet
 
-    sheet = draw_sheet(shards, **options)
+    sheet = draw_sheet(shards, shown, show_progress=not as_json)
     with writing(output):
         sheet.picture.save(output)
     for line in sheet.undecodable:

@@ -1,4 +1,4 @@
-"""Draw samples as one picture: photos, their masks in colour, their labels."""
+"""Draw samples of a set as one picture, a contact sheet: photos, their masks in colour, their labels."""
 
 import colorsys
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from dali_pipes.errors import printable
+from dali_pipes.errors import DataError, printable
+from dali_pipes.store.shard_set import ShardSet
+from prep.inspect.samples import ChosenSamples, ShownSample, ShowOptions
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -102,6 +104,72 @@ def mask_colours(values: Iterable[int]) -> dict[int, tuple[int, int, int]]:
             red, green, blue = (round(255 * share) for share in shares)
             found[value] = (red, green, blue)
     return found
+
+
+@dataclass(kw_only=True)
+class Sheet:
+    """A contact sheet and its contents."""
+
+    picture: Image.Image
+    keys: list[str]
+    """Keys of the samples, in order."""
+    num_matching: int
+    """The number of samples from which they were drawn."""
+    mask_values: list[int]
+    """Values of the masks' pixels, sorted."""
+    undecodable: list[str]
+    """Components that could not be decoded, and the reasons; a gray field replaces such a photo."""
+
+
+def draw_sheet(shards: ShardSet, options: ShowOptions, *, show_progress: bool = False) -> Sheet:
+    """Draw samples of some shards as one picture.
+
+    Raises:
+        DataError: If there is no sample, key, class or component of this name, a sample has no photo, or the manifest,
+            an index or a shard cannot be read.
+    """
+    chosen = ChosenSamples(shards, options, show_progress=show_progress)
+    samples = chosen.read(side=TILE)
+    values = values_of_masks(samples)
+    picture = contact_sheet(
+        [_cell(sample, chosen.indexed.manifest.classes) for sample in samples],
+        title=shards.url,
+        subtitle=chosen.about,
+        colours=mask_colours(values),
+    )
+    return Sheet(
+        picture=picture,
+        keys=[sample.key for sample in samples],
+        num_matching=chosen.num_matching,
+        mask_values=values,
+        undecodable=[str(problem) for sample in samples for problem in sample.problems],
+    )
+
+
+def values_of_masks(samples: Sequence[ShownSample]) -> list[int]:
+    """All values of the samples' masks, sorted."""
+    values: set[int] = set()
+    for sample in samples:
+        values.update([] if sample.mask is None else np.unique(sample.mask).tolist())
+    return sorted(values)
+
+
+def _cell(sample: ShownSample, classes: Mapping[int, str]) -> Cell:
+    if sample.photo is None and not sample.problems:
+        raise DataError(
+            f"shard '{sample.shard}', key '{sample.key}': no photo to show (found: "
+            f"{', '.join(sample.components) or 'none'})"
+        )
+    photo, note = sample.photo, sample.key
+    if photo is None:
+        photo, note = np.full((TILE, TILE, 3), 225, np.uint8), f"cannot be decoded: {sample.key}"
+    elif sample.is_mask_of_another_shape:
+        note = f"mask of another shape: {sample.key}"
+    if sample.label is None:
+        return Cell(photo=photo, mask=sample.mask, label=note)
+    name = classes.get(sample.label)
+    label = str(sample.label) if name is None else f"{name} ({sample.label})"
+    return Cell(photo=photo, mask=sample.mask, label=label, note=note)
 
 
 def contact_sheet(

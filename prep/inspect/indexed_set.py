@@ -20,6 +20,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.photo_names import ComponentCounts, photo_roles
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import divided_runs, name_of_run
@@ -54,6 +55,8 @@ class IndexedSet:
         self._made: Mapping[str, bytes] = {}
         if found is None:
             found, self._made = _index_in_memory(shards, workers or Workers(1), show_progress=show_progress)
+        self.roles = photo_roles(ComponentCounts(found.components, found.num_samples))
+        """Which components are photos, and which masks, judged by the whole data set, as loaders do."""
         self._stored = found.select(shards.names, where=shards.store.locate(manifest_name(shards.prefix)))
         self.manifest: Manifest = _without_removed(self._stored)
 

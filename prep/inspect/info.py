@@ -5,20 +5,22 @@ Only photos whose pixels are asked for are decoded. Without a manifest the shard
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.formats.manifest import RecodedStep
-from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
-from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.photo_names import PhotoRoles
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
+from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.bucket_info import BucketsInfo
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
@@ -102,7 +104,7 @@ class PhotoInfo:
 
     num_photos: int = 0
     is_mask: bool = False
-    """See `is_mask_name`."""
+    """See `dali_pipes.formats.photo_names.photo_roles`."""
     formats: dict[str, int] = field(default_factory=dict)
     height: Distribution | None = None
     width: Distribution | None = None
@@ -218,11 +220,10 @@ def _describe(
     with bar(what="indexes", total=manifest.num_shards, unit="shards", shown=show_progress, delay_s=1) as drawn:
         for first, own in zip(starts, workers.map(_add_up, parts, on_progress=drawn.update), strict=True):
             columns.merge(own, first_row=first)
-    columns.fill(info)
+    columns.fill(info, indexed.roles)
     turned = indexed.manifest.turned
     for component, photo in info.photos.items():
         photo.num_turned = turned.get(component, 0)
-        photo.is_mask = columns.is_mask(component)
         total = len(columns.sizes[component])
         chosen = np.arange(total) if not num_headers else _draw(draw, total, num_headers)
         _look_at_headers(workers, columns.photos(indexed, component, chosen), photo, show_progress=show_progress)
@@ -255,8 +256,6 @@ class IndexColumns:
         self._formats: dict[str, Int64s] = {}
         self._parts: dict[str, list[Int64s]] = {}
         self._counts: dict[str, list[tuple[int, int]]] = {}
-        self.together: dict[str, set[str]] = {}
-        """component -> itself, and the photo components that occur in the same samples."""
         self.sizes: dict[str, Int64s] = {}
         """component -> int64 [photos, 3]: bytes, height and width of the upright photo."""
 
@@ -267,8 +266,6 @@ class IndexColumns:
             self._bytes[component] += int(index.sizes[component].sum())
             if component not in index.photos:
                 continue
-            together = self.together.setdefault(component, {component})
-            together |= {name for name in index.photos if (is_there & (index.offsets[name] >= 0)).any()}
             photo = index.photos[component]
             columns = (index.sizes[component], *photo.upright_size)
             part = np.stack([column[is_there].astype(np.int64) for column in columns], axis=1)
@@ -277,7 +274,7 @@ class IndexColumns:
             counts = np.bincount(photo.format[is_there], minlength=len(PHOTO_FORMATS))
             self._formats[component] = self._formats.get(component, np.zeros(len(PHOTO_FORMATS), np.int64)) + counts
         if index.labels is not None:
-            labels, counts = np.unique(index.labels[index.offsets[LABEL_COMPONENT] >= 0], return_counts=True)
+            labels, counts = np.unique(index.labels[index.has_label], return_counts=True)
             self._labels.update(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
 
     def merge(self, other: "IndexColumns", *, first_row: int) -> None:
@@ -290,9 +287,9 @@ class IndexColumns:
             counts = [(first_row + row, number) for row, number in other._counts[component]]
             self._counts.setdefault(component, []).extend(counts)
             self._formats[component] = self._formats.get(component, 0) + other._formats[component]
-            self.together.setdefault(component, {component}).update(other.together[component])
 
-    def fill(self, info: SetInfo) -> None:
+    def fill(self, info: SetInfo, roles: PhotoRoles) -> None:
+        """Write the sums into the description."""
         info.components = dict(sorted(self._components.items()))
         info.component_bytes = dict(sorted(self._bytes.items()))
         info.class_counts = {label: self._labels[label] for label in sorted({*self._labels, *info.classes})}
@@ -303,6 +300,7 @@ class IndexColumns:
             formats = self._formats[component]
             photo = info.photos[component] = PhotoInfo(
                 num_photos=len(sizes),
+                is_mask=component in roles.masks,
                 formats={PHOTO_FORMATS[code]: int(formats[code]) for code in np.flatnonzero(formats)},
                 num_bytes=Distribution.of(sizes[:, 0]),
             )
@@ -310,10 +308,6 @@ class IndexColumns:
             if len(sized):
                 photo.height, photo.width = Distribution.of(sized[:, 1]), Distribution.of(sized[:, 2])
                 photo.short_side = Distribution.of(sized[:, 1:].min(axis=1))
-
-    def is_mask(self, component: str) -> bool:
-        """Whether a component is a mask, see `is_mask_name`."""
-        return is_mask_name(component, self.together[component])
 
     def photos(self, indexed: IndexedSet, component: str, chosen: Int64s) -> "Iterator[_Photos]":
         """The photos with these sorted numbers, in tasks of some `_TASK_PHOTOS`."""
@@ -354,74 +348,46 @@ class _Photos(NamedTuple):
                 offset, size = int(index.offsets[self.component][at]), int(index.sizes[self.component][at])
                 yield _Place(self.indexed.manifest.names[row], offset, size)
 
+    def look(self, function: Callable[[Store, _Place], Result], num_threads: int, report: Report) -> list[Result]:
+        found = []
+        for result in in_threads(partial(function, self.indexed.shards.store), self.places(), num_threads):
+            found.append(result)
+            report(1)
+        return found
+
 
 def _look_at_headers(workers: Workers, photos: Iterator[_Photos], photo: PhotoInfo, *, show_progress: bool) -> None:
     kinds: Counter[str] = Counter()
     traits: Counter[str] = Counter()
     with bar(what="headers", total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
-        for found in workers.map(_details_of, photos, on_progress=drawn.update):
-            for details in found:
-                kinds[_kind(details)] += 1
-                traits.update(_traits(details))
-                photo.num_headers += 1
-                photo.num_for_hardware += details.is_for_hardware
+        for details in chain.from_iterable(workers.map(_all_details, photos, on_progress=drawn.update)):
+            kinds[_kind(details)] += 1
+            traits.update(_traits(details))
+            photo.num_headers += 1
+            photo.num_for_hardware += details.is_for_hardware
     photo.kinds, photo.traits = dict(kinds.most_common()), dict(traits.most_common())
 
 
-def _details_of(photos: _Photos, report: Report) -> list[PhotoDetails]:
-    store = photos.indexed.shards.store
-
-    def look(place: _Place) -> PhotoDetails:
-        start, size = place.offset, min(place.size, HEAD_BYTES)
-        details = photo_details(store.read_range(place.shard, start=start, size=size))
-        if details is None:
-            details = photo_details(store.read_range(place.shard, start=start, size=min(place.size, MAX_PHOTO_BYTES)))
-        return details or PhotoDetails("JPEG", 0, 0, 0, 0, "", "", 0, False, 0)
-
-    return _told(in_threads(look, photos.places(), NUM_READERS), report)
+def _all_details(photos: _Photos, report: Report) -> list[PhotoDetails]:
+    return photos.look(_details, NUM_READERS, report)
 
 
-Moments = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-"""Means of a photo's red, green and blue, and of their squares: float64 [3] each."""
-
-
-def _moments_of(photos: _Photos, report: Report) -> list[Moments | None]:
-    """The moments of each photo; ``None`` for those that cannot be decoded."""
-    store, decoder = photos.indexed.shards.store, open_decoder("pillow")
-
-    def look(place: _Place) -> Moments | None:
-        try:
-            check_size(place.size)
-            data = store.read_range(place.shard, start=place.offset, size=place.size)
-            _, pixels = decode(decoder, data, rules=PhotoRules(), output="rgb")
-        except Undecodable:
-            return None
-        # Compute with the counts of the 256 values: the pixels in floating point would take eight times the memory.
-        counts = np.stack([count_values(pixels[..., channel]) for channel in range(3)])
-        weights, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
-        return weights @ values, weights @ values**2
-
-    # At most one thread for each core, because each thread holds a decoded photo.
-    return _told(in_threads(look, photos.places(), len(os.sched_getaffinity(0))), report)
-
-
-def _told(results: Iterator[Result], report: Report) -> list[Result]:
-    """All results; each is reported when it is there, by this thread."""
-    found = []
-    for result in results:
-        found.append(result)
-        report(1)
-    return found
+def _details(store: Store, place: _Place) -> PhotoDetails:
+    start = place.offset
+    for most in (HEAD_BYTES, MAX_PHOTO_BYTES):
+        details = photo_details(store.read_range(place.shard, start=start, size=min(place.size, most)))
+        if details is not None:
+            return details
+    return PhotoDetails("JPEG", 0, 0, 0, 0, "", "", 0, False, 0)
 
 
 def _pixels(workers: Workers, photos: Iterator[_Photos], component: str, *, show_progress: bool) -> Pixels | None:
     total, squares, num, bad = np.zeros(3), np.zeros(3), 0, 0
     with bar(what=f"pixels of {component}", total=None, unit="photos", shown=show_progress, delay_s=1) as drawn:
-        for found in workers.map(_moments_of, photos, on_progress=drawn.update):
-            for moments in found:
-                if moments is None:
-                    bad += 1
-                    continue
+        for moments in chain.from_iterable(workers.map(_all_moments, photos, on_progress=drawn.update)):
+            if moments is None:
+                bad += 1
+            else:
                 total, squares, num = total + moments[0], squares + moments[1], num + 1
     if not num:
         return Pixels(num_photos=0, num_undecodable=bad, mean=(0, 0, 0), std=(0, 0, 0)) if bad else None
@@ -429,6 +395,29 @@ def _pixels(workers: Workers, photos: Iterator[_Photos], component: str, *, show
     std = np.sqrt(np.maximum(squares / num - mean**2, 0))
     red, green, blue = mean.tolist()
     return Pixels(num_photos=num, num_undecodable=bad, mean=(red, green, blue), std=tuple(std.tolist()))
+
+
+def _all_moments(photos: _Photos, report: Report) -> "list[Moments | None]":
+    # At most one thread for each core, because each thread holds a decoded photo.
+    return photos.look(_moments, len(os.sched_getaffinity(0)), report)
+
+
+Moments = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""Means of a photo's red, green and blue, and of their squares: float64 [3] each."""
+
+
+def _moments(store: Store, place: _Place) -> Moments | None:
+    """The moments of a photo; ``None`` if it cannot be decoded."""
+    try:
+        check_size(place.size)
+        data = store.read_range(place.shard, start=place.offset, size=place.size)
+        _, pixels = decode(open_decoder("pillow"), data, rules=PhotoRules(), output="rgb")
+    except Undecodable:
+        return None
+    # Compute with the counts of the 256 values: the pixels in floating point would take eight times the memory.
+    counts = np.stack([count_values(pixels[..., channel]) for channel in range(3)])
+    weights, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
+    return weights @ values, weights @ values**2
 
 
 def _kind(details: PhotoDetails) -> str:

@@ -63,7 +63,7 @@ def verify(
         missing: URLs or paths of further shards of the set, which the store lacks; each is a finding.
         beyond: URLs or paths of shards beside the set that no manifest lists; each is a finding.
         decoder: ``"dali"`` or ``"pillow"``, see `prep.photos.decoders.open_decoder`; ``None``: DALI's, if installed.
-        masks: Components that are masks; ``None``: see `dali_pipes.formats.photo_names.is_mask_name`.
+        masks: Components that are masks; ``None``: see `dali_pipes.formats.photo_names.photo_roles`.
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
         workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes;
@@ -86,12 +86,12 @@ def verify(
     started = time.perf_counter()
     report = VerifyReport(url=shards.url, num_shards=len(shards.names), decoder=decoder)
     with contextlib.ExitStack() as resources:
-        checker = SetChecker(shards, report)
+        checker = SetChecker(shards, report, masks=masks)
         checker.compare(missing=missing, beyond=beyond)
         if quarantine is not None:
             checker.quarantine = resources.enter_context(Quarantine(quarantine, manifest=checker.digest, made_now=True))
         checks = Checks(
-            masks=None if masks is None else tuple(masks),
+            masks=None if checker.masks is None else tuple(checker.masks),
             mask_values=None if mask_values is None else frozenset(mask_values),
             photos=PhotoRules(max_pixels=max_pixels),
             classes=checker.classes,

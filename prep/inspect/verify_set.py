@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class_table
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import columns_name, manifest_name
-from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.photo_names import ComponentCounts, photo_roles
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, note
@@ -81,8 +81,12 @@ class VerifyReport:
 class SetChecker:
     """Adds the reports of shards to the report of the set, and compares the shards with each other."""
 
-    def __init__(self, shards: ShardSet, report: VerifyReport) -> None:
+    def __init__(self, shards: ShardSet, report: VerifyReport, *, masks: Sequence[str] | None) -> None:
         self._shards, self._report = shards, report
+        self.masks = masks
+        """Components that are masks; ``None``: unknown until all samples were read."""
+        self._counts: ComponentCounts | None = None
+        """Of the whole data set, by its manifest."""
         self.quarantine: Quarantine | None = None
         self.digest = ""
         """The manifest's digest; empty: there is no manifest."""
@@ -173,6 +177,9 @@ class SetChecker:
                 self._find(note(f"no manifest '{where}': the shards are not indexed"))
             else:
                 self.digest = manifest.digest
+                self._counts = ComponentCounts(manifest.components, manifest.num_samples)
+                if self.masks is None:
+                    self.masks = photo_roles(self._counts).masks
                 self.listed = manifest.select(shards.names, where=where)
         if manifest is not None and self.listed is not None:
             with self._finding("columns"):
@@ -227,16 +234,17 @@ class SetChecker:
             components.update(dict.fromkeys(names, number))
         report.components = dict(sorted(components.items()))
         report.usual = [name for name, number in report.components.items() if 2 * number > report.num_samples]
+        whole = self._counts or ComponentCounts(report.components, report.num_samples)
+        alternatives = photo_roles(whole, besides=self.masks or ()).photos
         lacking: dict[int, list[str]] = {}
         replaced: Counter[tuple[str, str]] = Counter()
         for number, names in enumerate(sets):
             for component in (name for name in report.usual if name not in names):
-                # A loader can read a photo in another format instead, if it names both: "jpg;png".
-                unusual = sorted(names - {*report.usual})
-                if other := next((name for name in unusual if _stands_in(name, component)), None):
-                    replaced[component, other] += counts[number]
-                else:
+                other = next((name for name in alternatives if name in names and component in alternatives), None)
+                if other is None:
                     lacking.setdefault(number, []).append(component)
+                else:
+                    replaced[component, other] += counts[number]
         for (component, other), number in sorted(replaced.items()):
             self._find(
                 note(
@@ -285,13 +293,3 @@ def _columns_problem(columns: "SampleColumns", rows: slice, part: ShardReport, k
         if ((np.ones(num, np.bool_) if mask is None else mask[rows]) != is_there).any():
             return f"another set of samples with component '{component}'"
     return None
-
-
-def _stands_in(component: str, usual: str) -> bool:
-    """Whether two components are, by their names, the same photo in two formats.
-
-    >>> _stands_in("image.png", "image.jpg"), _stands_in("trimap.png", "image.jpg")
-    (True, False)
-    """
-    same = component.rpartition(".")[0] == usual.rpartition(".")[0]
-    return same and is_photo(component) and is_photo(usual)

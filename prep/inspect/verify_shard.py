@@ -1,6 +1,7 @@
 """Check one shard, or a part of its samples: read the whole tar, decode photos, compare masks, labels and names."""
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
@@ -9,22 +10,21 @@ import numpy.typing as npt
 import xxhash
 
 from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, check_member_name, parse_label
-from dali_pipes.errors import DataError
-from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.errors import DataError, printable
+from dali_pipes.formats.names import LABEL_COMPONENT, split_key
 from dali_pipes.formats.orientation import UPRIGHT, read_orientation
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, is_photo, read_whole_photo_header
 from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.tar_reader import Member
-from prep.inspect.archive_notes import NotingReader
-from prep.inspect.findings import ShardFinding, without_shard
+from dali_pipes.formats.tar_reader import BLOCK, LINKS, REGULAR, ArchiveReader, Header, Member
+from prep.inspect.findings import ShardFinding, note, without_shard
 from prep.photos.decoders import Decoder, Undecodable, check_size, count_values, decode
 from prep.photos.masks import PhotoSize, mask_size_problem
 
 Int64s = npt.NDArray[np.int64]
 
-# The number of values that a finding names.
+# The number of values or names that a finding or note names.
 _SHOWN = 3
 _PNG = b"\x89PNG\r\n\x1a\n"
 _COLOURS = {0: "gray", 2: "RGB", 3: "palette", 4: "gray and alpha", 6: "RGBA"}
@@ -35,7 +35,7 @@ class Checks:
     """The expectations with which each sample is compared."""
 
     masks: tuple[str, ...] | None = None
-    """Components that are masks; ``None``: see `is_mask_name`."""
+    """Components that are masks; ``None``: the set's components are unknown, each sample is judged by itself."""
     mask_values: frozenset[int] | None = None
     """The values that a mask's pixels may have; ``None``: any."""
     photos: PhotoRules
@@ -334,3 +334,84 @@ def _kind(data: bytes, format: str) -> str:
     if format != "PNG":
         return f"a {format}"
     return f"a {data[24]}-bit {_COLOURS.get(data[25], 'unknown')} PNG"
+
+
+class NotingReader(ArchiveReader):
+    """Reads an archive. Afterwards `links` and `notes` list its oddities."""
+
+    def __init__(self, stream: BinaryIO, *, shard: str, size: int | None) -> None:
+        super().__init__(stream, shard=shard, size=size)
+        self._name = shard
+        self._stop = -1
+        """Byte at which the first end-of-archive block begins; -1 until it was read."""
+        self._num_zeros = 0
+        """Bytes from there on; used only if all of them are zero."""
+        self._trailing = False
+        self._long: Counter[str] = Counter()
+        self.links: list[ShardFinding] = []
+        """Findings for members of samples that are links, which no reader of shards follows."""
+        self._outside: list[str] = []
+        self._num_members = self._num_outside = self._num_spaces = 0
+
+    def notes(self) -> list[ShardFinding]:
+        """The notes; call it when the whole archive was read."""
+        texts = [
+            f"{number} member{'' if number == 1 else 's'} with {kind}" for kind, number in sorted(self._long.items())
+        ]
+        if self._stop >= 0 and not self._num_members:
+            texts.append("holds no sample; DALI without an index reads it as one sample with empty components")
+        if self._num_outside:
+            shown = ", ".join(f"'{name}'" for name in self._outside)
+            more = f" and {self._num_outside - len(self._outside)} more" if self._num_outside > _SHOWN else ""
+            texts.append(f"{self._num_outside} files belong to no sample: {shown}{more}")
+        if self._num_spaces:
+            texts.append(f"{self._num_spaces} names with white space, which DALI's own index format cannot hold")
+        if self._trailing:
+            texts.append(f"bytes after the end of the archive, at byte {self._stop}: readers of tars ignore them")
+        elif self._stop >= 0 and self._num_zeros < 2 * BLOCK:
+            texts.append("one end-of-archive block, expected two")
+        return [note(text, shard=self._name) for text in texts]
+
+    def _next_header(self) -> Header | None:
+        start = self._position
+        header = super()._next_header()
+        if header is None:
+            self._stop = start
+            self._look_behind(bytes(BLOCK) + self._piece[self._piece_start :])
+        elif header.kind == ord("L"):
+            self._long["GNU's long name, for which wds2idx writes a wrong position"] += 1
+        return header
+
+    def _skip_special(self, name: str, kind: int) -> None:
+        if kind in LINKS and (names := split_key(name)) is not None:
+            text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
+            self.links.append(ShardFinding("link", self._name, names[0], names[1].lower(), text))
+
+    def _pax_records(self, header: Header) -> dict[bytes, bytes]:
+        records = super()._pax_records(header)
+        if records.get(b"path"):
+            self._long["a PAX long name, which DALI without an index reads as another sample"] += 1
+        return records
+
+    def _member(self, name: str, size: int, kind: int, said: Mapping[bytes, bytes]) -> Iterator[Member]:
+        belongs = False
+        for member in super()._member(name, size, kind, said):
+            belongs = True
+            self._num_members += 1
+            self._num_spaces += any(character.isspace() for character in name)
+            yield member
+        if not belongs and kind in REGULAR:
+            self._num_outside += 1
+            if len(self._outside) < _SHOWN:
+                self._outside.append(printable(name))
+
+    def _read_piece(self) -> bool:
+        is_more = super()._read_piece()
+        if self._stop >= 0:
+            self._look_behind(self._piece)
+        return is_more
+
+    def _look_behind(self, piece: bytes) -> None:
+        """Examine bytes after the end of the archive."""
+        self._trailing = self._trailing or any(piece)
+        self._num_zeros += len(piece)

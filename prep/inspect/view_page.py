@@ -7,7 +7,7 @@ read. The page's size is bounded, see `SAMPLE_BYTES` and `REST_BYTES`.
 import base64
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,29 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dali_pipes.errors import DataError, printable
+from dali_pipes.commands.options import format_bytes
+from dali_pipes.errors import printable
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.quarantine import Exclusion
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
-from prep.inspect.chosen import choose_samples, class_ids
-from prep.inspect.contact_sheet import OPACITY, TILE, mask_colours
-from prep.inspect.findings import ShardFinding
-from prep.inspect.html import data_script, html_document, own_file
-from prep.inspect.index_problems import MAX_LISTED, IndexProblems
+from prep.inspect.contact_sheet import OPACITY, TILE, mask_colours, values_of_masks
+from prep.inspect.findings import KINDS, MAX_LISTED, IndexProblems, ShardFinding
+from prep.inspect.html import (
+    columns,
+    data_script,
+    figure,
+    heat,
+    html_document,
+    html_table,
+    own_file,
+    round_ticks,
+    short,
+    text,
+)
 from prep.inspect.indexed_set import IndexedSet
-from prep.inspect.info import IndexColumns, SetInfo
-from prep.inspect.shown_sample import CAPTION_CHARS, ShownSample, read_sample
-from prep.inspect.view import MAX_CELLS
-from prep.inspect.view_figures import bad_part, class_part, head_part, photo_parts, samples_part, shard_part
+from prep.inspect.info import Distribution, IndexColumns, PhotoInfo, SetInfo
+from prep.inspect.samples import CAPTION_CHARS, ChosenSamples, ShownSample, ShowOptions
 from prep.left_out import as_reason
 
 PICTURE_BYTES = 12 << 10
@@ -40,6 +48,16 @@ REST_BYTES = 4 << 20
 """The most that everything else takes: charts, tables, lists."""
 _QUALITIES = (75, 50, 25, 10)
 _NAME_CHARS = 120
+MAX_ROWS = 2000
+"""Classes that the page lists by name; the largest ones."""
+MAX_COLUMNS = 200
+"""Columns of a chart; more classes or shards share them."""
+KNOWN_BAD = "samples that a quarantine lists"
+"""The words for a kind of finding that `KINDS` does not have."""
+_NUM_BINS = 40
+_SHORT_CHARS = 80
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True)
@@ -56,91 +74,49 @@ class Page:
 
 
 def view_page(
-    shards: ShardSet,
-    *,
-    num: int = 200,
-    seed: int = 0,
-    labels: Sequence[str] = (),
-    keys: Sequence[str] = (),
-    photo: str | None = None,
-    mask: str | None = None,
-    known_bad: Sequence[Exclusion] = (),
-    show_progress: bool = False,
+    shards: ShardSet, options: ShowOptions, *, known_bad: Sequence[Exclusion] = (), show_progress: bool = False
 ) -> Page:
     """Write a page of some shards; it has at most ``num * SAMPLE_BYTES + REST_BYTES`` bytes.
 
-    Args:
-        shards: The shards.
-        num: The most samples.
-        seed: Draws the samples; they are shown in the shards' order.
-        labels: Class ids or names: only samples of these classes. Empty: of all classes.
-        keys: Only samples with these keys, in this order; then ``seed`` is not used.
-        photo: The component to show; ``None``: the first photo that is not a mask, where there is one.
-        mask: The component to lay over it; ``None``: the first mask; an empty name: no mask.
-        known_bad: Samples that a quarantine lists, with their causes; the page lists them, too.
-        show_progress: Draw bars.
+    ``known_bad`` are samples that a quarantine lists, with their causes; the page lists them, too.
 
     Raises:
         DataError: If there is no sample, key, class or component of this name, or the manifest, an index or a shard
             cannot be read.
-        ValueError: If ``num`` is not in [1, `prep.inspect.view.MAX_CELLS`].
     """
-    if not 1 <= num <= MAX_CELLS:
-        raise ValueError(f"num must be in [1, {MAX_CELLS}], got {num}")
-    indexed = IndexedSet(shards, show_progress=show_progress)
-    manifest = indexed.manifest
-    if not manifest.num_samples:
-        raise DataError(f"'{shards.url}' holds no sample to show")
-    chosen, num_matching = choose_samples(indexed, class_ids(indexed, labels), keys, num=num, seed=seed)
-    info, columns, problems = _add_up(indexed, chosen, show_progress=show_progress)
-    samples = _read(indexed, chosen, photo=photo, mask=mask, show_progress=show_progress)
+    chosen = ChosenSamples(shards, options, show_progress=show_progress)
+    manifest = chosen.indexed.manifest
+    info, columns, problems = _add_up(chosen.indexed, chosen.places, show_progress=show_progress)
+    samples = chosen.read(side=TILE, with_texts=True)
     findings, counts = _all_findings(problems, samples, known_bad)
-    which = "as named" if keys else f"drawn by seed {seed}"
-    about = f"{len(samples)} of {num_matching} samples, {which}" + (f"; class {', '.join(labels)}" if labels else "")
     body = [
         head_part(info, num_bad=sum(counts.values())),
         class_part(info),
         *photo_parts(info, columns.sizes),
         shard_part(manifest.names, manifest.shard_bytes),
         bad_part(findings, counts, max_listed=MAX_LISTED),
-        samples_part(printable(about)),
-        data_script("samples", _sample_data(samples, manifest, _colours(samples))),
+        samples_part(printable(chosen.about)),
+        data_script("samples", _sample_data(samples, manifest, mask_colours(values_of_masks(samples)))),
     ]
     bad: Counter[str] = Counter()
     for (kind, _), number in counts.items():
         bad[kind] += number
     html = html_document(shards.url, body, styles=[own_file("view.css")], scripts=[own_file("view.js")])
-    return Page(html=html, keys=[sample.key for sample in samples], num_matching=num_matching, bad=dict(bad))
+    return Page(html=html, keys=[sample.key for sample in samples], num_matching=chosen.num_matching, bad=dict(bad))
 
 
 def _add_up(
     indexed: IndexedSet, chosen: Sequence[tuple[int, int]], *, show_progress: bool
 ) -> tuple[SetInfo, IndexColumns, IndexProblems]:
     info, columns = SetInfo.of(indexed), IndexColumns()
-    problems = IndexProblems(indexed.manifest, watched={(indexed.manifest.names[row], at) for row, at in chosen})
+    problems = IndexProblems(indexed, watched={(indexed.manifest.names[row], at) for row, at in chosen})
     with bar(what="indexes", total=info.num_shards, unit="shards", shown=show_progress, delay_s=1) as drawn:
         for row, index in indexed.each():
             columns.add(row, index)
             problems.add(index)
             drawn.update(1)
-    columns.fill(info)
-    for component, photo in info.photos.items():
-        photo.is_mask = columns.is_mask(component)
+    columns.fill(info, indexed.roles)
     return info, columns, problems
-
-
-def _read(
-    indexed: IndexedSet, chosen: Sequence[tuple[int, int]], *, photo: str | None, mask: str | None, show_progress: bool
-) -> list[ShownSample]:
-    samples: list[ShownSample] = []
-    row_of_index, index = -1, None
-    with bar(what="view", total=len(chosen), unit="samples", shown=show_progress, delay_s=1) as drawn:
-        for row, at in chosen:
-            if index is None or row != row_of_index:
-                row_of_index, index = row, indexed.read(row)
-            samples.append(read_sample(indexed, row, at, index, side=TILE, photo=photo, mask=mask, with_texts=True))
-            drawn.update(1)
-    return samples
 
 
 def _all_findings(
@@ -159,13 +135,6 @@ def _all_findings(
         if number < MAX_LISTED:
             found.append((ShardFinding("quarantine", one.shard or "", one.key, one.component, text), one.where))
     return found, counts
-
-
-def _colours(samples: Sequence[ShownSample]) -> dict[int, tuple[int, int, int]]:
-    values: set[int] = set()
-    for sample in samples:
-        values.update([] if sample.mask is None else np.unique(sample.mask).tolist())
-    return mask_colours(values)
 
 
 def _sample_data(
@@ -227,3 +196,209 @@ def _mask_uri(mask: npt.NDArray[np.uint8], colours: dict[int, tuple[int, int, in
         if len(data) <= PICTURE_BYTES:
             break
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+# Parts of the page
+
+
+def head_part(info: SetInfo, *, num_bad: int) -> str:
+    """The title, and the set in one line."""
+    counts = f"{info.num_samples:,} samples, {info.num_shards:,} shards, {format_bytes(info.num_bytes)}"
+    bad = f'<a href="#bad">{num_bad:,} bad or missing</a>' if num_bad else "nothing bad was found"
+    rows = [["component", "samples", "bytes"]]
+    rows += [
+        [name, f"{number:,}", format_bytes(info.component_bytes.get(name, 0))]
+        for name, number in list(info.components.items())[:MAX_COLUMNS]
+    ]
+    more = (
+        f" The first {MAX_COLUMNS} of {len(info.components):,} are shown." if len(rows) <= len(info.components) else ""
+    )
+    not_indexed = "" if info.is_indexed else " The shards have no index: they were read once for this page."
+    return (
+        f'<h1>{text(info.url)}</h1><p class="soft">{counts}; {bad}.{not_indexed}</p>'
+        f"<h2>Components</h2>{html_table(rows)}<p class=soft>{more}</p>"
+    )
+
+
+def class_part(info: SetInfo) -> str:
+    """How many samples each class has: a chart from the largest to the smallest, and a list that filters samples."""
+    if not info.class_counts:
+        return '<h2>Classes</h2><p class="soft">No sample has a label.</p>'
+    ordered = sorted(info.class_counts.items(), key=lambda item: (-item[1], item[0]))
+    counts = np.array([number for _, number in ordered], np.int64)
+    most = max(1, int(counts[0]))
+    empty = int((counts == 0).sum())
+    words = f"{len(ordered):,} classes, {counts[-1]:,} to {counts[0]:,} samples, median {int(np.median(counts)):,}"
+    if empty:
+        words += f"; {empty:,} without a sample"
+    lines = []
+    for label, number in ordered[:MAX_ROWS]:
+        name = text(info.classes.get(label, label), max_chars=_SHORT_CHARS)
+        share = 100 * number / most
+        lines.append(
+            f'<tr><td class="name"><button type="button" class="class" data-class="{label}">{name}</button></td>'
+            f'<td class="name">{label}</td><td>{number:,}</td><td class="name"><svg class="meter" viewBox="0 0 100 10" '
+            f'preserveAspectRatio="none"><rect class="bar" width="{share:.1f}" height="10"/></svg></td></tr>'
+        )
+    listed = "" if len(ordered) <= MAX_ROWS else f" The {MAX_ROWS:,} largest are listed."
+    values, names = _grouped(counts, [str(info.classes.get(label, label)) for label, _ in ordered], unit="samples")
+    chart = columns(values, titles=names, ticks=[], label="Samples of each class, from the largest to the smallest")
+    return (
+        f'<h2>Classes</h2><p class="soft">{words}.{listed} Click a class to see only its samples below.</p>'
+        f'<div class="charts">{figure("Samples of each class, largest first", chart)}'
+        '<div class="wide tall" tabindex="0"><table class="sortable" id="classes"><thead><tr><th class="name">class'
+        '</th><th class="name">id</th><th>samples</th><th></th></tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div></div>"
+    )
+
+
+def photo_parts(info: SetInfo, sizes: Mapping[str, Int64s]) -> list[str]:
+    """Sizes, aspects and formats of each photo component; of masks the formats only."""
+    formats = [["component", "format", "photos", "of all"]]
+    for component, photo in info.photos.items():
+        formats += [
+            [component, name, f"{number:,}", f"{number / photo.num_photos:.1%}"]
+            for name, number in sorted(photo.formats.items(), key=lambda item: -item[1])
+        ]
+    parts = ["<h2>Formats</h2>", html_table(formats, num_names=2)] if len(formats) > 1 else []
+    for component, photo in info.photos.items():
+        if not photo.is_mask:
+            parts.append(_sizes_part(component, photo, sizes[component]))
+    return parts
+
+
+def shard_part(names: Sequence[str], num_bytes: Int64s) -> str:
+    """Bytes of each shard, in their order."""
+    values, titles = _grouped(num_bytes, names, unit="bytes")
+    scale = 1 << 20 if int(num_bytes.max()) >= 1 << 20 else 1 << 10
+    unit = "MiB" if scale == 1 << 20 else "KiB"
+    chart = columns(
+        [value / scale for value in values], titles=titles, ticks=[(0, "first shard"), (len(values), "last")],
+        label=f"{unit} of each shard",
+    )  # fmt: skip
+    words = f"{len(names):,} shards, {format_bytes(int(num_bytes.min()))} to {format_bytes(int(num_bytes.max()))}"
+    return f'<h2>Shards</h2><div class="charts">{figure(f"{unit} by shard", chart, about=words)}</div>'
+
+
+def bad_part(findings: Sequence[tuple[ShardFinding, str]], counts: Counter[tuple[str, str]], *, max_listed: int) -> str:
+    """What is bad, why, and by what it was found."""
+    begin = (
+        '<h2 id="bad">What is bad, and why</h2><p class="soft">Found by the shard indexes of all samples, and by '
+        "decoding those that are shown below. To decode every sample: dali-pipes prep verify URL --quarantine bad.tsv; "
+        "then show its list here: --quarantine bad.tsv.</p>"
+    )
+    if not counts:
+        return f"{begin}<p>Nothing bad was found.</p>"
+    reasons = [["findings", "kind", "reason"]]
+    for (kind, reason), number in counts.most_common(MAX_COLUMNS):
+        reasons.append([f"{number:,}", KINDS.get(kind, KNOWN_BAD), reason])
+    rows = [["key", "shard", "component", "why", "found by"]]
+    for finding, origin in findings:
+        cells = (finding.key, finding.shard, finding.component)
+        rows.append([*(_shorter(cell) for cell in cells), f"{finding.text}", origin])
+    is_cut = len(rows) <= sum(counts.values())
+    limit = f'<p class="soft">At most {max_listed} of a kind are listed.</p>' if is_cut else ""
+    summary = f'<div id="reasons">{html_table(reasons, num_names=3)}</div>'
+    return f'{begin}{summary}{limit}<div id="findings" class="tall">{html_table(rows, num_names=5)}</div>'
+
+
+def samples_part(about: str) -> str:
+    """The place of the samples, which a script fills, and the filters."""
+    return (
+        f'<h2>Samples</h2><p class="soft">{text(about)}</p>'
+        '<form id="filters"><label>Key contains <input type="search" id="key" autocomplete="off"></label>'
+        '<label>Class <select id="class"><option value="">all</option></select></label>'
+        '<label><input type="checkbox" id="only-bad"> only bad</label>'
+        '<label><input type="checkbox" id="with-mask" checked> mask</label>'
+        '<label><input type="checkbox" id="with-boxes" checked> boxes</label>'
+        '<output id="count"></output></form><div id="cards"></div>'
+        "<noscript>The samples are drawn by a script of this page; your browser runs none.</noscript>"
+    )
+
+
+def _sizes_part(component: str, photo: PhotoInfo, sizes: Int64s) -> str:
+    """Charts of bytes, heights and widths, int64 [photos, 3]."""
+    sized = sizes[(sizes[:, 1] > 0) & (sizes[:, 2] > 0)]
+    charts = []
+    if len(sized) and photo.short_side is not None:
+        heights, widths = sized[:, 1], sized[:, 2]
+        charts.append(figure("Width and height, pixels", _sizes_chart(widths, heights), about="The darker, the more."))
+        charts.append(figure("Shorter side, pixels", _distribution(photo.short_side, "shorter side, pixels")))
+        charts.append(figure("Aspect: width to height", _aspects(widths, heights)))
+    if photo.num_bytes is not None:
+        charts.append(figure("Bytes of a photo", _distribution(photo.num_bytes, "bytes")))
+    words = f"{photo.num_photos:,} photos"
+    if len(sized) < photo.num_photos:
+        words += f", {photo.num_photos - len(sized):,} of them without a readable size"
+    return f'<h2>Sizes of {text(component)}</h2><p class="soft">{words}.</p><div class="charts">{"".join(charts)}</div>'
+
+
+def _sizes_chart(widths: Int64s, heights: Int64s) -> str:
+    """Photos by width and height, on logarithmic axes."""
+    low = int(min(widths.min(), heights.min()))
+    high = int(max(widths.max(), heights.max())) + 1
+    edges = np.geomspace(low, max(high, 1.5 * low), _NUM_BINS + 1)
+    counts, _, _ = np.histogram2d(widths, heights, bins=(edges, edges))
+    ticks = [
+        (float(np.interp(np.log(side), np.log(edges), np.arange(len(edges)))), str(side)) for side in _sides(edges)
+    ]
+
+    def title(column: int, row: int, count: int) -> str:
+        wide, tall = (f"{np.ceil(edges[at]):.0f} to {np.ceil(edges[at + 1]) - 1:.0f}" for at in (column, row))
+        return f"{count:,} photos: {wide} wide, {tall} high"
+
+    return heat(counts.astype(np.int64), titles=title, x_ticks=ticks, y_ticks=ticks, label="Photos by width and height")
+
+
+def _sides(edges: npt.NDArray[np.float64]) -> list[int]:
+    """Round sides within the edges: powers of two, or if there are fewer than two, round numbers."""
+    low, high = edges[0], edges[-1]
+    powers = [1 << power for power in range(32) if low <= 1 << power <= high]
+    if len(powers) >= 2:
+        return powers[:: -(-len(powers) // 6)]
+    return sorted({round(low), *(int(value) for value in round_ticks(float(high)) if value >= low)})
+
+
+def _aspects(widths: Int64s, heights: Int64s) -> str:
+    """Photos by aspect in steps of an eighth of an octave, from 1:4 to 4:1; others count at the ends."""
+    octaves = np.clip(np.log2(widths / heights), -1.999, 1.999)
+    edges = np.linspace(-2, 2, 33)
+    # A square is in the middle of its step, not between two.
+    counts, _ = np.histogram(octaves, edges - 1 / 16)
+    counts[-1] += int((octaves >= edges[-1] - 1 / 16).sum())
+    titles = []
+    for number, count in enumerate(counts.tolist()):
+        low, high = 2 ** (edges[number] - 1 / 16), 2 ** (edges[number + 1] - 1 / 16)
+        titles.append(f"{count:,} photos: width / height {low:.2f} to {high:.2f}")
+    ticks = [(0.5, "1:4"), (8.5, "1:2"), (16.5, "1:1"), (24.5, "2:1"), (31.9, "4:1")]
+    return columns(counts.tolist(), titles=titles, ticks=ticks, label="Photos by width to height")
+
+
+def _distribution(found: Distribution, unit: str) -> str:
+    titles = [
+        f"{count:,} photos: {low:,} to {high - 1:,} {unit}"
+        for count, low, high in zip(found.counts, found.edges, found.edges[1:], strict=False)
+    ]
+    step = -(-len(found.edges) // 6)
+    ticks = [(float(place), short(edge)) for place, edge in enumerate(found.edges)][::step]
+    label = f"Photos by {unit}: median {found.median:,}"
+    return columns(found.counts, titles=titles, ticks=ticks, label=label)
+
+
+def _grouped(values: Int64s, names: Sequence[str], *, unit: str) -> tuple[list[float], list[str]]:
+    """At most `MAX_COLUMNS` heights and their texts: of many values, neighbours share a column with their mean."""
+    size = -(-len(values) // MAX_COLUMNS)
+    heights, texts = [], []
+    for start in range(0, len(values), size):
+        part = values[start : start + size]
+        heights.append(float(part.mean()))
+        if size == 1:
+            texts.append(f"{_shorter(names[start])}: {int(part[0]):,} {unit}")
+        else:
+            ends = f"{_shorter(names[start])} to {_shorter(names[start + len(part) - 1])}"
+            texts.append(f"{ends}: {int(part.min()):,} to {int(part.max()):,} {unit}, mean {part.mean():,.0f}")
+    return heights, texts
+
+
+def _shorter(name: str) -> str:
+    return name if len(name) <= _SHORT_CHARS else f"{name[:_SHORT_CHARS]}..."

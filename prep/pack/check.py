@@ -21,13 +21,12 @@ from dali_pipes.formats.photo_header import (
 )
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from dali_pipes.progress import bar
-from prep.pack.plan import tar_bytes
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES
 from prep.photos.masks import HEADER_BYTES, PhotoSize, mask_problem, mask_size_problem, photo_size
 from prep.sources.record import HEAD_BYTES, Source, as_entry
 from prep.tar.parquet import ParquetCells
-from prep.tar.writer import Entry, Part, Range, open_regular
+from prep.tar.writer import Entry, Part, Range, open_regular, tar_bytes
 from prep.workers import Report, Workers
 
 # Most masks are smaller.
@@ -65,8 +64,6 @@ class Checked:
     """Records with photos in another format than their names say: key and formats."""
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
     """Bytes that each record takes in a tar."""
-    held_bytes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Bytes of each record that are in memory and not in a file."""
 
     def add(self, part: "Checked") -> None:
         """Append the result of the records that follow; its numbers count from 0."""
@@ -76,7 +73,6 @@ class Checked:
         self.empty |= {first + number for number in part.empty}
         self.noted |= {first + number: text for number, text in part.noted.items()}
         self.sizes.extend(part.sizes)
-        self.held_bytes.extend(part.held_bytes)
 
 
 class _Task(NamedTuple):
@@ -85,7 +81,6 @@ class _Task(NamedTuple):
     masks: frozenset[str]
     decodes_masks: bool
     rules: PhotoRules
-    held_bytes: int
 
 
 def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_progress: bool) -> Checked:
@@ -106,7 +101,7 @@ def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_p
         found = workers.map(
             _check_entries,
             _tasks(source, rules),
-            inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
+            inline=lambda _: is_small,
             on_progress=drawn.update,
         )
         for part in found:
@@ -135,14 +130,10 @@ def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
             raise DataError(f"{source.name}: key '{record.key}' occurs twice, records {earlier} and {number}")
         entry = as_entry(record, source)
         entries.append(entry)
-        total += _held_bytes(entry)
+        total += sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES or number + 1 == len(source.records):
-            yield _Task(entries, source.name, source.masks, source.decodes_masks, rules, total)
+            yield _Task(entries, source.name, source.masks, source.decodes_masks, rules)
             entries, total = [], 0
-
-
-def _held_bytes(entry: Entry) -> int:
-    return sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
 
 
 def _check_entries(task: _Task, report: Report) -> Checked:
@@ -188,7 +179,6 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, foun
         _check_masks(good, reasons, masks=task.masks, decoded=task.decodes_masks)
     number = len(found.sizes)
     found.sizes.append(total)
-    found.held_bytes.append(_held_bytes((key, parts)))
     if reasons:
         found.bad[number] = f"{key}: {'; '.join(reasons.values())}"
     if notes:

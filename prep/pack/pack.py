@@ -6,11 +6,9 @@ one is asked for. The same records give the same shards, byte for byte, so an in
 again.
 
 # Note [memory]: this process holds the names and sizes of all records. A worker holds 1 MiB of its shard, whatever the
-sizes of shards and files (`prep.tar.writer.CHUNK_BYTES`), and its task: paths, and up to 8 MiB of components that are
-not in files (`prep.pack.tasks.MAX_SENT_BYTES`; this process itself writes a shard with more of them).
+sizes of shards and files (`prep.tar.writer.CHUNK_BYTES`), and its task: paths, and components that are not in files.
 """
 
-import json
 import posixpath
 import shutil
 import tempfile
@@ -23,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from dali_pipes.data_set.indexing import class_table_file
 from dali_pipes.data_set.written import WrittenShards, write_record
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import RecodedStep, write_steps
@@ -34,11 +33,10 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix
 from prep.left_out import MaxBad, count_reasons
 from prep.pack.check import Checked, check_records
-from prep.pack.plan import plan_shards
-from prep.pack.target import FileWorkers, Target, check_limits
+from prep.pack.target import FileWorkers, Target, check_limits, plan_shards
 from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
 from prep.part import ALL, JobPart
-from prep.recode.settings import Recoding
+from prep.recode.photos import Recoding
 from prep.recode.stage import recode_source
 from prep.sources.record import Source, as_entry, component_names, without_empty_classes
 from prep.spool import open_spool
@@ -333,7 +331,6 @@ class _Shard(NamedTuple):
     num_bytes: int
     numbers: Sequence[int]
     """The numbers of its records."""
-    held_bytes: int
 
     @property
     def num_samples(self) -> int:
@@ -347,7 +344,6 @@ def _plan(numbers: Sequence[int], checked: Checked, *, prefix: str, max_count: i
             name=f"{prefix}{row:06d}.tar",
             num_bytes=shard.num_bytes,
             numbers=numbers[shard.start : shard.stop],
-            held_bytes=sum(checked.held_bytes[number] for number in numbers[shard.start : shard.stop]),
         )
         for row, shard in enumerate(plan)
     ]
@@ -391,7 +387,6 @@ def _task(
         entries=[
             as_entry(source.records[number], source, without=unread.get(number, none)) for number in shard.numbers
         ],
-        held_bytes=shard.held_bytes,
     )
 
 
@@ -426,8 +421,7 @@ def _finish(target: Target, stale: Sequence[str], classes: Mapping[int, str], st
     """Delete the shards beyond the last one; write the class table and what was done to photos, if they differ."""
     if stale:
         target.delete([*_descriptions(target.prefix, stale), *stale])
-    table = json.dumps({str(label): classes[label] for label in sorted(classes)}, indent=0, ensure_ascii=False)
-    tables = {classes_name(target.prefix): table.encode()}
+    tables = {classes_name(target.prefix): class_table_file(classes)}
     if steps:
         tables[recoded_name(target.prefix)] = write_steps(steps)
     if not all(target.holds(name, data) for name, data in tables.items()):

@@ -1,4 +1,4 @@
-"""Write the numbered shards of a pack to a store. Equal shards are kept; other shards stop the pack.
+"""Plan the numbered shards of a pack, and write them to a store. Equal shards are kept; other shards stop the pack.
 
 With ``overwrite`` the other shards are replaced. Sizes and contents of all shards are known before the first is
 written, so running an interrupted pack again finishes it.
@@ -8,17 +8,24 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import version_start
+from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store, StoreAccess
-from prep.pack.tasks import MAX_SENT_BYTES, Stored, StreamTask, is_stored
+from prep.pack.tasks import Stored, StreamTask, is_stored
 from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
     from dali_pipes.store.entries import ObjectEntry
+
+
+# A tar ends with two empty blocks and is filled up to a multiple of this.
+_RECORD = 20 * BLOCK
+MAX_FILES = 10**6
+"""Numbers in names have six digits."""
 
 
 class PlannedFile(Protocol):
@@ -47,6 +54,43 @@ def check_limits(*, prefix: str, **limits: int | None) -> None:
             raise ValueError(f"{name} must be positive, got {limit}")
 
 
+class ShardPlan(NamedTuple):
+    """The records ``[start, stop)`` of one shard, and its size."""
+
+    start: int
+    stop: int
+    num_bytes: int
+
+
+def plan_shards(sizes: Sequence[int], *, max_count: int, max_bytes: int) -> list[ShardPlan]:
+    """Cut records into shards, in order, each as full as both limits allow.
+
+    Args:
+        sizes: The bytes that each record takes in a tar; see `tar_bytes`.
+        max_count: The most records of a shard.
+        max_bytes: The most bytes of a finished tar; a single record may be larger.
+
+    >>> plan_shards([2048, 2048, 2048], max_count=2, max_bytes=1 << 20)
+    [ShardPlan(start=0, stop=2, num_bytes=10240), ShardPlan(start=2, stop=3, num_bytes=10240)]
+    """
+    shards: list[ShardPlan] = []
+    start, filled = 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and (number - start >= max_count or _finished_bytes(filled + size) > max_bytes):
+            shards.append(ShardPlan(start, number, _finished_bytes(filled)))
+            start, filled = number, 0
+        filled += size
+    if sizes:
+        shards.append(ShardPlan(start, len(sizes), _finished_bytes(filled)))
+    if len(shards) > MAX_FILES:
+        raise ValueError(f"{len(shards)} shards, names count to {MAX_FILES}; use larger --max-bytes and --max-count")
+    return shards
+
+
+def _finished_bytes(filled: int) -> int:
+    return -(-(filled + 2 * BLOCK) // _RECORD) * _RECORD
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileWorkers:
     """Worker processes that write or compare the files of a job, several at a time."""
@@ -73,7 +117,7 @@ class FileWorkers:
             done = self.workers.map(
                 function,
                 tasks,
-                inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
+                inline=lambda _: is_small,
                 on_progress=drawn.update,
                 name=lambda task: f"'{task.name}'",
             )

@@ -21,8 +21,7 @@ from prep.workers import Report
 Stored = tuple[str, str] | Path | StoredFile
 """A stored object to compare with: type and value of its checksum, or the file itself."""
 MAX_SENT_BYTES = 8 << 20
-"""The largest number of bytes of components in memory that are sent to a worker; a larger task is done in this
-process."""
+"""A task takes no further record after so many bytes of components that are in memory, because they are sent to it."""
 
 
 class StreamTarget(Protocol):
@@ -42,8 +41,6 @@ class StreamTask(ABC):
     """The target that `write_file` writes to."""
     stored: Stored | None = None
     """The stored object that `is_stored` compares it with."""
-    held_bytes: int = 0
-    """Bytes of components that are in memory, and are sent to the worker."""
 
     @abstractmethod
     def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:

@@ -10,12 +10,14 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
 from dali_pipes.formats.photo_header import PhotoHeader, needed_chunks, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from prep.photos.apart import Undecodable as Undecodable
+from prep.photos.apart import eight_bits
 
 DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
@@ -91,7 +93,6 @@ def check_size(num_bytes: int) -> None:
 
 
 def _decode_by_pillow(data: bytes, header: PhotoHeader, output: Output) -> Pixels:
-    from PIL import Image, UnidentifiedImageError
 
     try:
         # Pillow has the same names of formats. With a name, it tries only this one of its forty readers.
@@ -113,8 +114,6 @@ def _decode_by_pillow(data: bytes, header: PhotoHeader, output: Output) -> Pixel
 @contextlib.contextmanager
 def only_pixels() -> Iterator[None]:
     """Pillow without its warnings about odd metadata, and without its limit of pixels: callers have their own."""
-    from PIL import Image
-
     limit = Image.MAX_IMAGE_PIXELS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -165,12 +164,9 @@ class _Dali:
         return cast("Pixels", pixels[..., 0] if output == "gray" else pixels)
 
 
-def to_rgb(photo: Any) -> Any:
+def to_rgb(photo: Image.Image) -> Image.Image:
     """The pixels of a photo that Pillow has read as loaders give them: RGB of 8 bits, without alpha."""
-    if photo.mode.startswith("I;16"):  # Pillow does not convert it; DALI takes the high byte
-        from PIL import Image
-
-        photo = Image.fromarray((np.asarray(photo) >> 8).astype(np.uint8))
+    photo = eight_bits(photo)
     return photo if photo.mode == "RGB" else photo.convert("RGB")
 
 

@@ -1,4 +1,4 @@
-"""Resize a photo, or make a JPEG of a photo that loaders do not decode.
+"""Resize a photo or its mask, or make a JPEG of a photo that loaders do not decode.
 
 A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is not smaller than the new one: libjpeg then computes fewer
 pixels, each of which is an average. The rest of the way, pixels are averaged by Pillow's Hamming window, which weighs
@@ -9,14 +9,18 @@ The pixels are those that a loader delivers: without alpha, 16-bit values by the
 not converted to another colour space, because loaders do not do that either: the colour profile stays beside them,
 unless it says sRGB or describes other channels. An EXIF orientation stays too, without the other EXIF data; a photo
 that is converted is turned upright. Of TIFF, JPEG 2000, GIF and animated PNG no profile stays: they are decoded in a
-process that may die of a broken photo.
+process that may die of a broken photo. Masks are resized by the nearest neighbour, and written as PNGs that are
+inflated quickly.
 """
 
 import contextlib
 import io
 import re
+import struct
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from PIL import Image, ImageOps
 
@@ -26,11 +30,79 @@ from dali_pipes.formats.photo_header import PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.apart import Undecodable, decode_apart
 from prep.photos.decoders import only_pixels, to_rgb, without_notes
+from prep.photos.details import photo_details
 from prep.recode.jpegs import is_srgb_profile
-from prep.recode.settings import Recoding
 
 # A JPEG's sides are 16-bit numbers; libjpeg takes up to this.
 MAX_SIDE = 65_500
+
+DEFAULT_QUALITY = 90
+"""The JPEG quality in which resized photos are usually kept; FFCV's published sizes have it, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recoding:
+    """Settings of `prep.recode.stage.recode_source`.
+
+    Raises:
+        ValueError: If a side or the quality is not valid, or ``masks`` is given and nothing is resized.
+    """
+
+    short_side: int | None = None
+    """The largest shorter side of a photo, in pixels. A photo that is not larger keeps its bytes."""
+    max_side: int | None = None
+    """The largest longer side of a photo, in pixels; with ``short_side``, both hold."""
+    quality: int = DEFAULT_QUALITY
+    """The JPEG quality of photos that are resized or converted, 1 to 100."""
+    masks: Literal["nearest"] | None = None
+    """How masks are resized to their photo's new size: by the nearest neighbour. ``None``: there must be none."""
+    optimize: bool = False
+    """Rewrite JPEGs and masks without loss, so that they are decoded faster."""
+    convert: bool = False
+    """Make JPEGs of photos that loaders do not decode: HEIC, AVIF, TIFF, JPEG 2000, GIF and animated PNG."""
+
+    def __post_init__(self) -> None:
+        for name in ("short_side", "max_side"):
+            side = getattr(self, name)
+            if side is not None and (type(side) is not int or not 1 <= side <= 65_500):
+                raise ValueError(f"{name} must be 1 to 65500 pixels (a JPEG's limit), got {side!r}")
+        if type(self.quality) is not int or not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be 1 to 100, got {self.quality!r}")
+        if self.masks not in (None, "nearest"):
+            raise ValueError(f"masks must be 'nearest' or None, got {self.masks!r}")
+        if self.masks is not None and not self.resizes:
+            raise ValueError("masks='nearest' says how masks are resized; it needs short_side or max_side")
+
+    @property
+    def resizes(self) -> bool:
+        return self.short_side is not None or self.max_side is not None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is to be done."""
+        return self.resizes or self.optimize or self.convert
+
+    def new_size(self, height: int, width: int) -> tuple[int, int] | None:
+        """Height and width of a photo after it was resized; ``None`` if it stays: no photo is enlarged.
+
+        >>> Recoding(short_side=256).new_size(375, 500), Recoding(max_side=256).new_size(375, 500)
+        ((256, 341), (192, 256))
+        >>> Recoding(short_side=256).new_size(256, 9000)
+        """
+        limits = ((self.short_side, min(height, width)), (self.max_side, max(height, width)))
+        ratios = [(limit, side) for limit, side in limits if limit is not None and limit < side]
+        if not ratios:
+            return None
+        limit, side = min(ratios, key=lambda ratio: ratio[0] / ratio[1])
+        # Rounded half up, in whole numbers.
+        rows, columns = ((2 * pixels * limit + side) // (2 * side) for pixels in (height, width))
+        return max(1, rows), max(1, columns)
+
+    def as_settings(self) -> dict[str, int | str | bool]:
+        """The settings that are on, by name, as the manifest keeps them."""
+        encodes = self.resizes or self.convert
+        values = asdict(self) | {"quality": self.quality if encodes else None}
+        return {name: value for name, value in values.items() if value not in (None, False)}
 
 
 def resized(data: bytes, header: PhotoHeader, recoding: Recoding) -> bytes:
@@ -153,3 +225,81 @@ def _reading() -> Iterator[None]:
         # Pillow names the object that it read from.
         text = re.sub(r"(cannot identify image file) <.*>", r"\1", " ".join(str(exc).split()))[:160]
         raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
+
+
+# Masks
+
+_LEVEL = 6
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _PALETTE = 0, 3
+# Chunks that say what the pixels' values mean.
+_KEPT = (b"PLTE", b"tRNS")
+_MODES = {_GREY: "L", _PALETTE: "P"}
+
+
+def resized_mask(data: bytes, height: int, width: int) -> bytes:
+    """A mask with another height and width; each of its pixels has the value of the nearest pixel before.
+
+    Raises:
+        Undecodable: If it cannot be decoded, or is not a PNG of 8 bits with one channel.
+    """
+    if not is_plain_mask(data):
+        raise Undecodable(
+            "is no PNG of 8 bits with one channel, grey or with a palette; it cannot be resized as a mask"
+        )
+    return _mask_png(_decoded(data).resize((width, height), Image.Resampling.NEAREST), data)
+
+
+def optimized_mask(data: bytes) -> bytes:
+    """The same mask as a PNG that is inflated quickly; PNGs of other kinds than `is_plain_mask` keep their bytes.
+
+    Pixels and palette stay, and so does the meaning of the values; other chunks go.
+
+    Raises:
+        Undecodable: If it cannot be decoded.
+    """
+    return data if not is_plain_mask(data) else _mask_png(_decoded(data), data)
+
+
+def is_plain_mask(data: bytes) -> bool:
+    """Whether a photo is a PNG of 8 bits with one channel: a value for each pixel, or an index into a palette."""
+    details = photo_details(data)
+    return details is not None and details.format == "PNG" and details.bits == 8 and data[25:26] in (b"\0", b"\3")
+
+
+def _decoded(data: bytes) -> Image.Image:
+    try:
+        with only_pixels(), Image.open(io.BytesIO(without_notes(data, "PNG")), formats=("PNG",)) as mask:
+            mask.load()
+            if mask.mode != _MODES[data[25]]:
+                raise Undecodable(f"is decoded to pixels of another kind, '{mask.mode}'")
+            return mask
+    except Undecodable:
+        raise
+    except Exception as exc:  # (Pillow's readers raise all kinds)
+        raise Undecodable(f"cannot be decoded: {str(exc)[:100] or type(exc).__name__}") from exc
+
+
+def _mask_png(mask: Image.Image, source: bytes) -> bytes:
+    """A PNG of the mask's bytes, with the palette of the PNG ``source``."""
+    width, height = mask.size
+    pixels = mask.tobytes()
+    rows = b"".join(b"\0" + pixels[row * width : (row + 1) * width] for row in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 8, source[25], 0, 0, 0)
+    chunks = [(b"IHDR", header), *_kept_chunks(source), (b"IDAT", zlib.compress(rows, _LEVEL)), (b"IEND", b"")]
+    return _SIGNATURE + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+
+
+def _kept_chunks(data: bytes) -> list[tuple[bytes, bytes]]:
+    found, at = [], len(_SIGNATURE)
+    while at + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        if kind in (b"IDAT", b"IEND"):
+            break
+        if kind in _KEPT:
+            found.append((kind, data[at + 8 : at + 8 + size]))
+        at += 12 + size
+    return found

@@ -7,9 +7,7 @@ from dali_pipes.formats.photo_header import CONVERTIBLE_FORMATS, read_whole_phot
 from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from prep.photos.apart import Undecodable
 from prep.recode.jpegs import NotJpegError, optimized
-from prep.recode.masks import optimized_mask, resized_mask
-from prep.recode.photos import converted, resized
-from prep.recode.settings import Recoding
+from prep.recode.photos import Recoding, converted, optimized_mask, resized, resized_mask
 
 RESIZED, CONVERTED, OPTIMIZED, KEPT = "resized", "converted", "optimized", "kept"
 MADE_JPEG = "resized and made JPEGs"

@@ -27,9 +27,8 @@ from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.recode.jpegs import check_jpegtran
-from prep.recode.photos import check_converters
+from prep.recode.photos import Recoding, check_converters
 from prep.recode.sample import recode_record
-from prep.recode.settings import Recoding
 from prep.sources.record import HEAD_BYTES, Record, Source, as_entry
 from prep.tar.gzipped import UnpackedFile
 from prep.tar.writer import Files, Part, Range
@@ -68,7 +67,6 @@ class _Task(NamedTuple):
     recoding: Recoding
     rules: PhotoRules
     spool: Path
-    held_bytes: int
 
 
 def recode_source(
@@ -104,7 +102,7 @@ def recode_source(
         found = workers.map(
             _recode_records,
             _tasks(source, recoding, rules, spool, places),
-            inline=lambda task: is_small or task.held_bytes > MAX_SENT_BYTES,
+            inline=lambda _: is_small,
             on_progress=drawn.update,
             name=lambda task: f"the photos of '{task.records[0].key}' to '{task.records[-1].key}'",
         )
@@ -192,13 +190,13 @@ def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, p
         first = next((part.file for _, part in photos if isinstance(part, Range)), None)
         unpacked = first if isinstance(first, UnpackedFile) else None
         if records and (unpacked != place or total > MAX_SENT_BYTES or (not place and len(records) >= NUM_RECORDS)):
-            yield _Task(records, recoding, rules, spool, total)
+            yield _Task(records, recoding, rules, spool)
             records, total = [], 0
         place = unpacked
         records.append(_Record(key, photos, masks))
         total += sum(len(part) for _, part in photos if isinstance(part, bytes))
     if records:
-        yield _Task(records, recoding, rules, spool, total)
+        yield _Task(records, recoding, rules, spool)
 
 
 def _recode_records(task: _Task, report: Report) -> list[_Done]:

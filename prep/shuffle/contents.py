@@ -28,7 +28,7 @@ from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet, check_bytes
 from prep.shuffle.order import key_of
 from prep.shuffle.request import Request
-from prep.tar.writer import header_bytes
+from prep.tar.writer import tar_bytes
 from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def read_shard(store: Store, name: str, _: Report | None = None, *, components: 
         archive = _LinkRefuser(stream, shard=where)
         for key, members in groupby(archive, key=attrgetter("key")):
             first_name, seen, kept = "", set(), {}
-            content = num_bytes = tar_bytes = end = 0
+            content = num_bytes = num_tar_bytes = end = 0
             for member in members:
                 if member.component in seen:
                     raise DataError(
@@ -143,10 +143,9 @@ def read_shard(store: Store, name: str, _: Report | None = None, *, components: 
                     )
                 first_name = first_name or member.name
                 seen.add(member.component)
-                padded_bytes = member.size + -member.size % BLOCK
                 num_bytes += member.size
-                tar_bytes += header_bytes(member.name, member.size) + padded_bytes
-                end = member.offset + padded_bytes
+                num_tar_bytes += tar_bytes(member.name, member.size)
+                end = member.offset + member.size + -member.size % BLOCK
                 state = component_state(member.component)
                 if member.component in components:
                     kept[member.component] = _value(member)
@@ -156,7 +155,7 @@ def read_shard(store: Store, name: str, _: Report | None = None, *, components: 
                 content = (content + state.intdigest()) % 2**64
             names.append(first_name.encode("utf-8", "surrogateescape"))
             rows.append((key_digest(key), content))
-            sizes.append((num_bytes, len(seen), tar_bytes, end))
+            sizes.append((num_bytes, len(seen), num_tar_bytes, end))
             for component, found in values.items():
                 found.append(kept.get(component))
     return _of_shard(name, names, sizes, rows=rows, checksum=archive.checksum, values=values)
@@ -221,10 +220,10 @@ def indexed_contents(shards: ShardSet, manifest: "Manifest", *, components: Sequ
         for row, key in enumerate(index.keys):
             there = sorted((offsets[c][row], c, sizes[c][row]) for c in offsets if offsets[c][row] >= 0)
             firsts.append(f"{key}.{there[0][1]}".encode())
-            tar_bytes = sum(header_bytes(f"{key}.{c}", size) + -(-size // BLOCK) * BLOCK for _, c, size in there)
+            num_bytes = sum(tar_bytes(f"{key}.{c}", size) for _, c, size in there)
             last, _, size = there[-1]
             end = last + -(-size // BLOCK) * BLOCK
-            numbers.append((sum(size for _, _, size in there), len(there), tar_bytes, end))
+            numbers.append((sum(size for _, _, size in there), len(there), num_bytes, end))
         labels: list[bytes | None] = [None] * len(firsts)
         if index.labels is not None:
             has_label = zip(index.labels.tolist(), offsets[LABEL_COMPONENT], strict=True)

@@ -15,9 +15,9 @@ from dali_pipes.errors import DataError, PipesError, printable, shown
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.urls import is_remote
+from prep.sources import Kind
 from prep.sources.hf import read_schema, split_of_file, split_of_folder
 from prep.sources.imagefolder import folders_of, holds_photos
-from prep.sources.kinds import Kind
 from prep.sources.record import Source, find_known
 from prep.sources.table_files import TABLE_SUFFIXES, column_names
 from prep.sources.tables import PATH_COLUMNS

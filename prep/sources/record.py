@@ -7,7 +7,6 @@ entry of a tar from a record.
 
 import io
 import json
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +37,9 @@ PHOTO_EXTENSION = {
 
 # Other usual extensions of JPEG files.
 _JPEG_EXTENSIONS = ("jpeg", "jpe")
+
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+"""Extensions of components that hold a number as text."""
 
 # A tuple: `isinstance` takes ten times as long with a union.
 _PARTS = (bytes, Range)
@@ -204,11 +206,11 @@ def _part(record: Record, component: str, content: object) -> Part:
 
 
 def encode_value(value: object, *, component: str, where: str) -> bytes:
-    """The bytes that ``TarWriter`` would write for a value, and that WebDataset's ``decode()`` reads back.
+    """The bytes that ``webdataset.TarWriter`` would write for a value, and that WebDataset's ``decode()`` reads back.
 
     Args:
-        value: A string for any extension; an integer or similar for ``cls``; JSON values for ``json``; an array for
-            ``npy``; anything for ``pyd`` and ``pickle``; for ``npz``, ``pth``, ``png`` and others, as in WebDataset.
+        value: A string for any extension; an integer or similar for ``cls``, ``count``, ``index`` and ``id``; JSON
+            values for ``json``; an array for ``npy``.
         component: Its last part is the extension.
         where: The record, for errors.
 
@@ -220,16 +222,19 @@ def encode_value(value: object, *, component: str, where: str) -> bytes:
     """
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
     extension = component.rpartition(".")[2].lower()
     try:
-        encode = _ENCODERS.get(extension)
-        return encode(value) if encode else _encode_as_webdataset(value, component)
-    except Exception as exc:
+        if extension in _NUMBERS:
+            return str(value).encode("ascii")
+        if extension in ("json", "jsn"):
+            return json.dumps(value).encode()
+        if extension == "npy":
+            return _npy(value)
+        raise TypeError(f"only texts can be '.{extension}'")
+    except (TypeError, ValueError, RecursionError) as exc:
         raise DataError(
             f"{where}: cannot write a {type(value).__name__} as '{component}' ({type(exc).__name__}: {exc}); "
-            "expected bytes, a path, or a value that webdataset.TarWriter takes for this extension"
+            "expected bytes, a path, a text, a value for .json, an array for .npy, or a number for .cls"
         ) from exc
 
 
@@ -239,31 +244,5 @@ def _npy(value: object) -> bytes:
     if not isinstance(value, np.ndarray):
         raise TypeError("expected a numpy array")
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, value)
+    np.lib.format.write_array(stream, value, allow_pickle=False)
     return stream.getvalue()
-
-
-def _text(value: object) -> bytes:
-    return str(value).encode("ascii")
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value).encode()
-
-
-# The common ones are here, because importing WebDataset takes seconds. A test compares them with it.
-_ENCODERS: dict[str, Callable[[object], bytes]] = {
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _text),
-    **dict.fromkeys(("json", "jsn"), _json),
-    **dict.fromkeys(("pyd", "pickle"), pickle.dumps),
-    "npy": _npy,
-}
-
-
-def _encode_as_webdataset(value: object, component: str) -> bytes:
-    from webdataset.writer import default_handlers, encode_based_on_extension1
-
-    encoded = encode_based_on_extension1(value, component, default_handlers)
-    if not isinstance(encoded, bytes | bytearray | memoryview):
-        raise TypeError("WebDataset does not encode it")
-    return bytes(encoded)

@@ -78,9 +78,14 @@ def member_header(name: str, size: int, *, mode: int = 0o644, mtime_s: int = 0) 
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-def header_bytes(name: str, size: int) -> int:
-    """The length of `member_header`."""
-    return BLOCK if _is_plain(name, size) else len(member_header(name, size))
+def tar_bytes(name: str, size: int) -> int:
+    """Bytes of a member in a tar: header blocks, more than one for a long or non-ASCII name, and data blocks.
+
+    >>> tar_bytes("a.jpg", 1)
+    1024
+    """
+    header = BLOCK if _is_plain(name, size) else len(member_header(name, size))
+    return header + -(-size // BLOCK) * BLOCK
 
 
 def stream_tar(

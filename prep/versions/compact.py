@@ -20,13 +20,12 @@ from dali_pipes.formats.names import columns_name, index_name, version_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.pack.plan import plan_shards, tar_bytes
-from prep.pack.target import FileWorkers
+from prep.pack.target import FileWorkers, plan_shards
 from prep.pack.tasks import ShardTask, write_file
-from prep.tar.writer import Entry, Range
+from prep.tar.writer import Entry, Range, tar_bytes
 from prep.versions.add import TOKEN_DIGITS
 from prep.versions.publish import NewChange, Newest, find_version, write_version
-from prep.versions.shards import read_indexes, without_shards
+from prep.versions.remove import read_indexes, without_shards
 from prep.workers import Workers
 
 WHAT = "compact"

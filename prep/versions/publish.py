@@ -7,11 +7,11 @@ whether there is a later version by now. So the copy stays behind only if a writ
 read the version before, and the next command that changes the data set writes the copy first.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from dali_pipes.data_set.indexing import class_table_file
 from dali_pipes.data_set.named import known_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Change, Manifest, Part, write_steps
@@ -159,8 +159,7 @@ def _write_tables(store: Store, prefix: str, manifest: Manifest) -> None:
     """Write the files beside the shards for commands that pack or shuffle them; older versions have a part of each."""
     tables: dict[str, bytes] = {}
     if manifest.classes:
-        classes = {str(label): manifest.classes[label] for label in sorted(manifest.classes)}
-        tables[classes_name(prefix)] = json.dumps(classes, indent=0, ensure_ascii=False).encode()
+        tables[classes_name(prefix)] = class_table_file(manifest.classes)
     if manifest.recoded:
         tables[recoded_name(prefix)] = write_steps(manifest.recoded)
     for name, data in tables.items():

@@ -4,11 +4,20 @@ Both kinds run the same task functions: functions of a module, whose tasks and r
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from prep.workers.processes import MAX_JOBS, Report, Workers, default_jobs
+from prep.workers.processes import MAX_JOBS, Report, WorkerDiedError, Workers, default_jobs
 
-__all__ = ["MAX_JOBS", "WORKERS_KINDS", "Report", "Workers", "WorkersKind", "default_jobs", "open_workers"]
+__all__ = [
+    "MAX_JOBS",
+    "WORKERS_KINDS",
+    "Report",
+    "WorkerDiedError",
+    "Workers",
+    "WorkersKind",
+    "default_jobs",
+    "open_workers",
+]
 
 WorkersKind = Literal["processes", "ray"]
 WORKERS_KINDS: tuple[WorkersKind, ...] = get_args(WorkersKind)
@@ -40,7 +49,7 @@ def open_workers(
     """
     if on not in WORKERS_KINDS:
         raise ValueError(f"on must be one of {', '.join(WORKERS_KINDS)}, got '{on}'")
-    given = {} if advice is None else {"advice": advice}
+    given: dict[str, Any] = {} if advice is None else {"advice": advice}
     if on == "processes":
         return Workers(jobs, at_most=at_most, setup=setup, isolated=isolated, **given)
     from prep.workers.on_ray import RayWorkers

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import FrameType
@@ -45,6 +45,15 @@ def default_jobs() -> int:
     return max(1, min(MAX_JOBS, len(os.sched_getaffinity(0))))
 
 
+class WorkerDiedError(PipesError):
+    """A worker process ended while it worked."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        """The exit status, or the number of the signal below zero."""
+
+
 class Workers:
     """Processes that run tasks; they start when first needed, or by `start`. A context manager.
 
@@ -54,6 +63,7 @@ class Workers:
         setup: Each process calls it once, before its first task. Its exception counts as that task's.
         isolated: Use a worker process also for one job: for functions that crash, or write to stderr.
         advice: The end of the error when a process dies: what to do.
+        environment: The processes' variables; by default those of this one.
 
     Raises:
         ValueError: If ``jobs`` is not positive.
@@ -67,12 +77,13 @@ class Workers:
         setup: Callable[[], object] | None = None,
         isolated: bool = False,
         advice: str = "run it again with fewer --jobs",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if jobs is not None and jobs < 1:
             raise ValueError(f"jobs must be positive, got {jobs}")
         wanted = default_jobs() if jobs is None else jobs
         self.jobs = wanted if at_most is None else max(1, min(wanted, at_most))
-        self._setup, self._advice = setup, advice
+        self._setup, self._advice, self._environment = setup, advice, environment
         self._is_local = self.jobs == 1 and not isolated
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
@@ -96,6 +107,7 @@ class Workers:
                         own_program("prep.workers", str(theirs.fileno()), str(os.getpid())),
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
+                        env=self._environment,
                         start_new_session=True,  # Note [ends]
                     )
                 )
@@ -128,7 +140,7 @@ class Workers:
 
         Raises:
             Exception: If a task raised it. The other processes are ended.
-            PipesError: If a process died.
+            WorkerDiedError: If a process died.
         """
         if self._is_local:
             if self._setup is not None:
@@ -223,9 +235,10 @@ class Workers:
         process = self._processes[self._connections.index(connection)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_TIMEOUT_S)
-        return PipesError(
+        return WorkerDiedError(
+            process.returncode,
             f"a worker process ended while it worked on {name}, exit status {process.returncode} (-9: it was killed, "
-            f"for example by the kernel when memory ran out); {self._advice}"
+            f"for example by the kernel when memory ran out); {self._advice}",
         )
 
 

@@ -19,7 +19,7 @@ from deploy import requirements as requirements_module
 from deploy.requirements import main as print_requirements
 from deploy.requirements import requirements
 from prep.commands.etl import start_command
-from prep.etl.cluster import IMAGE
+from prep.etl.run import IMAGE
 from tests.deploy.conftest import SHIMS, write_program
 from tests.deploy.dockerfile import ROOT, plain_environment, read_stages, run_steps
 

@@ -16,7 +16,7 @@ from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
-from prep.etl.local import Output, transform_shards
+from prep.etl.run import Output, transform_shards
 from prep.index import index_shards
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify

@@ -30,8 +30,7 @@ from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 from dali_pipes.store.cluster.etl import NoEtlError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
-from prep.etl.cluster import get_transformed, run_offline, start_etl, stop_etl
-from prep.etl.local import Output, open_output, transform_shards
+from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from prep.index import index_shards
 from tests.conftest import Sample, write_shards

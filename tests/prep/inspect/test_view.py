@@ -21,11 +21,13 @@ from prep.inspect.contact_sheet import (
     TILE,
     TILE_GAP,
     Cell,
+    Sheet,
     contact_sheet,
+    draw_sheet,
     mask_colours,
     overlaid,
 )
-from prep.inspect.view import Sheet, draw_sheet
+from prep.inspect.samples import ShowOptions
 from tests.conftest import Sample, photo_bytes, write_shards, write_tar
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
@@ -61,7 +63,7 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def draw(shards: Path, **options: object) -> Sheet:
-    return draw_sheet(resolve_shards(shards, endpoint=None), **options)  # type: ignore[arg-type]
+    return draw_sheet(resolve_shards(shards, endpoint=None), ShowOptions(**{"num": 24} | options))  # type: ignore[arg-type]
 
 
 def call(*arguments: str | Path) -> Result:
@@ -111,9 +113,9 @@ def test_shards_without_an_index_and_a_bucket(coloured: Path, bucket: AisStore, 
     for path in coloured.glob("*.tar"):
         bucket.upload(path.name, path)
     shards = resolve_shards(f"{bucket.url}/s-", endpoint=node)
-    pictures = [draw_sheet(shards, num=4).picture]
+    pictures = [draw_sheet(shards, ShowOptions(num=4)).picture]
     index_shards(shards)
-    pictures.append(draw_sheet(shards, num=4).picture)
+    pictures.append(draw_sheet(shards, ShowOptions(num=4)).picture)
     assert pictures[0].tobytes() == pictures[1].tobytes()
 
 

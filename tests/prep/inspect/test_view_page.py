@@ -23,14 +23,15 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
 from prep.inspect.contact_sheet import TILE
-from prep.inspect.index_problems import MAX_LISTED
+from prep.inspect.findings import MAX_LISTED
+from prep.inspect.samples import ShowOptions
 from prep.inspect.view_page import PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
 from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
 from tests.sources import encode_photo
 
 
 def page_of(shards: Path, **options: Any) -> Page:
-    return view_page(resolve_shards(shards, endpoint=None), **options)
+    return view_page(resolve_shards(shards, endpoint=None), ShowOptions(**{"num": 200} | options))
 
 
 def data_of(page: Page | str) -> dict[str, Any]:

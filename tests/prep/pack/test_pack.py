@@ -21,11 +21,11 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import OnBad, open_target, pack
-from prep.pack.plan import ShardPlan, plan_shards, tar_bytes
+from prep.pack.target import ShardPlan, plan_shards
 from prep.sources.imagefolder import imagefolder
 from prep.sources.pets import pets
 from prep.sources.record import Record, Source
-from prep.tar.writer import Range
+from prep.tar.writer import Range, tar_bytes
 from tests.sources import encode_mask, encode_photo, make_source, start_python, write_pets
 from tests.turned_photos import exif_block, with_exif
 
@@ -645,17 +645,6 @@ def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read '.*/gone': No such file"):
         pack(_source(*parts), store=LocalStore(tmp_path / "out"), on_bad="skip", jobs=2)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("_shared")
-def test_pack_of_much_that_is_in_memory_is_not_copied_to_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that has the bytes writes them itself."""
-    monkeypatch.setattr("prep.pack.check.MAX_SENT_BYTES", 500)
-    monkeypatch.setattr("prep.pack.target.MAX_SENT_BYTES", 500)
-    monkeypatch.setattr("prep.workers.Workers.start", lambda _: pytest.fail("a process was started"))
-    assert pack(make_source(23), store=LocalStore(tmp_path), max_count=4, jobs=2).num_written == 6
 
 
 PEAK = """

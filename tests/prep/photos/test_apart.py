@@ -1,6 +1,7 @@
 """Photos that are decoded in a process that may die."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,27 +12,31 @@ import pytest
 from PIL import Image
 
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
-from prep.photos import apart, apart_worker
-from prep.photos.apart import PillowProcess, Undecodable
+from prep.photos import apart
+from prep.photos.apart import Undecodable, decode_apart
 from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
 
 SIZE = (50, 40)
-HEADER = PhotoHeader("TIFF", SIZE[1], SIZE[0])
 SIXTEEN = np.random.default_rng(0).integers(0, 1 << 16, (SIZE[1], SIZE[0])).astype(np.uint16)
 
 
-def decoded(data: bytes, orientation: int = 1) -> Any:
-    with PillowProcess(max_pixels=10_000) as process:
-        return process.decode(data, read_whole_photo_header(data), orientation)
+def decoded(data: bytes, orientation: int = 1, *, header: PhotoHeader | None = None) -> Any:
+    return decode_apart(data, header or read_whole_photo_header(data), orientation, max_pixels=10_000)
+
+
+def process() -> int:
+    """The process that decodes."""
+    return apart._process(10_000, os.getpid())._processes[0].pid
 
 
 def test_formats_are_decoded_as_pillow_does() -> None:
     """Every pixel; of an animation the first picture. One process decodes all."""
-    with PillowProcess(max_pixels=10_000) as process:
-        for make in (jpeg2000, tiff, animated_png):
-            assert (process.decode(make(1), read_whole_photo_header(make(1))) == np.asarray(pixels_of(1))).all()
-        grey = np.asarray(pixels_of(1, mode="L").convert("RGB"))
-        assert (process.decode(gif(1), read_whole_photo_header(gif(1))) == grey).all()
+    decoded(tiff(1))
+    first = process()
+    for make in (jpeg2000, tiff, animated_png):
+        assert (decoded(make(1)) == np.asarray(pixels_of(1))).all()
+    assert (decoded(gif(1)) == np.asarray(pixels_of(1, mode="L").convert("RGB"))).all()
+    assert process() == first
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK", "I;16"])
@@ -54,60 +59,50 @@ def test_a_photo_is_turned_upright() -> None:
 
 @pytest.mark.parametrize("data", [broken_jpeg2000(), jpeg2000(2)[: len(jpeg2000(2)) // 2]])
 def test_a_broken_photo_says_why(data: bytes) -> None:
-    with PillowProcess(max_pixels=10_000) as process:
-        with pytest.raises(Undecodable, match="cannot be decoded by Pillow: "):
-            process.decode(data, PhotoHeader("JPEG2000", SIZE[1], SIZE[0]))
-        assert process.decode(tiff(1), HEADER).shape == (40, 50, 3)
+    with pytest.raises(Undecodable, match="cannot be decoded by Pillow: "):
+        decoded(data, header=PhotoHeader("JPEG2000", SIZE[1], SIZE[0]))
+    assert decoded(tiff(1)).shape == (40, 50, 3)
 
 
 def test_a_process_with_less_memory_than_its_own_limit_decodes() -> None:
     """As after ``ulimit -v``: the system refuses to raise the limit."""
     program = (
-        "import os, resource, sys\n"
+        "import os, resource\n"
         "from PIL import Image\n"
-        "from prep.photos import apart_worker\n"
+        "from prep.photos import apart\n"
         "Image.init()\n"  # reads files that another user may not read
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "os.geteuid() == 0 and os.setuid(65534)\n"  # root may raise it
-        "sys.argv[1:] = [str(1 << 40)]\n"
-        "apart_worker.main()\n"
+        "apart._limit(1 << 40)\n"
+        f"assert apart._decode(({tiff(1)!r}, 'TIFF', 1, 60.0), print).shape == (40, 50, 3)\n"
     )
-    data = tiff(1)
-    request = apart_worker.REQUEST.pack(b"TIFF", 1, len(data)) + data
-    run = subprocess.run([sys.executable, "-c", program], input=request, capture_output=True, check=True)
-    assert apart_worker.ANSWER.unpack(run.stdout[: apart_worker.ANSWER.size])[0]
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_process_that_dies_is_a_bad_photo_and_another_is_started() -> None:
     """The photo after it is decoded."""
-    data = tiff(1)
-    with PillowProcess(max_pixels=10_000) as process:
-        expected = process.decode(data, HEADER).tobytes()
-        first = process._running()
-        first.kill()
-        with pytest.raises(Undecodable, match="cannot be decoded: Pillow's process ended by SIGKILL"):
-            process.decode(data, HEADER)
-        assert process.decode(data, HEADER).tobytes() == expected
-        second = process._running()
-        assert second.pid != first.pid
-    assert second.poll() is not None
+    expected = decoded(tiff(1)).tobytes()
+    first = process()
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(Undecodable, match="cannot be decoded: Pillow's process ended by SIGKILL"):
+        decoded(tiff(1))
+    assert decoded(tiff(1)).tobytes() == expected
+    assert process() != first
 
 
 def test_a_photo_that_takes_too_long_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is ended, and the next photo gets a new one."""
-    with PillowProcess(max_pixels=10_000) as process:
-        process.decode(tiff(1), HEADER)
-        os.kill(process._running().pid, 19)  # SIGSTOP
-        monkeypatch.setattr(apart, "TIMEOUT_S", 0.2)
-        with pytest.raises(Undecodable, match=r"cannot be decoded: Pillow takes longer than 0.2 s"):
-            process.decode(tiff(1), HEADER)
-        monkeypatch.undo()
-        assert process.decode(tiff(1), HEADER).size > 0
+    large = jpeg2000(1, size=(2000, 2000))
+    monkeypatch.setattr(apart, "TIMEOUT_S", 0.001)
+    with pytest.raises(Undecodable, match=r"cannot be decoded: Pillow takes longer than 0.001 s"):
+        decoded(large)
+    monkeypatch.undo()
+    assert decoded(tiff(1)).size > 0
 
 
 def test_the_process_sees_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """It works on strangers' data."""
     monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
-    with PillowProcess(max_pixels=10_000) as process:
-        process.decode(tiff(1), HEADER)
-        assert b"secret" not in Path(f"/proc/{process._running().pid}/environ").read_bytes()
+    apart._process.cache_clear()
+    decoded(tiff(1))
+    assert b"secret" not in Path(f"/proc/{process()}/environ").read_bytes()

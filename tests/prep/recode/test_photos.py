@@ -11,8 +11,7 @@ from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.apart import Undecodable
 from prep.photos.details import photo_details
-from prep.recode.photos import converted, resized
-from prep.recode.settings import Recoding
+from prep.recode.photos import Recoding, converted, resized
 from tests.conftest import photo_bytes
 from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
 from tests.prep.recode.photos import dali_pixels, exif, orientation, pixels, with_odd_notes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prep.recode.settings import Recoding
+from prep.recode.photos import Recoding
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import PackReport, pack
-from prep.recode.settings import Recoding
+from prep.recode.photos import Recoding
 from prep.recode.stage import recode_source
 from prep.sources.imagefolder import photo_folder
 from prep.sources.record import Record, Source

@@ -22,10 +22,6 @@ VALUES = [
     ("count", 3),
     ("npy", np.arange(6, dtype=np.float32).reshape(2, 3)),
     ("box.npy", np.array([], np.int64)),
-    ("npz", {"a": np.arange(3), "b": np.ones(2)}),
-    ("pyd", {"a": (1, 2), "b": {3}}),
-    ("pickle", [b"x"]),
-    ("png", np.zeros((4, 5, 3), np.uint8)),
 ]
 
 
@@ -36,15 +32,13 @@ def test_encode_value_gives_the_bytes_of_tarwriter(component: str, value: Any) -
 
 
 def test_packed_values_are_decoded_by_webdataset(tmp_path: Any) -> None:
-    components = {name: value for name, value in VALUES if name not in ("cls", "pickle", "meta.json")}
+    components = {name: value for name, value in VALUES if name not in ("cls", "meta.json")}
     source = Source(name="made", records=[Record(key="a", components=components, label=7)], classes={7: "seven"})
     pack(source, store=LocalStore(tmp_path))
     [sample] = webdataset.WebDataset(str(tmp_path / "samples-000000.tar"), shardshuffle=False).decode("rgb8")
     assert (sample["txt"], sample["cls"], sample["count"]) == ("grüße", 7, b"3")
-    assert (sample["json"], sample["pyd"]) == (components["json"], components["pyd"])
+    assert sample["json"] == components["json"]
     assert sample["npy"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert np.array_equal(sample["npz"]["b"], np.ones(2))
-    assert sample["png"].shape == (4, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,7 @@ def test_packed_values_are_decoded_by_webdataset(tmp_path: Any) -> None:
         ("txt", 3, "cannot write a int as 'txt'"),
         ("xyz", 3, "cannot write a int as 'xyz'"),
         ("cls", "é", None),
-        ("pyd", lambda: 0, "cannot write a function as 'pyd'"),
+        ("npy", np.array([None]), "cannot write a ndarray as 'npy'"),
         ("_meta", 3, "cannot write a int as '_meta'"),
     ],
 )

@@ -18,11 +18,10 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
 from prep.pack.pack import open_target, pack
-from prep.recode.settings import Recoding
+from prep.recode.photos import Recoding
 from prep.sources.imagefolder import imagefolder
 from prep.sources.record import Record, Source
-from prep.versions.add import add
-from prep.versions.classes import fit_classes
+from prep.versions.add import add, fit_classes
 from tests.conftest import Sample, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
@@ -225,7 +224,7 @@ def test_photos_that_the_data_set_has_under_other_keys_are_told(
     assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
     assert "bee/old" in set(place.keys())
     others = class_folders(tmp_path / "others", {"eel": 4}, first=0)
-    monkeypatch.setattr("prep.versions.same_photos.MAX_READ", 400_000)  # of three requests
+    monkeypatch.setattr("prep.versions.known.MAX_READ", 400_000)  # of three requests
     caplog.clear()
     assert 0 < place.add(others).num_same_photos < 4
     assert "(not all photos were compared: it would take long)" in caplog.text

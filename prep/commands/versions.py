@@ -1,0 +1,192 @@
+"""``dali-pipes prep remove``, ``compact`` and ``diff``: versions of a data set."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
+from dali_pipes.commands.output import counted, fields_of, print_line, print_result, print_some
+from prep.commands.options import command_line, dry_run_option, jobs_option, no_part_option
+
+if TYPE_CHECKING:
+    from prep.versions.diff import SetDiff
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--key", "keys", metavar="KEY", multiple=True, help="A sample's key; may be repeated.")
+@click.option(
+    "--list",
+    "lists",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A list of samples: KEY or SHARD<tab>KEY on each line, or a quarantine file, as a loader's "
+    "Select(exclude=...) takes them; may be repeated.",
+)
+@click.option("--shard", "shards", metavar="NAME", multiple=True, help="A shard with all its samples; may be repeated.")
+@dry_run_option
+@no_part_option("it writes one manifest")
+@cluster_options
+@json_option
+def remove(
+    dataset: str,
+    *,
+    keys: tuple[str, ...],
+    lists: tuple[Path, ...],
+    shards: tuple[str, ...],
+    dry_run: bool,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Remove samples from DATASET: write a new version of the data set without them.
+
+    DATASET is an indexed data set: ais://BUCKET/PREFIX or DIRECTORY[/PREFIX]. No shard is written: the new version's
+    manifest says which samples are left out of every epoch. dali-pipes of an earlier version refuses such a manifest.
+    Older versions stay, with the samples. To write shards without them, and to delete older versions: prep compact.
+    """
+    from prep.versions.publish import open_newest
+    from prep.versions.remove import remove as remove_samples
+
+    if not (keys or lists or shards):
+        raise click.UsageError("name samples with --key or --list, or shards with --shard")
+    with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
+        report = remove_samples(
+            open_newest(dataset, endpoint=answering),
+            lists=lists,
+            keys=keys,
+            shards=shards,
+            command=command_line(click.get_current_context()),
+            dry_run=dry_run,
+        )
+    now = f"has {counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
+    what = counted(report.num_removed, "sample")
+    if report.num_removed_shards:
+        what += f", with {counted(report.num_removed_shards, 'shard')}"
+    if not (report.num_removed or report.num_removed_shards):
+        line = f"nothing to remove: '{report.url}@{report.version}' lacks these already; it {now}"
+    elif dry_run:
+        line = f"would remove {what} from '{report.url}', which then {now}"
+    else:
+        line = f"removed {what} -> '{report.url}@{report.version}' {now}"
+    print_result(line, fields_of(report), as_json=as_json)
+
+
+_SHOWN = 20
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@cluster_options
+@json_option
+def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | None, as_json: bool) -> None:
+    """Say what B has and A has not, and the other way round: keys of samples, shards and classes.
+
+    A and B are versions of a data set, such as ais://pets/shuffled-@2 and ais://pets/shuffled-, or two data sets. Only
+    manifests and column files are read. The exit code is 0, whatever is found.
+    """
+    from dali_pipes.data_set.named import name_shards
+    from prep.versions.diff import compare_sets
+
+    with endpoint_for([first, second], endpoint, embedded_dir) as answering:
+        found = compare_sets(name_shards(first, endpoint=answering), name_shards(second, endpoint=answering))
+    if not as_json:
+        _print_lists(found)
+    summary = (
+        f"{counted(len(found.added_keys), 'sample')} added, {len(found.removed_keys)} removed, {found.num_moved} in "
+        f"another shard; {counted(len(found.added_shards), 'shard')} added, {len(found.removed_shards)} removed; "
+        f"{counted(len(found.added_classes), 'class', 'classes')} added, {len(found.removed_classes)} removed"
+    )
+    print_result(
+        f"'{found.urls[0]}' and '{found.urls[1]}' are equal" if found.is_equal else summary,
+        fields_of(found)
+        | {
+            "is_equal": found.is_equal,
+            "added_classes": {str(label): name for label, name in found.added_classes.items()},
+            "removed_classes": {str(label): name for label, name in found.removed_classes.items()},
+            "renamed_classes": {str(label): list(names) for label, names in found.renamed_classes.items()},
+        },
+        as_json=as_json,
+    )
+
+
+def _print_lists(found: "SetDiff") -> None:
+    for mark, what, names in (
+        ("+", "class", [f"{label} {name}" for label, name in found.added_classes.items()]),
+        ("-", "class", [f"{label} {name}" for label, name in found.removed_classes.items()]),
+        ("~", "class", [f"{label} {old} -> {new}" for label, (old, new) in found.renamed_classes.items()]),
+        ("+", "shard", found.added_shards),
+        ("-", "shard", found.removed_shards),
+        ("+", "key", found.added_keys),
+        ("-", "key", found.removed_keys),
+    ):
+        _print_list(mark, what, names)
+
+
+def _print_list(mark: str, what: str, names: Sequence[str]) -> None:
+    for name in names[:_SHOWN]:
+        print_line(f"{mark} {what} {name}")
+    if len(names) > _SHOWN:
+        print_line(f"{mark} {what}: {len(names) - _SHOWN} more, --json names all")
+
+
+@click.command()
+@click.argument("dataset")
+@click.option(
+    "--drop-old",
+    is_flag=True,
+    help="Afterwards, delete all older versions: their manifests, and the shards and index files that the newest "
+    "version does not have. Jobs that read them fail. What is deleted is named; see it first with --dry-run.",
+)
+@dry_run_option
+@jobs_option("Shards in flight, each written by a process of its own")
+@no_part_option("it makes one version of the data set")
+@cluster_options
+@json_option
+def compact(
+    dataset: str,
+    *,
+    drop_old: bool,
+    dry_run: bool,
+    jobs: int | None,
+    endpoint: str | None,
+    embedded_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the shards of DATASET that hold removed samples anew, without them, as a new version of the data set.
+
+    Only these shards are read and compared with their checksums. The order of the other samples stays. Older versions
+    stay, too, until --drop-old.
+    """
+    from prep.versions.compact import compact as compact_shards
+    from prep.versions.publish import open_newest
+
+    with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
+        report = compact_shards(
+            open_newest(dataset, endpoint=answering),
+            drop_old=drop_old,
+            command=command_line(click.get_current_context()),
+            dry_run=dry_run,
+            jobs=jobs,
+            show_progress=not as_json,
+        )
+    print_some("would delete" if dry_run else "deleted", report.deleted)
+    if report.num_rewritten:
+        sizes = f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}"
+        line = (
+            f"{'would write' if dry_run else 'wrote'} {counted(report.num_rewritten, 'shard')} anew without "
+            f"{counted(report.num_removed, 'sample')}, {sizes}"
+        )
+    else:
+        line = "nothing to compact: no shard holds a removed sample"
+    if drop_old:
+        versions = ", ".join(map(str, report.dropped_versions)) or "none"
+        line += (
+            f"; {'would delete' if dry_run else 'deleted'} older versions: {versions}, "
+            f"{counted(len(report.deleted), 'object')}"
+        )
+    print_result(f"{line} -> '{report.url}@{report.version}'", fields_of(report), as_json=as_json)

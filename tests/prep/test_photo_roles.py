@@ -1,0 +1,111 @@
+"""All commands and the loader judge alike which component is the photo and which the mask."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import dali_pipes as dp
+from bench.loaders.recipe import find_components
+from dali_pipes.store.urls import resolve_shards
+from prep.commands.group import prep
+from tests.conftest import Sample, mask_bytes, write_shards
+from tests.sources import encode_photo
+
+KINDS = ("jpg", "jpg", "png", "jpg", "webp", "jpg", "png", "jpg", "webp")  # most are JPEGs
+NUM = len(KINDS)
+
+
+def call(*arguments: str | Path, code: int = 0) -> str:
+    done = CliRunner().invoke(prep, list(map(str, arguments)))
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def photo(kind: str, number: int) -> bytes:
+    return encode_photo(kind, seed=number, size=(60, 40))
+
+
+@pytest.fixture(scope="module", params=["photos alone", "with masks"])
+def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Indexed shards of a folder of JPEG, PNG and WEBP files, and the mask's component."""
+    mask = {"seg.png": mask_bytes(1, 60, 40)} if request.param == "with masks" else {}
+    samples = [
+        Sample(f"k{number}", {KINDS[number]: photo(KINDS[number], number), "cls": b"%d" % (number % 2), **mask})
+        for number in range(NUM)
+    ]
+    return write_shards(tmp_path_factory.mktemp("mixed"), samples, per_shard=4), "".join(mask)
+
+
+def test_loader_reads_each_sample(mixed: tuple[Path, str]) -> None:
+    graph = dp.segmentation(crop=32) if mixed[1] else dp.classification_eval(resize=32, crop=32)
+    with dp.loader(str(mixed[0]), graph, batch_size=NUM, device="cpu", seed=1) as loader:
+        [batch] = loader.as_dicts()
+    assert len(batch["image"]) == NUM
+    assert sorted(batch["label"].flatten().tolist()) == [0] * 5 + [1] * 4
+
+
+def test_verify_finds_nothing_with_an_index_and_without(mixed: tuple[Path, str], tmp_path: Path) -> None:
+    for path in mixed[0].glob("*.tar"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for shards in (mixed[0], tmp_path):
+        assert json.loads(call("verify", shards, "--json"))["ok"]
+
+
+def test_page_and_picture_find_nothing(mixed: tuple[Path, str], tmp_path: Path) -> None:
+    call("view", mixed[0], "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "nothing bad was found" in page
+    found = json.loads(page.partition('id="samples">')[2].partition("</script>")[0])["samples"]
+    assert all(sample["photo"] and bool(sample["mask"]) == bool(mixed[1]) for sample in found)
+    assert json.loads(call("view", mixed[0], tmp_path / "sheet.png", "--json"))["undecodable"] == []
+
+
+def test_info_tells_photos_from_masks(mixed: tuple[Path, str]) -> None:
+    told = json.loads(call("info", mixed[0], "--json"))["photos"]
+    assert {name: one["is_mask"] for name, one in told.items()} == {
+        **dict.fromkeys(KINDS, False),
+        **({mixed[1]: True} if mixed[1] else {}),
+    }
+
+
+def test_recoding_resizes_all_photos(mixed: tuple[Path, str], tmp_path: Path) -> None:
+    options = ["--short-side", "20", *(["--masks", "nearest"] if mixed[1] else [])]
+    call("recode", mixed[0], tmp_path / "small-", *options)
+    call("index", tmp_path / "small-")
+    told = json.loads(call("info", tmp_path / "small-", "--json"))["photos"]
+    assert {one["short_side"]["greatest"] for one in told.values()} == {20}
+    assert json.loads(call("verify", tmp_path / "small-", "--json"))["ok"]
+
+
+def test_bench_takes_the_same_components(mixed: tuple[Path, str]) -> None:
+    photo, mask = find_components(resolve_shards(mixed[0], endpoint=None), photo=None, mask=None)
+    assert (set(photo.split(";")), mask or "") == (set(KINDS), mixed[1])
+
+
+def test_program_of_make_loads_the_folder(tmp_path: Path) -> None:
+    for number in range(NUM):
+        path = tmp_path / "in" / ("cat", "dog")[number % 2] / f"{number}.{KINDS[number]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(photo(KINDS[number], number))
+    program = call("make", tmp_path / "in", tmp_path / "out")
+    assert re.search(r"dp\.classification_train\(\), batch_size=9", program)
+
+
+def test_a_png_beside_some_photos_is_a_mask_for_all(tmp_path: Path) -> None:
+    """Where not each sample has one of the alternatives: loader, verify, page and info say that `jpg` is missing."""
+    samples = [
+        Sample(f"k{number}", {kind: photo(kind, number) for kind in kinds})
+        for number, kinds in enumerate([("jpg",)] * 6 + [("png",)] * 2 + [("jpg", "png")])
+    ]
+    shards = write_shards(tmp_path / "set", samples, per_shard=9)
+    with pytest.raises(dp.DataError, match=r"no component 'jpg'.*2 of 9 samples lack it"):
+        dp.loader(str(shards), dp.classification_eval(resize=32, crop=32), batch_size=4, device="cpu")
+    report = json.loads(call("verify", shards, "--json", code=1))
+    assert report["counts"] == {"missing": 2, "mask": 3}
+    page = json.loads(call("view", shards, "-o", tmp_path / "page.html", "--json"))
+    assert page["bad"] == {"missing": 2}
+    told = json.loads(call("info", shards, "--json"))["photos"]
+    assert {name: one["is_mask"] for name, one in told.items()} == {"jpg": False, "png": True}
