@@ -43,7 +43,7 @@ from dali_pipes.formats.names import (
     version_name,
     version_start,
 )
-from dali_pipes.formats.orientation import UPRIGHT, read_orientation, values_of
+from dali_pipes.formats.orientation import UPRIGHT, read_orientation
 from dali_pipes.formats.photo_header import (
     MAX_PHOTO_BYTES,
     PHOTO_FORMATS,
@@ -265,9 +265,7 @@ class Totals:
             counts = self._formats.setdefault(component, np.zeros(len(PHOTO_FORMATS) + 1, np.int64))
             counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
             counts[-1] += np.count_nonzero(photo.height[rows] == 0)
-            if photo.orientation is not None and (
-                num := np.count_nonzero(values_of(photo.orientation[rows]) != UPRIGHT)
-            ):
+            if photo.orientation is not None and (num := np.count_nonzero(photo.orientation[rows] != UPRIGHT)):
                 self.turned[component] = self.turned.get(component, 0) + int(num)
         if index.labels is not None:
             # At least one sample has the label, or the component would not be listed.
@@ -407,7 +405,7 @@ def _photo_header(member: Member) -> tuple[PhotoHeader, int]:
             return header, UPRIGHT
         data += member.read()
     header = read_whole_photo_header(data)
-    return header, read_orientation(data, header.format).code
+    return header, read_orientation(data, header.format).value
 
 
 def check_member_name(name: str, *, shard: str) -> None:

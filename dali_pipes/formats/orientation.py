@@ -48,8 +48,6 @@ from dali_pipes.formats.sure_headers import (
 
 UPRIGHT = 1
 """The orientation of a photo that is stored as it is seen."""
-LATE = 8
-"""What is added to an orientation in a shard index, see `Orientation.code`."""
 ORIENTATION_TAG = 274
 
 # Entries whose text or fractions DALI's parser looks up where they point to: one outside, and it drops the whole block.
@@ -80,16 +78,6 @@ class Orientation(NamedTuple):
     """1 to 8."""
     is_plain: bool = True
     """Whether DALI's decoders are sure to read the photo's header, and to find this value."""
-    is_late: bool = False
-    """Whether EXIF data come after a JPEG's frame header or a PNG's pixels, where nearly no program writes them."""
-
-    @property
-    def code(self) -> int:
-        """The value for a shard index, 1 to 16: 8 is added for photos with late EXIF data.
-
-        Loaders do not look so far into a photo, unless its index tells them to.
-        """
-        return self.value + LATE * self.is_late
 
 
 class _Place(NamedTuple):
@@ -108,24 +96,15 @@ class _Places(NamedTuple):
     places: list[_Place]
     is_sure: bool = True
     """Whether DALI surely reads the header, and sees the same blocks."""
-    is_late: bool = False
-    """See `Orientation.is_late`."""
-
-
-def values_of(codes: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """The orientations, 1 to 8, from the codes of a shard index."""
-    return (codes - 1) % LATE + 1
 
 
 def upright_size(height: Size, width: Size, orientation: int | npt.NDArray[np.integer]) -> tuple[Size, Size]:
     """Height and width of the upright photo, from those of the stored one: numbers, or arrays [N].
 
-    An orientation may also be a code of a shard index.
-
     >>> upright_size(40, 60, 6), upright_size(40, 60, 3)
     ((60, 40), (40, 60))
     """
-    is_turned = (orientation - 1) % LATE >= 4
+    is_turned = orientation >= 5
     if isinstance(height, int) and isinstance(width, int):
         return (width, height) if is_turned else (height, width)
     return np.where(is_turned, width, height), np.where(is_turned, height, width)
@@ -133,11 +112,11 @@ def upright_size(height: Size, width: Size, orientation: int | npt.NDArray[np.in
 
 def read_orientation(data: Data, format: str) -> Orientation:
     """The orientation of a photo, from all its bytes; 1 for other formats than JPEG, PNG and WEBP. Never raises."""
-    places, is_sure, is_late = _exif_places(data, format)
+    places, is_sure = _exif_places(data, format)
     if not places:
         return Orientation(UPRIGHT, is_sure)
     found = exif_orientation(data[places[0].block : places[0].stop])
-    return Orientation(found.value, found.is_plain and is_sure and len(places) == 1, is_late)
+    return Orientation(found.value, found.is_plain and is_sure and len(places) == 1)
 
 
 def is_surely_read(data: Data, format: str) -> bool:
@@ -220,7 +199,7 @@ def _exif_places(data: Data, format: str) -> _Places:
 
 def _in_jpeg(data: Data) -> _Places:
     places: list[_Place] = []
-    at, last, is_sure, num_frames, is_late = 2, len(data) - JPEG_TAIL_BYTES - 4, True, 0, False
+    at, last, is_sure, num_frames = 2, len(data) - JPEG_TAIL_BYTES - 4, True, 0
     for _ in range(_MAX_PARTS):
         while at <= last and data[at] == 0xFF == data[at + 1]:
             at += 1  # fill
@@ -228,7 +207,7 @@ def _in_jpeg(data: Data) -> _Places:
             break
         marker = data[at + 1]
         if marker == _SOS:
-            return _Places(places, is_sure and num_frames == 1, is_late)
+            return _Places(places, is_sure and num_frames == 1)
         if marker == 0x01 or 0xD0 <= marker <= 0xD9:  # without a length: DALI takes the bytes after it for one
             is_sure = False
             at += 2
@@ -236,33 +215,29 @@ def _in_jpeg(data: Data) -> _Places:
         end = at + 2 + (data[at + 2] << 8 | data[at + 3])
         if marker == _APP1 and data[at + 4 : at + 10] == EXIF_MARK:
             places.append(_Place(at, at + 10, min(end, len(data)), end))
-            is_late |= num_frames > 0
             is_sure &= at + 10 <= end
         elif marker in JPEG_FRAMES:
             num_frames += 1
             is_sure &= data[at + 9] in JPEG_CHANNELS
         is_sure &= marker != 0
         at = end
-    return _Places(places, False, is_late)
+    return _Places(places, False)
 
 
 def _in_png(data: Data) -> _Places:
     places: list[_Place] = []
-    at, last, has_pixels, is_late = 8, len(data) - 8, False, False
+    at, last = 8, len(data) - 8
     for _ in range(_MAX_PARTS):
         if at > last:
             break
         size, kind = _CHUNK.unpack_from(data, at)
-        if kind == b"IDAT":
-            has_pixels = True
-        elif kind == b"eXIf":
+        if kind == b"eXIf":
             places.append(_Place(at, at + 8, min(at + 8 + size, len(data)), min(at + 12 + size, len(data))))
-            is_late |= has_pixels
         elif kind == b"IEND":
             is_sure = data[8:16] == PNG_START and bytes(data[24:26]) in PNG_KINDS
-            return _Places(places, is_sure, is_late)
+            return _Places(places, is_sure)
         at += 12 + size
-    return _Places(places, False, is_late)
+    return _Places(places, False)
 
 
 def _in_webp(data: Data) -> _Places:

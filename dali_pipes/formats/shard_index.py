@@ -13,7 +13,7 @@ column                dtype     holds
 ``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 if the header gives no size
 ``width/C``           int32 N   photos only: columns, likewise
 ``format/C``          uint8 N   photos only: index into `PHOTO_FORMATS`; 0 (unknown) for any other header
-``orientation/C``     uint8 N   photos only: 1 to 16, see `Orientation.code`; only if one is not 1
+``orientation/C``     uint8 N   photos only: 1 to 8, the EXIF orientation; only if one is not 1
 ====================  ========  =====================================================================================
 
 Its header, JSON: ``shard``, ``shard_bytes``, ``shard_checksum`` (16 hexadecimal digits).
@@ -166,8 +166,8 @@ class ShardIndex:
                 raise file.refused(f"photos '{c}' without negative heights and widths", "one")
             if (photo.format >= len(PHOTO_FORMATS)).any():
                 raise file.refused(f"formats of photos '{c}' below {len(PHOTO_FORMATS)}", str(photo.format.max()))
-            if photo.orientation is not None and ((photo.orientation < 1) | (photo.orientation > 16)).any():
-                raise file.refused(f"orientations of photos '{c}' from 1 to 16", "another")
+            if photo.orientation is not None and ((photo.orientation < 1) | (photo.orientation > 8)).any():
+                raise file.refused(f"orientations of photos '{c}' from 1 to 8", "another")
         return cls(
             shard=file.text("shard"),
             shard_bytes=shard_bytes,

@@ -3,7 +3,7 @@
 # Note [parallel parsers]: DALI 2.4 parses the headers of a batch of more than 4 x (threads + 1) samples in several
 threads. If nvImageCodec's parser refuses one of them, the process ends (SIGSEGV, see `docs/parallel-parsers.md`). So a
 photo joins a batch only if its header is surely read: if it has what these rules and those of
-`dali_pipes.formats.orientation` ask for, or if DALI has read it alone (`dali_pipes.graph.alone`).
+`dali_pipes.formats.orientation` ask for, or if DALI has read it alone (`dali_pipes.graph.photos`).
 """
 
 import re

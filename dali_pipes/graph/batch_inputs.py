@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DecodeError, printable
-from dali_pipes.formats.orientation import LATE, plain_copy, read_orientation, values_of
+from dali_pipes.formats.orientation import plain_copy, read_orientation
 from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, PhotoHeader, is_photo
 from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
 from dali_pipes.graph.inputs import DecodedPhotos, GraphInputs
@@ -126,7 +126,7 @@ def judge_photos(
     for number, component in enumerate(decoded.components):
         places, photos = batch.places(component), encoded[component]
         orient = component in decoded.upright
-        found = read_photo_headers(photos, orient=orient, late=places.orientation > LATE)
+        found = read_photo_headers(photos, orient=orient)
         is_there = places.offset >= 0
         stored[number] = np.where(is_there, (found.height, found.width), 0)
         sizes[number] = np.where(is_there, found.sizes, 0)
@@ -163,7 +163,7 @@ def _differ(found: PhotoHeaders, places: Places, *, orient: bool) -> Bools:
     found_height, found_width = found.sizes
     differ: Bools = (found_height != height) | (found_width != width)
     if orient:
-        differ |= found.orientation != values_of(places.orientation)
+        differ |= found.orientation != places.orientation
     return differ
 
 
@@ -175,7 +175,7 @@ def _problem(found: PhotoHeaders, places: Places, position: int, *, rules: Photo
     if problem is None:
         has, says = f"{header.height} x {header.width} pixels", f"{indexed.height} x {indexed.width}"
         if header[1:] == indexed[1:]:
-            has, says = f"EXIF orientation {found.orientation[position]}", f"{values_of(places.orientation)[position]}"
+            has, says = f"EXIF orientation {found.orientation[position]}", f"{places.orientation[position]}"
         problem = f"has {has}, its index says {says}; index it anew: dali-pipes prep index URL --anew"
     return problem
 

@@ -115,22 +115,19 @@ class PhotoHeaders(NamedTuple):
         return PhotoHeader(PHOTO_FORMATS[self.format[row]], int(self.height[row]), int(self.width[row]))
 
 
-def read_photo_headers(photos: Sequence[Any], *, orient: bool = False, late: Bools | None = None) -> PhotoHeaders:
+def read_photo_headers(photos: Sequence[Any], *, orient: bool = False) -> PhotoHeaders:
     """Read the headers and ends of a batch's photos.
 
     Args:
         photos: A sequence of B buffers of uint8, empty where there is no photo. An `EncodedBatch` is read
             together.
         orient: Also read the orientations.
-        late: Photos whose EXIF data come late by their index, see `Orientation.is_late`: bool [B]. They are read alone.
     """
     format, height, width = np.zeros((3, len(photos)), np.int64)
     is_read, is_sure = np.zeros((2, len(photos)), np.bool_)
     found = PhotoHeaders(format, height, width, np.full(len(photos), UPRIGHT), np.ones(len(photos), np.bool_))
     if len(photos) >= _MIN_PHOTOS and isinstance(photos, EncodedBatch):
         _read_together(photos, found, is_read, is_sure, orient=orient)
-        if orient and late is not None:
-            is_read &= ~late
     for row in np.flatnonzero(~(is_read & is_sure)).tolist():
         data = photo_bytes(photos, row)
         if is_read[row]:
@@ -139,7 +136,7 @@ def read_photo_headers(photos: Sequence[Any], *, orient: bool = False, late: Boo
             name, height[row], width[row] = read_whole_photo_header(data)
             format[row] = PHOTO_FORMATS.index(name)
         if orient:
-            found.orientation[row], found.is_plain[row], _ = read_orientation(data, name)
+            found.orientation[row], found.is_plain[row] = read_orientation(data, name)
         elif not is_surely_read(data, name):
             found.is_plain[row] = False
     return found
@@ -283,7 +280,7 @@ def _read_pngs(words: UInt64s, starts: Int64s, stops: Int64s, *, orient: bool) -
 
 
 def _reach_end(words: UInt64s, at: Int64s, last: Int64s, few: float) -> Bools:
-    """Tell which PNGs have whole chunks from these places on, where pixels begin, to their ends.
+    """Tell which PNGs have whole chunks from these places on, where pixels begin, to their ends, and no EXIF data.
 
     Most encoders write pixels in chunks of one length: these are passed together.
     """
@@ -301,7 +298,7 @@ def _reach_end(words: UInt64s, at: Int64s, last: Int64s, few: float) -> Bools:
         chunk = words[at].astype(np.int64)
         kind = chunk & 0xFFFFFFFF
         after = at + 12 + (chunk >> 32 & 0xFFFFFFFF)
-        passes = (kind != _IEND) & (after <= last)
+        passes = (kind != _IEND) & (kind != _EXIF) & (after <= last)
         if np.count_nonzero(passes) <= few:
             break
         at = np.where(passes, after, at)

@@ -148,8 +148,7 @@ class Places:
     format: Int64s
     """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if the component's name is not that of a photo."""
     orientation: Int64s
-    """A code of `dali_pipes.formats.orientation`; 1 for a component that is not a photo, and if the index does not know
-    it."""
+    """The EXIF orientation, 1 to 8; 1 for a component that is not a photo, and if the index does not know it."""
 
     def part(self, rows: slice) -> "Places":
         """Take a run of the samples."""

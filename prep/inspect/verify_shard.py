@@ -289,7 +289,7 @@ class _Rows:
             data = member.read()
             header = read_whole_photo_header(data)
             orientation = read_orientation(data, header.format)
-            self._report.headers.append((self._num_samples, component, header, orientation.code))
+            self._report.headers.append((self._num_samples, component, header, orientation.value))
             is_gray = _is_gray_png(data)
             header, pixels = decode(
                 self._decoder, data, rules=self._checks.photos, output="gray" if is_gray else "nothing"
