@@ -313,11 +313,16 @@ class Exchange:
 
     def find_done(self, existing: Mapping[str, ObjectEntry]) -> tuple[set[str], list[str]]:
         """The outputs that exist byte for byte as planned, and the outputs whose names other shards have."""
+        contents = self.plan.contents
         outputs = [output for output in self.plan.own_outputs if output.name in existing]
-        tasks = [self._comparing(existing[output.name], output) for output in outputs]
-        alike = [task for task in tasks if not task.is_tar or existing[task.name].size == task.tar_bytes]
-        same = self._run(is_stored, alike, what="compare")
-        done = {task.name for task, is_same in zip(alike, same, strict=True) if is_same}
+        alike = [
+            output
+            for output in outputs
+            if not output.is_tar or existing[output.name].size == output.num_bytes(contents)
+        ]
+        tasks = (self._comparing(existing[output.name], output) for output in alike)
+        same = self._run(is_stored, tasks, alike, what="compare")
+        done = {output.name for output, is_same in zip(alike, same, strict=True) if is_same}
         return done, [output.name for output in outputs if output.name not in done]
 
     def check_space(self, outputs: Sequence[PlannedShard], existing: Mapping[str, ObjectEntry]) -> None:
@@ -347,15 +352,21 @@ class Exchange:
             DataError: If the input changed, or an output that is read back is not as it was written.
             PipesError: If a worker process died.
         """
-        self._run(write_and_compare, [self._task(output) for output in outputs], what="shuffle")
+        self._run(write_and_compare, map(self._task, outputs), outputs, what="shuffle")
 
     def _run(
-        self, function: Callable[[ExchangeTask, Report], bool], tasks: Sequence[ExchangeTask], *, what: str
+        self,
+        function: Callable[[ExchangeTask, Report], bool],
+        tasks: Iterator[ExchangeTask],
+        outputs: Sequence[PlannedShard],
+        *,
+        what: str,
     ) -> list[bool]:
-        if not tasks:
+        """Run the tasks of these outputs; each is made when a worker is free."""
+        if not outputs:
             return []
         request = self.plan.request
-        total = sum(len(task.rows) for task in tasks)
+        total = sum(len(output.positions) for output in outputs)
         with bar(what=what, total=total, unit="samples", shown=request.show_progress) as drawn:
             return list(
                 self._workers.map(

@@ -59,6 +59,11 @@ class PlannedShard(NamedTuple):
         """Bytes of the tar: the samples, and the two empty blocks at the end."""
         return int(contents.tar_bytes[self.positions].sum()) + 2 * BLOCK
 
+    @property
+    def is_tar(self) -> bool:
+        """Whether the shard is not compressed."""
+        return self.name.endswith(".tar")
+
 
 @dataclass
 class ShufflePlan:
