@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +101,18 @@ def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch
     assert len(keys) == len(set(keys)) == 23
 
 
+def run_two_ranks(program: str, *arguments: object) -> list[list[Any]]:
+    """Run a program as rank 0 and rank 1; returns the JSON lines that each printed."""
+    words = [sys.executable, "-c", program]
+    processes = [
+        subprocess.Popen([*words, str(rank), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    # Some versions of torch say on stdout that gloo is connected.
+    return [[json.loads(line) for line in text.splitlines() if line[:1] in ('"', "{")] for text in printed]
+
+
 DISAGREEING = """
 import json, sys, torch.distributed as d, dali_pipes as dp
 rank, shards, folder, cases = int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
@@ -146,17 +160,7 @@ DISAGREEMENTS = [
 def told(small_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """What each of two processes was told, in a group and with a loader of its own for each case."""
     cases = json.dumps([(seeds, what) for seeds, what, _ in DISAGREEMENTS])
-    folder = str(tmp_path_factory.mktemp("stores"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", DISAGREEING, str(rank), str(small_shards), folder, cases],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed = [process.communicate(timeout=120)[0] for process in processes]
-    return [[json.loads(line) for line in lines.splitlines() if line.startswith('"')] for lines in printed]
+    return run_two_ranks(DISAGREEING, small_shards, tmp_path_factory.mktemp("stores"), cases)
 
 
 @pytest.mark.parametrize("case", range(len(DISAGREEMENTS)), ids=lambda case: str(DISAGREEMENTS[case][:2]))
@@ -164,6 +168,106 @@ def test_ranks_that_disagree_are_found_at_the_first_step(told: list[list[str]], 
     """Two processes of one group: the one that comes later is told what differs."""
     assert told[0][case] == "agreed"
     assert told[1][case].startswith(DISAGREEMENTS[case][2])
+
+
+PARTING = """
+import json, sys, time, torch.distributed as d, dali_pipes as dp
+rank, shards, ports, cases = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+
+def begun(loader):
+    # The second batch comes long after the comparison that began with the first.
+    next(loader)
+    time.sleep(1)
+    next(loader)
+
+for port, case in zip(ports, cases):
+    d.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
+    with dp.loader(shards, dp.segmentation(crop=16), batch_size=1, device='cpu') as loader:
+        try:
+            if case == 'looks' and rank == 0:
+                next(loader)
+                loader.set_epoch(0)
+            next(loader)
+            state = loader.state_dict()
+            if rank == 1:
+                d.barrier()
+            if case == 'parts':
+                loader.set_epoch(5) if rank == 0 else loader.reset()
+            elif case == 'resumes':
+                loader.load_state_dict(state | {'epoch': 3, 'delivered': 4 + 2 * rank})
+            elif case == 'late':  # alike twice, and then not
+                for epoch in (2, 7):
+                    loader.set_epoch(epoch)
+                    begun(loader)
+                loader.set_epoch(8 + rank)
+            elif case == 'gone':
+                loader.set_epoch(1)
+            else:
+                loader.set_epoch(4)
+            if case == 'gone' and rank == 1:
+                d.destroy_process_group()
+            begun(loader)
+            if case == 'comes-back':
+                loader.set_epoch(8 + rank)
+                try:
+                    next(loader)  # tells already, if the comparison is fast
+                    time.sleep(1)
+                    next(loader)
+                except ValueError:
+                    pass
+                loader.set_epoch(6)
+                begun(loader)
+            print(json.dumps(f'agreed on {sum(1 for _ in loader)} more'), flush=True)
+        except ValueError as exc:
+            print(json.dumps(str(exc)), flush=True)
+        if rank == 0:
+            d.barrier()
+    if d.is_initialized():
+        d.barrier() if case != 'gone' else None
+        d.destroy_process_group()
+"""
+
+# Case -> what rank 0 is told, which comes to its start first, and what rank 1 is told. 23 samples make 12 steps.
+AGREED = "agreed on 10 more"
+STARTS = {
+    "parts": (
+        AGREED,
+        "the ranks have parted: rank 1 reads epoch 1 from position 0 on, and rank 0 epoch 5 from position 0 on; call "
+        "reset(), set_epoch() and load_state_dict() alike on every rank; otherwise some samples are read twice and "
+        "others never",
+    ),
+    "resumes": (
+        "agreed on 8 more",
+        "the ranks have parted: rank 1 reads epoch 3 from position 6 on, and rank 0 epoch 3 from position 4 on",
+    ),
+    "late": (
+        AGREED,
+        "the ranks have parted: rank 1 reads epoch 9 from position 0 on, and rank 0 epoch 8 from position 0 on",
+    ),
+    "alike": (AGREED, AGREED),
+    "looks": (AGREED, AGREED),  # rank 0 alone takes a batch and begins again
+    "comes-back": (AGREED, AGREED),  # told, and alike again
+    "gone": (AGREED, AGREED),  # the group is destroyed while the loader is in use
+}
+
+
+@pytest.fixture(scope="module")
+def told_of_starts(small_shards: Path) -> dict[str, tuple[str, str]]:
+    """What each of two processes of a gloo group was told; each case has a group and a loader of its own."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in STARTS]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    lines = run_two_ranks(PARTING, small_shards, json.dumps(ports), json.dumps(list(STARTS)))
+    return dict(zip(STARTS, zip(*lines, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_ranks_that_part_after_the_first_step_are_told(told_of_starts: dict[str, tuple[str, str]], case: str) -> None:
+    """Real processes and a real group: the rank that comes later is told both ranks' epochs, and none hangs."""
+    first, second = told_of_starts[case]
+    assert first == STARTS[case][0]
+    assert second.startswith(STARTS[case][1])
 
 
 EARLY = """
@@ -195,16 +299,7 @@ print(json.dumps({'first': first, **told, 'again': again, 'gone': asked(loaders[
 
 def test_loader_opened_before_the_group_is_refused_at_its_first_batch(small_shards: Path, tmp_path: Path) -> None:
     """Each process would take itself for the only one, and read all 23 samples; also if it had read one alone."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", EARLY, str(rank), str(small_shards), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank, process in enumerate(processes):
-        told = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+    for rank, ((told,),) in enumerate(zip(run_two_ranks(EARLY, small_shards, tmp_path), strict=True)):
         for name in ("early", "looked", "again"):
             assert told[name].startswith(
                 "this loader was opened as that of the only process, because neither a process group nor a launcher's "
