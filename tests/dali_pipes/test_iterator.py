@@ -19,7 +19,6 @@ from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.conftest import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
-from tests.hostile_photos import undecodable
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -418,44 +417,6 @@ def test_shards_without_a_manifest_are_indexed_on_the_fly_and_said_to_be(
     )
 
 
-def test_missing_component_names_the_sample_and_what_it_has(tmp_path: Path) -> None:
-    """Refused when the loader is made, before any shard is read."""
-    samples = [*make_samples([(20, 20)]), Sample("bare", {"image.jpg": photo_bytes(0, 20, 20), "cls": b"1"})]
-    shards = write_shards(tmp_path, samples, per_shard=2)
-    text = r"shard 's-000000.tar', key 'bare': no component 'trimap.png' \(found: cls, image.jpg\)"
-    with pytest.raises(dp.DataError, match=text):
-        open_loader(shards)
-
-
-def test_gif_is_refused_by_name_before_dali_sees_it(tmp_path: Path) -> None:
-    """DALI decodes no GIF, and its error names nothing; ours does, at construction."""
-    import io
-
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.new("P", (20, 20)).save(stream, "GIF")
-    (good,) = make_samples([(20, 20)])
-    bad = Sample("gif", good.components | {"image.jpg": stream.getvalue()})
-    shards = write_shards(tmp_path, [good, bad], per_shard=2)
-    with pytest.raises(dp.DataError, match=r"key 'gif': component 'image.jpg' holds a GIF, expected JPEG, PNG"):
-        open_loader(shards)
-
-
-def test_undecodable_photo_is_named_and_the_next_batches_come(tmp_path: Path) -> None:
-    """Only DALI finds its fault: the error names shard and key; the batches after it are delivered."""
-    samples = make_samples([(140, 140)] * 12)
-    photo = samples[5].components["image.jpg"]
-    samples[5] = Sample("bad", samples[5].components | {"image.jpg": undecodable(photo)})
-    shards = write_shards(tmp_path, samples, per_shard=12)
-    with open_loader(shards, batch_size=4, shuffle=False) as loader:
-        seen = keys_of([next(loader)])
-        with pytest.raises(dp.DecodeError, match=r"s-000000.tar', key 'bad': component 'image.jpg' cannot be"):
-            next(loader)
-        seen += keys_of(loader)
-        assert seen == [s.key for s in samples[:4] + samples[8:]]
-
-
 def test_shard_changed_after_indexing_is_refused(tmp_path: Path) -> None:
     """One flipped byte, same size: the checksum finds it, the message names the shard, no batch of it is delivered."""
     shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
@@ -562,12 +523,6 @@ def test_image_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         r"CacheError: cannot make a cache file of \d+ bytes in '/dev/shm/.*': File too large; pass another",
         failed.stderr,
     )
-
-
-def test_cache_dir_that_is_not_there_is_refused(small_shards: Path, tmp_path: Path) -> None:
-    """The directory is named."""
-    with pytest.raises(dp.CacheError, match=f"cache directory '{tmp_path}/nope' is not there; make it"):
-        open_loader(small_shards, cache=dp.Cache(directory=tmp_path / "nope"))
 
 
 @pytest.mark.parametrize(
