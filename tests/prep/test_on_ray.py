@@ -1,5 +1,6 @@
 """Commands of prep on a real Ray of two nodes on this machine: the result of one process, also after a kill -9."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -22,11 +23,15 @@ from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
 from prep.pack import pack as packing
 from prep.pack.pack import PackReport, pack
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Request
+from prep.shuffle.shuffle import ShuffleReport, shuffle
 from prep.versions.add import add
 from prep.versions.publish import open_newest
-from prep.workers import WORKERS_KINDS, on_ray
+from prep.workers import WORKERS_KINDS, on_ray, open_workers
 from tests.prep.ray_nodes import WAIT_S, expect_only_its_tasks_were_repeated, killing, without_head
 from tests.prep.shuffle.gated_store import GatedStore
+from tests.prep.workers_tasks import double
 from tests.sources import REPOSITORY, make_source, write_pets
 
 look = on_ray._marks
@@ -298,6 +303,44 @@ def test_add_and_info_give_the_results_of_one_process(tmp_path: Path) -> None:
     for name in set(every) - set(history):
         assert stores["ray"].read(name) == stores["processes"].read(name)
     assert set(history) < set(every)
+
+
+def run_shuffle(shards: ShardSet, name: str, **options: Any) -> ShuffleReport:
+    return shuffle(Request(shards, output_prefix=f"{name}-", algorithm=Algorithm(seed=7), shard_bytes=9000, **options))
+
+
+@pytest.mark.parametrize("killed", ["nobody", "worker", "node"])
+def test_exchange_gives_the_bytes_of_one_process(cluster: Any, tmp_path: Path, killed: str) -> None:
+    """Also if a worker, or a node with its raylet, is killed in the middle of an output: another one does its task."""
+    store = LocalStore(tmp_path / "shards")
+    shards = ShardSet(store=store, names=pack(make_source(43), store=store, max_count=10, jobs=1).shards)
+    expected = run_shuffle(shards, "ray")
+    if killed == "nobody":
+        target: LocalStore = LocalStore(tmp_path / "out")
+        report = run_shuffle(shards, "ray", on="ray", target=target)
+    else:
+        gate = tmp_path / "gate"
+        gate.mkdir()
+        target = GatedStore(tmp_path / "out", held="ray-000001.tar", gate=gate)
+        with contextlib.ExitStack() as stack:
+            kill = lambda worker: os.kill(worker, signal.SIGKILL)  # noqa: E731
+            kill = kill if killed == "worker" else stack.enter_context(without_head(cluster, tmp_path / "head"))
+            thread = killing(gate, kill)
+            thread.start()
+            report = run_shuffle(shards, "ray", on="ray", target=target)
+            thread.join()
+        expect_only_its_tasks_were_repeated(gate)
+    assert report.engine == "exchange"
+    assert contents(target, report.shards) == contents(store, expected.shards)
+
+
+def test_tasks_come_back_in_order_and_errors_as_they_are() -> None:
+    reported: list[int] = []
+    with open_workers("ray") as workers:
+        assert list(workers.map(double, range(7), on_progress=reported.append)) == [0, 2, 4, 6, 8, 10, 12]
+        assert sum(reported) == 7
+        with pytest.raises(ValueError, match="expected a number of 0 or more, got -1"):
+            list(workers.map(double, [1, -1, 2]))
 
 
 def test_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
