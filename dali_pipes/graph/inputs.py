@@ -347,8 +347,8 @@ class Components:
 
         The arguments are those of `parsed`; ``empty`` makes the object of a sample that lacks the component.
         """
-        rows = self._functions_of(beside)
-        return self._listed(parse.object_parser(component, function, beside=rows, empty=empty))
+        rows = tuple(self._functions_of(beside))
+        return self._listed(Parser(component=component, parse=function, empty=empty, beside=rows))
 
     def _array(self, function: ArrayFunction, kind: ArrayKind) -> Any:
         def array_of(batch: Batch) -> npt.NDArray[Any]:

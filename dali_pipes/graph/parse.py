@@ -202,15 +202,6 @@ def bytes_parser(component: str) -> Parser:
     return Parser(component=component, parse=bytes, empty=bytes)
 
 
-def object_parser(
-    component: str, function: Callable[..., Any], *, beside: Sequence[Beside] = (), empty: Callable[[], Any]
-) -> Parser:
-    """Make any object with the user's ``function`` of a sample's bytes and rows; ``empty`` makes that of a missing
-    component.
-    """
-    return Parser(component=component, parse=function, empty=empty, beside=tuple(beside))
-
-
 def json_parser(component: str) -> Parser:
     """Parse a JSON document in UTF-8 into its object. A missing component gives ``None``."""
     return Parser(component=component, parse=lambda data: _json(bytes(data)), empty=lambda: None)

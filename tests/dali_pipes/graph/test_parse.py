@@ -401,17 +401,3 @@ def test_views_of_encoded_bytes(tmp_path: Path, kind: str, size_of: Callable[[in
                 other.read()
     assert [view.tobytes() for view in seen] == files
     assert all(view.dtype == np.uint8 and view.ndim == 1 and not view.flags.writeable for view in seen)
-
-
-def test_stack_is_dense_where_shapes_are_equal() -> None:
-    """One array of all samples, or a list of arrays that DALI takes: contiguous and aligned."""
-    columns = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    odd = np.ndarray((2, 2), np.float32, np.arange(17, dtype=np.uint8), 1)
-    dense = parse.stack([columns, columns + 1])
-    assert isinstance(dense, np.ndarray)
-    assert dense.tolist() == [columns.tolist(), (columns + 1).tolist()]
-    ragged = parse.stack([columns, odd])
-    assert isinstance(ragged, list)
-    assert all(array.flags.c_contiguous and array.flags.aligned for array in ragged)
-    assert np.array_equal(ragged[0], columns)
-    assert np.array_equal(ragged[1], odd, equal_nan=True)

@@ -1,7 +1,6 @@
 """The index as a program: lines in any order, repeated, from anywhere in the file; both readers read exactly those."""
 
 import contextlib
-import gc
 import os
 import platform
 import re
@@ -319,19 +318,6 @@ def test_reads_that_the_kernel_refuses_are_tried_again_and_then_read_otherwise(
         assert read_all(aio, file, offsets, sizes) == [content[start : start + 100] for start in offsets]
 
 
-def test_context_without_a_free_place_reads_all_the_same(aio: Aio, file: Path) -> None:
-    """The kernel itself refuses here: nobody has taken the results of earlier reads."""
-    byte = np.zeros(1, np.uint8)
-    with file.open("rb") as opened:
-        aio._iocbs["file"], aio._iocbs["size"], aio._iocbs["address"] = opened.fileno(), 1, byte.ctypes.data
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(10_000):
-                aio._call(aio._submit, aio._context, MAX_READS, aio._pointers.ctypes.data)
-            pytest.fail("the kernel refuses nothing")
-    content = file.read_bytes()
-    assert read_all(aio, file, np.array([512, 0]), np.array([7, 9])) == [content[512:519], content[:9]]
-
-
 def test_forked_child_may_close_its_copy(file: Path) -> None:
     """The context is the parent's."""
     with contextlib.closing(Aio()) as aio:
@@ -415,24 +401,3 @@ def test_page_locked_batches_are_made_with_the_loaders_device(file: Path, monkey
         segment.close()
     assert len(made) >= 9
     assert set(made) == {(True, 1)}
-
-
-def test_reader_keeps_few_buffers(file: Path) -> None:
-    """However many batches pass: none waits for the garbage collector."""
-    made: list[int] = []
-
-    def allocate(num_bytes: int) -> bytearray:
-        made.append(num_bytes)
-        return bytearray(num_bytes)
-
-    gc.disable()
-    try:
-        with contextlib.closing(AioReader(str(file), aio=Aio(), buffers=Buffers(allocate))) as reader:
-            for _ in range(5):
-                segment = reader.open(lines([np.arange(40) * 512], [np.full(40, 300)]), batch_size=4)
-                for _ in range(10):
-                    segment.read()
-                segment.close()
-    finally:
-        gc.enable()
-    assert len(made) <= 3
