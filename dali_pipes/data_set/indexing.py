@@ -64,6 +64,148 @@ from dali_pipes.store.shard_set import ShardSet, check_bytes, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
 NUM_READERS = 4
+MAX_LABEL_BYTES = 1000
+"""Bytes of a ``cls`` component. Python refuses to convert more than 4,300 digits."""
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
+_VERSION = re.compile("[1-9][0-9]{0,8}")
+
+
+# One shard
+
+
+def index_shard(
+    stream: BinaryIO, *, shard: str, size: int | None = None, classes: Mapping[int, str] | None = None
+) -> ShardIndex:
+    """Read one tar front to back and return its index.
+
+    Long, non-ASCII and spaced names in ustar, GNU and PAX archives are read correctly (DALI's own inference and
+    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are
+    skipped. A name is used as a key, never as a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and
+    ``/b/a``.
+
+    Args:
+        stream: The tar's bytes.
+        shard: Its name.
+        size: Its size in bytes, if known: see `ArchiveReader`.
+        classes: The class table.
+
+    Raises:
+        DataError: If the archive or a name in it is broken, a sample's members do not stand together, a component
+            occurs twice, or a label is not an integer or not in the class table; names the shard.
+    """
+    archive = ArchiveReader(stream, shard=shard, size=size)
+    rows: list[_Row] = []
+    keys: set[str] = set()
+    for member in archive:
+        _add_member(rows, keys, member, shard=shard, classes=classes)
+    return _columns(rows, shard=shard, archive=archive)
+
+
+def parse_label(data: bytes, *, shard: str, key: str) -> int:
+    """The class id in the bytes of a ``cls`` component: an integer in ASCII digits, with white space allowed around it.
+
+    Raises:
+        DataError: If it is anything else, does not fit int64, or is longer than `MAX_LABEL_BYTES`.
+    """
+    text = data[: MAX_LABEL_BYTES + 1].strip()
+    is_integer = len(data) <= MAX_LABEL_BYTES and _INTEGER.fullmatch(text)
+    if not is_integer or not -(2**63) <= (label := int(text)) < 2**63:
+        # Bytes that are not UTF-8 become surrogates, which `printable` shows as bytes.
+        found = printable(text.decode("utf-8", "surrogateescape"), max_chars=60)
+        expected = "an integer that fits 64 bits" if is_integer else "an integer"
+        raise DataError(
+            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{found}', expected {expected}"
+        )
+    return label
+
+
+@dataclass(kw_only=True)
+class _Row:
+    key: str
+    label: int = 0
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    photos: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    """Component -> height, width, format, orientation."""
+
+
+def _add_member(
+    rows: list[_Row], keys: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
+) -> None:
+    key, component = member.key, member.component
+    check_member_name(member.name, shard=shard)
+    where = f"shard '{shard}', key '{key}'"
+    if not rows or rows[-1].key != key:
+        if key in keys:
+            raise DataError(
+                f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
+                "together: sort the files by name before you pack them"
+            )
+        keys.add(key)
+        rows.append(_Row(key=key))
+    row = rows[-1]
+    if component in row.places:
+        raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
+    row.places[component] = (member.offset, member.size)
+    if component == LABEL_COMPONENT:
+        data = member.take(MAX_LABEL_BYTES + 1)
+        for _ in member.pieces():
+            pass  # so that an archive that was cut off here is named first
+        row.label = parse_label(data, shard=shard, key=key)
+        if classes and row.label not in classes:
+            table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
+            raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
+    elif is_photo(component):
+        header, orientation = _photo_header(member)
+        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format), orientation)
+
+
+def _photo_header(member: Member) -> tuple[PhotoHeader, int]:
+    """Format and size of a photo, by its head and its end, and its orientation."""
+    data = member.take(READ_BYTES)
+    if len(data) < member.size:
+        header = read_photo_header(data)
+        if header.format == "unknown" or member.size > MAX_PHOTO_BYTES:
+            return header, UPRIGHT
+        data += member.read()
+    header = read_whole_photo_header(data)
+    return header, read_orientation(data, header.format).value
+
+
+def check_member_name(name: str, *, shard: str) -> None:
+    """Refuse a member's name that is not UTF-8 or holds a control character: messages and lists have a key per line."""
+    if name.isprintable() or not _CONTROL.search(name):
+        return
+    found = "is not UTF-8" if _SURROGATE.search(name) else "holds a control character"
+    raise DataError(f"shard '{shard}', member '{printable(name)}': its name {found}; rename it and pack again")
+
+
+def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
+    components = sorted({component for row in rows for component in row.places})
+    places = {c: np.array([row.places.get(c, (-1, 0)) for row in rows], np.int64) for c in components}
+    photos = {}
+    for component in filter(is_photo, components):
+        header = np.array([row.photos.get(component, (0, 0, 0, UPRIGHT)) for row in rows], np.int64)
+        photos[component] = PhotoColumns(
+            height=header[:, 0].astype(np.int32),
+            width=header[:, 1].astype(np.int32),
+            format=header[:, 2].astype(np.uint8),
+            orientation=header[:, 3].astype(np.uint8),
+        )
+    return ShardIndex(
+        shard=shard,
+        shard_bytes=archive.num_bytes,
+        shard_checksum=archive.checksum,
+        keys=tuple(row.key for row in rows),
+        offsets={c: place[:, 0] for c, place in places.items()},
+        sizes={c: place[:, 1] for c, place in places.items()},
+        labels=np.array([row.label for row in rows], np.int64) if LABEL_COMPONENT in places else None,
+        photos=photos,
+    )
+
+
+# A run of shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,144 +445,7 @@ class Totals:
         return photos
 
 
-MAX_LABEL_BYTES = 1000
-"""Bytes of a ``cls`` component. Python refuses to convert more than 4,300 digits."""
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_CONTROL = re.compile("[\x00-\x1f\x7f\x80-\x9f\ud800-\udfff]")
-
-
-def index_shard(
-    stream: BinaryIO, *, shard: str, size: int | None = None, classes: Mapping[int, str] | None = None
-) -> ShardIndex:
-    """Read one tar front to back and return its index.
-
-    Long, non-ASCII and spaced names in ustar, GNU and PAX archives are read correctly (DALI's own inference and
-    ``wds2idx`` each get some of these wrong). Directories, links, devices and names that belong to no sample are
-    skipped. A name is used as a key, never as a path: ``../a.jpg`` and ``/b/a.jpg`` have the keys ``../a`` and
-    ``/b/a``.
-
-    Args:
-        stream: The tar's bytes.
-        shard: Its name.
-        size: Its size in bytes, if known: see `ArchiveReader`.
-        classes: The class table.
-
-    Raises:
-        DataError: If the archive or a name in it is broken, a sample's members do not stand together, a component
-            occurs twice, or a label is not an integer or not in the class table; names the shard.
-    """
-    archive = ArchiveReader(stream, shard=shard, size=size)
-    rows: list[_Row] = []
-    keys: set[str] = set()
-    for member in archive:
-        _add_member(rows, keys, member, shard=shard, classes=classes)
-    return _columns(rows, shard=shard, archive=archive)
-
-
-def parse_label(data: bytes, *, shard: str, key: str) -> int:
-    """The class id in the bytes of a ``cls`` component: an integer in ASCII digits, with white space allowed around it.
-
-    Raises:
-        DataError: If it is anything else, does not fit int64, or is longer than `MAX_LABEL_BYTES`.
-    """
-    text = data[: MAX_LABEL_BYTES + 1].strip()
-    is_integer = len(data) <= MAX_LABEL_BYTES and _INTEGER.fullmatch(text)
-    if not is_integer or not -(2**63) <= (label := int(text)) < 2**63:
-        # Bytes that are not UTF-8 become surrogates, which `printable` shows as bytes.
-        found = printable(text.decode("utf-8", "surrogateescape"), max_chars=60)
-        expected = "an integer that fits 64 bits" if is_integer else "an integer"
-        raise DataError(
-            f"shard '{shard}', key '{key}': component '{LABEL_COMPONENT}' holds '{found}', expected {expected}"
-        )
-    return label
-
-
-@dataclass(kw_only=True)
-class _Row:
-    key: str
-    label: int = 0
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    photos: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    """Component -> height, width, format, orientation."""
-
-
-def _add_member(
-    rows: list[_Row], keys: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
-) -> None:
-    key, component = member.key, member.component
-    check_member_name(member.name, shard=shard)
-    where = f"shard '{shard}', key '{key}'"
-    if not rows or rows[-1].key != key:
-        if key in keys:
-            raise DataError(
-                f"{where}: member '{member.name}' comes after other samples; the members of a sample must stand "
-                "together: sort the files by name before you pack them"
-            )
-        keys.add(key)
-        rows.append(_Row(key=key))
-    row = rows[-1]
-    if component in row.places:
-        raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
-    row.places[component] = (member.offset, member.size)
-    if component == LABEL_COMPONENT:
-        data = member.take(MAX_LABEL_BYTES + 1)
-        for _ in member.pieces():
-            pass  # so that an archive that was cut off here is named first
-        row.label = parse_label(data, shard=shard, key=key)
-        if classes and row.label not in classes:
-            table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
-            raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
-    elif is_photo(component):
-        header, orientation = _photo_header(member)
-        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format), orientation)
-
-
-def _photo_header(member: Member) -> tuple[PhotoHeader, int]:
-    """Format and size of a photo, by its head and its end, and its orientation."""
-    data = member.take(READ_BYTES)
-    if len(data) < member.size:
-        header = read_photo_header(data)
-        if header.format == "unknown" or member.size > MAX_PHOTO_BYTES:
-            return header, UPRIGHT
-        data += member.read()
-    header = read_whole_photo_header(data)
-    return header, read_orientation(data, header.format).value
-
-
-def check_member_name(name: str, *, shard: str) -> None:
-    """Refuse a member's name that is not UTF-8 or holds a control character: messages and lists have a key per line."""
-    if name.isprintable() or not _CONTROL.search(name):
-        return
-    found = "is not UTF-8" if _SURROGATE.search(name) else "holds a control character"
-    raise DataError(f"shard '{shard}', member '{printable(name)}': its name {found}; rename it and pack again")
-
-
-def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
-    components = sorted({component for row in rows for component in row.places})
-    places = {c: np.array([row.places.get(c, (-1, 0)) for row in rows], np.int64) for c in components}
-    photos = {}
-    for component in filter(is_photo, components):
-        header = np.array([row.photos.get(component, (0, 0, 0, UPRIGHT)) for row in rows], np.int64)
-        photos[component] = PhotoColumns(
-            height=header[:, 0].astype(np.int32),
-            width=header[:, 1].astype(np.int32),
-            format=header[:, 2].astype(np.uint8),
-            orientation=header[:, 3].astype(np.uint8),
-        )
-    return ShardIndex(
-        shard=shard,
-        shard_bytes=archive.num_bytes,
-        shard_checksum=archive.checksum,
-        keys=tuple(row.key for row in rows),
-        offsets={c: place[:, 0] for c, place in places.items()},
-        sizes={c: place[:, 1] for c, place in places.items()},
-        labels=np.array([row.label for row in rows], np.int64) if LABEL_COMPONENT in places else None,
-        photos=photos,
-    )
-
-
-_VERSION = re.compile("[1-9][0-9]{0,8}")
+# A data set
 
 
 class IndexedShards(NamedTuple):
@@ -462,6 +467,73 @@ def index_in_memory(
     indexes: dict[str, bytes] = {}
     manifest, columns = index_each(shards, indexes.__setitem__, classes=classes, show_progress=show_progress)
     return IndexedShards(manifest, indexes, columns)
+
+
+def index_each(
+    shards: ShardSet,
+    keep: Callable[[str, bytes], None],
+    *,
+    classes: Mapping[int, str] | None,
+    show_progress: bool,
+) -> tuple[Manifest, SampleColumns]:
+    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory."""
+    if classes is None:
+        classes = read_class_table(shards.store, shards.prefix)
+    run = IndexRun(shards=shards, entries=shards.entries(), classes=classes)
+    columns = ColumnsBuilder()
+    with index_bar(shards, run.entries, shown=show_progress) as drawn:
+        manifest = join_runs(shards, [index_run(run, keep, drawn.update)], columns, classes=classes)
+    return manifest, columns.finish()
+
+
+def index_bar(shards: ShardSet, entries: Sequence[ObjectEntry], *, shown: bool) -> Any:
+    """The bar that `index_run` moves: in bytes, or in shards if an ETL gives them, because their sizes are unknown."""
+    if shards.store.etl:
+        return bar(what="index", total=len(entries), unit="shards", shown=shown)
+    return bar(what="index", total=sum(entry.size for entry in entries), unit="B", shown=shown)
+
+
+def join_runs(
+    shards: ShardSet, runs: Iterable[IndexedRun], columns: ColumnsBuilder, *, classes: Mapping[int, str] | None
+) -> Manifest:
+    """The manifest of shards whose runs are given in order, by `index_run`; adds their columns to ``columns``.
+
+    The manifest and the columns are the same, however the shards were divided into runs.
+    """
+    sums: list[RunSums] = []
+    totals = Totals()
+    first = 0
+    for run in runs:
+        sums.append(run.sums)
+        totals.merge(run.totals)
+        num_shards = len(run.sums.samples)
+        if run.columns is not None:
+            columns.add_columns(run.columns, run.components)
+        else:
+            # Which components are left out depends on the runs before.
+            for name in map(index_name, shards.names[first : first + num_shards]):
+                columns.add(ShardIndex.from_bytes(shards.store.read(name), where=shards.store.locate(name)))
+        first += num_shards
+    joined = RunSums(*map(np.concatenate, zip(RunSums.empty(), *sums, strict=True)))
+    return Manifest(
+        names=shards.names,
+        classes=classes or {},
+        recoded=read_recoded(shards.store, shards.prefix),
+        etl=shards.store.etl,
+        **joined._asdict(),
+        **totals.sums(),
+    )
+
+
+def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
+    """The sums over some shards, as their manifest has them, by the names of its attributes."""
+    totals = Totals()
+    for index in indexes:
+        totals.add(index)
+    return totals.sums()
+
+
+# The files beside the shards
 
 
 def find_manifest(shards: ShardSet) -> Manifest | None:
@@ -553,70 +625,6 @@ def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | N
 
 def _reader(store: Store, name: str) -> ReadRange:
     return lambda start, size: store.read_range(name, start=start, size=size)
-
-
-def index_each(
-    shards: ShardSet,
-    keep: Callable[[str, bytes], None],
-    *,
-    classes: Mapping[int, str] | None,
-    show_progress: bool,
-) -> tuple[Manifest, SampleColumns]:
-    """Pass each shard index, with its object's name, to ``keep``; afterwards only its columns stay in memory."""
-    if classes is None:
-        classes = read_class_table(shards.store, shards.prefix)
-    run = IndexRun(shards=shards, entries=shards.entries(), classes=classes)
-    columns = ColumnsBuilder()
-    with index_bar(shards, run.entries, shown=show_progress) as drawn:
-        manifest = join_runs(shards, [index_run(run, keep, drawn.update)], columns, classes=classes)
-    return manifest, columns.finish()
-
-
-def index_bar(shards: ShardSet, entries: Sequence[ObjectEntry], *, shown: bool) -> Any:
-    """The bar that `index_run` moves: in bytes, or in shards if an ETL gives them, because their sizes are unknown."""
-    if shards.store.etl:
-        return bar(what="index", total=len(entries), unit="shards", shown=shown)
-    return bar(what="index", total=sum(entry.size for entry in entries), unit="B", shown=shown)
-
-
-def join_runs(
-    shards: ShardSet, runs: Iterable[IndexedRun], columns: ColumnsBuilder, *, classes: Mapping[int, str] | None
-) -> Manifest:
-    """The manifest of shards whose runs are given in order, by `index_run`; adds their columns to ``columns``.
-
-    The manifest and the columns are the same, however the shards were divided into runs.
-    """
-    sums: list[RunSums] = []
-    totals = Totals()
-    first = 0
-    for run in runs:
-        sums.append(run.sums)
-        totals.merge(run.totals)
-        num_shards = len(run.sums.samples)
-        if run.columns is not None:
-            columns.add_columns(run.columns, run.components)
-        else:
-            # Which components are left out depends on the runs before.
-            for name in map(index_name, shards.names[first : first + num_shards]):
-                columns.add(ShardIndex.from_bytes(shards.store.read(name), where=shards.store.locate(name)))
-        first += num_shards
-    joined = RunSums(*map(np.concatenate, zip(RunSums.empty(), *sums, strict=True)))
-    return Manifest(
-        names=shards.names,
-        classes=classes or {},
-        recoded=read_recoded(shards.store, shards.prefix),
-        etl=shards.store.etl,
-        **joined._asdict(),
-        **totals.sums(),
-    )
-
-
-def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
-    """The sums over some shards, as their manifest has them, by the names of its attributes."""
-    totals = Totals()
-    for index in indexes:
-        totals.add(index)
-    return totals.sums()
 
 
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:

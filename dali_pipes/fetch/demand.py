@@ -77,12 +77,13 @@ class Demand:
                 self._remove_needed_missing(shard)
 
     def clear(self) -> list[int]:
-        """End all wants; returns the shards that were wanted."""
-        wanted = [*self.needs, *self.ahead]
+        """End all wants; returns the shards that were wanted or held. A change may have been interrupted before."""
+        known = {*self.needs, *self.ahead, *self.held}
         for shards in (self.needs, self.ahead, self.needed_missing, self.ahead_missing):
             shards.clear()
         self.ahead_bytes = self.needed_missing_bytes = 0
-        return wanted
+        self.held_bytes = self.bytes_of(self.held)
+        return list(known)
 
     def hold(self, shard: int) -> bool:
         """Count a shard as held; ``False`` if it was held already."""

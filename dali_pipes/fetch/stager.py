@@ -19,7 +19,6 @@ from dali_pipes.errors import CacheError
 from dali_pipes.fetch.coming import ComingShards
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.long_waits import Progress
-from dali_pipes.fetch.shielded import shielded
 from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
@@ -86,7 +85,7 @@ class Stager(StagingRequests):
         super().__init__(share)
         self._manifest, self._open_fetcher, self._locate = manifest, open_fetcher, locate
         self._num_fetchers = num_fetchers
-        # The condition's lock guards everything below.
+        # The lock guards everything below.
         self._threads: list[threading.Thread] = []
         self._filling: dict[int, _Filling] = {}
         # The first of the shards that a thread fills, if it is to leave them for an urgent one. Note [urgent]
@@ -116,23 +115,27 @@ class Stager(StagingRequests):
         self._stopped.set()
         if sys.is_finalizing():
             return  # daemon threads do not end while the interpreter ends: a join would wait for ever
-        shielded(self._close_waiters)
         interrupt: BaseException | None = None
-        for thread in list(self._threads):
-            # The garbage collector may have called this in one of them.
-            while thread is not threading.current_thread() and thread.is_alive():
-                try:
-                    thread.join()
-                except BaseException as exc:  # noqa: BLE001 (raised below)
-                    # Raised only after the threads have ended: they write to the descriptor of the cache file, whose
-                    # number another file can get once it is closed. They check several times a second whether to stop.
-                    interrupt = exc
+        # The garbage collector may have called this in one of the threads.
+        threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        is_told = False
+        while not is_told or any(thread.is_alive() for thread in threads):
+            try:
+                self._close_waiters()
+                is_told = True
+                for thread in threads:
+                    if thread.is_alive():
+                        thread.join()
+            except BaseException as exc:  # noqa: BLE001 (raised below)
+                # Raised only after the threads have ended: they write to the descriptor of the cache file, whose
+                # number another file can get once it is closed. They check several times a second whether to stop.
+                interrupt = exc
         if interrupt is not None:
             raise interrupt
 
     def progress(self, shards: Sequence[int]) -> Progress:
         """Say how far these shards have come, which a caller needs."""
-        with self._changed:
+        with self._lock:
             missing = [shard for shard in shards if shard not in self._demand.held]
             filled = [shard for shard in missing if shard in self._filling]
             first = min(filled, key=lambda shard: self._filling[shard].since) if filled else (missing or shards)[0]
@@ -160,15 +163,18 @@ class Stager(StagingRequests):
     def _ask_for(self, num_asked: int) -> None:
         """Ask the cache once for this many shards: resident ones must be held before other loaders evict them."""
         self._num_asked = max(self._num_asked, num_asked)
+        # An interrupt may have come before a thread began.
+        self._threads = [thread for thread in self._threads if thread.ident is not None or thread.is_alive()]
         while len(self._threads) < min(self._num_fetchers, self._num_wanted()):
             thread = threading.Thread(target=self._work, name=_THREAD_NAME, daemon=True)
+            self._threads.append(thread)  # first: `close` must know it, whatever interrupts the start
             try:
                 thread.start()
             except RuntimeError:
+                self._threads.remove(thread)
                 if not self._threads:
                     raise
                 break  # the process may not start more threads; the existing ones do the work
-            self._threads.append(thread)
         self._changed.notify_all()
 
     def _num_wanted(self) -> int:
@@ -182,7 +188,7 @@ class Stager(StagingRequests):
                 while (taken := self._next()) is not None:
                     self._fill(taken[0], fetcher, is_there=taken[1])
         except Exception as exc:  # noqa: BLE001 (no fetcher, or a broken cache: raised in the callers that wait)
-            with self._changed:
+            with self._lock:
                 self._threads.remove(threading.current_thread())
                 if is_open or not self._threads:
                     wanted = (*self._demand.needed_missing, *self._demand.ahead_missing)
@@ -195,7 +201,7 @@ class Stager(StagingRequests):
 
         One thread at a time asks the cache. It also holds the shards that are resident by now.
         """
-        with self._changed:
+        with self._lock:
             while not self._stopped.is_set():
                 if self._asking or not (wanted := self._missing()):
                     self._changed.wait()
@@ -298,7 +304,7 @@ class Stager(StagingRequests):
             if left:
                 self._share.fail(list(left))
         finally:
-            with self._changed:
+            with self._lock:
                 for shard in left:
                     self._filling.pop(shard, None)
                 self._abandoned.discard(shards[0])
@@ -320,7 +326,7 @@ class Stager(StagingRequests):
         if not shards:
             return
         self._share.finish(shards, are_new=are_new)
-        with self._changed:
+        with self._lock:
             for shard in shards:
                 del left[shard]
                 self._filling.pop(shard, None)
@@ -357,7 +363,7 @@ class Stager(StagingRequests):
                 finished_at = time.monotonic()
             return coming.is_over or self._is_abandoned(lead, left)
 
-        with self._changed:
+        with self._lock:
             # Idle threads lend their connections where fewer shards are wanted than there are threads.
             connections = max(1, self._num_fetchers // max(1, self._num_wanted()))
         with self.fetch_time:
@@ -376,7 +382,7 @@ class Stager(StagingRequests):
             return True
         if not self._urgent or not self._demand.needs.keys().isdisjoint(left):  # no lock: this is called again
             return False
-        with self._changed:
+        with self._lock:
             without_thread = self._urgent - self._filling.keys() - self._elsewhere - self._failed.keys()
             if not self._demand.needs.keys().isdisjoint(left) or len(without_thread) <= len(self._abandoned):
                 return False

@@ -1,9 +1,8 @@
 """The callers' side of a stager: which shards they want, and how they wait for them.
 
-# Note [interrupts]: Ctrl-C can come between any two instructions of the main thread. So the main thread changes a
-stager only in a thread of `shielded`, completely or not at all. It waits at a lock of its own, never at the one that
-the threads share. An interrupted call may have staged or needed shards without a record at its caller:
-`StagingRequests.give_up` ends everything.
+# Note [interrupts]: Ctrl-C can come after any call in the main thread. The lock that the threads share is free then,
+because its ``with`` statement is C code. But the call may be half done, so whoever goes on after an interrupt calls
+`StagingRequests.give_up` first, which ends everything. Shards are released in the cache before they count as released.
 """
 
 import threading
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.demand import Demand
-from dali_pipes.fetch.shielded import uninterrupted
 
 # How often the number of missing bytes is reported to a waiting caller.
 SHOW_S = 0.2
@@ -40,8 +38,8 @@ class StagingRequests(ABC):
     def __init__(self, share: CacheShare) -> None:
         self._share = share
         self._stopped = threading.Event()
-        self._changed = threading.Condition()
-        # The condition's lock guards everything below.
+        self._lock = threading.RLock()  # guards everything below
+        self._changed = threading.Condition(self._lock)
         self._demand = Demand(share.extent_bytes)
         self._urgent: set[int] = set()  # a caller waits for these now. Note [urgent] in `dali_pipes.fetch.stager`
         # The error of each failed shard; ``None`` once a caller got it. The next call that needs the shard tries again.
@@ -62,17 +60,15 @@ class StagingRequests(ABC):
         """Bytes of the cache file that the loader holds."""
         return self._demand.held_bytes
 
-    @uninterrupted
     def stage(self, shards: Sequence[int]) -> None:
         """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""
-        with self._changed:
+        with self._lock:
             self._demand.want_ahead(shards)
             self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
 
-    @uninterrupted
     def unstage(self, shards: Sequence[int]) -> None:
         """End `stage`; shards that are not needed are released."""
-        with self._changed:
+        with self._lock:
             self._demand.unwant_ahead(shards)
             self._release_unwanted(shards)
 
@@ -99,24 +95,21 @@ class StagingRequests(ABC):
         refused = self._need(shards, waiting, only_fitting=True, urgent=False)
         return [shard for shard in shards if shard not in refused]
 
-    @uninterrupted
     def need_resident(self, shards: Sequence[int]) -> bool:
         """Like `need`, if all of these are resident already; else return ``False``, and need none of them."""
-        with self._changed:
+        with self._lock:
             if not self._demand.held.issuperset(shards):
                 return False
             self._demand.need(shards)
             return True
 
-    @uninterrupted
     def done(self, shards: Sequence[int]) -> None:
         """End `need`, when the reader that named these is gone."""
         self._done(shards)
 
-    @uninterrupted
     def give_up(self) -> None:
         """End everything that any call needed or staged. Note [interrupts]."""
-        with self._changed:
+        with self._lock:
             self._close_waiters()
             self._urgent.clear()
             self._release_unwanted(self._demand.clear())
@@ -147,9 +140,8 @@ class StagingRequests(ABC):
             waiter.error = None  # the error holds this frame, which would hold the error
         return waiter.refused
 
-    @uninterrupted
     def _begin_wait(self, shards: Sequence[int], *, only_fitting: bool, urgent: bool) -> Waiter:
-        with self._changed:
+        with self._lock:
             missing = self._demand.not_held(shards)
             waiter = Waiter(missing=missing, num_bytes=self._demand.bytes_of(missing), only_fitting=only_fitting)
             waiter.over.acquire()
@@ -170,14 +162,13 @@ class StagingRequests(ABC):
                 self._ask_for(len(self._demand.needed_missing))
             return waiter
 
-    @uninterrupted
     def _cancel_wait(self, waiter: Waiter, shards: Sequence[int]) -> None:
-        with self._changed:
+        with self._lock:
             self._waiters.discard(waiter)
             self._done([shard for shard in shards if shard not in waiter.refused])
 
     def _done(self, shards: Sequence[int]) -> None:
-        with self._changed:
+        with self._lock:
             self._demand.end_need(shards)
             self._urgent.difference_update(shards)
             self._release_unwanted(shards)
@@ -187,8 +178,8 @@ class StagingRequests(ABC):
         for shard in unwanted:
             self._failed.pop(shard, None)  # no caller got the error: the next one that wants the shard tries again
         if not self._stopped.is_set() and (held := {shard for shard in unwanted if shard in self._demand.held}):
-            self._demand.release(held)
             self._release(list(held))
+            self._demand.release(held)
 
     def _release(self, shards: Sequence[int]) -> None:
         self._share.release(shards)
@@ -197,7 +188,7 @@ class StagingRequests(ABC):
     # What the threads tell the callers that wait
 
     def _close_waiters(self) -> None:
-        with self._changed:
+        with self._lock:
             for waiter in list(self._waiters):
                 self._end(waiter, _closed())
             self._changed.notify_all()
