@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     "--component",
     "components",
     metavar="NAME=COLUMN",
-    help="A column or feature that becomes a component; see prep pack.",
+    help="A column that becomes a component; see prep pack.",
 )
-@click.option("--label", metavar="COLUMN", help="The column or feature with class ids, or names of classes.")
-@click.option("--key", metavar="COLUMN", help="The column or feature with the keys of samples.")
+@click.option("--label", metavar="COLUMN", help="The column with class ids, or names of classes.")
+@click.option("--key", metavar="COLUMN", help="The column with the keys of samples.")
 @click.option(
     "--known",
     type=click.Choice(["fail", "skip"]),

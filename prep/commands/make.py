@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 @seed_option("the shuffle and the split")
 @click.option("--no-verify", is_flag=True, help="Do not read and decode everything at the end.")
 @field_options(
-    "column",
     component="A column of a table, and the component that it becomes; see prep pack table and hf; may be repeated.  "
     "[default: the photo]",
     value="caption.txt=caption",

@@ -87,21 +87,20 @@ def take_fields(options: dict[str, Any]) -> dict[str, Any]:
     return fields | {"has_labels": not options.pop("unlabelled")}
 
 
-def field_options(kind: str, *, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
-    """The options that name the columns of a table or the features of records, as ``kind`` says."""
-    name = kind.upper()
+def field_options(*, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
+    """The options that name the columns of a table; the arguments are the ends of their help."""
     return join_options(
-        pairs_option("--component", "components", metavar=f"NAME={name}", help=component),
+        pairs_option("--component", "components", metavar="NAME=COLUMN", help=component),
         pairs_option(
             "--value",
             "values",
-            metavar=f"NAME={name}",
-            help=f"A {kind} of contents, whatever they end in, encoded by NAME's extension: {value}; may be repeated.  "
+            metavar="NAME=COLUMN",
+            help=f"A column of contents, whatever they end in, encoded by NAME's extension: {value}; may be repeated.  "
             "[default: none]",
         ),
-        click.option("--label", metavar=name, help=f"Class ids, or names of classes{label}"),
+        click.option("--label", metavar="COLUMN", help=f"Class ids, or names of classes{label}"),
         click.option("--unlabelled", is_flag=True, help="Pack no cls."),
-        click.option("--key", metavar=name, help=f"Keys of samples{key}"),
+        click.option("--key", metavar="COLUMN", help=f"Keys of samples{key}"),
     )
 
 
@@ -191,7 +190,6 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("url")
 @field_options(
-    "column",
     component="A column, and the component that it becomes: image.jpg=path, or image=path to keep each file's "
     "extension. For .txt, .json and .npy the cells are the contents, if they are not paths with this extension: "
     "caption.txt=caption, boxes.json=boxes; may be repeated. A photo that is not named is taken too.  [default: the "
@@ -229,7 +227,6 @@ def pack_table(
 @click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.argument("url")
 @field_options(
-    "column",
     component="A column, and the component that it becomes: image=picture gets the extension of the photos' bytes; "
     "caption.txt=caption; boxes.json=objects; may be repeated. A photo that is not named is taken too.  [default: the "
     "column image, or the only one with photos]",

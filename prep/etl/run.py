@@ -221,7 +221,7 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, i
             command=["python", "-m", "prep.etl", transform],
             init_timeout=f"{init_timeout_s}s",
             comm_type="hpush",  # hpull sends clients to the pods, which are not reached from outside Kubernetes
-            direct_put=False,  # the server gives its results only to the node that started it, see `prep.etl.refusals`
+            direct_put=False,  # the server gives its results only to the node that started it, see `refusal`
         )
 
 

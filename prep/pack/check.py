@@ -79,14 +79,13 @@ class _Task(NamedTuple):
     entries: list[Entry]
     source: str
     masks: frozenset[str]
-    decodes_masks: bool
     rules: PhotoRules
 
 
 def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_progress: bool) -> Checked:
     """Check the name of every component, the first and last bytes of a photo, and all bytes of a PNG.
 
-    A photo is bad if a loader with the same ``rules`` would refuse it before it is decoded; nothing is decoded here.
+    A photo is bad if a loader with the same ``rules`` would refuse it before it is decoded. Only masks are decoded.
 
     Raises:
         DataError: If a key cannot be a member's name, two keys are equal, a value has a type that its component's
@@ -132,7 +131,7 @@ def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
         entries.append(entry)
         total += sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES or number + 1 == len(source.records):
-            yield _Task(entries, source.name, source.masks, source.decodes_masks, rules)
+            yield _Task(entries, source.name, source.masks, rules)
             entries, total = [], 0
 
 
@@ -176,7 +175,7 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, foun
         if format and task.masks:
             good[component] = _Component(part, head, num_bytes)
     if not task.masks.isdisjoint(good):
-        _check_masks(good, reasons, masks=task.masks, decoded=task.decodes_masks)
+        _check_masks(good, reasons, masks=task.masks)
     number = len(found.sizes)
     found.sizes.append(total)
     if reasons:
@@ -203,9 +202,7 @@ class _Component(NamedTuple):
         return _read_part(self.part, offset, stop - offset)[0]
 
 
-def _check_masks(
-    photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str], decoded: bool
-) -> None:
+def _check_masks(photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str]) -> None:
     """Add a reason for each 8-bit grey PNG that is damaged or has another size than its photo."""
     name = next((name for name in photos if name not in masks), None)
     expected = photo_size(photos[name].read, photos[name].num_bytes) if name is not None else None
@@ -216,7 +213,7 @@ def _check_masks(
             reasons[component] = f"{component} has {mask.num_bytes} bytes, a mask has at most {MAX_PHOTO_BYTES}"
             continue
         data = mask.read(0, mask.num_bytes)
-        problem = mask_problem(data, decoded=decoded)
+        problem = mask_problem(data)
         header = read_photo_header(data)
         if problem is None and expected is not None:
             found = PhotoSize.of(header.height, header.width, read_orientation(data, header.format).value)

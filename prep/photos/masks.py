@@ -1,11 +1,10 @@
-"""Find faults of a mask by its header and checksums, or by decoding it."""
+"""Find faults of a mask: one that cannot be decoded, or has another size than its photo."""
 
-import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
 from dali_pipes.formats.orientation import upright_size
-from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, needed_chunks
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES
 from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from prep.photos.details import HEAD_BYTES, photo_details
 
@@ -51,34 +50,10 @@ def mask_size_problem(photo: str, expected: PhotoSize, found: PhotoSize) -> str 
     return size_problem(photo, expected.upright, found.upright, fit_as_stored=fit_as_stored)
 
 
-def mask_problem(data: bytes, *, decoded: bool) -> str | None:
-    """The reason why an 8-bit grey PNG cannot be read, as a text that follows its name; ``None`` if it can be read.
-
-    All chunks must be there, and the chunks of the pixels must have their checksums: 6 us.
-
-    Args:
-        data: The whole file; its header is known to be that of an 8-bit grey PNG.
-        decoded: Also decode the pixels, without keeping them. Only a faulty encoder makes a whole PNG that fails here.
-    """
-    width, height = struct.unpack(">II", data[16:24])
-    if not width or not height:
-        return f"announces {height} x {width} pixels"
-    kind, has_pixels = b"", False
-    try:
-        for kind, _ in needed_chunks(data):
-            has_pixels |= kind == b"IDAT"
-    except ValueError as exc:
-        return f"is damaged: {exc}"
-    if kind != b"IEND" or not has_pixels:
-        missing = "pixels" if kind == b"IEND" else "end"
-        return f"is cut off: it has no {missing}"
-    if not decoded:
-        return None
-    from prep.photos.decoders import (  # numpy would cost each worker a tenth of a second
-        Undecodable,
-        decode,
-        open_decoder,
-    )
+def mask_problem(data: bytes) -> str | None:
+    """The reason why a mask cannot be decoded, as a text that follows its name; ``None`` if it can be."""
+    # Here, because numpy would cost each worker a tenth of a second.
+    from prep.photos.decoders import Undecodable, decode, open_decoder
 
     try:
         decode(open_decoder("pillow"), data, rules=PhotoRules(), output="gray")

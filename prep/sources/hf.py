@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from dali_pipes.errors import DataError, printable, shown
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_whole_photo_header
-from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.photo_names import has_mask_word
 from dali_pipes.progress import bar
-from prep.sources.record import HEAD_BYTES, Source, file_stem, find_known
+from prep.sources.record import HEAD_BYTES, Source, find_known
 from prep.sources.table_files import Table, parquet_file
 from prep.sources.tables import PATH_COLUMNS, Asked, option_for, source_of
 from prep.tar.parquet import ParquetCells, read_cells
@@ -192,7 +192,7 @@ def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]
 
 
 def _photo_column(path: Path, schema: Schema, components: Mapping[str, str] | None) -> str | None:
-    photos = [name for name in schema.photos if not is_mask_name(f"{name}.png", {f"{name}.png", "photo.png"})]
+    photos = [name for name in schema.photos if not has_mask_word(f"{name}.png")]
     found = find_known(photos, PATH_COLUMNS) or (photos[0] if len(photos) == 1 else None)
     if found is None and not components:
         what = f"{len(photos)} columns of photos: {', '.join(photos)}" if photos else "no column of photos"
@@ -212,7 +212,11 @@ def _unused(path: Path, schema: Schema, asked: Asked) -> dict[str, str]:
 
 
 def _prefix(path: Path, files: Sequence[Path], *, with_splits: bool) -> str:
-    stem = file_stem(path, files, endings=(".parquet",))
+    """The start of the keys of a file's rows: its name, after its folder's if another file has the same name."""
+    is_shared = sum(other.name == path.name for other in files) > 1
+    name = f"{path.parent.name}-{path.name}" if is_shared else path.name
+    # WebDataset would cut the key at a dot of its last part.
+    stem = name.removesuffix(".parquet").replace(".", "-")
     return f"{split_of_file(path)}/{stem}" if with_splits else stem
 
 

@@ -86,8 +86,6 @@ class Source:
     finds_masks: bool = True
     """Whether, if ``masks`` is empty, a photo is taken for a mask when its name and those of its record's other photos
     show that; it matters only where photos are recoded."""
-    decodes_masks: bool = False
-    """Whether masks are decoded before they are packed (0.2 ms of CPU each); else headers and checksums are checked."""
     steps: "Sequence[RecodedStep]" = ()
     """What was done to the photos when they were packed before."""
     step: "Callable[[Sequence[int]], RecodedStep] | None" = None
@@ -99,7 +97,7 @@ class Source:
     noted: Sequence[str] = ()
     """Remarks on records that are packed, one line each: key and remark."""
     unused: Mapping[str, str] = field(default_factory=dict)
-    """Columns of a table, or features, that nothing takes -> the option that takes it, such as
+    """Columns of a table that nothing takes -> the option that takes it, such as
     ``--component caption.txt=caption``."""
     reads: frozenset[str] = frozenset()
     """URLs and absolute paths of shards that are read while the records are packed: they must not be written."""
@@ -157,7 +155,7 @@ def require_directory(directory: Path) -> None:
 
 
 def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """The column or feature that has the first of the ``known`` names, in upper or lower case; ``None`` if none has.
+    """The column that has the first of the ``known`` names, in upper or lower case; ``None`` if none has.
 
     >>> find_known(["Label", "Path"], ["path", "file"])
     'Path'
@@ -174,16 +172,6 @@ def photo_component(extension: str) -> str:
     """
     extension = extension.lower()
     return "jpg" if extension in _JPEG_EXTENSIONS else extension
-
-
-def file_stem(path: Path, files: Sequence[Path], *, endings: Sequence[str]) -> str:
-    """The start of the keys of a file's records: its name, after its folder's if another file has the same name."""
-    is_shared = sum(other.name == path.name for other in files) > 1
-    name = f"{path.parent.name}-{path.name}" if is_shared else path.name
-    for ending in endings:
-        name = name.removesuffix(ending)
-    # WebDataset would cut the key at a dot of its last part.
-    return name.replace(".", "-")
 
 
 def number_classes(names: Iterable[str]) -> dict[str, int]:

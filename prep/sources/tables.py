@@ -15,7 +15,7 @@ from typing import Any, overload
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import is_photo, read_photo_header
-from dali_pipes.formats.photo_names import is_mask_name
+from dali_pipes.formats.photo_names import has_mask_word, is_mask_name
 from prep.sources.record import (
     PHOTO_EXTENSION,
     Record,
@@ -188,7 +188,6 @@ def source_of(
         numbers_classes=classes is None and any(name != str(label) for label, name in found.items()),
         masks=_masks(read, files, masks),
         finds_masks=masks is None,
-        decodes_masks=True,
         unused=unused,
         broken=broken,
     )
@@ -261,9 +260,8 @@ class _Rows(Sequence[Record]):
 
 def _is_photo_name(name: str) -> bool:
     """Whether a component that a user names is a photo, and not a mask."""
-    dotted = name if "." in name else f"{name}.png"
     is_file = is_photo(name) or ("." not in name and name.lower() not in VALUE_EXTENSIONS)
-    return is_file and not is_mask_name(dotted, {dotted, "photo.png"})
+    return is_file and not has_mask_word(name if "." in name else f"{name}.png")
 
 
 def _are_files(name: str, cells: Sequence[Any]) -> bool:

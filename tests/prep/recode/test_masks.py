@@ -46,7 +46,7 @@ def test_a_rewritten_mask_has_the_same_pixels_and_palette(data: bytes) -> None:
         after.getpalette(),
         after.info.get("transparency"),
     )
-    assert mask_problem(copy, decoded=True) is None
+    assert mask_problem(copy) is None
     assert optimized_mask(copy) == copy
 
 
