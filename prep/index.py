@@ -1,7 +1,7 @@
 """Write the index of a set of shards: a shard index for each, one column file and one manifest.
 
 Each shard is read once, front to back: its checksum is computed, its members are located, its photos' headers are read.
-For shards that are read through an ETL (`dali_pipes.store.cluster.etl`), the transformed ones are indexed.
+For shards that are read through an ETL (`dali_pipes.store.cluster.transformed`), the transformed ones are indexed.
 """
 
 import logging

@@ -36,15 +36,14 @@ from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
 from dali_pipes.commands.output import print_note
 from dali_pipes.errors import DataError, PipesError
-from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.progress import bar
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.client import ais_client
-from dali_pipes.store.cluster.transport.http_rules import object_url
+from dali_pipes.store.cluster.objects import StoredObjects, object_url
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.http.objects import ObjectFetcher
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.shard_set import ShardSet
 from prep.embedded.connection import NodeConnection
 from prep.embedded.server import NodeServer

@@ -38,8 +38,8 @@ from dali_pipes.commands.output import counted
 from dali_pipes.errors import CacheError, StoreError, printable
 from dali_pipes.processes.ranks import cores_of_rank, num_local_ranks
 from dali_pipes.reader.aio_reader import Aio
-from dali_pipes.store.cluster.rights import refusal_advice
-from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.cluster.token import Token, refusal_advice
+from dali_pipes.store.http.client import NoAnswerError
 
 PACKAGES = ("dali-pipes", "torch", "aistore", "webdataset", "numpy", "pillow", "safetensors")
 DALI_PACKAGE = "nvidia-dali-cuda"
@@ -469,7 +469,7 @@ def check_cluster(endpoint: str | None) -> Findings:
     if endpoint is None:
         yield ok("endpoint", "none given: commands on buckets start an embedded node on this machine")
         return
-    from dali_pipes.store.cluster.health import check_endpoint
+    from dali_pipes.store.cluster.endpoint import check_endpoint
 
     try:
         check_endpoint(endpoint)
@@ -572,8 +572,6 @@ def _check_etl(endpoint: str) -> Finding:
 
 def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any, str]:
     """Ask for status, answer (parsed JSON, or the start of its text) and the server's time; status 0: no answer."""
-    import requests
-
     from dali_pipes.store.cluster.client import ais_client
 
     client = ais_client(endpoint).cluster().client
@@ -581,7 +579,7 @@ def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any,
     try:
         session = client.session_manager.session
         answer = session.get(url, params=dict(params), timeout=ANSWER_TIMEOUT_S)
-    except requests.RequestException as exc:
+    except (NoAnswerError, StoreError) as exc:
         return 0, " ".join(str(exc).split()), ""
     try:
         content = answer.json()

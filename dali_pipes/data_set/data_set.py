@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ from dali_pipes.data_set.indexing import (
     read_index,
 )
 from dali_pipes.errors import DataError, printable
-from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
-from dali_pipes.fetch.local import WithIndexes
+from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted, WholeShards, WithIndexes
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import SHARD_COLUMNS, UNSIZED, Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
@@ -40,10 +39,6 @@ from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColum
 from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-
-if TYPE_CHECKING:
-    from dali_pipes.fetch.through_etl import WholeShards
-
 
 _UNKNOWN = "unknown"  # photos of this format have no size either
 
@@ -273,8 +268,6 @@ class DataSet:
         if not store.etl:
             return store.read_range(object_name, start=start, size=size)
         if self._whole_shards is None:
-            from dali_pipes.fetch.through_etl import WholeShards
-
             self._whole_shards = WholeShards(self.open_fetcher)
         return self._whole_shards.read(
             name,

@@ -18,8 +18,15 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.names import read_json, record_names
 from dali_pipes.store.base import Store
 from dali_pipes.store.patterns import Pattern
-from dali_pipes.store.shard_names import ending_of, extension_of, is_object_name, stem_of
-from dali_pipes.store.templates import MAX_EXPANDED, Template, template_of
+from dali_pipes.store.shard_names import (
+    MAX_EXPANDED,
+    Template,
+    ending_of,
+    extension_of,
+    is_object_name,
+    stem_of,
+    template_of,
+)
 
 _EXPECTED = 'expected {"shards": "x-{000000..000063}.tar", "num_samples": 2400, "num_bytes": 10485760}'
 # Numbers that are further apart on average do not count shards.

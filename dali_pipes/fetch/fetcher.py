@@ -1,9 +1,11 @@
-"""The protocol of all fetchers, which bring objects of a store into extents."""
+"""The protocol of all fetchers, which bring objects of a store into extents, and what is built of any of them."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from dali_pipes.cache.extents import Extent
+from dali_pipes.formats.manifest import checksum as checksum_of
 
 # Shards in flight: enough to hide a store's latency. Each costs one connection, and one thread that mostly waits.
 NUM_FETCHERS = 8
@@ -27,7 +29,7 @@ class Wanted(NamedTuple):
     its fetch; the other objects' fetches go on. It may be called again if an object is fetched again. ``None``: an
     error ends all fetches, and is raised."""
     received: Callable[[int], None] = _ignore
-    """Called in the fetcher's thread with the number of further bytes that came."""
+    """Called with the number of further bytes that came, from any thread of the fetcher."""
 
     def reported(self, fetch: Callable[[], bool]) -> bool:
         """Call ``fetch``, which brings this object, and report the end; returns whether to go on."""
@@ -65,3 +67,66 @@ class Fetcher(Protocol):
 
     def close(self) -> None:
         """Close its connections. Can be called twice."""
+
+
+class WithIndexes:
+    """A fetcher that takes shard indexes from memory, by name, for shards that were indexed on the fly."""
+
+    def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
+        self._shards, self._indexes = shards, indexes
+
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        stored = []
+        for one in wanted:
+            data = self._indexes.get(one.name)
+            if data is None:
+                stored.append(one)
+                continue
+            assert len(data) == one.extent.size
+            assert checksum_of(data) == one.checksum
+            one.extent.write(data, 0)
+            if one.report is not None:
+                one.report(None)
+        return self._shards.fetch(stored, stopped=stopped, num_connections=num_connections)
+
+    def close(self) -> None:
+        """Close the fetcher of the shards."""
+        self._shards.close()
+
+
+class WholeShards:
+    """Reads parts of shards that can only be fetched whole; keeps the last shard, checked, in a file without a name."""
+
+    def __init__(self, open_fetcher: Callable[[], Fetcher]) -> None:
+        self._open_fetcher = open_fetcher
+        self._fetcher: Fetcher | None = None
+        self._file: BinaryIO | None = None
+        self._name = ""
+
+    def read(self, name: str, *, shard_bytes: int, checksum: int, start: int, size: int) -> bytes:
+        """Read the shard's bytes ``[start, start + size)``; raises the fetcher's errors."""
+        if self._file is None or name != self._name:
+            self._forget()
+            if self._fetcher is None:
+                self._fetcher = self._open_fetcher()
+            file = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115 (closed by _forget)
+            try:
+                extent = Extent(file.fileno(), 0, shard_bytes)
+                self._fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: False)
+            except BaseException:
+                file.close()
+                raise
+            self._file, self._name = file, name
+        return Extent(self._file.fileno(), 0, shard_bytes).read(start, size)
+
+    def close(self) -> None:
+        """Drop the shard and the connections. Can be called twice."""
+        self._forget()
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None:
+            fetcher.close()
+
+    def _forget(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import xxhash
 
 from dali_pipes.cache.extents import BLOCK_BYTES, Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
-from dali_pipes.fetch.fetcher import Fetcher, Wanted
-from dali_pipes.formats.manifest import checksum as checksum_of
+from dali_pipes.fetch.fetcher import Wanted
 
 # Errors of copy_file_range for a pair of files that it cannot copy; reading and writing still works.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
@@ -96,28 +95,3 @@ def _copy_in_kernel(source: int, extent: Extent, where: str, stopped: Callable[[
             break
         copied += step
     return copied
-
-
-class WithIndexes:
-    """A fetcher that takes shard indexes from memory, by name, for shards that were indexed on the fly."""
-
-    def __init__(self, shards: Fetcher, indexes: Mapping[str, bytes]) -> None:
-        self._shards, self._indexes = shards, indexes
-
-    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
-        stored = []
-        for one in wanted:
-            data = self._indexes.get(one.name)
-            if data is None:
-                stored.append(one)
-                continue
-            assert len(data) == one.extent.size
-            assert checksum_of(data) == one.checksum
-            one.extent.write(data, 0)
-            if one.report is not None:
-                one.report(None)
-        return self._shards.fetch(stored, stopped=stopped, num_connections=num_connections)
-
-    def close(self) -> None:
-        """Close the fetcher of the shards."""
-        self._shards.close()

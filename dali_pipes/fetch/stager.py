@@ -1,8 +1,8 @@
 """Stage shards: bring objects of a store into checked extents of the cache file, several at a time, in plan order.
 
-`dali_pipes.fetch.demand.Demand` lists the wanted shards: those that open segments *need*, and those of the windows
-*ahead*. Wanted shards are held, so that they stay in the cache. Needed shards come before shards ahead, for threads and
-for space.
+`dali_pipes.fetch.staging_requests.Demand` lists the wanted shards: those that open segments *need*, and those of the
+windows *ahead*. Wanted shards are held, so that they stay in the cache. Needed shards come before shards ahead, for
+threads and for space.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import CacheError
-from dali_pipes.fetch.coming import ComingShards
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.long_waits import Progress
 from dali_pipes.fetch.staging_requests import StagingRequests
@@ -24,6 +24,47 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.metrics import tracing
 from dali_pipes.metrics.counts import ThreadsStage
+
+
+class ComingShards:
+    """Shards that are being fetched. A shard is whole when each of its objects is. Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._missing: dict[int, set[str]] = {}
+        self.whole: list[int] = []
+        """Shards that became whole since `take_whole`."""
+        self.errors: dict[int, Exception] = {}
+        """The first error of each shard that failed."""
+
+    def add(self, shard: int, objects: Sequence[Wanted]) -> list[Wanted]:
+        """Add a shard; returns its objects, which will report here."""
+        self._missing[shard] = {one.name for one in objects}
+        return [one._replace(report=partial(self._report, shard, one.name)) for one in objects]
+
+    def fail(self, shard: int, error: Exception) -> None:
+        """Count a shard as failed."""
+        self.errors.setdefault(shard, error)
+        self._missing.pop(shard, None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every shard is whole or has failed."""
+        return not self._missing
+
+    def take_whole(self) -> list[int]:
+        """Return ``whole``, and empty it."""
+        whole, self.whole = self.whole, []
+        return whole
+
+    def _report(self, shard: int, name: str, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(shard, error)
+        elif shard in self._missing:
+            self._missing[shard].discard(name)
+            if not self._missing[shard]:
+                del self._missing[shard]
+                self.whole.append(shard)
+
 
 _log = logging.getLogger(__name__)
 

@@ -5,13 +5,149 @@ because its ``with`` statement is C code. But the call may be half done, so whoe
 `StagingRequests.give_up` first, which ends everything. Shards are released in the cache before they count as released.
 """
 
+import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from dali_pipes.cache.share import CacheShare
-from dali_pipes.fetch.demand import Demand
+
+
+class Demand:
+    """The shards that a loader needs, wants ahead, and holds.
+
+    A shard is *needed* while a segment that names it is open or about to be opened. It is wanted *ahead* while its
+    window is the current one or one of the next ones. It can be both. Not thread-safe.
+
+    ``extent_bytes``: int64 [shards], the bytes that each shard takes of the cache.
+    """
+
+    def __init__(self, extent_bytes: npt.NDArray[np.int64]) -> None:
+        self._bytes = extent_bytes
+        self.needs: Counter[int] = Counter()
+        """Needed shard -> by how many segments."""
+        self.ahead: dict[int, int] = {}
+        """Shard wanted ahead -> by how many windows, in the order in which they are read."""
+        self.held: set[int] = set()
+        # The shards of both kinds that are not held, in order: searching all wanted shards each time would cost time
+        # that grows with the square of a window.
+        self.needed_missing: dict[int, None] = {}
+        self.ahead_missing: dict[int, None] = {}
+        self.ahead_bytes = self.held_bytes = self.needed_missing_bytes = 0
+
+    def bytes_of(self, shards: Iterable[int]) -> int:
+        """Sum the bytes that these shards take of the cache."""
+        return sum(int(self._bytes[shard]) for shard in shards)
+
+    def not_held(self, shards: Iterable[int]) -> set[int]:
+        return {shard for shard in shards if shard not in self.held}
+
+    def is_wanted(self, shard: int) -> bool:
+        return shard in self.ahead or shard in self.needs
+
+    def want_ahead(self, shards: Sequence[int]) -> None:
+        """Want the shards of another window ahead."""
+        for shard in shards:
+            if shard not in self.ahead:
+                self.ahead_bytes += int(self._bytes[shard])
+                if shard not in self.held:
+                    self.ahead_missing[shard] = None
+            self.ahead[shard] = self.ahead.get(shard, 0) + 1
+
+    def unwant_ahead(self, shards: Sequence[int]) -> None:
+        """End `want_ahead` for a window that is over."""
+        for shard in shards:
+            if shard not in self.ahead:
+                continue  # everything was given up already
+            self.ahead[shard] -= 1
+            if not self.ahead[shard]:
+                del self.ahead[shard]
+                self.ahead_bytes -= int(self._bytes[shard])
+                self.ahead_missing.pop(shard, None)
+
+    def need(self, shards: Sequence[int]) -> None:
+        """Need the shards of another segment."""
+        self.needs.update(shards)
+        for shard in shards:
+            if shard not in self.held and shard not in self.needed_missing:
+                self.needed_missing[shard] = None
+                self.needed_missing_bytes += int(self._bytes[shard])
+
+    def end_need(self, shards: Sequence[int]) -> None:
+        """End `need` for a segment that is over."""
+        for shard in shards:
+            if (left := self.needs.pop(shard, 1) - 1) > 0:
+                self.needs[shard] = left
+            else:
+                self._remove_needed_missing(shard)
+
+    def clear(self) -> list[int]:
+        """End all wants; returns the shards that were wanted or held. A change may have been interrupted before."""
+        known = {*self.needs, *self.ahead, *self.held}
+        for shards in (self.needs, self.ahead, self.needed_missing, self.ahead_missing):
+            shards.clear()
+        self.ahead_bytes = self.needed_missing_bytes = 0
+        self.held_bytes = self.bytes_of(self.held)
+        return list(known)
+
+    def hold(self, shard: int) -> bool:
+        """Count a shard as held; ``False`` if it was held already."""
+        if shard in self.held:
+            return False
+        self.held.add(shard)
+        self.held_bytes += int(self._bytes[shard])
+        self.ahead_missing.pop(shard, None)
+        self._remove_needed_missing(shard)
+        return True
+
+    def release(self, shards: Collection[int]) -> None:
+        """Count held shards as not held."""
+        self.held.difference_update(shards)
+        self.held_bytes -= self.bytes_of(shards)
+
+    def release_ahead(self) -> list[int]:
+        """Count the held shards that are not needed as not held; returns them."""
+        released = [shard for shard in self.held if shard not in self.needs]
+        if released:
+            self.release(released)
+            self.ahead_missing = {shard: None for shard in self.ahead if shard not in self.held}
+        return released
+
+    def missing(
+        self, *, filling: Collection[int], failed: Collection[int], most: int, max_bytes: int, only_needed: bool
+    ) -> list[int]:
+        """List the ``most`` shards to be filled next, the needed ones first.
+
+        ``max_bytes`` limits what the loader may hold, shards ahead included. With ``only_needed``, shards ahead are
+        listed only if no needed one is missing.
+        """
+        free = (shard for shard in self.needed_missing if shard not in filling and shard not in failed)
+        missing = list(itertools.islice(free, most))
+        if only_needed and missing:
+            return missing
+        coming_bytes = self.bytes_of(shard for shard in filling if shard not in self.needed_missing)
+        left = max_bytes - self.held_bytes - self.needed_missing_bytes - coming_bytes
+        for shard in self.ahead_missing:
+            if len(missing) >= most:
+                break
+            if shard in filling or shard in self.needed_missing or shard in failed:
+                continue
+            left -= int(self._bytes[shard])
+            if left < 0:
+                break
+            missing.append(shard)
+        return missing
+
+    def _remove_needed_missing(self, shard: int) -> None:
+        if shard in self.needed_missing:
+            del self.needed_missing[shard]
+            self.needed_missing_bytes -= int(self._bytes[shard])
+
 
 # How often the number of missing bytes is reported to a waiting caller.
 SHOW_S = 0.2

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aistore import Client
 
     from dali_pipes.fetch.fetcher import Fetcher
-    from dali_pipes.store.cluster.transport.proxies import Proxies
+    from dali_pipes.store.cluster.proxies import Proxies
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
 

@@ -1,16 +1,13 @@
-"""Turn answers and exceptions of AIStore, its SDK and `requests` into texts for errors."""
+"""Turn answers and exceptions of AIStore and its SDK into texts for errors."""
 
 import contextlib
 import http.client
 import ipaddress
 import json
-import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import printable
-from dali_pipes.store.cluster.transport.tls_errors import cut_hint, tls_text
 
 if TYPE_CHECKING:
     from aistore.sdk.errors import AISError
@@ -75,63 +72,8 @@ def is_loopback(endpoint: str) -> bool:
     return False
 
 
-def no_answer(endpoint: str, exc: Exception) -> str:
-    """The text for an exception of `requests` that means that nothing answered, or not as expected."""
-    import requests
-
-    if text := tls_text(innermost(exc)):
-        return f"{endpoint} {text}"
-    if isinstance(exc, OSError) and not isinstance(exc, requests.RequestException):
-        return f"cannot connect to {endpoint}: {first_line(exc)}; check AIS_CLIENT_CA, AIS_CRT and AIS_CRT_KEY"
-    if isinstance(exc, requests.exceptions.ProxyError):
-        return (
-            f"no answer from AIStore at {endpoint} through the proxy {_proxy_of(endpoint)} ({cause_of(exc)}); "
-            "name the host in NO_PROXY to reach it directly, or pass another --endpoint"
-        )
-    hint = cut_hint(innermost(exc), endpoint, has_certificate="AIS_CRT" in os.environ)
-    return (
-        f"no answer from AIStore at {endpoint} ({cause_of(exc)}){hint}; is it running? pass endpoint= (--endpoint), or "
-        "set AIS_ENDPOINT"
-    )
-
-
-def cause_of(exc: BaseException) -> str:
-    """The message of the innermost exception, typically the socket's, inside those of `requests` and `urllib3`."""
-    return first_line(innermost(exc)).rpartition("): ")[2]
-
-
-def innermost(exc: BaseException) -> BaseException:
-    """The exception that `requests` and `urllib3` wrapped."""
-    return list(wrapped_in(exc))[-1]
-
-
-def wrapped_in(exc: BaseException) -> Iterator[BaseException]:
-    """The exception, the one that it wraps, and so on to the innermost."""
-    # requests wraps urllib3's error, which wraps the socket's: "HTTPConnection(...): Failed to ...".
-    inner: BaseException | None = exc
-    while inner is not None:
-        yield inner
-        wrapped = (getattr(inner, "reason", None), getattr(inner, "original_error", None), *inner.args)
-        inner = next((value for value in wrapped if isinstance(value, BaseException)), None)
-
-
-def unchained(exc: BaseException) -> BaseException:
-    """The exception without those that led to it. Raise errors from it: one refused connection has a chain of four."""
-    exc.__cause__ = exc.__context__ = None
-    return exc
-
-
 def first_line(exc: BaseException) -> str:
     return printable(next(iter(str(exc).splitlines()), type(exc).__name__), max_chars=_LINE_CHARS)
-
-
-def _proxy_of(endpoint: str) -> str:
-    """The proxy that the environment names for an endpoint, without a password."""
-    from requests.utils import get_environ_proxies, select_proxy
-
-    proxy = str(select_proxy(endpoint, get_environ_proxies(endpoint)))
-    scheme, mark, rest = proxy.rpartition("://")
-    return f"'{scheme}{mark}{rest.rpartition('@')[2]}'"
 
 
 def damaged(where: str, cause: str, *, target: str, bucket: str) -> str:

@@ -11,8 +11,8 @@ from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import XXH64_TYPES
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.inventory import there_is
 from dali_pipes.store.messages import damaged
+from dali_pipes.store.patterns import there_is
 from dali_pipes.store.shard_names import shared_prefix
 
 if TYPE_CHECKING:

@@ -4,24 +4,24 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
 
 from dali_pipes.errors import DataError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import DIRECT, PROVIDERS, SERVERS
+from dali_pipes.store.entries import DIRECT, PROVIDERS, SCHEMES, SERVERS
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Pattern, local_pattern, split_version
 from dali_pipes.store.shard_names import (
     check_object_name,
     ending_of,
+    expand_braces,
     extension_of,
     is_object_name,
     without_nul,
 )
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.templates import expand_braces
 
 # AIStore's rule; those of clouds are narrower.
 _BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
@@ -31,7 +31,7 @@ ShardUrls = str | Path | Sequence[str | Path]
 
 def is_remote(url: str | Path) -> bool:
     """Whether a URL names a bucket or a server: ``ais://``, ``s3://``, ``gs://``, ``az://``, ``https://``."""
-    return isinstance(url, str) and "://" in url and url.partition("://")[0] in (*PROVIDERS, *SERVERS)
+    return isinstance(url, str) and "://" in url and url.partition("://")[0] in SCHEMES
 
 
 def is_in_cluster(url: str | Path, endpoint: str | None) -> bool:
@@ -61,25 +61,19 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
                 f"got '{bucket}'"
             )
         check_object_name(name, url=str(url))
-        if not is_in_cluster(url, endpoint):
-            return _open_cloud(scheme, bucket), name
-        if endpoint in (None, DIRECT):
-            raise ValueError(f"'{url}' is in a bucket of AIStore, and no endpoint is given; set AIS_ENDPOINT")
-        return AisStore(endpoint, bucket, provider=PROVIDERS[scheme]), name
+        if is_in_cluster(url, endpoint) and endpoint not in (None, DIRECT):
+            from dali_pipes.store.cluster.ais import AisStore
+
+            return AisStore(endpoint, bucket, provider=SCHEMES[scheme].provider), name
+        module, _, opener = SCHEMES[scheme].opener.partition(":")
+        store: Store = getattr(import_module(module), opener)(scheme, bucket)
+        return store, name
     if "://" in str(url):
-        raise _unknown_scheme(str(url), supported=[*PROVIDERS, *SERVERS])
+        raise _unknown_scheme(str(url), supported=SCHEMES)
     if not isinstance(url, Path):
         _check_slashes(url)
     folder, _, name = str(url).rpartition("/")
     return LocalStore(Path(folder or (os.sep if str(url).startswith(os.sep) else "."))), name
-
-
-def _open_cloud(scheme: str, bucket: str) -> Store:
-    # Imported only where a cloud is read without AIStore.
-    from dali_pipes.store.cloud.bucket import CloudStore
-    from dali_pipes.store.cloud.settings import CloudSettings
-
-    return CloudStore(CloudSettings.from_environment(scheme, bucket))
 
 
 def _check_host(url: str, host: str) -> None:
@@ -277,7 +271,7 @@ def _local_path(url: str | Path) -> str:
             raise ValueError(f"'{text}': expected file:///PATH, with three slashes and an absolute path")
         path = f"/{unquote(rest)}"
     elif "://" in text:
-        raise _unknown_scheme(text, supported=[*PROVIDERS, *SERVERS, "file"])
+        raise _unknown_scheme(text, supported=[*SCHEMES, "file"])
     else:
         if isinstance(url, str):
             _check_slashes(text)
@@ -290,7 +284,7 @@ def _local_path(url: str | Path) -> str:
 def _check_slashes(text: str) -> None:
     """Refuse ``s3:/b/x``, which would be a folder ``s3:`` here, unless there is one."""
     scheme, colon, rest = text.partition(":")
-    if not colon or rest.startswith("//") or scheme not in (*PROVIDERS, *SERVERS, "file"):
+    if not colon or rest.startswith("//") or scheme not in (*SCHEMES, "file"):
         return
     if not Path(text.partition("/")[0]).exists():
         meant = f"{scheme}:///{rest.lstrip('/')}" if scheme == "file" else f"{scheme}://{rest.lstrip('/')}"

@@ -260,7 +260,7 @@ def _running(store: "Bucket", name: str | None, function: str | None, image: str
 def _any_bucket(endpoint: str) -> "Bucket":
     """A store for requests to the cluster that need no bucket."""
     from dali_pipes.store.cluster.ais import AisStore
-    from dali_pipes.store.cluster.health import check_endpoint
+    from dali_pipes.store.cluster.endpoint import check_endpoint
 
     check_endpoint(endpoint)
     return AisStore(endpoint, "etl")

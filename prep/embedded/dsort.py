@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_names import Template
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.templates import Template
 from prep.embedded import wire
 from prep.embedded.storage import BucketExistsError, ObjectMissingError, Storage
 from prep.shuffle.contents import Contents, read_input

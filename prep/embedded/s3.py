@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
-from dali_pipes.store.cluster.transport.http_limits import decimal
+from dali_pipes.store.http.wire import decimal
 from prep.embedded import wire
 from prep.embedded.connection import NodeConnection
 from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage

@@ -20,8 +20,7 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.messages import error_text
-from dali_pipes.store.shard_names import EXTENSIONS, extension_of
-from dali_pipes.store.templates import Template
+from dali_pipes.store.shard_names import EXTENSIONS, Template, extension_of
 from prep.shuffle.order import Algorithm
 
 if TYPE_CHECKING:

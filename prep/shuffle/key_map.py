@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import read_json
-from dali_pipes.store.shard_names import extension_of
-from dali_pipes.store.templates import Template
+from dali_pipes.store.shard_names import Template, extension_of
 from prep.shuffle.order import cut_mapped, key_of
 
 BY = ("class", "balanced", "folder", "split")

@@ -28,8 +28,7 @@ from dali_pipes.formats.names import (
 )
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
-from dali_pipes.store.shard_names import extension_of
-from dali_pipes.store.templates import Template, template_of
+from dali_pipes.store.shard_names import Template, extension_of, template_of
 from prep.shuffle.contents import Contents, Int64s
 from prep.shuffle.dsort import BucketName, DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes_of

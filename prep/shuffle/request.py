@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from dali_pipes.data_set.named import shards_of
-from dali_pipes.errors import StoreError, keep_secret
+from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Bucket, Store
+from dali_pipes.store.cloud.objects import CloudObjects
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.inventory import there_is
-from dali_pipes.store.messages import is_loopback
-from dali_pipes.store.patterns import Pattern
-from dali_pipes.store.shard_names import EXTENSIONS, check_object_name, extension_of
+from dali_pipes.store.http.answers import ObjectRequest
+from dali_pipes.store.http.client import HttpAccess, without_password
+from dali_pipes.store.http.objects import ObjectFetcher
+from dali_pipes.store.patience import IMPATIENT
+from dali_pipes.store.patterns import Pattern, there_is
+from dali_pipes.store.shard_names import EXTENSIONS, Template, check_object_name, extension_of
 from dali_pipes.store.shard_set import ShardSet, missing_shards
-from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import is_remote, open_store
 from prep.part import ALL, JobPart
 from prep.shuffle.dsort import DsortSpec
@@ -30,8 +31,6 @@ Engine = Literal["auto", "dsort", "exchange"]
 
 # A key map of a million keys takes about 30 MB.
 MAX_KEY_MAP_BYTES = 1 << 30
-CONNECT_TIMEOUT_S = 3.0
-READ_TIMEOUT_S = 60.0
 # Missing shards that an error names.
 _NUM_MISSING = 3
 
@@ -280,18 +279,12 @@ def load_key_map(where: str, *, endpoint: str | None, separator: str = "", exten
 
 
 def _download(url: str) -> bytes:
-    import requests
+    def ask_for(_: str) -> ObjectRequest:
+        return ObjectRequest(*without_password(url))
 
-    from dali_pipes.store.cluster.transport.bounded_http import limit_answers
-
-    keep_secret(urlsplit(url).netloc.rpartition("@")[0])
-    keep_secret(urlsplit(url).password)
+    source = CloudObjects(ask_for, locate=lambda name: name, access=HttpAccess.of_cloud(url), service="the server")
     try:
-        with requests.Session() as session:
-            limit_answers(session, max_bytes=MAX_KEY_MAP_BYTES)
-            session.trust_env = not is_loopback(url)  # no proxy reaches this machine
-            answer = session.get(url, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
-        answer.raise_for_status()
-    except requests.RequestException as exc:
-        raise StoreError(f"cannot read key map '{url}': {exc}") from None
-    return answer.content
+        with ObjectFetcher(source, patience=IMPATIENT) as objects:
+            return objects.read(url, max_bytes=MAX_KEY_MAP_BYTES)
+    except StoreError as exc:
+        raise StoreError(f"cannot read key map: {exc}") from None

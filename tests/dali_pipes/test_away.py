@@ -14,18 +14,17 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store import patience
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.endpoint import check_endpoint
+from dali_pipes.store.cluster.objects import StoredObjects
+from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.cluster.transfer import BucketAccess
-from dali_pipes.store.cluster.transport.proxies import Proxies
+from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -339,7 +338,10 @@ def test_a_proxy_that_is_starting_is_left_for_another_one_by_writes() -> None:
 
     with scripted(says(b"503 Starting")) as starting, scripted(says(b"404 None")) as other:
         access = BucketAccess(
-            proxies=Proxies((starting.endpoint, other.endpoint)), bucket="b", url="ais://b", patience=PATIENT
+            http=ClusterAccess(endpoint=f"{starting.endpoint},{other.endpoint}"),
+            bucket="b",
+            url="ais://b",
+            patience=PATIENT,
         )
         with pytest.raises(StoreError, match="404"):
             access.write_stream("x", lambda: [memoryview(b"abc")], num_bytes=3)

@@ -6,7 +6,7 @@ import pytest
 
 from dali_pipes.data_set.named import LostManifestError
 from dali_pipes.errors import DataError, PipesError, printable, shown
-from dali_pipes.fetch.parts import MissingObjectError
+from dali_pipes.store.http.answers import MissingObjectError
 
 HOSTILE = [
     ("\x1b[2J", r"\x1b[2J"),  # clears a terminal

@@ -14,7 +14,7 @@ import prep
 from dali_pipes.data_set.indexing import find_columns, find_manifest
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.templates import Template
+from dali_pipes.store.shard_names import Template
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack

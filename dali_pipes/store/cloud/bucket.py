@@ -1,7 +1,6 @@
 """A bucket of S3, Google Cloud Storage or Azure, or a folder of an HTTPS server, without an AIStore between.
 
-`obstore` lists, signs and writes. A loader's bytes do not pass through it: `CloudStore.ask_for` gives the fetch client
-a signed URL (see `dali_pipes.fetch.clouds`).
+`obstore` lists, signs, writes and deletes. It reads no object: our client reads what it has signed.
 """
 
 import builtins
@@ -15,24 +14,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cloud.access import CloudBucketAccess
-from dali_pipes.store.cloud.azure import azure_url
-from dali_pipes.store.cloud.client import CloudClient
-from dali_pipes.store.cloud.errors import CHAINS, NoBucketError
+from dali_pipes.store.cloud.client import CloudClient, NoBucketError
 from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.entries import SERVERS, ObjectEntry
+from dali_pipes.store.http.answers import MissingObjectError
+from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import current_patience
 from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
-    from dali_pipes.fetch.objects import ObjectFetcher
-    from dali_pipes.fetch.parts import ObjectRequest
     from dali_pipes.store.listings import Found
 
 _BUFFER_BYTES = 1 << 20
-# An object's URL is asked for again long before it expires.
-_SIGNED_FOR = timedelta(hours=1)
-_USED_FOR_S = 45 * 60.0
 _PAGE = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -134,27 +127,30 @@ class CloudStore(Store):
         return None if size is None else ObjectEntry(name=name, size=size, checksum=None)
 
     def read(self, name: str) -> bytes:
-        return self._client.send(self.locate(name), lambda: self._get(name))
-
-    def _get(self, name: str) -> bytes:
-        import obstore
-
-        return obstore.get(self._client.store, name).bytes().to_bytes()
+        with self._reading(name):
+            return self._client.objects.read(name)
 
     def find(self, name: str) -> bytes | None:
-        return self._client.find(self.locate(name), lambda: self._get(name))
+        try:
+            return self._client.objects.read(name)
+        except MissingObjectError:
+            return None
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        return self.access().read_range(name, start=start, size=size)
+        with self._reading(name):
+            return self._client.objects.read(name, start=start, size=size) if size else b""
+
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        with self._reading(name):
+            return cast("BinaryIO", io.BufferedReader(self._client.objects.open(name), _BUFFER_BYTES))
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        size = self.size(name)
-        if size is None:
-            raise StoreError(f"no object '{self.locate(name)}' at {self.settings.origin}")
-        stream = _ObjectStream(self.access(), name, size)
-        with contextlib.closing(stream):
-            yield cast("BinaryIO", io.BufferedReader(stream, _BUFFER_BYTES))
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except MissingObjectError as exc:
+            what = f"bucket '{self.url}'" if exc.is_bucket else f"object '{self.locate(name)}'"
+            raise StoreError(f"no {what} at {self.settings.origin} ({exc.said})") from None
 
     def write(self, name: str, data: bytes) -> None:
         self.access().write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
@@ -178,7 +174,7 @@ class CloudStore(Store):
                     lambda: obstore.put(self._client.store, name, data, mode="create", use_multipart=False)
                 )
             except AlreadyExistsError:
-                return self._get(name) == data
+                return self.read(name) == data
         return True
 
     def upload(self, name: str, path: Path) -> None:
@@ -208,39 +204,11 @@ class CloudStore(Store):
         self._check_writable()
         self._client.find(self.locate(name), lambda: obstore.delete(self._client.store, name))
 
-    def access(self) -> CloudBucketAccess:
-        return CloudBucketAccess(self._client)
+    def access(self) -> CloudClient:
+        return self._client
 
-    def ask_for(self, name: str) -> "ObjectRequest":
-        """The request that brings an object's bytes: a signed URL, or a plain one for public objects."""
-        import obstore
-
-        from dali_pipes.fetch.parts import ObjectRequest
-
-        if self.settings.is_anonymous:
-            return ObjectRequest(self.settings.plain_url(name))
-        if self.settings.scheme == "az" and (url := azure_url(self.settings, name, _SIGNED_FOR)):
-            return ObjectRequest(url, expires_s=_USED_FOR_S)
-        where = self.locate(name)
-        signed = self._client.send(
-            where, lambda: obstore.sign(cast("Any", self._client.store), "GET", name, _SIGNED_FOR)
-        )
-        # Who pays (AWS_REQUEST_PAYER) is in the URL: S3 refuses fields x-amz-* that are not signed.
-        return ObjectRequest(signed, expires_s=_USED_FOR_S)
-
-    def open_fetcher(self) -> "ObjectFetcher":
-        from dali_pipes.fetch.clouds import CloudObjects
-        from dali_pipes.fetch.objects import ObjectFetcher
-        from dali_pipes.fetch.transport.access import CloudAccess
-
-        source = CloudObjects(
-            self.ask_for,
-            locate=self.locate,
-            access=CloudAccess.from_environment(self.settings.origin),
-            service=self.settings.cloud,
-            advice=CHAINS.get(self.settings.scheme, ""),
-        )
-        return ObjectFetcher(source, patience=self._client.patience)
+    def open_fetcher(self) -> ObjectFetcher:
+        return self._client.open_fetcher()
 
     @property
     def _is_read_only(self) -> bool:
@@ -268,23 +236,6 @@ def _just_before(prefix: str) -> str:
     return f"{prefix[:-1]}{chr(last - 1)}~" if ord("!") < last < 128 else prefix[:-1]
 
 
-class _ObjectStream(io.RawIOBase):
-    """An object's bytes, front to back, by ranges of a few MiB."""
-
-    def __init__(self, access: CloudBucketAccess, name: str, size: int) -> None:
-        super().__init__()
-        self._file = access.file(name, size=size)
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, view: Any) -> int:
-        num = self._file.read_into(memoryview(view).cast("B"), offset=self._position)
-        self._position += num
-        return num
-
-
 @lru_cache(maxsize=8)
 def _reopen(client: CloudClient) -> CloudStore:
     store = CloudStore.__new__(CloudStore)
@@ -295,3 +246,8 @@ def _reopen(client: CloudClient) -> CloudStore:
 def _written_ns(time: datetime) -> tuple[int, int]:
     ns = (time - _EPOCH) // timedelta(microseconds=1) * 1000
     return ns, ns
+
+
+def open_bucket(scheme: str, bucket: str) -> CloudStore:
+    """The bucket of a cloud, or a server's files, with the settings of the environment."""
+    return CloudStore(CloudSettings.from_environment(scheme, bucket))

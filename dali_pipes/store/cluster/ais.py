@@ -1,50 +1,42 @@
-"""A bucket of AIStore as a store, through the SDK.
+"""A bucket of AIStore as a store: the SDK asks, lists and writes, and our client reads.
 
-Its requests wait for a cluster that is away: see `dali_pipes.store.cluster.client`.
+Both wait for a cluster that is away: `dali_pipes.store.cluster.sessions`, `dali_pipes.store.http.objects`.
 """
 
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
 from dali_pipes.store.cluster.client import ais_client, prompt_client
-from dali_pipes.store.cluster.listing_pages import read_pages
-from dali_pipes.store.cluster.rights import refusal_advice
-from dali_pipes.store.cluster.token import Token
-from dali_pipes.store.cluster.transport.http_rules import is_missing, object_url
-from dali_pipes.store.cluster.transport.proxies import Proxies, split_endpoints
+from dali_pipes.store.cluster.listing import read_pages
+from dali_pipes.store.cluster.objects import StoredObjects, object_url
+from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies, split_endpoints, unreached
+from dali_pipes.store.cluster.token import Token, refusal_advice
+from dali_pipes.store.cluster.transfer import BucketAccess
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
-from dali_pipes.store.messages import cause_of, error_text, first_line, innermost, no_answer, unchained
-from dali_pipes.store.patience import (
-    Patience,
-    PatienceOverError,
-    Waiting,
-    current_patience,
-    pause,
-    use_patience,
-)
+from dali_pipes.store.http.answers import MissingObjectError
+from dali_pipes.store.http.client import PROMPT_S, NoAnswerError
+from dali_pipes.store.http.objects import ObjectFetcher
+from dali_pipes.store.http.rules import cause_of, is_missing
+from dali_pipes.store.messages import error_text, first_line
+from dali_pipes.store.patience import Patience, PatienceOverError, current_patience, use_patience
 from dali_pipes.store.shard_names import check_object_name
-
-if TYPE_CHECKING:
-    from dali_pipes.fetch.objects import ObjectFetcher
-    from dali_pipes.store.cluster.transfer import BucketAccess
-
 
 # Whoever reads a shard takes larger pieces, which bypass the buffer.
 _BUFFER_BYTES = 64 << 10
-
-T = TypeVar("T")
+# A thread that fetches may ask for the map, and whoever closes its loader waits for it.
+_MAP_TIMEOUT_S = 3.0
 
 
 class AisStore(Bucket):
-    """A bucket, through the ``aistore`` SDK.
+    """A bucket of a cluster.
 
     Args:
         endpoint: AIStore's proxy; several of one cluster with commas between them.
@@ -107,61 +99,50 @@ class AisStore(Bucket):
         return listed.finish()
 
     def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
-        from dali_pipes.store.cluster.complete_listing import list_completely
+        from dali_pipes.store.cluster.listing import list_completely
 
         return list_completely(self, prefix)
 
     def read(self, name: str) -> bytes:
-        with self.asking(self.locate(name)):
+        with self._reading(name):
             return self._read(name)
 
     def _read(self, name: str) -> bytes:
         # The object is small: unless a cloud must be asked first, a long silence means that nothing answers.
-        bucket = self._bucket if self.scheme == "ais" else self._bulk
-        return self._patiently(lambda: cast("bytes", bucket.object(name).get_reader().read_all()))
-
-    def _patiently(self, read: Callable[[], T]) -> T:
-        """Read again while bodies break off: a session waits for heads only."""
-        waiting = Waiting(self.patience, self.endpoint)
-        while True:
-            try:
-                return read()
-            except Exception as exc:  # noqa: BLE001 (raised again if it is not a broken transfer)
-                self._wait_after(exc, waiting)
-
-    def _wait_after(self, exc: Exception, waiting: Waiting) -> None:
-        """Pause after a body that broke off; raises all other exceptions, and those after the patience."""
-        from dali_pipes.store.cluster.transport.silence import is_silence
-
-        has_answered, cause = self.proxies.has_answered, cause_of(exc)
-        if not is_silence(exc, has_answered=has_answered):
-            raise exc
-        pause_s = waiting.next_pause_s(cause, has_answered=has_answered)
-        if pause_s is None:
-            raise waiting.over(f"the transfer broke ({cause})") if waiting.num_failures else exc
-        pause(pause_s)
+        return self._objects.read(name, silence_s=PROMPT_S if self.scheme == "ais" else None)
 
     def find(self, name: str) -> bytes | None:
-        with self.asking(self.locate(name)), _MissingAllowed():
+        try:
             return self._read(name)
-        return None
+        except MissingObjectError:
+            return None
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        if not size:
-            return b""  # HTTP cannot express an empty range
-        with self.asking(self.locate(name)):
-            reader = self._bulk.object(name).get_reader(byte_range=f"bytes={start}-{start + size - 1}")
-            return self._patiently(lambda: cast("bytes", reader.read_all()))
+        with self._reading(name):
+            return self._objects.read(name, start=start, size=size) if size else b""
+
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        self.learn_map()
+        with self._reading(name):
+            return cast("BinaryIO", io.BufferedReader(self._objects.open(name), _BUFFER_BYTES))
+
+    @cached_property
+    def _objects(self) -> ObjectFetcher:
+        source = StoredObjects(self._access, self.bucket, provider=self.provider)
+        return ObjectFetcher(source, patience=self.patience)
+
+    @property
+    def _access(self) -> ClusterAccess:
+        """The cluster, with today's settings of the environment."""
+        return ClusterAccess.from_environment(self.endpoint, proxies=self.proxies)
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        self.learn_map()
-        raw = _ObjectStream(self, name)
-        with contextlib.closing(raw):
-            with self.asking(self.locate(name)):
-                raw.connect()
-            # Errors of the caller's own block are not the cluster's: `_ObjectStream.readinto` asks by itself.
-            yield cast("BinaryIO", io.BufferedReader(raw, _BUFFER_BYTES))
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except MissingObjectError as exc:
+            text = self._no_bucket() if exc.is_bucket else f"no object '{self.locate(name)}' at {self.endpoint}"
+            raise StoreError(text) from None
 
     def write(self, name: str, data: bytes) -> None:
         with self.asking(self.locate(name)):
@@ -181,14 +162,15 @@ class AisStore(Bucket):
         self.learn_map()
         if self.proxies.map is not None and len(self.proxies.map.targets) < 2:
             return ""
-        client = self._bucket.client
         url = object_url(self.proxies.current, self.bucket, name, provider=self.provider)
-        with self.asking(self.locate(name)):
-            answer = client.session_manager.session.head(url, allow_redirects=False, timeout=client.timeout)
-        return str(urlsplit(answer.headers.get("Location", "")).netloc)
+        with (
+            self.asking(self.locate(name)),
+            contextlib.closing(self._objects.client.ask(url, method="HEAD", silence_s=PROMPT_S)) as answer,
+        ):
+            return str(urlsplit(answer.headers.get("Location")).netloc)
 
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
-        from dali_pipes.store.cluster.claims import write_claimed
+        from dali_pipes.store.cluster.listing import write_claimed
 
         return write_claimed(self, name, data, by=by)
 
@@ -209,10 +191,7 @@ class AisStore(Bucket):
             raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
         self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
-    def access(self) -> "BucketAccess":
-        """See `Store.access`. TLS settings, token and proxies are those of the SDK's session."""
-        from dali_pipes.store.cluster.transfer import BucketAccess
-
+    def access(self) -> BucketAccess:
         self.learn_map()
         props: object = None
         # An answer to HEAD has no body to say that the bucket is missing.
@@ -220,19 +199,14 @@ class AisStore(Bucket):
             props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
         if props is None:
             raise StoreError(self._no_bucket())
-        session = self._bulk.client.session_manager.session
         checksum = _checksum_type(props)
         return BucketAccess(
-            proxies=self.proxies,
+            http=self._access,
             patience=self.patience,
             bucket=self.bucket,
             provider=self.provider,
             url=self.url,
             **({"checksum_type": checksum} if checksum else {}),
-            token=Token.from_environment(),
-            verify=session.verify,
-            cert=session.cert,
-            uses_environment=session.trust_env,
         )
 
     def size(self, name: str) -> int | None:
@@ -245,34 +219,25 @@ class AisStore(Bucket):
         with self.asking(self.locate(name)), _MissingAllowed():
             self._bucket.object(name).delete()
 
-    def _has_token(self) -> bool:
-        return self._bucket.client.session_manager.session.auth.token is not None
-
     def learn_map(self) -> None:
         """See `Bucket.learn_map`."""
-        from requests import RequestException
-
         if self.proxies.has_asked_map:
             return
         self.proxies.has_asked_map = True
         try:
             # No waiting: a thread that fetches may call this, whose end Ctrl-C waits for.
-            found = self._bucket.client.session_manager.session.cluster_map()
+            found = self.proxies.ask_map(self._objects.client, timeout_s=_MAP_TIMEOUT_S)
         except (StoreError, ValueError):
-            return  # the token may not read it, or cannot be read now
-        except (RequestException, OSError):
+            return  # the token cannot be read now, or this is no map
+        except NoAnswerError:
             self.proxies.has_asked_map = False
             return
-        self.proxies.learn(found, has_token=self._has_token())
+        if found is not None:  # else the token may not read it
+            self.proxies.learn(found, has_token=bool(self._access.token))
 
-    def open_fetcher(self) -> "ObjectFetcher":
-        from dali_pipes.fetch.answers import StoredObjects
-        from dali_pipes.fetch.objects import ObjectFetcher
-        from dali_pipes.fetch.transport.access import ClusterAccess
-
+    def open_fetcher(self) -> ObjectFetcher:
         self.learn_map()
-        access = ClusterAccess.from_environment(self.endpoint, proxies=self.proxies)
-        return ObjectFetcher(StoredObjects(access, self.bucket, provider=self.provider), patience=self.patience)
+        return ObjectFetcher(StoredObjects(self._access, self.bucket, provider=self.provider), patience=self.patience)
 
     def _no_bucket(self) -> str:
         names: list[str] = []
@@ -287,7 +252,6 @@ class AisStore(Bucket):
         import msgspec
         import pydantic
         import requests
-        import urllib3
         from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
 
         at = f"'{where}' at {self.endpoint}"
@@ -305,12 +269,12 @@ class AisStore(Bucket):
             asked = {"method": getattr(exc.req, "method", None) or "", "url": getattr(exc.req, "url", None) or ""}
             advice = refusal_advice(exc.status_code, text, **asked, token=Token.from_environment())
             raise StoreError(f"{at}: {text}{advice}") from None
-        except (requests.ConnectionError, requests.Timeout) as exc:
-            raise StoreError(no_answer(self.endpoint, exc)) from unchained(innermost(exc))
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
-            raise StoreError(f"{at}: the transfer broke ({cause_of(exc)})") from unchained(innermost(exc))
-        except OSError as exc:  # a certificate's file
-            raise StoreError(no_answer(self.endpoint, exc)) from unchained(exc)
+        except NoAnswerError as exc:
+            if self.proxies.has_answered and not isinstance(exc.cause, OSError):
+                raise StoreError(f"{at}: the transfer broke ({cause_of(exc.cause)})") from exc.cause
+            raise unreached(self._access, exc.url, exc.cause) from exc.cause
+        except requests.RequestException as exc:
+            raise StoreError(f"{at}: the transfer broke ({first_line(exc)})") from None
         except pydantic.errors.PydanticSchemaGenerationError:
             # The SDK takes a listing that does not call itself msgpack for JSON, and has no model for that.
             raise StoreError(f"{at}: the server is not an AIStore (its listing is not msgpack)") from None
@@ -323,62 +287,6 @@ def _checksum_type(props: object) -> str:
     checksum = props.get("checksum") if isinstance(props, dict) else None
     kind = checksum.get("type") if isinstance(checksum, dict) else None
     return kind if isinstance(kind, str) else ""
-
-
-class _ObjectStream(io.RawIOBase):
-    """An object's bytes, front to back; when a transfer breaks, it goes on from the byte where it broke."""
-
-    def __init__(self, store: AisStore, name: str) -> None:
-        super().__init__()
-        self._store, self._name = store, name
-        self._raw: Any = None
-        """urllib3's response: the SDK's chunked readers take four times the CPU."""
-        self._position = 0
-        self._version: tuple[str, ...] = ()
-        self._waiting = Waiting(store.patience, store.endpoint)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, view: Any) -> int:
-        with self._store.asking(self._store.locate(self._name)):
-            return self._readinto(view)
-
-    def _readinto(self, view: Any) -> int:
-        while True:
-            try:
-                if self._raw is None:
-                    self.connect()
-                num = int(self._raw.readinto(view))
-            except StoreError:
-                raise
-            except Exception as exc:  # noqa: BLE001 (raised again if it is not a broken transfer)
-                self._drop()
-                self._store._wait_after(exc, self._waiting)
-            else:
-                self._waiting.progress()
-                self._position += num
-                return num
-
-    def connect(self) -> None:
-        """Ask for the bytes from here on."""
-        wanted = {"byte_range": f"bytes={self._position}-"} if self._position else {}
-        raw: Any = self._store._bulk.object(self._name).get_reader(**wanted).raw()
-        headers = ("Ais-Version", "Ais-Checksum-Type", "Ais-Checksum-Value")
-        version = tuple(raw.headers.get(name, "") for name in headers)
-        if self._position and (raw.status != 206 or version != self._version):
-            raw.close()
-            raise StoreError(f"'{self._store.locate(self._name)}' was replaced while it was read; read it again")
-        self._raw, self._version = raw, version
-
-    def _drop(self) -> None:
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            raw.close()
-
-    def close(self) -> None:
-        self._drop()
-        super().close()
 
 
 class _MissingAllowed:
@@ -398,3 +306,8 @@ def _reopen(proxies: Proxies, bucket: str, provider: str, patience: Patience) ->
     """Open a store once in a process that unpickles it for each task."""
     with use_patience(patience):
         return AisStore(",".join(proxies.named), bucket, provider=provider, proxies=proxies)
+
+
+def open_bucket(scheme: str, bucket: str) -> AisStore:
+    """Refuse a bucket without an endpoint; with one, `dali_pipes.store.urls.open_store` opens it."""
+    raise ValueError(f"'{scheme}://{bucket}' is in a bucket of AIStore, and no endpoint is given; set AIS_ENDPOINT")

@@ -3,14 +3,100 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.cluster import embedded_node
-from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.proxies import ClusterAccess, split_endpoints, unreached
 from dali_pipes.store.entries import DIRECT
+from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, MAX_ERROR_BYTES, HttpClient, NoAnswerError
+from dali_pipes.store.http.wire import ProtocolError
+from dali_pipes.store.messages import answer_text
+from dali_pipes.store.patience import Ahead, Waiting, current_patience, pause
 from dali_pipes.store.urls import is_in_cluster, is_remote
+
+Answer = TypeVar("Answer")
+
+
+def ask_ready(endpoint: str, ask: Callable[[str], Answer]) -> tuple[str, Answer]:
+    """`check_endpoint`, and what ``ask`` answers for the endpoint that it returns; both are asked at the same time.
+
+    The check would cost two round trips before each other request. If the first check fails, the cluster was not ready:
+    then that answer does not count, and ``ask`` is called again.
+    """
+    with Ahead(partial(ask, endpoint)) as asked:
+        ready, is_first = _find_ready(endpoint)
+        return ready, asked.result() if is_first else ask(ready)
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Ask the cluster for its health; returns the endpoint with a proxy that is ready in front.
+
+    Asks once, or as long as the context's `Patience.start_s` says.
+
+    Raises:
+        StoreError: If nothing answers there within three seconds, or no server there is a ready AIStore.
+        ValueError: If ``endpoint`` is not a URL, or several with commas between them.
+    """
+    return _find_ready(endpoint)[0]
+
+
+def _find_ready(endpoint: str) -> tuple[str, bool]:
+    """See `check_endpoint`; and whether the first check of the first proxy succeeded."""
+    urls = split_endpoints(endpoint)
+    waiting = Waiting(current_patience(), urls[0])
+    while True:
+        for number, url in enumerate(urls):
+            try:
+                _check_health(url)
+            except _RefusedError:
+                raise  # waiting changes nothing
+            except StoreError as exc:
+                failure = exc
+            else:
+                is_first = number == waiting.num_failures == 0
+                waiting.progress()
+                return ",".join((url, *urls[:number], *urls[number + 1 :])), is_first
+        pause_s = waiting.next_pause_s(str(failure), has_answered=False)
+        if pause_s is None:
+            raise failure
+        pause(pause_s)
+
+
+class _RefusedError(StoreError):
+    """The server answers, but not this client."""
+
+
+def _check_health(endpoint: str) -> None:
+    access = ClusterAccess.from_environment(endpoint)
+    url = f"{endpoint.rstrip('/')}/v1/health?prr=true"
+    try:
+        with contextlib.closing(HttpClient(access)) as client:
+            answer = client.ask(url, silence_s=CONNECT_TIMEOUT_S)
+            with contextlib.closing(answer):
+                said = answer.read_short(MAX_ERROR_BYTES).decode(errors="replace")
+    except NoAnswerError as exc:
+        raise unreached(access, url, exc.cause) from exc.cause
+    except (OSError, ProtocolError) as exc:
+        raise unreached(access, url, exc) from exc
+    if answer.status == 400 and "HTTPS server" in said[:200]:
+        raise StoreError(f"{endpoint} speaks TLS; the endpoint must begin with https://")
+    if answer.status == 403:
+        raise _RefusedError(f"{endpoint} refuses a health check: {answer_text(403, said)}")
+    if answer.status != 200:
+        raise StoreError(
+            f"{endpoint} answers {answer.status} to a health check, a ready AIStore proxy answers 200; "
+            "is it still starting? pass endpoint= (--endpoint), or set AIS_ENDPOINT"
+        )
+    if not any(name.startswith("ais-") for name, _ in answer.headers.items()):
+        raise StoreError(
+            f"the server at {endpoint} is not an AIStore: its health check has no Ais-* header; "
+            "pass endpoint= (--endpoint), or set AIS_ENDPOINT"
+        )
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,16 +1,15 @@
-"""The token with which a client of AIStore's AuthN shows who it is."""
+"""The token with which a client of AIStore's AuthN shows who it is, and the right that a refused request needs."""
 
 import contextlib
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError, keep_secret
-
-if TYPE_CHECKING:
-    from requests import PreparedRequest
 
 VARIABLE = "AIS_AUTHN_TOKEN"
 FILE_VARIABLE = "AIS_AUTHN_TOKEN_FILE"
@@ -109,32 +108,24 @@ class Token:
         return {"text": self.text, "file": self.file, "_read": []}
 
 
-@dataclass(frozen=True)
-class TokenAuth:
-    """Adds the token to a session's requests to the endpoints, and to no others: a ``session.auth`` of `requests`."""
-
-    token: Token | None
-    endpoints: tuple[str, ...]
-
-    def __call__(self, request: "PreparedRequest") -> "PreparedRequest":
-        if self.token is not None and any(is_token_for(endpoint, request.url or "") for endpoint in self.endpoints):
-            request.headers["Authorization"] = f"Bearer {self.token.current()}"
-        return request
-
-
 def is_token_for(endpoint: str, url: str) -> bool:
-    """Whether a request for ``url`` carries the endpoint's token, by the rule of `requests` and so of the SDK.
+    """Whether a request for ``url`` carries the endpoint's token.
 
-    Only the same scheme, host and port get the token. A target has another address; it trusts the proxy's redirect.
+    Only the same scheme, host and port get it, and the host's usual port for TLS in place of that without.
+
+    A target has another address; it trusts the proxy's redirect.
 
     >>> is_token_for("https://ais:51080", "https://ais:51080/v1/objects/b/o")
     True
     >>> is_token_for("https://ais:51080", "https://ais:51081/v1/objects/b/o")
     False
     """
-    from requests.sessions import SessionRedirectMixin
-
-    return not SessionRedirectMixin().should_strip_auth(endpoint, url)
+    named, asked = (
+        (parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+        for parts in map(urlsplit, (endpoint, url))
+    )
+    host = named[1]
+    return named == asked or (named == ("http", host, 80) and asked == ("https", host, 443))
 
 
 def _token_in(file: Path) -> str:
@@ -158,3 +149,63 @@ def _check(text: str, advice: str) -> None:
     keep_secret(text)
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise ValueError(f"the token must have only printable ASCII characters; {advice}")
+
+
+# (method, the path behind /v1/ without its names) -> AIStore's name of the right (`api/apc/access.go`).
+_RIGHTS = {
+    ("GET", "objects/b/o"): "GET",
+    ("HEAD", "objects/b/o"): "HEAD-OBJECT",
+    ("PUT", "objects/b/o"): "PUT",
+    ("DELETE", "objects/b/o"): "DELETE-OBJECT",
+    ("GET", "buckets/b"): "LIST-OBJECTS",
+    ("GET", "buckets"): "LIST-BUCKETS",
+    ("HEAD", "buckets/b"): "HEAD-BUCKET",
+    ("POST", "buckets/b"): "CREATE-BUCKET",
+    ("DELETE", "buckets/b"): "DESTROY-BUCKET",
+    ("GET", "daemon"): "SHOW-CLUSTER",
+    ("GET", "cluster"): "SHOW-CLUSTER",
+    ("POST", "sort"): "ADMIN",
+    ("GET", "sort"): "ADMIN",
+    ("DELETE", "sort"): "ADMIN",
+    ("PUT", "etl"): "ADMIN",
+}
+
+
+def right_for(method: str, url: str) -> str | None:
+    """AIStore's name of the right that a request needs; ``None`` if it is not known.
+
+    >>> right_for("PUT", "http://ais:51080/v1/objects/pets/a/x.tar?provider=ais")
+    'PUT'
+    """
+    path = re.sub(r"^.*?/v1/", "", urlsplit(url).path, count=1).strip("/")
+    kind, *names = path.split("/", 2)
+    shape = "/".join([kind, *("bo"[: len(names)])]) if kind in ("objects", "buckets") else kind
+    return _RIGHTS.get((method.upper(), shape))
+
+
+def refusal_advice(status: int, text: str, *, method: str, url: str, token: Token | None) -> str:
+    """What to do about an answer 401 or 403, as the end of an error's text; empty for any other status.
+
+    Args:
+        status: The answer's status.
+        text: Its message.
+        method: The request's method.
+        url: The request's URL, at the proxy.
+        token: The token that the request had.
+    """
+    if status == 401:
+        if token is None or "token required" in text:
+            return f"; log in (ais auth login), or set {FILE_VARIABLE} or {VARIABLE}"
+        if "token expired" in text:
+            again = "" if token.file is None else "; a running job reads the file again when it changes"
+            return f"; the token in {token.source} has expired: get a new one (ais auth login){again}"
+        return f"; the token in {token.source} is not valid for this cluster: get another one (ais auth login)"
+    if status != 403 or "embedded node" in text:  # an embedded node knows no tokens, and says itself what to do
+        return ""
+    right = right_for(method, url)
+    has = "the request has no token" if token is None else f"the token in {token.source} lacks a right"
+    if right is None:
+        return f"; {has}: ask the cluster's administrator for it"
+    lacks = f"; {has}: it needs {right}" if token is None else f"; the token in {token.source} lacks the right {right}"
+    ways = "; or shuffle without dSort: --engine exchange" if "/v1/sort" in url else ""
+    return f"{lacks}; ask the cluster's administrator for it{ways}"

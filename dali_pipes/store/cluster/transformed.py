@@ -4,32 +4,132 @@ Code that indexes, stages or repairs shards need not know about ETLs. It asks fo
 that the ETL makes of the stored one. It asks for ``x-manifest.safetensors`` and gets the manifest of the transformed
 shards, which lies beside the other manifest as ``x-manifest.NAME.etl.safetensors``. Both share one class table.
 
-The size and the checksum of a transformed shard are unknown until it was read. AIStore sends it whole or not at all,
-whatever range is asked for.
+The size and the checksum of a transformed shard are unknown until it was read. An ETL sends a shard whole, from the
+first byte, whatever range is asked for, mostly without its length, and without a checksum. So each attempt starts
+again. When a pod breaks off, AIStore has sent status 200 already; it adds the text of its error to the body and ends
+the body properly. So a wrong body counts as a broken transfer as long as it can be one. If it cannot be one, the
+transform gives other bytes than when the shards were indexed.
 """
 
 import contextlib
+import io
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError, shown
+from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.store.base import Bucket, Store, StoreAccess
-from dali_pipes.store.cluster.etl import asking_etl, check_running
-from dali_pipes.store.cluster.transport.http_limits import MAX_OBJECT_BYTES
+from dali_pipes.store.cluster.objects import StoredObjects, refusal_text
+from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.http.answers import MAX_OBJECT_BYTES, FaultError, ObjectPart, ObjectRequest, WantedObject
+from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.store.http.wire import Answer
+from dali_pipes.store.messages import error_text, message_of
+from dali_pipes.store.patience import Patience
 from dali_pipes.store.shard_set import ShardSet
 
-if TYPE_CHECKING:
-    from dali_pipes.fetch.through_etl import TransformedFetcher
+_log = logging.getLogger(__name__)
 
-
+SILENCE_S = 300.0
+"""No byte comes before the transform is done. AIStore ends a transform after the ETL's ``obj_timeout``."""
 _DESCRIBES = ".safetensors"
 # Class tables lie beside the shards too, but their names do not contain an ETL's.
 _CLASSES = ".json"
-
 _BLOCK_BYTES = 1 << 20
+# The stage of an ETL that can be read through, and all stages that a cluster knows.
+_RUNNING = "Running"
+_STAGES = (_RUNNING, "Initializing", "Aborted", "Unknown")
+
+
+class NoEtlError(StoreError):
+    """The cluster cannot run any ETL."""
+
+
+def check_running(store: Bucket, name: str) -> None:
+    """Refuse an ETL that is missing, or does not run, before anything is read through it.
+
+    ``store`` is any bucket of the cluster. If the cluster lists its ETLs to administrators only, nothing is refused,
+    and the first read will fail.
+
+    Raises:
+        NoEtlError: If the cluster cannot have ETLs.
+        StoreError: If the ETL does not run; names the ETLs that run.
+        ValueError: If the name is not valid.
+    """
+    from aistore.sdk.errors import AISError
+
+    store.client.etl(name)  # raises ValueError
+    with asking_etl(store, name):
+        try:
+            stages = {etl.id: etl.stage for etl in store.client.cluster().list_etls(stages=_STAGES)}
+        except AISError as exc:
+            if exc.status_code in (401, 403):
+                _log.debug("ETL '%s': not known before it is used, %s does not list them", name, store.endpoint)
+                return
+            raise
+    if stages.get(name) == _RUNNING:
+        return
+    others = sorted(other for other, stage in stages.items() if stage == _RUNNING)
+    found = f"found: {shown(others)}" if others else "none runs"
+    if name in stages:
+        raise StoreError(
+            f"ETL '{name}' at {store.endpoint} does not run, its stage is {stages[name]} ({found}); stop it and "
+            f"{how_to_start(name)}"
+        )
+    raise StoreError(f"no ETL '{name}' at {store.endpoint} ({found}); {how_to_start(name)}")
+
+
+def how_to_start(name: str) -> str:
+    """The advice at the end of a message."""
+    return f"start it: dali-pipes prep etl start {name} --function ..."
+
+
+@contextlib.contextmanager
+def asking_etl(store: Bucket, name: str, *, shard: str | None = None) -> Iterator[None]:
+    """The same as `Bucket.asking`; the errors of a missing ETL, and of a cluster without ETLs, also say what to do."""
+    from aistore.sdk.errors import AISError
+
+    where = store.locate(shard) if shard else f"ETL {name}"
+    with store.asking(where):
+        try:
+            yield
+        except AISError as exc:
+            text = error_text(exc)
+            if (none := no_etl(store.endpoint, exc.status_code, text)) is not None:
+                raise none from None
+            is_about_it = shard is None and exc.status_code == 404 and name in text
+            if is_about_it or is_unknown_etl(exc.status_code, text, name=name):
+                text = f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}"
+                raise StoreError(text) from None
+            if exc.status_code == 422:
+                reason = message_of(exc.message) or "no reason given"
+                raise StoreError(f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason}") from None
+            raise
+
+
+def is_unknown_etl(status: int, text: str, *, name: str) -> bool:
+    """Whether an answer means that the ETL does not exist or does not run."""
+    # The name alone proves nothing: the name of a missing shard may contain it.
+    return status == 404 and f"{name} does not exist - try" in text
+
+
+def no_etl(endpoint: str, status: int, text: str) -> NoEtlError | None:
+    """The error of a cluster that cannot have ETLs, or ``None`` if an answer's status and text mean something else."""
+    if status == 400 and "kubernetes" in text.lower():  # AIS 4.9, in two ways
+        cause = "it does not run on Kubernetes, whose pods run transforms"
+    elif status == 501:  # AIS 5.0 that is built without the tag; or the embedded node
+        cause = "an AIStore on Kubernetes, built with the tag etl, has it"
+    else:
+        return None
+    return NoEtlError(
+        f"no ETL at {endpoint}: {text}; {cause} (deploy/etl/README.md). The same from here, with no ETL: "
+        "dali-pipes prep transform URL OUT --function ..."
+    )
 
 
 class TransformedStore(Store):
@@ -81,15 +181,7 @@ class TransformedStore(Store):
     def read(self, name: str) -> bytes:
         if not self.is_shard(name):
             return self.stored.read(self.stored_name(name))
-        data = bytearray()
-        with self.open(name) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                data += block
-                if len(data) > MAX_OBJECT_BYTES:
-                    raise StoreError(
-                        f"'{self.locate(name)}' has more than {MAX_OBJECT_BYTES} bytes, too many for memory"
-                    )
-        return bytes(data)
+        return self._shards.read(name, max_bytes=MAX_OBJECT_BYTES)
 
     def find(self, name: str) -> bytes | None:
         return self.stored.find(self._beside(name))
@@ -101,34 +193,33 @@ class TransformedStore(Store):
         with self.open(name) as stream:
             while start and (skipped := stream.read(min(start, _BLOCK_BYTES))):
                 start -= len(skipped)
-            pieces = []
-            while size and (piece := stream.read(min(size, _BLOCK_BYTES))):
-                pieces.append(piece)
-                size -= len(piece)
-        return b"".join(pieces)
+            return stream.read(size)
 
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         if not self.is_shard(name):
-            with self.stored.open(self.stored_name(name)) as stream:
-                yield stream
-            return
-        from aistore.sdk.etl import ETLConfig
+            return self.stored.open(self.stored_name(name))
+        return cast("BinaryIO", io.BufferedReader(self._shards.open(name), _BLOCK_BYTES))
 
-        bucket = self.stored.client.bucket(self.stored.bucket, provider=self.stored.provider)
-        with asking_etl(self.stored, self.etl, shard=name):
-            raw: Any = bucket.object(name).get_reader(etl=ETLConfig(name=self.etl)).raw()
-        with asking_etl(self.stored, self.etl, shard=name), contextlib.closing(raw):
-            yield cast("BinaryIO", raw)
+    @cached_property
+    def _shards(self) -> ObjectFetcher:
+        """Reads transformed shards of which nothing is known before."""
+        stored = self.stored
+        source = TransformedShards(
+            ClusterAccess.from_environment(stored.endpoint, proxies=stored.proxies),
+            stored.bucket,
+            provider=stored.provider,
+            etl=self.etl,
+        )
+        return ObjectFetcher(source, retry=RetryPolicy(silence_s=SILENCE_S), patience=stored.patience)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_shards"}
 
     def access(self) -> StoreAccess:
         """The bucket's, without the ETL."""
         return self.stored.access()
 
     def open_fetcher(self) -> "TransformedFetcher":
-        from dali_pipes.fetch.through_etl import TransformedFetcher
-        from dali_pipes.fetch.transport.access import ClusterAccess
-
         self.stored.learn_map()
         access = ClusterAccess.from_environment(self.endpoint, proxies=self.stored.proxies)
         return TransformedFetcher(access, self, patience=self.stored.patience)
@@ -181,3 +272,133 @@ def open_transformed(store: Store, etl: str, *, url: str) -> TransformedStore:
         )
     check_running(store.cluster, etl)
     return TransformedStore(store.cluster, etl)
+
+
+class TransformedShards(StoredObjects):
+    """Shards of a bucket, as an ETL transforms them."""
+
+    sends_ranges = False
+
+    def __init__(self, access: ClusterAccess, bucket: str, *, provider: str, etl: str) -> None:
+        self._etl = etl
+        self._index_again = f"index again: dali-pipes prep index URL --etl {etl}"
+        changed = (
+            f"the shard was replaced since, or the transform of ETL '{etl}' is another one: {self._index_again}; or it "
+            "gives other bytes each time, which it must not"
+        )
+        super().__init__(access, bucket, provider=provider, changed=changed)
+        self._query = {"etl_name": etl}
+
+    def where(self, name: str) -> str:
+        return f"{super().where(name)} through ETL {self._etl}"
+
+    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
+        # AIStore's checksum does not count: if it reports one, it is not the transformed shard's.
+        self.note_accepted()
+        self._check_length(item, answer.length)
+        if item.checksum is None:
+            part.stop = answer.length
+        else:
+            part.hashes = item.hashes()
+
+    def check_bytes(self, item: WantedObject, part: ObjectPart) -> None:
+        if part.hashes and (digest := part.hashes[0].hexdigest()) != f"{item.checksum:016x}":
+            raise self._wrong(item, part, item.differs(digest))
+
+    def refusal(
+        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
+    ) -> Exception:
+        text = refusal_text(answer, body)
+        if (none := no_etl(self.access.endpoint, answer.status, text)) is not None:
+            return none
+        if is_unknown_etl(answer.status, text, name=self._etl):
+            # The ETL may come back: a lost pod is started again, and targets learn of an ETL one after the other.
+            return FaultError(f"no ETL '{self._etl}' runs there ({text})", is_away=True)
+        if answer.status == 422:  # `prep.etl` could not transform the shard
+            reason = message_of(body.decode(errors="replace")) or "no reason given"
+            return StoreError(f"{item.address}: ETL '{self._etl}' failed: {reason}")
+        return super().refusal(item, part, answer, body, asked=asked)
+
+    def short_body(self, item: WantedObject, part: ObjectPart) -> Exception:
+        if item.checksum is None:
+            return super().short_body(item, part)
+        return self._wrong(item, part, f"its body ends after {part.position} of {item.size} bytes")
+
+    def long_body(self, item: WantedObject, part: ObjectPart) -> Exception:
+        return self._wrong(item, part, f"its body has more than {item.size} bytes, the manifest's")
+
+    def given_up(
+        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
+    ) -> Exception:
+        if len(item.wrong) == num_attempts:
+            return DataError(f"'{item.where}': {fault}; {self._how_often(item.wrong)}")
+        return StoreError(
+            f"{what}; is it well? ais etl view-logs {self._etl}; if it does not run, {how_to_start(self._etl)}{advice}"
+        )
+
+    def _wrong(self, item: WantedObject, part: ObjectPart, what: str) -> Exception:
+        """The error for a body that ended properly and differs from the indexed one."""
+        found = (part.position, part.hashes[0].hexdigest())
+        # A body of the right size did not break off, and two bodies do not break off at the same byte.
+        is_certain = found in item.wrong or (found[0] == item.size and any(size == found[0] for size, _ in item.wrong))
+        item.wrong.append(found)
+        if is_certain:
+            return DataError(f"'{item.where}': {what}; {self._how_often(item.wrong)}")
+        return FaultError(what, is_fruitless=True)
+
+    def _how_often(self, wrong: list[tuple[int, str]]) -> str:
+        if len(set(wrong)) == len(wrong):
+            return (
+                f"ETL '{self._etl}' gave different bytes each of {len(wrong)} times: its transform must give the same "
+                "bytes for the same shard, whatever the time and the process"
+            )
+        return (
+            f"it gave the same bytes twice: the shard was replaced since, or the transform of ETL '{self._etl}' is "
+            f"another one; {self._index_again}"
+        )
+
+
+class TransformedFetcher:
+    """A `dali_pipes.fetch.fetcher.Fetcher` of shards through an ETL, and of their indexes, which are stored."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        store: "TransformedStore",
+        *,
+        retry: RetryPolicy | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        bucket, provider = store.stored.bucket, store.stored.provider
+        self._store = store
+        self._stored = ObjectFetcher(StoredObjects(access, bucket, provider=provider), retry=retry, patience=patience)
+        self._shards = ObjectFetcher(
+            TransformedShards(access, bucket, provider=provider, etl=store.etl),
+            retry=retry or RetryPolicy(silence_s=SILENCE_S),
+            patience=patience,
+        )
+
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        """See `dali_pipes.fetch.fetcher.Fetcher`; fetches shards first, then their indexes.
+
+        Raises:
+            CacheError: If bytes cannot be stored.
+            DataError: If a shard differs from the indexed one: it was replaced, the transform changed, or the transform
+                gives other bytes each time.
+            NoEtlError: If the cluster has no ETL.
+            StoreError: If a shard cannot be read: the ETL fails on it, or does not run until the patience is over.
+        """
+        for fetcher, are_shards in ((self._shards, True), (self._stored, False)):
+            objects = [
+                one._replace(name=self._store.stored_name(one.name))
+                for one in wanted
+                if self._store.is_shard(one.name) == are_shards
+            ]
+            if not fetcher.fetch(objects, stopped=stopped, num_connections=num_connections):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close all connections. Can be called twice."""
+        self._shards.close()
+        self._stored.close()

@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dali_pipes.fetch import objects
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.http import objects
 from tests.dali_pipes.fetch.served import DATA
 
 

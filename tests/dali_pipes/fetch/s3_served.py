@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.fetch.clouds import CloudObjects
-from dali_pipes.fetch.parts import ObjectRequest
-from dali_pipes.fetch.transport.access import CloudAccess
+from dali_pipes.store.cloud.objects import CloudObjects
+from dali_pipes.store.http.answers import ObjectRequest
+from dali_pipes.store.http.client import HttpAccess
 from tests.servers.clouds import S3_KEYS, s3_cloud
 
 ACCESS_KEY, SECRET_KEY = S3_KEYS
@@ -49,7 +49,7 @@ def s3_objects(endpoint: str, bucket: str, *, secret_key: str = SECRET_KEY, expi
     return CloudObjects(
         ask_for,
         locate=lambda name: f"s3://{bucket}/{name}",
-        access=CloudAccess.from_environment(endpoint),
+        access=HttpAccess.of_cloud(endpoint),
         service="S3",
         advice="check the keys",
     )

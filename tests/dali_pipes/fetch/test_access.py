@@ -16,12 +16,12 @@ import trustme
 from aistore import Client
 
 from dali_pipes.errors import PipesError, StoreError
-from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import ObjectFetcher
-from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.objects import StoredObjects
+from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.cluster.token import Token, is_token_for
+from dali_pipes.store.http.objects import ObjectFetcher
 from tests.dali_pipes.fetch.served import (
     DATA,
     PROMPT,

@@ -12,11 +12,11 @@ import pytest
 import trustme
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.clouds import CloudObjects
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
-from dali_pipes.fetch.parts import ObjectRequest
-from dali_pipes.fetch.transport.access import CloudAccess
+from dali_pipes.store.cloud.objects import CloudObjects
+from dali_pipes.store.http.answers import ObjectRequest
+from dali_pipes.store.http.client import HttpAccess
+from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import (
     DATA,
@@ -65,7 +65,7 @@ def fetching(
     source = CloudObjects(
         ask_for or Signer(endpoint),
         locate=lambda name: f"{scheme}://pets/{name}",
-        access=CloudAccess.from_environment(endpoint),
+        access=HttpAccess.of_cloud(endpoint),
         service={"s3": "S3", "gs": "GCS"}.get(scheme, "HTTPS"),
         advice=ADVICE,
     )

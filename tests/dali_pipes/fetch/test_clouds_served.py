@@ -11,7 +11,7 @@ import pytest
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.s3_served import s3_objects, s3_server, s3_store
 from tests.dali_pipes.fetch.served import DATA, OTHER, Place, checksum, fails

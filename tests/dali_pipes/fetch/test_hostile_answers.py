@@ -8,8 +8,8 @@ import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import RetryPolicy
-from dali_pipes.store.cluster.transport.http_limits import MIN_BYTES_PER_S
+from dali_pipes.store.http.objects import RetryPolicy
+from dali_pipes.store.http.wire import MIN_BYTES_PER_S
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import DATA, Place, checksum, fails, fetching
 from tests.scripted import Script, Visit, never_ends, says, scripted

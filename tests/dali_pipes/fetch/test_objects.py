@@ -11,12 +11,12 @@ import time
 import pytest
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.answers import StoredObjects
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.objects import ObjectFetcher, RetryPolicy
-from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.objects import StoredObjects
+from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import (
     DATA,
@@ -380,9 +380,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 from dali_pipes.errors import CacheError
 from dali_pipes.cache.extents import Extent
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.answers import StoredObjects
-from dali_pipes.fetch.transport.access import ClusterAccess
-from dali_pipes.fetch.objects import ObjectFetcher
+from dali_pipes.store.cluster.objects import StoredObjects
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.http.objects import ObjectFetcher
 with tempfile.TemporaryFile(buffering=0) as file:
     fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint="{{}}"), "{store.bucket}"))
     for _ in range(2):

@@ -21,16 +21,14 @@ from dali_pipes.data_set.data_set import DataSet, MixtureFetcher, join_manifests
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.through_etl import TransformedFetcher
-from dali_pipes.fetch.transport.access import ClusterAccess
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.order.state import StateError
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
-from dali_pipes.store.cluster.etl import NoEtlError
-from dali_pipes.store.cluster.transformed import TransformedStore, through_etl
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.cluster.transformed import NoEtlError, TransformedFetcher, TransformedStore, through_etl
 from dali_pipes.store.patience import Patience
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -283,7 +281,7 @@ def test_a_transform_that_fails_is_told_with_shard_and_key(bucket: AisStore, tmp
         index_in_memory(shards_of(bucket, "as-told"))
     with (
         open_loader(bucket, labels, etl="as-told", shuffle=False, cache=dp.Cache(fetchers=1)) as loader,
-        pytest.raises(StoreError, match=f"s-000000.tar through ETL as-told' at http.*: the ETL failed: 422 {told}"),
+        pytest.raises(StoreError, match=f"s-000000.tar through ETL as-told' at http.*: ETL 'as-told' failed: {told}"),
     ):
         keys_of(loader)
 

@@ -8,8 +8,8 @@ import dali_pipes as dp
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.inventory import inventory
 from dali_pipes.store.local import LocalStore
+from dali_pipes.store.patterns import inventory
 from dali_pipes.store.urls import resolve_shards
 
 NAMES = (
@@ -85,5 +85,5 @@ def test_missing_bucket_names_the_others(bucket: AisStore, node: str) -> None:
 
 
 def test_nothing_is_listed_where_nothing_is_wrong(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dali_pipes.store.inventory.inventory", lambda *_: pytest.fail("listed"))
+    monkeypatch.setattr("dali_pipes.store.patterns.inventory", lambda *_: pytest.fail("listed"))
     assert len(resolve_shards(f"{store.url}/shuffled-train-", endpoint=store.endpoint).names) == 9

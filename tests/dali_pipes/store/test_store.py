@@ -14,10 +14,9 @@ import xxhash
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cluster import claims
+from dali_pipes.store.cluster import listing
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.endpoint import cluster, endpoint_for
-from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.endpoint import check_endpoint, cluster, endpoint_for
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store
 from tests.servers import clouds
@@ -78,7 +77,7 @@ def test_store_creates_an_object_once(store: Store) -> None:
 
 def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are told: by the result, or in a bucket by an error, while another's claim is there."""
-    monkeypatch.setattr(claims, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(listing, "LONGEST_PAUSE_S", 0.02)
     begin = threading.Barrier(8)
 
     def write(number: int) -> bool:
@@ -99,7 +98,7 @@ def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytes
 
 def test_a_claim_of_a_stopped_job_is_named(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job itself goes on when it is run again."""
-    monkeypatch.setattr(claims, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(listing, "LONGEST_PAUSE_S", 0.0)
     bucket.create()
     bucket.write("new.claim-aa11-0123", b"claimed")
     with pytest.raises(StoreError, match=r"another job has claimed this name \('new.claim-aa11-0123'\).*delete its"):
@@ -353,7 +352,8 @@ def test_ais_store_answer_that_cannot_be_decoded_is_a_store_error(kind: str) -> 
 
 def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is not asked again, not for a listing, a HEAD or a small object."""
-    monkeypatch.setattr("dali_pipes.store.cluster.client.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dali_pipes.store.cluster.client.PROMPT_S", 0.2)
+    monkeypatch.setattr("dali_pipes.store.cluster.ais.PROMPT_S", 0.2)
     asked: list[str] = []
     done = threading.Event()
 
@@ -367,7 +367,7 @@ def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.Monke
         asks += [lambda: store.list(""), lambda: store.size("a"), lambda: store.read("a"), lambda: store.find("a")]
         for ask in asks:
             asked.clear()
-            with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(Read timed out"):
+            with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(no byte for 0.2 s"):
                 ask()
             assert len(asked) == 1
         done.set()

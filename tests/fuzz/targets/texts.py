@@ -15,7 +15,7 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.quarantine import read_exclusions
 from dali_pipes.order.state import LoaderState
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.templates import expand_braces
+from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
 from prep.shuffle.dsort import read_spec
 from prep.shuffle.key_map import parse_key_map

@@ -257,7 +257,7 @@ def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
     match = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
     try:
         assert match is not None
-        from dali_pipes.store.cluster.health import check_endpoint
+        from dali_pipes.store.cluster.endpoint import check_endpoint
 
         check_endpoint(match[0])
     finally:

@@ -19,7 +19,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.embedded_node import claim_folder, start
-from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.patience import Patience, use_patience
 from prep.embedded import peer
 from prep.embedded.peer import Address, find_uid, peer_uid

@@ -27,7 +27,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
-from dali_pipes.store.cluster.etl import NoEtlError
+from dali_pipes.store.cluster.transformed import NoEtlError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards

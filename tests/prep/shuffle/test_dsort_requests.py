@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.shard_names import extension_of
-from dali_pipes.store.templates import Template, template_of
+from dali_pipes.store.shard_names import Template, extension_of, template_of
 from prep.shuffle.dsort import BucketName, DsortSpec, parse_size, parse_spec, read_spec
 from prep.shuffle.order import Algorithm
 

@@ -18,8 +18,8 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
+from dali_pipes.store.shard_names import Template
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.templates import Template
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack

@@ -12,7 +12,7 @@ import pytest
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name, version_name
-from dali_pipes.store.cluster import claims
+from dali_pipes.store.cluster import listing
 from prep.sources.imagefolder import imagefolder
 from prep.versions.add import add
 from tests.prep.versions.sets import Place, StoppedError, class_folders, copy_set, stopped_at
@@ -125,7 +125,7 @@ def test_of_two_writers_one_is_told(place: Place, more: Path, tmp_path: Path) ->
 
 def test_many_writers_at_a_time_lose_nothing(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is told or succeeds, and after as many attempts as it takes all samples are there, each once."""
-    monkeypatch.setattr(claims, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(listing, "LONGEST_PAUSE_S", 0.05)
     folders = [class_folders(tmp_path / f"new{number}", {"cat": 1}, first=100 + number) for number in range(4)]
     begin = Barrier(len(folders))
 

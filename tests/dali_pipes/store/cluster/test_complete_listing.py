@@ -14,8 +14,7 @@ from aistore.sdk.types import AggregatedJobSnap
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.transport.proxies import ClusterMap
-from dali_pipes.store.cluster.transport.sessions import PatientSession
+from dali_pipes.store.cluster.proxies import ClusterMap, Proxies
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
@@ -150,8 +149,8 @@ def test_listing_waits_until_a_rebalance_has_ended(filled: AisStore, monkeypatch
 def show_maps(monkeypatch: pytest.MonkeyPatch, *maps: tuple[int, str]) -> None:
     """Have the cluster show these maps, versions and targets, one for each look; the last one stays."""
     left = [ClusterMap(version, (), frozenset(targets)) for version, targets in maps]
-    monkeypatch.setattr(PatientSession, "cluster_map", lambda _: left.pop(0) if len(left) > 1 else left[0])
-    monkeypatch.setattr("dali_pipes.store.cluster.complete_listing.SETTLED_S", 0.1)
+    monkeypatch.setattr(Proxies, "ask_map", lambda *_, **__: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr("dali_pipes.store.cluster.listing.SETTLED_S", 0.1)
 
 
 @pytest.mark.parametrize("looks", [1, 2])

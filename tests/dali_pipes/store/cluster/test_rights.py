@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.store.cluster.rights import refusal_advice, right_for
-from dali_pipes.store.cluster.token import Token
+from dali_pipes.store.cluster.token import Token, refusal_advice, right_for
 
 
 @pytest.mark.parametrize(

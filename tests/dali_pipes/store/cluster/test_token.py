@@ -4,12 +4,11 @@ import pickle
 from pathlib import Path
 
 import pytest
-import requests
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cluster.token import Token, TokenAuth
-from dali_pipes.store.cluster.transport.proxies import Proxies
-from dali_pipes.store.cluster.transport.sessions import PatientSession
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.cluster.sessions import PatientSessions
+from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.patience import Patience
 from tests.scripted import Visit, scripted
 
@@ -124,7 +123,7 @@ def test_token_is_in_no_repr(tmp_path: Path) -> None:
     file.write_text("s3cret")
     token = Token(file=file)
     token.current()
-    assert "s3cret" not in repr(token) + repr(Token("s3cret")) + repr(TokenAuth(Token("s3cret"), ("http://ais",)))
+    assert "s3cret" not in repr(token) + repr(Token("s3cret")) + repr(ClusterAccess(endpoint="http://ais", token=token))
 
 
 def test_job_waits_for_the_next_token_in_its_file(tmp_path: Path) -> None:
@@ -147,10 +146,8 @@ def test_job_waits_for_the_next_token_in_its_file(tmp_path: Path) -> None:
 
     with scripted(answer) as server:
         token = Token(file=file)
-        proxies = Proxies((server.endpoint,))
-        session = PatientSession(proxies, Patience(longest_pause_s=0.01), token=token)
-        session.auth = TokenAuth(token, proxies.named)
-        with session:
+        access = ClusterAccess(endpoint=server.endpoint, token=token)
+        with PatientSessions(access, Patience(longest_pause_s=0.01)).session as session:
             accepted.clear()
             assert session.get(f"{server.endpoint}/v1/health").status_code == 200
             assert session.get(f"{server.endpoint}/v1/objects/b/o").status_code == 401
@@ -173,5 +170,5 @@ def test_job_waits_for_the_next_token_in_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_token_goes_to_the_endpoint_only(url: str, expected: str | None) -> None:
-    request = requests.Request("GET", url, auth=TokenAuth(Token("s3cret"), ("http://ais:51080",))).prepare()
-    assert request.headers.get("Authorization") == expected
+    access = ClusterAccess(endpoint="http://ais:51080", token=Token("s3cret"))
+    assert dict(access.headers_for(url)).get("Authorization") == expected

@@ -13,7 +13,8 @@ import xxhash
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.token import Token
-from dali_pipes.store.cluster.transfer import BucketAccess, RemoteFile
+from dali_pipes.store.cluster.transfer import BucketAccess
+from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.urls import resolve_shards
 from prep.embedded.connection import Headers
 from prep.embedded.routes import Handler as RoutesHandler
@@ -193,9 +194,8 @@ def test_access_carries_type_token_and_tls_and_hides_the_token(
     assert bucket.access().checksum_type == "xxhash2"
     monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret-token")
     access = bucket.access()
-    assert access.token == Token("secret-token")
+    assert access.http.token == Token("secret-token")
     assert "secret" not in repr(access)
-    assert (access.verify, access.uses_environment) == (True, False)
     access.write_stream("x", lambda: iter([memoryview(b"12")]), num_bytes=2)
     assert bucket.read("x") == b"12"
 
@@ -226,7 +226,7 @@ def test_stream_and_upload_are_read_back_and_listed_with_their_checksum(anywhere
     ]
     assert anywhere.read("a/x y+ü.tar") == DATA
     assert anywhere.read("empty") == b""
-    file = RemoteFile(anywhere.access(), "a/x y+ü.tar", len(DATA))
+    file = ObjectFile(anywhere.access(), "a/x y+ü.tar", len(DATA))
     view = memoryview(bytearray(9))
     assert file.read_into(view, offset=1000) == 9
     assert bytes(view) == DATA[1000:1009]
@@ -254,7 +254,7 @@ def test_upload_into_a_missing_bucket_says_how_to_make_one(node: str, tmp_path: 
 
 def test_remote_file_reads_forward_over_gaps_and_back(access: BucketAccess) -> None:
     access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
-    file = RemoteFile(access, "x.tar", len(DATA))
+    file = ObjectFile(access, "x.tar", len(DATA))
     for offset in (0, 100, 5_000, 2_000_000, 7, len(DATA) - 3):
         view = memoryview(bytearray(50))
         num = file.read_into(view, offset=offset)
@@ -263,21 +263,21 @@ def test_remote_file_reads_forward_over_gaps_and_back(access: BucketAccess) -> N
     assert file.read_into(memoryview(bytearray(5)), offset=len(DATA)) == 0
     file.close()
     file.close()
-    missing = RemoteFile(access, "nope.tar", 10)
+    missing = ObjectFile(access, "nope.tar", 10)
     with pytest.raises(StoreError, match=rf"'ais://b/nope.tar' at {access.endpoint}: 404 .*does not exist"):
         missing.read_into(memoryview(bytearray(5)), offset=0)
 
 
 def test_remote_file_and_access_travel_to_a_worker(access: BucketAccess) -> None:
     access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
-    file = RemoteFile(access, "x.tar", len(DATA))
+    file = ObjectFile(access, "x.tar", len(DATA))
     file.read_into(memoryview(bytearray(5)), offset=0)
     with Workers(2) as workers:
         assert list(workers.map(first_bytes, [file])) == [DATA[:5]]
     file.close()
 
 
-def first_bytes(file: RemoteFile, report: object) -> bytes:
+def first_bytes(file: ObjectFile, report: object) -> bytes:
     view = memoryview(bytearray(5))
     assert file.read_into(view, offset=0) == 5
     file.close()

@@ -4,12 +4,6 @@ A store of a cloud finds the credentials and signs; here are only requests that 
 after some time, and so do the credentials with which it was made. So an object is signed for anew when its signature is
 old, and once when it is refused: a run of days needs no more than a store whose credentials are refreshed.
 
-# Note [signed URLs]: `obstore` could read the ranges itself, but each byte then passes through a buffer of the process.
-# CPU seconds per GiB of the whole process, for shards of 32 / 64 / 256 MiB on loopback, four at a time, XXH64 included,
-# on two cores under other load: AIStore's path 0.80 / 0.83 / 0.94; signed URLs with this client 0.86 / 0.73 / 0.81;
-# obstore's stream 1.10 / 1.03 / 1.32, its ranges of 8 MiB 1.13 / 0.91 / 1.15; boto3's ``download_fileobj``, without a
-# checksum, 2.99 / 3.06 / 3.83. Over TLS, with shards of 64 MiB: 2.62 with this client, 4.28 and 4.58 with obstore, 4.52
-# with boto3.
 """
 
 import re
@@ -18,19 +12,20 @@ from collections.abc import Callable
 from html import unescape
 
 from dali_pipes.errors import DataError, StoreError, printable
-from dali_pipes.fetch.parts import (
+from dali_pipes.store.http.answers import (
+    INDEX_ANEW,
     FaultError,
-    FetchedObject,
     MissingObjectError,
     NoRangesError,
     ObjectPart,
     ObjectRequest,
+    ObjectSource,
     Version,
+    WantedObject,
 )
-from dali_pipes.fetch.source import INDEX_ANEW, REPLACED, ObjectSource
-from dali_pipes.fetch.transport.access import CloudAccess
-from dali_pipes.fetch.transport.http_head import Answer
-from dali_pipes.store.cluster.transport.http_rules import is_passing, retry_after_s
+from dali_pipes.store.http.client import HttpAccess
+from dali_pipes.store.http.rules import REDIRECTS, is_passing, retry_after_s
+from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.messages import answer_text
 from dali_pipes.store.shard_set import missing_advice
 
@@ -62,28 +57,27 @@ class CloudObjects(ObjectSource):
         access: The server, and how to reach it.
         service: What the store is, for messages: ``S3``.
         advice: What to do if the store refuses the credentials: where they were looked for.
+        address: What to do if nobody answers: which variable names the server.
     """
-
-    access: CloudAccess
 
     def __init__(
         self,
         ask_for: Callable[[str], ObjectRequest],
         *,
         locate: Callable[[str], str],
-        access: CloudAccess,
+        access: HttpAccess,
         service: str,
         advice: str = "",
-        changed: str = REPLACED,
+        address: str = "check the URL",
     ) -> None:
-        super().__init__(access, changed=changed)
-        self._ask_for, self._locate, self._advice = ask_for, locate, advice
+        super().__init__(access)
+        self._ask_for, self._locate, self._advice, self._address = ask_for, locate, advice, address
         self.service = service
 
     def where(self, name: str) -> str:
         return self._locate(name)
 
-    def request(self, item: FetchedObject, part: ObjectPart) -> ObjectRequest:
+    def request(self, item: WantedObject, part: ObjectPart) -> ObjectRequest:
         """The signed request. What comes after the first bytes must be of the same version of the object.
 
         Raises:
@@ -107,13 +101,7 @@ class CloudObjects(ObjectSource):
         """The ETag. It is a checksum of the bytes only sometimes, so it is not compared with them."""
         return Version(answer.headers.get("ETag"))
 
-    def redirected_url(self, item: FetchedObject, url: str, answer: Answer) -> str:
-        """See `ObjectSource.redirected_url`; a signature is for one region's host, so another region is an error."""
-        if region := _region(answer, b""):
-            raise self._other_region(item, answer, region)
-        return super().redirected_url(item, url, answer)
-
-    def check_head(self, item: FetchedObject, part: ObjectPart, answer: Answer) -> None:
+    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
         """See `ObjectSource.check_head`.
 
         Raises:
@@ -138,17 +126,10 @@ class CloudObjects(ObjectSource):
             ) from None
 
     def refusal(
-        self,
-        item: FetchedObject,
-        part: ObjectPart,
-        answer: Answer,
-        body: bytes,
-        *,
-        asked: ObjectRequest,
-        url: str,
-        is_known: bool,
+        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
     ) -> Exception:
         """See `ObjectSource.refusal`. A signature that is refused is made anew once."""
+        self.has_answered = True
         status, (code, said) = answer.status, _said(answer, body)
         text = f"{status} {code}: {said}" if code else answer_text(status, said, reason=answer.reason)
         if (wrong := self._refused_range(item, answer)) is not None:
@@ -157,7 +138,7 @@ class CloudObjects(ObjectSource):
             return self._replaced_meanwhile(item, part)
         if is_passing(status) or code in _PASSING_CODES:
             return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
-        if (region := _region(answer, body)) and status == 400:
+        if (region := _region(answer, body)) and status in (400, *REDIRECTS):
             return self._other_region(item, answer, region)
         if status in _REFUSED or code in _REFUSED_CODES:
             if self._is_refused_anew(item, asked):
@@ -165,27 +146,33 @@ class CloudObjects(ObjectSource):
             return FaultError(text, is_fruitless=True)
         told = f"{item.address}: {text}"
         if code in _NO_BUCKET_CODES:
-            return StoreError(f"{told}; is it the right name, endpoint and account?")
+            text = f"{told}; is it the right name, endpoint and account?"
+            return MissingObjectError(text, said=code, is_bucket=True)
         if status in (404, 410):
             advice = INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
             return MissingObjectError(f"{told}; was it deleted? {advice}", said=text)
         return StoreError(told)
 
     def given_up(
-        self, item: FetchedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
+        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
     ) -> Exception:
         return StoreError(f"{what}; is {self.service} well, and the network between?{advice}")
 
-    def _replaced_meanwhile(self, item: FetchedObject, part: ObjectPart) -> Exception:
+    def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
+        return StoreError(f"{item.address}: {fault}; is it the right address? {self._address}")
+
+    def _replaced_meanwhile(self, item: WantedObject, part: ObjectPart) -> Exception:
         """The error for a range that is of another version than the first."""
         text = "it was replaced while it was read (412)"
+        if part.is_stream:
+            return item.replaced_meanwhile()
         if part.is_range:
             return NoRangesError(item, text)
         part.restart()
         item.version = None
         return FaultError(text, is_fruitless=True)
 
-    def _is_refused_anew(self, item: FetchedObject, asked: ObjectRequest) -> bool:
+    def _is_refused_anew(self, item: WantedObject, asked: ObjectRequest) -> bool:
         """Note that a signature was refused; whether the one before was refused, too."""
         if item.signed is not None:
             is_current = (
@@ -197,14 +184,14 @@ class CloudObjects(ObjectSource):
         return item.num_refused > 1
 
     def _refused_advice(self, status: int, code: str) -> str:
-        advice = [_ADVICE[code]] if code in _ADVICE else [self._advice] if self._advice else []
+        advice = [text for text in (_ADVICE.get(code), self._advice) if text]
         if status == 403 and code in ("", "AccessDenied"):
             advice.append(
                 "an object that is missing is refused in the same way to credentials that may not list the bucket"
             )
         return "".join(f"; {text}" for text in advice)
 
-    def _other_region(self, item: FetchedObject, answer: Answer, region: str) -> StoreError:
+    def _other_region(self, item: WantedObject, answer: Answer, region: str) -> StoreError:
         return StoreError(
             f"{item.address}: {answer.status}: the bucket is in the region '{region}'; set AWS_REGION={region}, and an "
             "endpoint of this region if AWS_ENDPOINT_URL names one"

@@ -9,21 +9,73 @@ A target that died starts no job: the map lacks it, and its objects are not list
 after. A target that was lost before the first look is not noticed here: see `dali_pipes.data_set.written`.
 """
 
-import contextlib
 import logging
+import random
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dali_pipes.errors import StoreError
-from dali_pipes.store.base import Bucket
-from dali_pipes.store.cluster.transport.proxies import SETTLED_S
+from dali_pipes.errors import StoreError, shown
+from dali_pipes.store.base import Bucket, Store
+from dali_pipes.store.cluster.proxies import SETTLED_S, ClusterAccess, ask_json
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.messages import cause_of, error_text
+from dali_pipes.store.http.client import HttpClient, NoAnswerError
+from dali_pipes.store.http.rules import cause_of
+from dali_pipes.store.messages import error_text
 from dali_pipes.store.patience import Waiting, pause
 
 if TYPE_CHECKING:
+    from aistore.sdk import Bucket as SdkBucket
     from aistore.sdk.types import JobSnap
+
+
+# Pages have up to 10,000 names, those of clouds 1,000: so 10 million objects at least can be listed.
+MAX_PAGES = 10_000
+MAX_LISTED_CHARS = 1 << 30
+
+
+def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[ObjectEntry]:
+    """The entries of a listing.
+
+    Args:
+        bucket: The SDK's.
+        prefix: Of the names.
+        where: The same as a URL, for messages.
+
+    Raises:
+        StoreError: If an answer cannot be a page of a listing, or the pages do not end.
+        Exception: What the SDK raises.
+    """
+    token = uuid = ""
+    tokens, num_chars = {token}, 0
+    while True:
+        try:
+            page = bucket.list_objects(prefix=prefix, props="name,size,checksum", uuid=uuid, continuation_token=token)
+        except UnicodeDecodeError:
+            raise _not_a_listing(where, "has a name that is not UTF-8") from None
+        for entry in page.entries:
+            if not entry.name or entry.size < 0:
+                raise _not_a_listing(where, "has an entry without a name or a size")
+            num_chars += len(entry.name)
+            yield ObjectEntry(name=entry.name, size=entry.size, checksum=entry.checksum or None)
+        uuid, token = page.uuid, page.continuation_token
+        if not token:
+            return
+        if token in tokens:
+            raise StoreError(f"'{where}': its listing has no end: page {len(tokens)} leads back to an earlier one")
+        tokens.add(token)
+        num_chars += len(token)
+        if num_chars > MAX_LISTED_CHARS or len(tokens) > MAX_PAGES:
+            raise StoreError(
+                f"'{where}': its listing has more than {MAX_PAGES} pages, or names of more than {MAX_LISTED_CHARS} "
+                "characters; name fewer objects by a longer prefix"
+            )
+
+
+def _not_a_listing(where: str, what: str) -> StoreError:
+    return StoreError(f"'{where}': the server is not an AIStore (its listing {what})")
+
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +118,7 @@ class _Watch:
     def __init__(self, bucket: Bucket, where: str) -> None:
         self.where = where
         self._bucket = bucket
+        self._client = HttpClient(ClusterAccess.from_environment(bucket.endpoint, proxies=bucket.proxies))
         self._waiting = Waiting(bucket.patience, bucket.endpoint)
         self._tells_jobs = True
         self._settles_at = 0.0
@@ -101,7 +154,7 @@ class _Watch:
                 try:
                     by_target = bucket.client.job(job_kind=kind).get_details().root
                 except AISError as exc:
-                    if not _is_rebalancing(bucket):
+                    if not _is_rebalancing(bucket, self._client):
                         self._tells_jobs = False
                         _log.warning(
                             "%s does not tell its jobs (%s): if a target was restarted or a disk replaced just now, a "
@@ -116,16 +169,16 @@ class _Watch:
 
     def _changed_map(self) -> str:
         """Why the map says that a listing may not be complete; empty if it does not, or cannot be read."""
-        from requests import RequestException
-
-        bucket, session = self._bucket, self._bucket.client.cluster().client.session_manager.session
+        bucket = self._bucket
         bucket.learn_map()
         try:
-            found = session.cluster_map()
+            found = bucket.proxies.ask_map(self._client)
         except ValueError:
+            return ""
+        except NoAnswerError as exc:
+            return f"the cluster does not show its map ({cause_of(exc.cause)}) and must answer"
+        if found is None:
             return ""  # the token may not read it
-        except RequestException as exc:
-            return f"the cluster does not show its map ({cause_of(exc)}) and must answer"
         if bucket.proxies.lacks_targets(found):
             return "a target that was there when this command began is missing and must come back"
         if bucket.proxies.settled_version not in (None, found.version):
@@ -135,16 +188,14 @@ class _Watch:
         return "nodes came or left, and the cluster must settle" if time.monotonic() < self._settles_at else ""
 
 
-def _is_rebalancing(bucket: Bucket) -> bool:
+def _is_rebalancing(bucket: Bucket, client: HttpClient) -> bool:
     """What the proxy's health says; it needs no right, but only some proxies of a large cluster know it."""
-    client = bucket.client.cluster().client
-    answer = client.session_manager.session.get(
-        f"{bucket.endpoint.rstrip('/')}/v1/health", params={"cii": "true"}, timeout=client.timeout
-    )
-    with contextlib.suppress(ValueError, AttributeError):  # another version's answer
-        flags = answer.json().get("flags")
-        return isinstance(flags, int) and bool(flags & _REBALANCING)
-    return False
+    try:
+        found = ask_json(client, bucket.endpoint, "health?cii=true")
+    except (NoAnswerError, ValueError):
+        return False
+    flags = found.get("flags") if isinstance(found, dict) else None  # another version's answer has none
+    return isinstance(flags, int) and bool(flags & _REBALANCING)
 
 
 def _state(jobs: "list[JobSnap]") -> str | None:
@@ -156,3 +207,50 @@ def _state(jobs: "list[JobSnap]") -> str | None:
         return f"was aborted (start it again: ais start {latest.kind})"
     # Go's zero time.
     return "runs" if not latest.end_time or latest.end_time.startswith("0001-") else None
+
+
+NUM_ATTEMPTS = 6
+LONGEST_PAUSE_S = 1.0
+
+
+def write_claimed(store: Store, name: str, data: bytes, *, by: str) -> bool:
+    """See `Store.write_new`: create an object that no other writer replaces; AIStore knows no conditional writes.
+
+    A writer first writes a claim, an object of its own beside the wanted one, and then lists all claims. It goes on
+    only if there is no other's. Of two writers, the one that wrote its claim later sees the claim of the other, or the
+    finished object, so at most one of them goes on. If both see each other, both withdraw their claims and try again
+    after pauses of random lengths. A writer that is stopped leaves its claim behind. Its own job, run again, ignores
+    that claim; other jobs are told.
+    """
+    start = f"{name}.claim-"
+    own_job = f"{start}{by}-"
+    claim = f"{own_job}{secrets.token_hex(8)}"
+    failure: StoreError | None = None
+    for attempt in range(NUM_ATTEMPTS):
+        if attempt:
+            pause(random.uniform(0, LONGEST_PAUSE_S))
+        if store.size(name) is not None:
+            return False
+        store.write(claim, b"claimed")
+        try:
+            claims = [entry.name for entry in store.list_all(start)]
+        except StoreError as exc:  # also where claims come and go
+            failure = exc
+            store.delete(claim)
+            continue
+        others = [found for found in claims if not found.startswith(own_job)]
+        if not others:
+            is_new = store.size(name) is None
+            if is_new:
+                store.write(name, data)
+            # Once the object is there, no claim matters any more.
+            for found in claims:
+                store.delete(found)
+            return is_new
+        store.delete(claim)
+        failure = StoreError(
+            f"cannot create '{store.locate(name)}': another job has claimed this name ({shown(others)}) and has not "
+            "written it; if that job is at work, wait for it; if it was stopped, run it again, or delete its claim"
+        )
+    assert failure is not None, "each attempt ends or fails"
+    raise failure

@@ -1,13 +1,13 @@
-"""Rules that all HTTP transfers follow: an object's URL, redirects, and when to try again."""
+"""Rules that all HTTP transfers follow: redirects, when to try again, and what a failed connection means."""
 
 import contextlib
-from typing import Protocol
-from urllib.parse import quote, urlencode, urljoin, urlsplit
-
-from urllib3.exceptions import InvalidHeader
-from urllib3.util.retry import Retry
+import ssl
+import time
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
 
 from dali_pipes.errors import printable
+from dali_pipes.store.http.wire import Headers, TooSlowError, decimal
 
 REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -16,6 +16,7 @@ _PASSING = (408, 409, 423, 425, 429)  # 409 is AIStore's "the object is being wr
 _LASTING = (501, 505)
 _CLUSTER_IS_FULL = 507
 _SHOWN_CHARS = 60
+_WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
 _AWAY = (408, 425, 429, 502, 503, 504)
 # What nodes say with another status while they start, stop, or wait for each other.
 _AWAY_TEXTS = (
@@ -26,16 +27,6 @@ _AWAY_TEXTS = (
     "connection refused",
     "connection reset by peer",
 )
-
-
-def object_url(endpoint: str, bucket: str, name: str, *, provider: str, **query: str) -> str:
-    """The URL of an object, as the SDK builds it; a ``..`` in its name stays.
-
-    >>> object_url("http://localhost:51080", "pets", "a b/../x.tar", provider="ais")
-    'http://localhost:51080/v1/objects/pets/a%20b/../x.tar?provider=ais'
-    """
-    query = {"provider": provider, **query}
-    return f"{urljoin(endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode(query)}"
 
 
 class RedirectError(Exception):
@@ -107,14 +98,63 @@ def is_away(status: int, text: str) -> bool:
     return status in _AWAY or (status in (400, 404, 500) and any(said in text.lower() for said in _AWAY_TEXTS))
 
 
-class Headers(Protocol):
-    """The fields of an answer's head, by any client."""
-
-    def get(self, name: str, default: str, /) -> str: ...
-
-
 def retry_after_s(headers: Headers) -> float:
     """Read the seconds that ``Retry-After`` asks for, as a number or a date; 0 without the header."""
-    with contextlib.suppress(InvalidHeader, ValueError, OverflowError):
-        return max(0.0, Retry().parse_retry_after(headers.get("Retry-After", "")))
-    return 0.0
+    text = headers.get("Retry-After").strip()
+    seconds = decimal(text)
+    if seconds is None:
+        with contextlib.suppress(ValueError, OverflowError):
+            seconds = int(parsedate_to_datetime(text).timestamp() - time.time())
+    return float(max(0, seconds or 0))
+
+
+def is_silence(exc: Exception) -> bool:
+    """Whether an exception of a connection means that a server is away.
+
+    One that answers too slowly is there, and one whose certificate is not trusted does not become another.
+    """
+    return isinstance(exc, OSError) and not isinstance(exc, TooSlowError) and tls_text(exc) is None
+
+
+def cause_of(exc: BaseException) -> str:
+    """Say in short what an exception of a connection means."""
+    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc) or type(exc).__name__
+
+
+def tls_text(exc: BaseException, *, ca_variable: str = "AIS_CLIENT_CA") -> str | None:
+    """The end of an error's text, after the server's name; ``None`` if the exception is not about certificates or TLS.
+
+    ``ca_variable`` is the environment variable that names the certificates to trust.
+
+    >>> exc = ssl.SSLCertVerificationError(1, "")
+    >>> exc.verify_message = "self-signed certificate"
+    >>> tls_text(exc).partition(";")[0]
+    'shows a certificate that cannot be trusted (self-signed certificate)'
+    """
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that cannot be trusted ({exc.verify_message}); "
+            f"set {ca_variable} to the file of the CA that signed it"
+        )
+    if not isinstance(exc, ssl.SSLError) or isinstance(exc, ssl.SSLEOFError):
+        return None
+    reason = exc.reason or ""
+    words = reason.replace("_", " ").lower()
+    if reason == "NO_CERTIFICATE_OR_CRL_FOUND" or "PEM" in reason or "KEY_VALUES" in reason:  # a file on this side
+        return (
+            f"was not asked: a certificate or key cannot be read ({words}); check {ca_variable}, AIS_CRT, AIS_CRT_KEY"
+        )
+    if "ALERT" in reason or "CERTIFICATE" in reason:
+        return f"refuses the TLS connection ({words}); {_WANTS_CERTIFICATE}"
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        return f"does not speak TLS ({words}); should the endpoint begin with http://?"
+    return None
+
+
+def cut_hint(exc: BaseException, url: str, *, has_certificate: bool) -> str:
+    """The hint for a connection that a server cut, in brackets; empty if TLS cannot be the reason.
+
+    A server that wants a client's certificate sends an alert, which may be lost with the connection.
+    """
+    is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
+    return f" ({_WANTS_CERTIFICATE})" if is_cut and not has_certificate else ""

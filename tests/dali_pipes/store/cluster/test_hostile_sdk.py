@@ -10,17 +10,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import requests
 import trustme
 
 from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster import ais, listing, transformed
 from dali_pipes.store.cluster import client as client_module
-from dali_pipes.store.cluster import listing_pages, transformed
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.health import check_endpoint
+from dali_pipes.store.cluster.endpoint import check_endpoint
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.cluster.sessions import PatientSessions
 from dali_pipes.store.cluster.transformed import TransformedStore
-from dali_pipes.store.cluster.transport import bounded_http
-from dali_pipes.store.cluster.transport.bounded_http import limit_answers
+from dali_pipes.store.http import answers, objects
+from dali_pipes.store.patience import IMPATIENT
 from tests.scripted import Script, Visit, never_ends, says, scripted
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
@@ -53,19 +54,23 @@ NAMELESS = msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags"
 NEGATIVE = msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": [{"n": "a", "s": -1}]})
 
 ATTACKS: list[tuple[str, Script, str]] = [
-    ("100 Continue for ever", never_ends(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "bytes of lines"),
+    ("100 Continue for ever", never_ends(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "16 interim answers"),
     ("a head without end", never_ends(OK, b"X: " + b"a" * 1000 + b"\r\n"), "bytes of lines|more than 100 headers"),
     ("trailers without end", never_ends(CHUNKED + b"0\r\n", b"X: y\r\n"), "bytes of lines"),
     ("an extension without end", never_ends(CHUNKED + b"5;", b"a" * 1000), "bytes of lines"),
     ("an extension at each byte", never_ends(CHUNKED, b"1;%b\r\na\r\n" % (b"x" * 8000)), "bytes of lines"),
-    ("chunk size -1", never_ends(CHUNKED + b"-1\r\n", bytes(1 << 20)), "has no length"),
+    ("chunk size -1", never_ends(CHUNKED + b"-1\r\n", bytes(1 << 20)), "has no size"),
     ("a body without end", never_ends(OK + b"\r\n", bytes(1 << 20)), "more than 67108864 bytes"),
     ("chunks without end", never_ends(CHUNKED, b"10000\r\n%b\r\n" % bytes(65536)), "more than 67108864 bytes"),
-    ("an error without end", never_ends(b"HTTP/1.1 400 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes"),
+    ("an error without end", never_ends(b"HTTP/1.1 400 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes|400 "),
     ("a 503 without end", never_ends(b"HTTP/1.1 503 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes|503"),
-    ("a redirect without end", never_ends(b"HTTP/1.1 307 Go\r\nLocation: /\r\n\r\n", bytes(1 << 16)), "1048576 bytes"),
+    (
+        "a redirect without end",
+        never_ends(b"HTTP/1.1 307 Go\r\nLocation: /\r\n\r\n", bytes(1 << 16)),
+        "redirected 4 times",
+    ),
     ("a redirect to itself", lambda visit: visit.send(TURN), "[Rr]edirect"),
-    ("a bomb", says(whole(BOMB, more=b"Content-Encoding: gzip\r\n")), "compressed"),
+    ("a bomb", says(whole(BOMB, more=b"Content-Encoding: gzip\r\n")), "compressed|Content-Encoding"),
     ("an empty length", says(OK + b"Content-Length: \r\n\r\nabc"), "not one number"),
     ("two lengths", says(whole(b"abc", more=b"Content-Length: 1\r\n")), "not one number"),
     ("a length of 10,000 digits", says(OK + b"Content-Length: " + b"9" * 10_000 + b"\r\n\r\n"), "not one number"),
@@ -96,8 +101,8 @@ def _ids(rows: list[tuple[str, Script, str]]) -> list[str]:
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short time-outs."""
-    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(client_module, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(client_module, "PROMPT_S", 1.0)
+    monkeypatch.setattr(ais, "PROMPT_S", 1.0)
 
 
 def _fails(ask: Callable[[], object], text: str) -> None:
@@ -123,7 +128,7 @@ def test_hostile_answer_is_an_error_soon_and_in_little_memory(
 @pytest.mark.parametrize(("script", "text"), [row[1:] for row in LISTINGS], ids=_ids(LISTINGS))
 def test_hostile_listing_is_an_error(script: Script, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing that has no end, or cannot be one."""
-    monkeypatch.setattr(listing_pages, "MAX_PAGES", 50)
+    monkeypatch.setattr(listing, "MAX_PAGES", 50)
     with scripted(script) as server:
         _fails(lambda: AisStore(server.endpoint, "b").list("a"), text)
         assert len(server.requests) <= 51
@@ -144,17 +149,15 @@ def test_listing_in_pages_is_read() -> None:
 
 def test_object_longer_than_the_limit_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read whole has a limit, however long the answer says it is; a range is never longer than it was asked."""
-    monkeypatch.setattr(bounded_http, "MAX_OBJECT_BYTES", 1 << 20)
+    monkeypatch.setattr(objects, "MAX_OBJECT_BYTES", 1 << 20)
 
     with scripted(never_ends(OK + b"Content-Length: %d\r\n\r\n" % (1 << 50), bytes(1 << 16))) as server:
         store = AisStore(server.endpoint, "b")
         _fails(lambda: store.read("manifest"), "more than 1048576 bytes")
-        _fails(lambda: store.read_range("x.tar", start=0, size=100), "more than 100 bytes")
+        assert store.read_range("x.tar", start=0, size=100) == bytes(100)
     monkeypatch.undo()
     with scripted(says(OK + b"Content-Length: %d\r\n\r\n" % (1 << 50))) as server:
-        _fails(
-            lambda: AisStore(server.endpoint, "b").read("manifest"), f"more than {bounded_http.MAX_OBJECT_BYTES} bytes"
-        )
+        _fails(lambda: AisStore(server.endpoint, "b").read("manifest"), f"more than {answers.MAX_OBJECT_BYTES} bytes")
 
 
 def test_transformed_shard_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +168,7 @@ def test_transformed_shard_without_end_is_refused(monkeypatch: pytest.MonkeyPatc
         _fails(lambda: store.read("x.tar"), "more than 4194304 bytes")
 
 
-@pytest.mark.parametrize("size", [3, bounded_http.MAX_ANSWER_BYTES + 1])
+@pytest.mark.parametrize("size", [3, answers.MAX_ANSWER_BYTES + 1])
 def test_object_that_tells_its_length_is_read(size: int) -> None:
     """A column file may be longer than a listing."""
     data = bytes(size)
@@ -192,9 +195,11 @@ def test_sessions_do_not_follow_from_https_to_http(tmp_path: Path) -> None:
     with scripted(lambda visit: visit.send(whole(b"abc"))) as target:
         location = f"Location: {target.endpoint}/o\r\n".encode()
         answer = b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\n" + location + b"\r\n"
-        with scripted(lambda visit: visit.send(answer), context=context) as entry, requests.Session() as session:
-            limit_answers(session)
-            session.trust_env, session.verify = False, str(tmp_path / "ca.pem")
-            with pytest.raises(requests.RequestException, match="redirected from https to http"):
+        with scripted(lambda visit: visit.send(answer), context=context) as entry:
+            access = ClusterAccess(endpoint=entry.endpoint, ca=tmp_path / "ca.pem")
+            with (
+                PatientSessions(access, IMPATIENT).session as session,
+                pytest.raises(StoreError, match="redirected from https to http"),
+            ):
                 session.get(entry.endpoint)
         assert not target.requests

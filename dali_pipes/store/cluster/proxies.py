@@ -1,12 +1,20 @@
-"""The proxies of a cluster: those that the user names, those that its map lists, and which one is asked now."""
+"""How a cluster is reached: which of its proxies is asked now, its map, and the token and certificates for it."""
 
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urljoin, urlsplit
 
-from dali_pipes.store.messages import check_endpoint_url
+from dali_pipes.errors import StoreError
+from dali_pipes.formats.names import read_json
+from dali_pipes.store.cluster.token import Token, is_token_for
+from dali_pipes.store.http.client import PROMPT_S, HttpAccess, HttpClient, NoAnswerError
+from dali_pipes.store.http.rules import cause_of, cut_hint, is_away, tls_text
+from dali_pipes.store.http.wire import ProtocolError
+from dali_pipes.store.messages import check_endpoint_url, is_loopback
 
 SETTLED_S = 10.0
 """An object may still be missing for a moment after the map has changed: a rebalance begins late."""
@@ -34,6 +42,8 @@ class ClusterMap:
             raise ValueError("the answer is not a cluster's map") from exc
 
 
+_MAX_JSON_BYTES = 4 << 20
+_TRUE = ("1", "t", "true", "y", "yes", "on")
 # Flags of a node in the map (AIStore's core/meta): in maintenance, being decommissioned.
 _AWAY = 1 << 2 | 1 << 3
 
@@ -101,6 +111,11 @@ class Proxies:
         if status in (400, 503):
             self.turn_if_at(url)
 
+    def ask_map(self, client: HttpClient, *, timeout_s: float = PROMPT_S) -> ClusterMap | None:
+        """Ask for the cluster's map once; ``None`` if the token may not read it. Raises what `ask_json` raises."""
+        found = ask_json(client, self.current, "daemon?what=smap", timeout_s=timeout_s)
+        return None if found is None else ClusterMap.from_json(found)
+
     def learn(self, found: ClusterMap, *, has_token: bool) -> None:
         """Take the map's other proxies for times when the named ones are away.
 
@@ -139,3 +154,100 @@ def _remake(named: tuple[str, ...], known: tuple[str, ...], has_answered: bool) 
     proxies = Proxies(named, has_answered=has_answered)
     proxies._add(known)
     return proxies
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterAccess(HttpAccess):
+    """The address of a cluster, and the token and certificates for it."""
+
+    endpoint: str
+    """URL of an AIStore proxy, ``http://host:51080``, or several with commas between them; kept is the first."""
+    token: Token | None = None
+    """Token of AIStore's AuthN."""
+    ca_variable: ClassVar[str] = "AIS_CLIENT_CA"
+    proxies: Proxies = None  # type: ignore[assignment]  # made from the endpoint, if not given
+    """The proxies of the cluster, which a store shares with its fetchers."""
+
+    def __post_init__(self) -> None:
+        named = split_endpoints(self.endpoint)
+        object.__setattr__(self, "endpoint", named[0])
+        object.__setattr__(self, "proxies", self.proxies or Proxies(named))
+
+    @property
+    def bearer(self) -> str | None:
+        """The token as it is now."""
+        return self.token.current() if self.token else None
+
+    @classmethod
+    def from_environment(cls, endpoint: str, *, proxies: Proxies | None = None) -> "ClusterAccess":
+        """Read the variables of the ``aistore`` SDK: AIS_CLIENT_CA, AIS_CRT, AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT.
+
+        The token is found by `dali_pipes.store.cluster.token.Token.from_environment`. If AIS_CLIENT_CA is not set,
+        REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE count, but not for an endpoint on this machine.
+        """
+        environment = os.environ
+        certificate, key = environment.get("AIS_CRT"), environment.get("AIS_CRT_KEY")
+        skips = environment.get("AIS_SKIP_VERIFY_CRT", environment.get("AIS_SKIP_VERIFY", ""))
+        bundles = [] if is_loopback(endpoint) else ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
+        ca = next(filter(None, map(environment.get, ["AIS_CLIENT_CA", *bundles])), None)
+        return cls(
+            endpoint=endpoint,
+            proxies=proxies,  # type: ignore[arg-type]
+            token=Token.from_environment(),
+            ca=Path(ca) if ca else None,
+            client_cert=(Path(certificate), Path(key)) if certificate and key else None,
+            skip_verify=skips.strip().lower() in _TRUE,
+        )
+
+    def headers_for(self, url: str) -> list[tuple[str, str]]:
+        """The token, for the proxies that the user named."""
+        has_token = self.token and any(is_token_for(named, url) for named in self.proxies.named)
+        return [("Authorization", f"Bearer {self.bearer}")] if has_token else []
+
+
+def ask_json(
+    client: HttpClient,
+    proxy: str,
+    path: str,
+    *,
+    body: bytes = b"",
+    timeout_s: float = PROMPT_S,
+) -> Any:
+    """Ask a proxy once for ``/v1/`` and a path; a cluster that is away is not waited for.
+
+    Returns:
+        The answer as JSON; ``None`` for a refusal: the token may not know.
+
+    Raises:
+        NoAnswerError: If there is no answer, or the proxy is starting.
+        ValueError: If the answer is not JSON.
+    """
+    url = f"{urljoin(proxy, 'v1')}/{path}"
+    headers = [("Content-Type", "application/json")] if body else []
+    answer = client.ask(url, headers=headers, body=body, silence_s=timeout_s)
+    try:
+        found = answer.read_short(_MAX_JSON_BYTES)
+    except (OSError, ProtocolError) as exc:
+        raise NoAnswerError(url, exc, is_sent=True) from exc
+    finally:
+        answer.close()
+    if is_away(answer.status, found[:1000].decode(errors="replace")):
+        raise NoAnswerError(url, ConnectionError(f"it answers {answer.status}"), is_sent=True)
+    return read_json(found) if answer.status == 200 else None
+
+
+def unreached(access: HttpAccess, url: str, cause: BaseException) -> StoreError:
+    """The error for a cluster that has not answered a request for ``url``: what failed, and what to do."""
+    if text := tls_text(cause):
+        return StoreError(f"{access.endpoint} {text}")
+    if proxy := access.proxy_for(url):
+        scheme, mark, rest = proxy.rpartition("://")
+        return StoreError(
+            f"no answer from AIStore at {access.endpoint} through the proxy '{scheme}{mark}{rest.rpartition('@')[2]}' "
+            f"({cause_of(cause)}); name the host in NO_PROXY to reach it directly, or pass another --endpoint"
+        )
+    hint = cut_hint(cause, url, has_certificate=access.client_cert is not None)
+    return StoreError(
+        f"no answer from AIStore at {access.endpoint} ({cause_of(cause)}){hint}; is it running? pass endpoint= "
+        "(--endpoint), or set AIS_ENDPOINT"
+    )

@@ -1,1 +1,0 @@
-"""HTTP connections of the fetch threads, driven by an event loop."""

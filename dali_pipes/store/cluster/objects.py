@@ -1,0 +1,184 @@
+"""AIStore's answers about an object: whether they are its bytes, and which error or new attempt follows."""
+
+import logging
+import time
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+
+from dali_pipes.errors import DataError, StoreError, printable
+from dali_pipes.store.checksums import CHECKSUM_TYPES
+from dali_pipes.store.cluster.proxies import SETTLED_S, ClusterAccess, ask_json, unreached
+from dali_pipes.store.cluster.token import refusal_advice
+from dali_pipes.store.entries import PROVIDERS
+from dali_pipes.store.http.answers import (
+    INDEX_ANEW,
+    REPLACED,
+    FaultError,
+    MissingObjectError,
+    ObjectPart,
+    ObjectRequest,
+    ObjectSource,
+    Version,
+    WantedObject,
+)
+from dali_pipes.store.http.client import HttpClient, NoAnswerError
+from dali_pipes.store.http.rules import is_away, is_missing, is_passing, retry_after_s
+from dali_pipes.store.http.wire import Answer
+from dali_pipes.store.messages import answer_text, damaged
+from dali_pipes.store.shard_set import missing_advice
+
+_log = logging.getLogger(__name__)
+
+
+def object_url(endpoint: str, bucket: str, name: str, *, provider: str, **query: str) -> str:
+    """The URL of an object, as the SDK builds it; a ``..`` in its name stays.
+
+    >>> object_url("http://localhost:51080", "pets", "a b/../x.tar", provider="ais")
+    'http://localhost:51080/v1/objects/pets/a%20b/../x.tar?provider=ais'
+    """
+    query = {"provider": provider, **query}
+    return f"{urljoin(endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode(query)}"
+
+
+class StoredObjects(ObjectSource):
+    """The objects of a bucket of AIStore, as they are stored.
+
+    ``provider`` is ``ais``, or the cloud from which the cluster reads the bucket.
+    `dali_pipes.store.cluster.transformed.TransformedShards` has other rules.
+    """
+
+    service = "AIStore"
+    access: ClusterAccess
+
+    def __init__(self, access: ClusterAccess, bucket: str, *, provider: str = "ais", changed: str = REPLACED) -> None:
+        super().__init__(access, changed=changed)
+        self._bucket, self._provider = bucket, provider
+        self._scheme = next((scheme for scheme, name in PROVIDERS.items() if name == provider), provider)
+        self._query: dict[str, str] = {}
+        self._noted_types: set[str] = set()
+
+    def where(self, name: str) -> str:
+        """The object, for messages: ``ais://pets/x.tar``."""
+        return f"{self._scheme}://{self._bucket}/{name}"
+
+    def request(self, item: WantedObject, part: ObjectPart) -> ObjectRequest:
+        """The URL at the target that is known, else at the proxy."""
+        return ObjectRequest(item.target or self._url(item.name))
+
+    def version_of(self, answer: Answer) -> Version:
+        """AIStore's version, and its own checksum."""
+        kind, value = (answer.headers.get(f"Ais-Checksum-{what}").lower() for what in ("Type", "Value"))
+        if kind and kind not in CHECKSUM_TYPES and kind not in self._noted_types:
+            self._noted_types.add(kind)
+            _log.debug("AIStore reports a checksum of the unknown type '%s'; not compared", printable(kind))
+        return Version(answer.headers.get("Ais-Version"), kind, value)
+
+    @property
+    def has_answered(self) -> bool:
+        """See `ObjectSource`; the store's other clients share it."""
+        return self.access.proxies.has_answered
+
+    @has_answered.setter
+    def has_answered(self, value: bool) -> None:
+        self.access.proxies.has_answered = value
+
+    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
+        """See `ObjectSource.check_head`."""
+        self.note_accepted()
+        super().check_head(item, part, answer)
+
+    def note_accepted(self) -> None:
+        """Remember that the cluster has accepted the token."""
+        if self.access.token is not None:
+            self.access.token.note_accepted()
+
+    def may_come_back(self, item: WantedObject, client: HttpClient) -> bool:
+        """Whether the cluster has changed since the last look, lacks a target, or rebalances, or does not answer.
+
+        While a target restarts, the cluster's map lacks it, and its objects are missing (404). After it has joined
+        again, or another one took its place, a rebalance moves objects. Only a cluster that is complete and at rest
+        lacks an object for good. Without an earlier look, which `Bucket.learn_map` takes, only a rebalance can tell.
+        """
+        proxies = self.access.proxies
+        if item.checksum is None and proxies.map is None:
+            return False  # no manifest promises the object
+        try:
+            found = proxies.ask_map(client)
+            if found is None:
+                return False
+            if item.checksum is None:
+                return proxies.lacks_targets(found)
+            status = ask_json(client, proxies.current, "cluster?what=status", body=b'{"kind":"rebalance"}')
+        except NoAnswerError:
+            return True
+        except ValueError:
+            return False
+        before, now = proxies.map, time.monotonic()
+        proxies.learn(found, has_token=bool(self.access.token))
+        if item.map_version is None:
+            item.map_version = found.version if before is None else before.version
+        if item.map_version != found.version:
+            item.map_version, item.settles_at = found.version, now + SETTLED_S
+        is_rebalancing = isinstance(status, dict) and status.get("end_time") == 0
+        return is_rebalancing or proxies.lacks_targets(found) or now < item.settles_at
+
+    def unanswered(self, item: WantedObject, asked: ObjectRequest, exc: NoAnswerError) -> Exception:
+        """See `ObjectSource.unanswered`; another proxy is asked next."""
+        if self.access.proxies.is_proxy(exc.url):
+            self.access.proxies.turn_if_at(asked.url)
+        return super().unanswered(item, asked, exc)
+
+    def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
+        """See `ObjectSource.nobody_there`."""
+        return unreached(self.access, self._url(item.name), fault.__cause__ or fault)
+
+    def refusal(
+        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
+    ) -> Exception:
+        """See `ObjectSource.refusal`; a target that sent other parts is known."""
+        self.access.proxies.turn_if_starting(answer.status, answer.url)
+        self.has_answered = True
+        text = refusal_text(answer, body)
+        # The target may have given the object away since it sent another part.
+        is_known = item.target is not None
+        token = self.access.token
+        has_expired = token is not None and token.is_replaced_soon(answer.status, text)
+        # A transfer of a shard waits after any trouble; a small object only for a cluster that is away.
+        is_passed = item.checksum is not None and is_passing(answer.status)
+        if is_passed or is_known or is_away(answer.status, text) or has_expired:
+            return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
+        if (wrong := self._refused_range(item, answer)) is not None:
+            return wrong
+        match answer.status:
+            case 401 | 403:
+                url = self._url(item.name)
+                advice = refusal_advice(answer.status, text, method="GET", url=url, token=token)
+            case _ if is_missing(answer.status, text):
+                told = f"{item.address}: {text}; was it deleted? "
+                if b"BckNotFound" in body:
+                    return MissingObjectError(f"{told}put the bucket back", said=text, is_bucket=True)
+                advice = INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
+                return MissingObjectError(f"{told}{advice}", said=text)
+            case _:
+                advice = ""
+        return StoreError(f"{item.address}: {text}{advice}")
+
+    def damaged(self, item: WantedObject, cause: str) -> DataError:
+        """See `ObjectSource.damaged`."""
+        target = urlsplit(item.target or "").netloc
+        return DataError(damaged(item.where, cause, target=target, bucket=self.where("").rstrip("/")))
+
+    def given_up(
+        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
+    ) -> Exception:
+        """See `ObjectSource.given_up`."""
+        return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it{advice}")
+
+    def _url(self, name: str) -> str:
+        """The URL to ask the proxy for."""
+        return object_url(self.access.proxies.current, self._bucket, name, provider=self._provider, **self._query)
+
+
+def refusal_text(answer: Answer, body: bytes) -> str:
+    """Status and reason: the message in AIStore's JSON, which HEAD has in a header, else HTTP's own words."""
+    text = body.decode(errors="replace") or answer.headers.get("Hdr-Error")
+    return answer_text(answer.status, text, reason=answer.reason)

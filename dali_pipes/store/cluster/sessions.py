@@ -1,0 +1,168 @@
+"""The transport of the SDK's sessions: our HTTP client, which waits for a cluster that is away, and has limits.
+
+The classes are not in `dali_pipes.store.cluster.client`, because importing the SDK takes half a second.
+"""
+
+import io
+from typing import Any
+
+from aistore.sdk.session_manager import SessionManager
+from requests import PreparedRequest, Response, Session
+from requests.adapters import BaseAdapter
+from requests.structures import CaseInsensitiveDict
+from requests.utils import get_encoding_from_headers
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.http.answers import MAX_ANSWER_BYTES
+from dali_pipes.store.http.client import SILENCE_S, HttpClient, NoAnswerError
+from dali_pipes.store.http.rules import RedirectError, cause_of, is_away, is_missing, is_silence, retry_after_s
+from dali_pipes.store.http.wire import Answer, ProtocolError
+from dali_pipes.store.messages import answer_text
+from dali_pipes.store.patience import Patience, Waiting, pause
+
+MAX_REFUSAL_BYTES = 1 << 20
+"""The body of an answer other than 2xx."""
+# Requests that may be sent again although a server may have obeyed them already.
+_REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
+# Fields of a head that our client writes itself.
+_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Connection", "Content-Length")
+
+
+class PatientSessions(SessionManager):  # type: ignore[misc]  # the SDK publishes no types
+    """Like the SDK's own, one session for each process."""
+
+    def __init__(self, access: ClusterAccess, patience: Patience) -> None:
+        self._access, self._patience = access, patience
+        super().__init__()
+
+    def _create_session(self) -> Session:
+        session = Session()
+        session.trust_env = False  # the transport knows the environment's proxies and certificates
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, PatientTransport(self._access, self._patience))
+        return session
+
+
+class PatientTransport(BaseAdapter):
+    """Sends a request again, through its redirects, until the cluster answers it or the patience is at its end."""
+
+    def __init__(self, access: ClusterAccess, patience: Patience) -> None:
+        super().__init__()
+        self._client = HttpClient(access)
+        self._access, self._proxies, self._patience = access, access.proxies, patience
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._client.close()
+
+    def send(  # type: ignore[override]
+        self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **_: object
+    ) -> Response:
+        """Send a request, and read its whole answer.
+
+        Raises:
+            NoAnswerError: If nobody answered, and waiting is no help: the cluster has never answered, or answers
+                wrongly, or may have obeyed a request that must not be repeated.
+            PatienceOverError: If the cluster was away for too long.
+            StoreError: If the answer leads to where it must not.
+        """
+        silence_s = timeout[1] if isinstance(timeout, tuple) else timeout
+        answer, content = self._send_patiently(request, silence_s or SILENCE_S)
+        response = Response()
+        response.status_code, response.reason, response.url = answer.status, answer.reason, answer.url
+        response.headers = CaseInsensitiveDict(answer.headers.items())
+        response.encoding = get_encoding_from_headers(response.headers)
+        response.raw, response.request = io.BytesIO(content), request
+        return response
+
+    def _send_patiently(self, request: PreparedRequest, silence_s: float) -> tuple[Answer, bytes]:
+        waiting = Waiting(self._patience, self._proxies.named[0])
+        method, body = str(request.method), _bytes_of(request.body)
+        while True:
+            asked, asked_for_s = self._proxies.current, 0.0
+            found: tuple[Answer, bytes] | None = None
+            failure: NoAnswerError | None = None
+            try:
+                found = self._send(request, method, body, silence_s)
+            except NoAnswerError as exc:
+                failure, cause = exc, cause_of(exc.cause)
+                if not is_silence(exc.cause) or (exc.is_sent and method not in _REPEATABLE):
+                    raise
+                if self._proxies.is_proxy(exc.url):
+                    self._proxies.turn_from(asked)
+            else:
+                self._proxies.has_answered = True
+                away = self._away_text(*found)
+                if away is None:
+                    waiting.progress()
+                    return found
+                cause, asked_for_s = away, retry_after_s(found[0].headers)
+                self._proxies.turn_if_starting(found[0].status, found[0].url)
+            pause_s = waiting.next_pause_s(cause, retry_after_s=asked_for_s, has_answered=self._proxies.has_answered)
+            if pause_s is not None:
+                pause(pause_s)
+            elif waiting.num_failures:
+                raise waiting.over(cause) from None
+            elif failure is not None:
+                raise failure
+            else:
+                assert found is not None, "without a failure there is an answer"
+                return found
+
+    def _send(self, request: PreparedRequest, method: str, body: bytes, silence_s: float) -> tuple[Answer, bytes]:
+        url = self._proxies.rewritten(str(request.url))
+        headers = [(name, str(value)) for name, value in request.headers.items() if name not in _OURS]
+        try:
+            answer = self._client.follow(url, method=method, headers=headers, body=body, silence_s=silence_s)
+        except RedirectError as exc:
+            raise StoreError(f"{self._access.endpoint}: {exc}") from None
+        limit = MAX_REFUSAL_BYTES if answer.status >= 300 else MAX_ANSWER_BYTES
+        try:
+            if answer.headers.get("Content-Encoding", "identity").lower() != "identity" and not answer.is_complete:
+                raise ProtocolError("its answer is compressed, though it was asked for the bytes as they are")
+            if method != "HEAD" and (answer.length or 0) > limit:
+                raise ProtocolError(f"its answer has more than {limit} bytes")
+            content = answer.read_short(limit)
+            if len(content) > limit:
+                raise ProtocolError(f"its answer has more than {limit} bytes")
+        except (OSError, ProtocolError) as exc:
+            raise NoAnswerError(answer.url, exc, is_sent=True) from exc
+        finally:
+            answer.close()
+        return answer, content
+
+    def _away_text(self, answer: Answer, body: bytes) -> str | None:
+        """The reason if the answer says that the cluster, or a part of it, is away, or a new token; else ``None``."""
+        token, path = self._access.token, answer.url.partition("?")[0]
+        if answer.status < 400:
+            if token is not None and not path.endswith("/v1/health"):
+                token.note_accepted()  # a health check is answered without one
+            return None
+        text = answer.headers.get("Hdr-Error") or body.decode(errors="replace")
+        if (token is not None and token.is_replaced_soon(answer.status, text)) or is_away(answer.status, text):
+            return answer_text(answer.status, text)
+        if "/v1/objects/" in path and is_missing(answer.status, text) and self._lacks_targets():
+            return "it is not found, and a target of the cluster is missing"
+        return None
+
+    def _lacks_targets(self) -> bool:
+        """Whether the cluster's map lacks a target that it had before: then the target's objects are missing, too."""
+        if self._proxies.map is None:
+            return False
+        try:
+            found = self._proxies.ask_map(self._client)
+        except ValueError:
+            return False
+        except NoAnswerError:
+            return True  # it does not answer any more, so it is changing
+        return found is not None and self._proxies.lacks_targets(found)
+
+
+def _bytes_of(body: Any) -> bytes:
+    """A request's body, which can be sent again: the SDK sends texts, bytes, or what has a method ``read``."""
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        return body.encode()
+    return bytes(body.read() if hasattr(body, "read") else body)

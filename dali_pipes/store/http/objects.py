@@ -1,0 +1,568 @@
+"""Read objects by GET: into extents, into memory, or as a stream, and check their bytes on the way.
+
+What differs between stores is in an `ObjectSource`. A redirect, such as that of AIStore's proxy to the target that has
+the object, is followed once, and used for all ranges of the object. When a transfer breaks, the object is asked for
+again, from the byte where it broke if it is still the same object. An error that another attempt cannot mend is raised
+at once. An object with a manifest is whole only if its XXH64 is the manifest's, whatever the store reported on the way.
+
+A store that is away costs time, not the read: `dali_pipes.store.patience.Patience` says how long. A store that answers
+wrongly gets the few attempts of `RetryPolicy`.
+
+# Note [threads]: each object, and each range of one, has a thread while it is read. Bytes go from the socket through
+# one buffer into the file. A transfer inside the kernel (``splice``), driven by an event loop, cost a tenth less CPU
+# time, and four times the code.
+"""
+
+import contextlib
+import io
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+
+from dali_pipes.cache.extents import BLOCK_BYTES
+from dali_pipes.errors import StoreError
+from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.store.base import StoredFile
+from dali_pipes.store.http.answers import (
+    MAX_ANSWER_BYTES,
+    MAX_OBJECT_BYTES,
+    FaultError,
+    MissingObjectError,
+    NoRangesError,
+    ObjectPart,
+    ObjectSource,
+    WantedObject,
+)
+from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, MAX_ERROR_BYTES, SILENCE_S, HttpClient, NoAnswerError
+from dali_pipes.store.http.rules import RedirectError, cause_of, is_silence
+from dali_pipes.store.http.wire import STOP_CHECK_S, Answer, ProtocolError, StoppedError, TooSlowError, never
+from dali_pipes.store.patience import Patience, Waiting, current_patience, pause
+
+_log = logging.getLogger(__name__)
+
+RANGE_BYTES = 16 << 20
+"""The least size of a range, if an object is read in several: a smaller one ends before its connection is fast."""
+
+MAX_SKIPPED_BYTES = 1 << 20
+"""Gaps up to this size, such as headers between members, are read and dropped; for a larger one a request is sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Rules for a store that is there, and sends wrong answers."""
+
+    attempts: int = 6
+    """The read fails after this number of consecutive wrong answers without a byte that can be used."""
+    max_broken: int = 40
+    """The read of one object, or of one range of it, fails after this number of answers that broke off."""
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    silence_s: float = SILENCE_S
+
+    def __post_init__(self) -> None:
+        for name in ("attempts", "max_broken", "connect_timeout_s", "silence_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+class ObjectFetcher:
+    """Reads objects of one source. Owns connections, which stay open between objects.
+
+    `fetch` belongs to one thread; `read` and `open` are for any.
+    """
+
+    def __init__(
+        self, source: ObjectSource, *, retry: RetryPolicy | None = None, patience: Patience | None = None
+    ) -> None:
+        self.source, self.retry = source, retry or RetryPolicy()
+        self.patience = patience or current_patience()
+        self.client = HttpClient(source.access, connect_timeout_s=self.retry.connect_timeout_s)
+        self._reads_ranges = source.sends_ranges
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. Can be called twice."""
+        self.client.close()
+
+    def read(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        size: int | None = None,
+        max_bytes: int = MAX_OBJECT_BYTES,
+        silence_s: float | None = None,
+    ) -> bytes:
+        """All bytes of an object, or ``[start, start + size)``; fewer if it ends before.
+
+        Raises:
+            MissingObjectError: If there is no such object.
+            StoreError: If it cannot be read, or has more than ``max_bytes``.
+        """
+        stop = None if size is None else start + size
+        part = ObjectPart(start, stop, is_stream=size is not None or start > 0)
+        block, data = memoryview(bytearray(_block_bytes(size))), bytearray()
+        with Reading(self, self.wanted(name), part, silence_s=silence_s) as reading:
+            reading.begin()
+            limit = min(max_bytes, MAX_ANSWER_BYTES if part.stop is None else MAX_OBJECT_BYTES)
+            too_long = StoreError(f"{reading.item.address}: it has more than {limit} bytes, too many for memory")
+            if (part.stop or 0) - start > limit:
+                raise too_long
+            while num := reading.read_into(block):
+                del data[part.position - num - start :]  # of an attempt that was in vain
+                data += block[:num]
+                if len(data) > limit:
+                    raise too_long
+        return bytes(data)
+
+    def open(self, name: str) -> "ObjectStream":
+        """A stream of an object's bytes; the first ones are asked for now."""
+        reading = Reading(self, self.wanted(name), ObjectPart(is_stream=True))
+        reading.begin()
+        return ObjectStream(reading)
+
+    def wanted(self, name: str) -> WantedObject:
+        """An object that no manifest describes."""
+        return WantedObject(name, self.source.where(name), self.source.access.endpoint)
+
+    def fetch(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        stopped: Callable[[], bool] = never,
+        num_connections: int = 1,
+    ) -> bool:
+        """GET objects into their extents, all at the same time: a shard's index does not wait for the shard.
+
+        An object takes as many of its ``num_connections`` as have `RANGE_BYTES` or more to read. See
+        `dali_pipes.fetch.fetcher.Fetcher`.
+        """
+        ends: deque[tuple[Callable[[Exception | None], None], Exception | None]] = deque()
+
+        def report_ends() -> None:
+            while ends:
+                report, error = ends.popleft()
+                report(error)
+
+        def is_stopped() -> bool:
+            report_ends()
+            return stopped()
+
+        def bring(one: Wanted, stopped: Callable[[], bool]) -> None:
+            error: Exception | None = None
+            try:
+                self._fetch_object(one, num_connections, stopped)
+            except StoppedError:
+                raise
+            except Exception as exc:
+                if one.report is None:
+                    raise
+                error = exc
+            if one.report is not None:
+                ends.append((one.report, error))
+
+        try:
+            with _Helpers(is_stopped) as helpers:
+                for one in wanted[1:]:
+                    helpers.start(partial(bring, one))
+                for one in wanted[:1]:
+                    bring(one, helpers.is_stopped)
+                helpers.wait()
+        except StoppedError:
+            return False
+        finally:
+            report_ends()
+        return True
+
+    def _fetch_object(self, one: Wanted, num_connections: int, stopped: Callable[[], bool]) -> None:
+        size = one.extent.size
+
+        def item() -> WantedObject:
+            where = self.source.where(one.name)
+            return WantedObject(one.name, where, self.source.access.endpoint, size, one.checksum)
+
+        num_parts = min(num_connections, size // RANGE_BYTES) if self._reads_ranges else 1
+        is_lasting = False
+        if num_parts > 1:
+            try:
+                self._fetch_ranges(one, item(), num_parts, stopped)
+            except NoRangesError as exc:
+                _log.info("'%s': %s; reading in one piece", exc.where, exc)
+                is_lasting = exc.is_lasting
+            else:
+                return
+        self._fetch_part(one, item(), ObjectPart(0, size), stopped)
+        if is_lasting:
+            self._reads_ranges = False
+
+    def _fetch_ranges(self, one: Wanted, item: WantedObject, num_parts: int, stopped: Callable[[], bool]) -> None:
+        """Read several ranges at a time. The first one's answer tells the object's version; then the others start."""
+        size, step = one.extent.size, -(-one.extent.size // num_parts)
+        first, *others = (ObjectPart(start, min(start + step, size), is_range=True) for start in range(0, size, step))
+        with _Helpers(stopped) as helpers:
+
+            def start_others() -> None:
+                while others:
+                    helpers.start(partial(self._fetch_part, one, item, others.pop(0)))
+
+            self._fetch_part(one, item, first, helpers.is_stopped, on_head=start_others)
+            helpers.wait()
+        hashes = item.hashes()
+        block = memoryview(bytearray(min(BLOCK_BYTES, size)))
+        for position in range(0, size, BLOCK_BYTES):
+            if stopped():
+                raise StoppedError
+            num = one.extent.read_into(block[: size - position], position)
+            for state in hashes:
+                state.update(block[:num])
+        if hashes[0].hexdigest() != f"{item.checksum:016x}":
+            raise NoRangesError(item, "its ranges do not make up the manifest's checksum")
+        if cause := self.source.other_checksum(item, hashes):
+            raise NoRangesError(item, cause)
+
+    def _fetch_part(
+        self,
+        one: Wanted,
+        item: WantedObject,
+        part: ObjectPart,
+        stopped: Callable[[], bool],
+        *,
+        on_head: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert part.stop is not None, "the manifest says the size"
+        block = memoryview(bytearray(_block_bytes(part.stop - part.start)))
+        with Reading(self, item, part, stopped=stopped, on_head=on_head) as reading:
+            while num := reading.read_into(block):
+                one.extent.write(block[:num], part.position - num)
+                one.received(num)
+
+
+class Reading:
+    """One part of an object, read front to back in as many attempts as patience and policy allow."""
+
+    def __init__(
+        self,
+        fetcher: ObjectFetcher,
+        item: WantedObject,
+        part: ObjectPart,
+        *,
+        silence_s: float | None = None,
+        stopped: Callable[[], bool] = never,
+        on_head: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.item, self.part = item, part
+        self._fetcher, self._source = fetcher, fetcher.source
+        self._silence_s = silence_s or fetcher.retry.silence_s
+        self._stopped, self._on_head = stopped, on_head
+        self._answer: Answer | None = None
+        self._is_over = False
+        self._waiting = Waiting(fetcher.patience, item.endpoint, service=self._source.service)
+        self._num_attempts = self._num_broken = self._num_wrong = 0
+        self._furthest_before = 0
+        """The furthest position before this attempt."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back, or close it in the middle of a body. Can be called twice."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()
+
+    def begin(self) -> None:
+        """Wait for the head of the answer."""
+        self._attempt(self._open)
+
+    def read_into(self, into: memoryview) -> int:
+        """Read the next bytes of the part and return their number; 0 at its end, when all checks have passed.
+
+        They end before ``part.position``. That may begin anew at the part's start, unless the part is a stream.
+        """
+        return 0 if self._is_over else self._attempt(partial(self._read_into, into))
+
+    def _attempt(self, act: Callable[[], int]) -> int:
+        """Call a step of the reading again until it succeeds, or patience or policy end the attempts."""
+        while True:
+            if self._stopped():
+                raise StoppedError
+            try:
+                return act()
+            except MissingObjectError as exc:
+                self.close()
+                if not self._source.may_come_back(self.item, self._fetcher.client):
+                    raise
+                fault = FaultError(f"{exc.said}, while the cluster lacks a target or moves objects", is_away=True)
+            except FaultError as exc:
+                fault = exc
+            self.close()
+            if self.part.is_stream and self.part.furthest and not self._source.sends_ranges:
+                raise StoreError(f"{self.item.address}: the transfer broke ({fault}); run the command again") from fault
+            self._pause_after(fault)
+
+    def _open(self) -> int:
+        if self._answer is None:
+            self._furthest_before = self.part.furthest
+            if not self._source.sends_ranges:
+                self._restart()
+            self._answer = self._ask()
+            self._source.has_answered = True
+            try:
+                self._source.check_head(self.item, self.part, self._answer)
+            except ProtocolError as exc:
+                raise FaultError(cause_of(exc)) from exc
+            self._on_head()
+        return 0
+
+    def _restart(self) -> None:
+        if self.part.is_stream and self.part.position > self.part.start:
+            raise self.item.replaced_meanwhile()
+        self.part.restart()
+
+    def _ask(self) -> Answer:
+        """Follow redirects to the answer that brings the object."""
+        item, part = self.item, self.part
+        asked = self._source.request(item, part)
+        try:
+            answer = self._fetcher.client.follow(
+                asked.url,
+                headers=_range_header(part),
+                own_headers=asked.headers,
+                silence_s=self._silence_s,
+                stopped=self._stopped,
+            )
+        except NoAnswerError as exc:
+            raise self._source.unanswered(item, asked, exc) from exc.cause
+        except RedirectError as exc:
+            raise StoreError(f"{item.address}: {exc}") from None
+        if answer.status in (200, 206):
+            item.target = answer.url
+            return answer
+        with contextlib.closing(answer):
+            try:
+                said = answer.read_short(MAX_ERROR_BYTES)
+            except (OSError, ProtocolError) as exc:
+                text = f"{answer.status} {answer.reason}, and {cause_of(exc)}"
+                raise FaultError(text, is_away=is_silence(exc)) from exc
+        raise self._source.refusal(item, part, answer, said, asked=asked)
+
+    def _read_into(self, into: memoryview) -> int:
+        item, part = self.item, self.part
+        self._open()
+        answer = self._answer
+        assert answer is not None
+        try:
+            if part.stop is None or part.position < part.stop:
+                num = answer.receive(into if part.stop is None else into[: part.stop - part.position])
+                if num:
+                    part.take(into[:num])
+                    return num
+                if part.stop is not None:
+                    raise self._source.short_body(item, part)
+            # Only a body whose length was not announced is incomplete here.
+            elif not (part.is_stream or answer.is_complete) and answer.receive(memoryview(bytearray(1))):
+                raise self._source.long_body(item, part)
+        except (OSError, ProtocolError) as exc:
+            if part.position == part.stop:
+                self._restart()  # all bytes came, but not the announced end: no byte is left to resume from
+            is_slow = isinstance(exc, TooSlowError)
+            raise FaultError(cause_of(exc), is_away=is_silence(exc), is_fruitless=is_slow) from exc
+        self.close()
+        if not part.is_range:
+            self._source.check_bytes(item, part)
+        self._waiting.progress()
+        self._is_over = True
+        return 0
+
+    def _pause_after(self, fault: FaultError) -> None:
+        """Wait before the next attempt; raises the error after the last one."""
+        item, part, policy, patience = self.item, self.part, self._fetcher.retry, self._fetcher.patience
+        self._num_attempts += 1
+        has_moved = part.furthest > self._furthest_before and not fault.is_fruitless
+        has_moved = has_moved and self._source.sends_ranges
+        # The bytes of a manifest's objects are waited for in any case: the store has answered when it was opened.
+        has_answered = item.checksum is not None or self._source.has_answered
+        pause_s: float | None
+        if has_moved:
+            self._waiting.progress()
+            self._num_broken, self._num_wrong = self._num_broken + 1, 0
+        elif not fault.is_away:
+            self._num_wrong += 1
+        if fault.is_away and not has_moved:
+            cause = f"'{item.where}': {fault}"
+            pause_s = self._waiting.next_pause_s(cause, retry_after_s=fault.retry_after_s, has_answered=has_answered)
+            if pause_s is None and not has_answered:
+                raise self._source.nobody_there(item, fault) from None
+        else:
+            pause_s = max(self._waiting.brief_pause_s(), fault.retry_after_s)
+        if pause_s is None or self._num_wrong >= policy.attempts or self._num_broken >= policy.max_broken:
+            tried = f"{self._num_attempts} attempts in {time.monotonic() - item.started:.1f} s"
+            if pause_s is None:
+                tried += f" (patience: {patience.patience_s:g} s without progress)"
+            raise self._source.given_up(
+                item,
+                f"{item.address}: given up after {tried}, the last one: {fault}",
+                fault,
+                num_attempts=self._num_attempts,
+                advice=f"; {patience.advice}" if pause_s is None else "",
+            ) from fault
+        # The server may be gone, or may have lost the object; the first URL knows.
+        item.target = None
+        _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, self._num_attempts, fault, pause_s)
+        until = time.monotonic() + pause_s
+        while (remaining_s := until - time.monotonic()) > 0:
+            if self._stopped():
+                raise StoppedError
+            pause(min(remaining_s, STOP_CHECK_S))
+
+
+class ObjectStream(io.RawIOBase):
+    """An object's bytes, front to back; not seekable."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__()
+        self._reading = reading
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        return self._reading.read_into(memoryview(view).cast("B"))
+
+    def close(self) -> None:
+        """Can be called twice."""
+        self._reading.close()
+        super().close()
+
+
+class ObjectsAccess(Protocol):
+    """A worker's access to the objects of a store. It pickles."""
+
+    @property
+    def url(self) -> str:
+        """The bucket's URL."""
+
+    @property
+    def objects(self) -> ObjectFetcher:
+        """Reads the objects; opened once in each process."""
+
+
+class ObjectFile(StoredFile):
+    """An object of ``size`` bytes, read over gaps and back, as long as it is not replaced."""
+
+    def __init__(self, access: ObjectsAccess, name: str, size: int) -> None:
+        self._access, self._name, self._size = access, name, size
+        self._item: WantedObject | None = None
+        self._reading: Reading | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self._access.url}/{self._name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectFile, (self._access, self._name, self._size)
+
+    def read_into(self, view: memoryview, *, offset: int) -> int:
+        """See `StoredFile`; raises the errors of `ObjectFetcher.read`."""
+        if offset >= self._size or not view:
+            return 0
+        try:
+            reading = self._at(offset)
+            block = memoryview(bytearray(_block_bytes(offset - reading.part.position)))
+            while gap := offset - reading.part.position:
+                if not reading.read_into(block[:gap]):
+                    return 0
+            return reading.read_into(view)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """See `StoredFile`."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.close()
+
+    def _at(self, offset: int) -> Reading:
+        """A reading that is there, or shortly before."""
+        if self._reading is None or not 0 <= offset - self._reading.part.position <= MAX_SKIPPED_BYTES:
+            self.close()
+            objects = self._access.objects
+            self._item = self._item or objects.wanted(self._name)
+            self._reading = Reading(objects, self._item, ObjectPart(offset, self._size, is_stream=True))
+        return self._reading
+
+
+class _Helpers:
+    """Threads that work beside the one that made them, and end with its ``with`` block."""
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
+        self._is_ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def start(self, work: Callable[[Callable[[], bool]], None]) -> None:
+        """Begin work, which gets the function that tells it to stop."""
+        thread = threading.Thread(target=self._run, args=(work,), name="dali-pipes-transfer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the process may not start more threads
+            work(self._stopped)
+        else:
+            self._threads.append(thread)
+
+    def is_stopped(self) -> bool:
+        """Whether the owner's work is to stop; raises the error of a thread."""
+        if self._errors:
+            raise self._errors[0]
+        return self._stopped()
+
+    def wait(self) -> None:
+        """Wait for all threads; `StoppedError` if they are to stop."""
+        for thread in self._threads:
+            while thread.is_alive():
+                if self.is_stopped():
+                    raise StoppedError
+                thread.join(STOP_CHECK_S)
+        if self._errors:
+            raise self._errors[0]
+
+    def _run(self, work: Callable[[Callable[[], bool]], None]) -> None:
+        try:
+            work(self._is_ending.is_set)
+        except StoppedError:
+            pass
+        except BaseException as exc:  # noqa: BLE001 (raised in the thread that waits)
+            self._errors.append(exc)
+
+
+def _range_header(part: ObjectPart) -> list[tuple[str, str]]:
+    if part.byte_range is None:
+        return []
+    start, stop = part.byte_range
+    return [("Range", f"bytes={start}-{'' if stop is None else stop - 1}")]
+
+
+def _block_bytes(num_bytes: int | None) -> int:
+    return max(1, min(BLOCK_BYTES, BLOCK_BYTES if num_bytes is None else num_bytes))
