@@ -197,7 +197,7 @@ class Ranks:
         while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             time.sleep(0.001)
         slots = np.flatnonzero((cache._slots.rows["pid"] == process.pid) & (cache._slots.rows["used"] == 1))
-        (path,) = cache.root.glob("*.table")
+        (path,) = cache_root(self.cache_dir).glob("*.table")
         table = StateTable(path)
         num_filling = int(((table.state == State.FILLING) & np.isin(table.owner, slots)).sum())
         process.kill()
