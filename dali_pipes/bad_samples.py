@@ -44,6 +44,7 @@ from dali_pipes.formats.photo_header import DALI_FORMATS
 from dali_pipes.formats.quarantine import CAUSE_CHARS, Quarantine
 from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.outputs import Packed
 from dali_pipes.graph.photos import reason_of
 from dali_pipes.options import BadSamples
 from dali_pipes.reader.batch import NUM_NAMED, Batch
@@ -171,10 +172,7 @@ class Repair:
                     inputs = self._completed(inputs.batch, inputs.encoded, set(bad))
                 try:
                     # Copied, because they are used after the pipeline that made them is closed.
-                    decoded = {
-                        name: output if isinstance(output, list) else from_dlpack(output).clone()
-                        for name, output in retry.decode(inputs).items()
-                    }
+                    decoded = {name: _copied(output) for name, output in retry.decode(inputs).items()}
                 except RuntimeError as exc:
                     if not bad:
                         raise DecodeError(
@@ -337,6 +335,14 @@ def _sources(num: int, bad: set[int]) -> Int64s | None:
         return None
     before = np.searchsorted(good, np.arange(num), side="right") - 1
     return good[np.maximum(before, 0)]
+
+
+def _copied(output: Any) -> Any:
+    if isinstance(output, list):
+        return output
+    if isinstance(output, Packed):
+        return output._replace(tensor=output.tensor.clone())
+    return from_dlpack(output).clone()
 
 
 def _refusal(retry: DecodePipeline, inputs: BatchInputs) -> RuntimeError | None:

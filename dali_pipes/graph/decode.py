@@ -176,7 +176,7 @@ class DecodePipeline:
 
     @property
     def read_components(self) -> list[str]:
-        """Components that are read of each sample, in the order of `BatchInputs.encoded`."""
+        """Components that are read of each sample, as nodes or to be parsed."""
         return self.inputs.read
 
     @property
@@ -359,7 +359,7 @@ class DecodePipeline:
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)
-            values = {f"component/{name}": as_dali(data) for name, data in inputs.encoded.items()}
+            values = {f"component/{component}": as_dali(data) for component, data in inputs.encoded.items()}
             values |= inputs.arrays
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])

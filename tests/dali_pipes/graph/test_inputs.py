@@ -12,7 +12,8 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+from tests.hostile_photos import undecodable
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,18 @@ def test_packed_output_has_the_samples_one_after_the_other(small_shards: Path, s
 def pixels(components: dp.Components, random: dp.Random) -> dict[str, object]:
     photo = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
     return {"pixels": components.packed(fn.reshape(photo, shape=[-1, 3], layout=""))}
+
+
+def test_packed_output_of_a_batch_with_a_bad_sample(tmp_path: Path) -> None:
+    """The sample before the bad one stands in, with its own length."""
+    samples = make_samples([(20 + number, 10) for number in range(4)])
+    samples[2].components["image.jpg"] = undecodable(samples[2].components["image.jpg"])
+    shards = write_shards(tmp_path, samples, per_shard=4)
+    bad_samples = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "q.tsv")
+    with dp.loader(shards, pixels, batch_size=4, device="cpu", shuffle=False, bad_samples=bad_samples) as loader:
+        (batch,) = next(loader)
+    assert batch["cu_seqlens"].tolist() == [0, 200, 410, 620, 850]
+    assert torch.equal(batch["pixels"][200:410], batch["pixels"][410:620])
 
 
 @pytest.mark.gpu
