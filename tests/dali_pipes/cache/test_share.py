@@ -28,8 +28,8 @@ from tests.conftest import make_samples, write_shards
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A process that stages the shards that it is told, writes each object in two halves with a pause between them, and waits
-# for its end.
+# A process that stages the shards that it is told, and waits for its end. It writes each object in two halves, with a
+# pause between them.
 PROGRAM = """
 import sys, time
 from pathlib import Path
