@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from socketserver import BaseRequestHandler
@@ -37,8 +37,8 @@ class NodeConnection(BaseRequestHandler, ABC):
     request: socket.socket
     idle_s = 30.0
     """A connection is closed after this time without a whole request head, as by AIS."""
-    body_idle_s = 60.0
-    """A body whose next bytes take longer is refused."""
+    min_bytes, per_s = 60 << 10, 60.0
+    """The slowest body: so many bytes in so many seconds, or all that is left."""
 
     command = ""
     path = ""
@@ -80,7 +80,7 @@ class NodeConnection(BaseRequestHandler, ABC):
         until_s = time.monotonic() + self.idle_s
         self.has_answered, self.command, self.path = False, "", ""
         try:
-            event = self._next_event(lambda: max(0.001, until_s - time.monotonic()))
+            event = self._next_event(until_s)
             if not isinstance(event, h11.Request):
                 return False
             _check_framing(event)
@@ -97,9 +97,9 @@ class NodeConnection(BaseRequestHandler, ABC):
             self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
         return True
 
-    def _next_event(self, timeout_s: Callable[[], float]) -> object:
+    def _next_event(self, until_s: float) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self.request.settimeout(timeout_s())
+            self.request.settimeout(max(0.001, until_s - time.monotonic()))
             if not (data := self.request.recv(_READ_BYTES)):
                 raise ClientGoneError
             self._http.receive_data(data)
@@ -117,22 +117,29 @@ class NodeConnection(BaseRequestHandler, ABC):
 
         Raises:
             ClientGoneError: If the client goes before the end.
-            RefusalError: 400 if the body breaks HTTP's rules; 408 if no byte comes for `body_idle_s`.
+            RefusalError: 400 if the body breaks HTTP's rules; 408 if it is slower than `min_bytes` in `per_s`.
         """
         if self._http.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self.request.sendall(self._http.send(go_on) or b"")
+        until_s, num_bytes = time.monotonic() + self.per_s, 0
         while self._http.their_state is h11.SEND_BODY:
             try:
-                event = self._next_event(lambda: self.body_idle_s)
+                event = self._next_event(until_s)
+                if time.monotonic() > until_s:
+                    raise TimeoutError
             except h11.RemoteProtocolError as exc:
                 self.close_connection = True
                 raise RefusalError(400, f"the request's body breaks the rules of HTTP: {exc}") from exc
             except TimeoutError as exc:
                 self.close_connection = True
-                raise RefusalError(408, f"no byte of the request's body came for {self.body_idle_s:g} s") from exc
+                sent = f"{num_bytes} bytes in {self.per_s:g} s, expected at least {self.min_bytes}"
+                raise RefusalError(408, f"the client sends its body too slowly: {sent}") from exc
             if isinstance(event, h11.Data):
                 yield event.data
+                num_bytes += len(event.data)
+                if num_bytes >= self.min_bytes:
+                    until_s, num_bytes = time.monotonic() + self.per_s, 0
 
     def read_json(self) -> dict[str, Any]:
         """Return the body as a JSON object, which is empty for an empty body."""
