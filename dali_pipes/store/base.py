@@ -8,10 +8,11 @@ import builtins
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from dali_pipes.errors import StoreError
 from dali_pipes.store.entries import ObjectEntry
 
 if TYPE_CHECKING:
@@ -172,9 +173,23 @@ class Store(ABC):
             StoreError: Also if another job has claimed the name and does not write the object: it was stopped.
         """
 
-    @abstractmethod
     def upload(self, name: str, path: Path) -> None:
         """Create or replace an object from a file."""
+
+        def chunks() -> Iterator[memoryview]:
+            view = memoryview(bytearray(1 << 20))
+            try:
+                with path.open("rb", buffering=0) as stream:
+                    while num := stream.readinto(view):
+                        yield view[:num]
+            except OSError as exc:
+                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as exc:
+            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
     def move_in(self, name: str, path: Path) -> None:
         """Upload a file and remove it; a directory on the same disk takes the file itself."""

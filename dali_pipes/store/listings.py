@@ -5,15 +5,21 @@ Only `dali_pipes.store.entries` is imported by workers that pack: numpy costs a 
 
 import itertools
 import operator
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.errors import StoreError
 from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 from dali_pipes.store.entries import ObjectEntry
 
+# Pages have up to 10,000 names, those of clouds 1,000: so 10 million objects at least can be listed.
+MAX_PAGES = 10_000
+MAX_LISTED_CHARS = 1 << 30
+MAX_LISTING_S = 6 * 3600.0
 # Entries that are held as Python objects while a listing is collected.
 _COLLECTED = 4096
 _NOT_LISTED = -1
@@ -99,9 +105,10 @@ class Entries(Sequence[ObjectEntry]):
 
 
 class EntriesBuilder:
-    """Collects a listing, page by page."""
+    """Collects a listing, page by page; a `StoreError` if it has no end. ``where`` is its URL, for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str = "") -> None:
+        self._where, self._num_chars, self._num_pages, self._until = where, 0, 0, time.monotonic() + MAX_LISTING_S
         self._parts = [Entries.of([])]
         self._last: str | None = None
         self._is_sorted = True
@@ -109,12 +116,24 @@ class EntriesBuilder:
     def extend(self, entries: Iterable[ObjectEntry]) -> None:
         """Add entries, in any order."""
         entries = iter(entries)
+        self._num_pages += 1
+        if self._num_pages > MAX_PAGES or time.monotonic() > self._until:
+            raise self._endless()
         while rows := list(itertools.islice(entries, _COLLECTED)):
             names = [row.name for row in rows]
+            self._num_chars += sum(map(len, names))
+            if self._num_chars > MAX_LISTED_CHARS:
+                raise self._endless()
             before = names[:0] if self._last is None else [self._last]
             self._is_sorted = self._is_sorted and all(a < b for a, b in itertools.pairwise(before + names))
             self._last = names[-1]
             self._parts.append(Entries.of(rows))
+
+    def _endless(self) -> StoreError:
+        return StoreError(
+            f"'{self._where}': its listing has more than {MAX_PAGES} pages, names of more than {MAX_LISTED_CHARS} "
+            f"characters, or takes more than {MAX_LISTING_S:g} s; name fewer objects by a longer prefix"
+        )
 
     def finish(self) -> Entries:
         """The entries, sorted by name, each name once: the last entry that was added for it."""

@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from dali_pipes.errors import StoreError
@@ -90,7 +89,7 @@ class CloudStore(Store):
         # obstore takes a prefix for a folder. So the folder is listed, from the prefix on and no further than it.
         folder, slash, _ = prefix.rpartition("/")
         position = _just_before(prefix) if prefix != folder + slash and self.settings.is_sorted else None
-        found = EntriesBuilder()
+        found = EntriesBuilder(self.locate(prefix))
 
         def list_on() -> None:
             """Go on after the last page that came."""
@@ -176,21 +175,6 @@ class CloudStore(Store):
             except AlreadyExistsError:
                 return self.read(name) == data
         return True
-
-    def upload(self, name: str, path: Path) -> None:
-        def chunks() -> Iterator[memoryview]:
-            try:
-                with path.open("rb", buffering=0) as stream:
-                    while data := stream.read(1 << 20):
-                        yield memoryview(data)
-            except OSError as exc:
-                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
-
-        try:
-            num_bytes = path.stat().st_size
-        except OSError as exc:
-            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
-        self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
     def size(self, name: str) -> int | None:
         import obstore

@@ -8,7 +8,6 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
@@ -94,8 +93,9 @@ class AisStore(Bucket):
         where = self.locate(prefix)
         with self.asking(where):
             # While objects are moved to another target, both may list one.
-            listed = EntriesBuilder()
-            listed.extend(read_pages(self._bucket, prefix, where=where))
+            listed = EntriesBuilder(where)
+            for page in read_pages(self._bucket, prefix, where=where):
+                listed.extend(page)
         return listed.finish()
 
     def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
@@ -173,23 +173,6 @@ class AisStore(Bucket):
         from dali_pipes.store.cluster.listing import write_claimed
 
         return write_claimed(self, name, data, by=by)
-
-    def upload(self, name: str, path: Path) -> None:
-        # Not the SDK's put_file, which sends the body to the proxy first.
-        def chunks() -> Iterator[memoryview]:
-            view = memoryview(bytearray(1 << 20))
-            try:
-                with path.open("rb", buffering=0) as stream:
-                    while num := stream.readinto(view):
-                        yield view[:num]
-            except OSError as exc:
-                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
-
-        try:
-            num_bytes = path.stat().st_size
-        except OSError as exc:
-            raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
-        self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
     def access(self) -> BucketAccess:
         self.learn_map()

@@ -35,8 +35,8 @@ MAX_PAGES = 10_000
 MAX_LISTED_CHARS = 1 << 30
 
 
-def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[ObjectEntry]:
-    """The entries of a listing.
+def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[list[ObjectEntry]]:
+    """The pages of a listing, from a server that may be no AIStore.
 
     Args:
         bucket: The SDK's.
@@ -44,33 +44,25 @@ def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[Obje
         where: The same as a URL, for messages.
 
     Raises:
-        StoreError: If an answer cannot be a page of a listing, or the pages do not end.
+        StoreError: If an answer cannot be a page of a listing, or a page leads back to an earlier one.
         Exception: What the SDK raises.
     """
     token = uuid = ""
-    tokens, num_chars = {token}, 0
+    tokens = {token}
     while True:
         try:
             page = bucket.list_objects(prefix=prefix, props="name,size,checksum", uuid=uuid, continuation_token=token)
         except UnicodeDecodeError:
             raise _not_a_listing(where, "has a name that is not UTF-8") from None
-        for entry in page.entries:
-            if not entry.name or entry.size < 0:
-                raise _not_a_listing(where, "has an entry without a name or a size")
-            num_chars += len(entry.name)
-            yield ObjectEntry(name=entry.name, size=entry.size, checksum=entry.checksum or None)
+        if any(not entry.name or entry.size < 0 for entry in page.entries):
+            raise _not_a_listing(where, "has an entry without a name or a size")
+        yield [ObjectEntry(name=entry.name, size=entry.size, checksum=entry.checksum or None) for entry in page.entries]
         uuid, token = page.uuid, page.continuation_token
         if not token:
             return
         if token in tokens:
             raise StoreError(f"'{where}': its listing has no end: page {len(tokens)} leads back to an earlier one")
         tokens.add(token)
-        num_chars += len(token)
-        if num_chars > MAX_LISTED_CHARS or len(tokens) > MAX_PAGES:
-            raise StoreError(
-                f"'{where}': its listing has more than {MAX_PAGES} pages, or names of more than {MAX_LISTED_CHARS} "
-                "characters; name fewer objects by a longer prefix"
-            )
 
 
 def _not_a_listing(where: str, what: str) -> StoreError:

@@ -8,10 +8,15 @@ import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.store.http.objects import RetryPolicy
+from dali_pipes.store.cloud.objects import CloudObjects
+from dali_pipes.store.cluster.objects import StoredObjects
+from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.http.answers import ObjectRequest, ObjectSource
+from dali_pipes.store.http.client import HttpAccess
+from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import MIN_BYTES_PER_S
 from dali_pipes.store.patience import Patience
-from tests.dali_pipes.fetch.served import DATA, Place, checksum, fails, fetching
+from tests.dali_pipes.fetch.served import BRIEF, DATA, Place, checksum, fails, fetching
 from tests.scripted import Script, Visit, never_ends, says, scripted
 
 ONCE = RetryPolicy(attempts=2, silence_s=0.5, connect_timeout_s=1.0)
@@ -77,12 +82,28 @@ ATTACKS: list[tuple[str, Script, str]] = [
 ]
 
 
+def cluster(endpoint: str) -> ObjectSource:
+    return StoredObjects(ClusterAccess(endpoint=endpoint), "b")
+
+
+def cloud(endpoint: str) -> ObjectSource:
+    """Of S3, Google, Azure and web servers: they differ in the signature alone."""
+
+    def ask_for(name: str) -> ObjectRequest:
+        return ObjectRequest(f"{endpoint}/{name}")
+
+    return CloudObjects(ask_for, locate=str, access=HttpAccess(endpoint=endpoint), service="S3")
+
+
+@pytest.mark.parametrize("source", [cluster, cloud])
 @pytest.mark.parametrize(("script", "text"), [attack[1:] for attack in ATTACKS], ids=[attack[0] for attack in ATTACKS])
-def test_hostile_answer_is_an_error_soon_and_in_little_memory(script: Script, text: str) -> None:
-    """No answer makes a fetch hang, grow, or raise another exception than ours."""
+def test_hostile_answer_is_an_error_soon_and_in_little_memory(
+    script: Script, text: str, source: Callable[[str], ObjectSource]
+) -> None:
+    """No answer makes a fetch hang, grow, or raise another exception than ours, whatever the store."""
     before_kib, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     place = Place(len(SMALL))
-    with scripted(script) as server, fetching(server.endpoint, "b", retry=ONCE) as fetcher:
+    with scripted(script) as server, ObjectFetcher(source(server.endpoint), retry=ONCE, patience=BRIEF) as fetcher:
         fails(fetcher, StoreError, text, place=place)
         assert not server.num_endless
     assert time.monotonic() - started < SOON_S
