@@ -72,8 +72,8 @@ class ObjectMeta:
     num_bytes: int
     checksum: str
     """The checksum of the bytes, in hexadecimal; empty for type ``none``."""
-    checksum_type: str = DEFAULT_CHECKSUM_TYPE
-    """The bucket's type when the object was stored. Objects of older versions lack it and get the default."""
+    checksum_type: str
+    """The bucket's type when the object was stored."""
     version: int
     """1 for a new object, and one more each time it is replaced."""
     atime_ns: int
@@ -171,9 +171,8 @@ class Storage:
         """Return a bucket's properties."""
         try:
             return BucketProps(**json.loads((self._buckets / bucket / _PROPS_FILE).read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            self.bucket_info(bucket)
-            return BucketProps()  # a bucket of an older version
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise BucketMissingError(bucket) from exc
 
     def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
         """Set the properties; objects that are stored already stay as they are."""

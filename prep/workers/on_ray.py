@@ -115,13 +115,14 @@ class RayWorkers(Workers):
 
     def _stop_tasks(self) -> None:
         """Cancel the tasks in flight: Note [ray's ends]."""
+        if not self._flying:
+            return
         ray = _ray()
         for reference in self._flying:
             with contextlib.suppress(Exception):
                 ray.cancel(reference)
         # Until the tasks have ended, their objects may still be there in part.
-        if self._flying:
-            ray.wait(list(self._flying), num_returns=len(self._flying), timeout=_STOP_S)
+        ray.wait(list(self._flying), num_returns=len(self._flying), timeout=_STOP_S)
         self._flying = {}
 
     def check_reach(self, directories: Iterable[Path]) -> None:

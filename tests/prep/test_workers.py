@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import DataError, PipesError
-from prep.workers import Report, Workers, default_jobs
+from prep.workers import Report, Workers, default_jobs, open_workers
+from tests.prep.workers_tasks import double
 from tests.sources import REPOSITORY, start_python
 
 
@@ -223,3 +224,9 @@ def test_ray_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
     """Neither by the commands nor by the workers of this machine."""
     script = "import sys, prep.workers, prep.shuffle.shuffle, prep.commands.shuffle; sys.exit('ray' in sys.modules)"
     assert start_python(script).wait(60) == 0
+
+
+def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with open_workers("ray") as workers, pytest.raises(PipesError, match=r"pip install 'dali-pipes\[ray\]'"):
+        list(workers.map(double, [1, 2]))

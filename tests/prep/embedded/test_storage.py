@@ -120,20 +120,6 @@ def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
     assert read(storage, "a") == b"xy"
 
 
-def test_folder_from_before_checksum_types(storage: Storage, tmp_path: Path) -> None:
-    """Buckets and objects without a stored type have the type xxhash2; so have new objects."""
-    storage.write("b", "old", [b"x"])
-    (tmp_path / "buckets" / "b" / ".props").unlink()
-    path = tmp_path / "buckets" / "b" / "old.obj"
-    data = path.read_bytes()
-    text = data[1:-12].replace(b', "checksum_type": "xxhash2"', b"")
-    assert len(text) < len(data) - 13
-    path.write_bytes(b"x" + text + len(text).to_bytes(4, "little") + data[-8:])
-    assert storage.head("b", "old").checksum_type == "xxhash2"
-    assert storage.bucket_props("b") == BucketProps()
-    assert storage.write("b", "old", [b"y"]).version == 2
-
-
 def test_props_of_a_bucket_that_is_gone(storage: Storage, tmp_path: Path) -> None:
     """Properties can be neither read nor set, and no file is left."""
     storage.destroy_bucket("b")
