@@ -80,18 +80,12 @@ def data_script(identifier: str, data: Any) -> str:
     return f'<script type="application/json" id="{identifier}">{found}</script>'
 
 
-def html_table(
-    rows: Sequence[Sequence[str]],
-    *,
-    num_names: int = 1,
-    is_sortable: bool = True,
-) -> str:
-    """Return a table in a box of its own that scrolls if it is wider than the page.
+def html_table(rows: Sequence[Sequence[str]], *, num_names: int = 1) -> str:
+    """Return a table in a box of its own that scrolls if it is wider than the page; a click on a title sorts it.
 
     Args:
         rows: Cells as plain text, the header first.
         num_names: Columns from the left that are names, and are aligned to the left.
-        is_sortable: A click on a column's title sorts by it, numbers as numbers.
     """
 
     def cells(row: Sequence[str], tag: str) -> str:
@@ -99,9 +93,8 @@ def html_table(
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True))
 
     lines = [f"<tr>{cells(row, 'td')}</tr>" for row in rows[1:]]
-    kind = ' class="sortable"' if is_sortable else ""
     return (
-        f'<div class="wide" tabindex="0"><table{kind}><thead><tr>{cells(rows[0], "th")}</tr></thead>'
+        f'<div class="wide" tabindex="0"><table class="sortable"><thead><tr>{cells(rows[0], "th")}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

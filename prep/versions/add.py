@@ -30,7 +30,7 @@ from prep.pack.pack import NoRecordLeftError, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
 from prep.versions.known import Compared, leave_out_known, warn_of_same_photos
-from prep.versions.publish import NewChange, Newest, write_version
+from prep.versions.publish import Newest, write_version
 from prep.workers import WorkersKind
 
 if TYPE_CHECKING:
@@ -173,7 +173,9 @@ def add(
         old,
         concatenate([old.manifest, added]),
         [*old.parts, Part(part, added.num_shards)],
-        NewChange(what=WHAT, token=token, command=command),
+        what=WHAT,
+        token=token,
+        command=command,
     )
     return report(made, packed=packed, num_same_photos=num_same_photos)
 

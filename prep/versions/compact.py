@@ -24,7 +24,7 @@ from prep.pack.target import FileWorkers, plan_shards
 from prep.pack.tasks import ShardTask, write_file
 from prep.tar.writer import Entry, Range, tar_bytes
 from prep.versions.add import TOKEN_DIGITS
-from prep.versions.publish import NewChange, Newest, find_version, write_version
+from prep.versions.publish import Newest, find_version, write_version
 from prep.versions.remove import read_indexes, without_shards
 from prep.workers import Workers
 
@@ -107,15 +107,14 @@ def compact(
     )
     if len(affected):
         token = hashlib.sha256(f"{WHAT} {manifest.digest}".encode()).hexdigest()[:TOKEN_DIGITS]
-        part = f"{WHAT}-{token}-"
         indexes = [index for _, index in read_indexes(store, manifest, affected.tolist())]
-        planned = list(_plan(old, affected.tolist(), indexes, part))
+        planned = list(_plan(old, affected.tolist(), indexes, _part(token)))
         report = replace(report, bytes_after=sum(shard.num_bytes for shard in planned))
         if not dry_run:
             for row in affected.tolist():
                 _check_bytes(store, manifest, row)
             _write(store, planned, jobs=jobs, show_progress=show_progress)
-            manifest = _write_version(old, planned, indexes, part, NewChange(what=WHAT, token=token, command=command))
+            manifest = _write_version(old, planned, indexes, token=token, command=command)
             report = replace(report, version=manifest.version)
     if drop_old:
         versions, objects = _only_of_older(replace(old, manifest=manifest))
@@ -123,6 +122,10 @@ def compact(
             store.delete(name)
         report = replace(report, dropped_versions=versions, deleted=tuple(map(store.locate, objects)))
     return report
+
+
+def _part(token: str) -> str:
+    return f"{WHAT}-{token}-"
 
 
 def _plan(old: Newest, rows: list[int], indexes: list[ShardIndex], prefix: str) -> Iterator[_Planned]:
@@ -175,8 +178,9 @@ def _write(store: Store, planned: list[_Planned], *, jobs: int | None, show_prog
 
 
 def _write_version(
-    old: Newest, planned: list[_Planned], indexes: list[ShardIndex], part: str, change: NewChange
+    old: Newest, planned: list[_Planned], indexes: list[ShardIndex], *, token: str, command: str
 ) -> Manifest:
+    part = _part(token)
     manifest, store = old.manifest, old.store
     affected = np.flatnonzero(manifest.num_removed)
     columns = DataSet(old.shards).sample_columns()
@@ -194,7 +198,7 @@ def _write_version(
         made = replace(concatenate([left, added]), recoded=manifest.recoded)
     made = made.take(np.argsort(rows, kind="stable"))
     store.write(columns_name(f"{old.prefix}{part}"), columns.to_bytes(manifest=made.shards_digest))
-    return write_version(old, made, [Part(part, made.num_shards)], change)
+    return write_version(old, made, [Part(part, made.num_shards)], what=WHAT, token=token, command=command)
 
 
 def _only_of_older(newest: Newest) -> tuple[tuple[int, ...], list[str]]:

@@ -45,18 +45,6 @@ class Newest:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewChange:
-    """A change to be written to the history."""
-
-    what: str
-    """``add``, ``remove`` or ``compact``."""
-    token: str
-    """Ten hexadecimal digits, the same whenever the same command is run."""
-    command: str
-    """The command line."""
-
-
 def open_newest(url: str, *, endpoint: str | None) -> Newest:
     """The newest version of the data set that ``url`` names; a copy that stayed behind is written anew.
 
@@ -85,21 +73,25 @@ def open_newest(url: str, *, endpoint: str | None) -> Newest:
     return Newest(store=shards.store, prefix=shards.prefix, manifest=newest)
 
 
-def write_version(old: Newest, shards: Manifest, parts: Sequence[Part], change: NewChange) -> Manifest:
+def write_version(
+    old: Newest, shards: Manifest, parts: Sequence[Part], *, what: str, token: str, command: str
+) -> Manifest:
     """Write the next version of a data set, and make it the newest.
 
     Args:
         old: The version that was changed.
         shards: The manifest of the new version, without its version.
         parts: Its column files, which are written already, as are its shards and their indexes.
-        change: The entry of its history.
+        what: ``add``, ``remove`` or ``compact``, for its history.
+        token: Ten hexadecimal digits, the same whenever the same command is run.
+        command: The command line.
 
     Raises:
         StoreError: If another command wrote this version meanwhile. What it wrote stays as it is.
     """
     store, prefix, before = old.store, old.prefix, old.manifest
     if before.version == 1:
-        _keep_first(store, prefix, before, by=change.token)
+        _keep_first(store, prefix, before, by=token)
     history = before.history or (
         Change(
             version=1, date="", what="index", token="", command="", num_samples=before.num_kept,
@@ -110,20 +102,20 @@ def write_version(old: Newest, shards: Manifest, parts: Sequence[Part], change: 
     entry = Change(
         version=made.version,
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        what=change.what,
-        token=change.token,
-        command=change.command,
+        what=what,
+        token=token,
+        command=command,
         num_samples=made.num_kept,
         num_shards=made.num_shards,
         digest=before.digest,
     )
     made = replace(made, history=(*history, entry))
-    if store.write_new(version_name(prefix, made.version), made.to_bytes(), by=change.token):
+    if store.write_new(version_name(prefix, made.version), made.to_bytes(), by=token):
         return _publish(store, prefix, made)
     other = _need_version(store, prefix, made.version)
     newest = _publish(store, prefix, _later(store, prefix, other) or other)
     written = other.history[-1]
-    if written.token == change.token and written.what == change.what:
+    if written.token == token and written.what == what:
         return newest  # by an earlier run of this command
     raise StoreError(
         f"another command wrote version {other.version} of '{old.url}' meanwhile: {written.command or written.what}, "

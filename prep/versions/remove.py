@@ -24,7 +24,7 @@ from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
 from prep.versions.add import TOKEN_DIGITS
-from prep.versions.publish import NewChange, Newest, find_version, write_version
+from prep.versions.publish import Newest, find_version, write_version
 
 WHAT = "remove"
 Int64s = npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ def remove(
         part = f"{WHAT}-{token}-"
         old.store.write(columns_name(f"{old.prefix}{part}"), columns.to_bytes(manifest=made.shards_digest))
         parts = (Part(part, made.num_shards),)
-    written = write_version(old, made, parts, NewChange(what=WHAT, token=token, command=command))
+    written = write_version(old, made, parts, what=WHAT, token=token, command=command)
     return replace(report, version=written.version)
 
 
