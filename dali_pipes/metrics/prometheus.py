@@ -128,11 +128,11 @@ class TextfileWriter:
 
     def living_files(self) -> list[Path]:
         """Find the files of other processes that live, and remove those of others."""
-        own = {writer.path for writer in _writers.values()}  # to look at a lock of this process would end it
+        own = {writer.path for writer in list(_writers.values())}  # to look at a lock of this process would end it
         living = []
         for path in sorted(self.path.parent.glob(_FILES)):
             if path not in own:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # gone, or of another user
                     if _is_locked(path):
                         living.append(path)
                     else:
