@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import (
     Before,
     IndexedRun,
@@ -38,7 +38,6 @@ from prep.workers import Report, WorkersKind, open_workers
 
 _log = logging.getLogger(__name__)
 
-Int64s = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 # A run has at most so many shards, and on Ray begins no other after so many bytes; each CPU gets several.

@@ -18,10 +18,10 @@ from nvidia.dali.pipeline import Pipeline
 
 import dali_pipes as dp
 from bench.gpu.workload import GpuSetting, Workload
+from dali_pipes.arrays import Int64s
 from dali_pipes.errors import PipesError
 
 UInt8s = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
 # The shares of all values for which the largest difference is reported.
 _QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999)
 _BATCH = 32

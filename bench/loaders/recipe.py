@@ -15,9 +15,9 @@ import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.loaders.registry import Recipe
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
@@ -32,8 +32,6 @@ NUM_CROPS = 64
 """A power of two: the crop's number is the last bits of the file's size."""
 WHOLE = 256
 """Crops are stored in shares of this."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Crop(NamedTuple):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.errors import StoreError
 from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 from dali_pipes.store.entries import ObjectEntry
@@ -23,7 +23,6 @@ MAX_LISTING_S = 6 * 3600.0
 # Entries that are held as Python objects while a listing is collected.
 _COLLECTED = 4096
 _NOT_LISTED = -1
-Int64s = npt.NDArray[np.int64]
 
 
 class Entries(Sequence[ObjectEntry]):

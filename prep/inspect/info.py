@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.formats.manifest import RecodedStep
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
 from dali_pipes.formats.photo_names import PhotoRoles
@@ -34,7 +35,6 @@ MAX_BINS = 16
 _TASK_SHARDS = 1024
 _TASK_PHOTOS = 64
 
-Int64s = npt.NDArray[np.int64]
 Result = TypeVar("Result")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import read_json
 from dali_pipes.formats.orientation import read_orientation
@@ -35,7 +36,6 @@ _CAPTION_WORDS = ("caption", "captions", "txt", "text")
 # Numbers of 18 digits fit into 64 bits.
 _CLASS_ID = re.compile(r"-?[0-9]{1,18}")
 
-Int64s = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
 

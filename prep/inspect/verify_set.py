@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class_table
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import columns_name, manifest_name
@@ -35,8 +36,6 @@ MAX_FINDINGS = 100_000
 INDEX_ADVICE = "index the shards anew: dali-pipes prep index URL"
 READ_ADVICE = f"{INDEX_ADVICE} --anew"
 """For an index that is not what its shard holds: without ``--anew``, it might be taken over."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True)

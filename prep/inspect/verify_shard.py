@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, check_member_name, parse_label
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import LABEL_COMPONENT, split_key
@@ -21,8 +22,6 @@ from dali_pipes.formats.tar_reader import BLOCK, LINKS, REGULAR, ArchiveReader, 
 from prep.inspect.findings import ShardFinding, note, without_shard
 from prep.photos.decoders import Decoder, Undecodable, check_size, count_values, decode
 from prep.photos.masks import PhotoSize, mask_size_problem
-
-Int64s = npt.NDArray[np.int64]
 
 # The number of values or names that a finding or note names.
 _SHOWN = 3

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import printable
 from dali_pipes.formats.manifest import Manifest
@@ -56,8 +57,6 @@ KNOWN_BAD = "samples that a quarantine lists"
 """The words for a kind of finding that `KINDS` does not have."""
 _NUM_BINS = 40
 _SHORT_CHARS = 80
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True)

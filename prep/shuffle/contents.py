@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError, printable, shown
 from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name, split_key
@@ -41,9 +42,6 @@ MAX_VALUE_BYTES = 64 << 10
 _BY_KEYS = ("shuffle", "none")
 
 _COLUMNS = ("rows", "num_bytes", "num_members", "tar_bytes", "ends", "checksums")
-
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 import numpy as np
 
+from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
@@ -38,7 +39,7 @@ from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
 from prep.pack.tasks import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
-from prep.shuffle.contents import Int64s, UInt64s, component_state, key_digest, open_shard
+from prep.shuffle.contents import component_state, key_digest, open_shard
 from prep.shuffle.plan import PlannedShard, ShufflePlan
 from prep.tar.writer import CHUNK_BYTES, Entry, Files, Part, Range, stream_tar
 from prep.workers import Report, Workers

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.data_set.indexing import parse_label
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import (
@@ -29,7 +29,7 @@ from dali_pipes.formats.names import (
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.shard_names import Template, extension_of, template_of
-from prep.shuffle.contents import Contents, Int64s
+from prep.shuffle.contents import Contents
 from prep.shuffle.dsort import BucketName, DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes_of
 from prep.shuffle.order import arrange, cut, key_of, parse_content
@@ -44,8 +44,6 @@ SPARE_NAMES = 16
 
 # The files that describe a set of shards.
 _DESCRIBING = (manifest_name, columns_name, classes_name, recoded_name)
-
-Bools = npt.NDArray[np.bool_]
 
 
 class PlannedShard(NamedTuple):

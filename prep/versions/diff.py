@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store.shard_set import ShardSet
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

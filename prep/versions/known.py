@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import read_manifest
 from dali_pipes.errors import DataError, PipesError, printable, shown
@@ -120,8 +120,6 @@ MAX_READ = 256 << 20
 """Bytes of the data set's indexes and photos: a few seconds from a store that is near."""
 _REQUEST = 128 << 10  # a request takes as long as this many bytes
 _log = logging.getLogger(__name__)
-
-Int64s = npt.NDArray[np.int64]
 
 
 def warn_of_same_photos(new: DataSet, old: DataSet) -> int:

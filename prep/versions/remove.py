@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.indexing import read_index, stored_versions, sums_of
@@ -27,7 +27,6 @@ from prep.versions.add import TOKEN_DIGITS
 from prep.versions.publish import Newest, find_version, write_version
 
 WHAT = "remove"
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
