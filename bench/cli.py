@@ -1,9 +1,30 @@
-"""``dali-pipes bench``: the names of its commands. Each is a file in `bench.commands`, or a scenario."""
+"""``dali-pipes bench``: the names of its commands.
+
+Each is a file in `bench.commands`, or a scenario: the class ``NameScenario`` in ``bench/scenarios/NAME.py``.
+"""
+
+import importlib
+from typing import Any
 
 import click
 
-from bench.catalog import SCENARIOS, scenario_class
 from dali_pipes.commands.lazy import LazyGroup, with_verbosity
+
+SCENARIOS = {
+    "feed": "Time loaders without decoding: what reading and the hand-over cost.",
+    "fetch": "Fetch the same objects with our transport, the SDK and curl.",
+    "open": "Open loaders of a simulated bucket of a million shards, and list it.",
+    "resume": "Time the first batch after a resume, and at the start of an epoch.",
+    "tfrecord": "Write, read and decode the same samples as tars and as TFRecord files.",
+    "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
+}
+"""Name -> line in the help of `dali-pipes bench`."""
+
+
+def scenario_class(name: str) -> Any:
+    """Import a `bench.engine.scenario.Scenario` class; its fields are the options of its command."""
+    return getattr(importlib.import_module(f"bench.scenarios.{name}"), f"{name.title()}Scenario")
+
 
 _COMMANDS = {
     "compare": "Tell whether a run is worse than an earlier one; exit 1 if it is.",
@@ -12,6 +33,8 @@ _COMMANDS = {
     "run": "Compare the outputs of loaders on the same shards, then time the loaders.",
     "sweep": "Time loaders as run does, over threads, ranks, latencies, sizes, ...",
 }
+_FILES = {"sweep": "run"}
+"""Command -> its file, if that has another name."""
 
 
 class _BenchGroup(LazyGroup):
@@ -28,7 +51,7 @@ class _BenchGroup(LazyGroup):
 @click.group(
     cls=_BenchGroup,
     context_settings={"show_default": True},
-    lazy={name: (f"bench.commands.{name}:{name}", line) for name, line in _COMMANDS.items()}
+    lazy={name: (f"bench.commands.{_FILES.get(name, name)}:{name}", line) for name, line in _COMMANDS.items()}
     | {name: ("", line) for name, line in SCENARIOS.items()},
 )
 def bench() -> None:

@@ -110,7 +110,6 @@ def gpu(
     context: click.Context,
     /,
     *,
-    shards: str | None,
     scenarios: str | None,
     everything: bool,
     output: Path | None,
@@ -118,12 +117,7 @@ def gpu(
     device: str,
     sweeps: dict[str, tuple[Any, ...]] | None,
     no_sweep: bool,
-    photo: str | None,
-    mask: str | None,
-    num_photos: int,
     minutes: float,
-    endpoint: str | None,
-    embedded_dir: Path | None,
     **settings: Any,
 ) -> None:
     """Time decoding, one setting changed at a time, and print a table for each scenario:
@@ -145,29 +139,20 @@ def gpu(
     """
     import time
 
-    if everything and (output is None or scenarios is not None):
-        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
-    if output is not None and json_path is not None:
-        raise ValueError("-o writes a record for each scenario; drop --json")
-    from bench.gpu.points import CHECKS, SCENARIOS, default_sweeps
+    from bench.gpu.cases import CHECKS, default_sweeps
     from bench.gpu.scenario import GpuScenario, is_done, take_scenario
     from bench.reports.record import write_record, write_text
     from bench.reports.tables import markdown_page, report_text
 
-    wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
-    if unknown := [name for name in wanted if name not in SCENARIOS]:
-        raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
-    if json_path is not None and len(wanted) != 1:
-        raise ValueError(f"--json takes one scenario, got {len(wanted)}; pass -o DIR for several")
+    wanted = _wanted(scenarios, everything=everything, output=output, json_path=json_path)
+    data = {name: settings.pop(name) for name in ("shards", "photo", "mask", "num_photos", "endpoint", "embedded_dir")}
     settings |= _device_settings(device, settings)
     settings["sweeps"] = {} if no_sweep else default_sweeps(settings["device"]) if sweeps is None else sweeps
     deadline = time.monotonic() + 60 * minutes
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
     reports: list[dict[str, Any]] = []
-    with _opened_workload(
-        shards, photo=photo, mask=mask, num_photos=num_photos, endpoint=endpoint, embedded_dir=embedded_dir
-    ) as (workload, servers, directory):
+    with _opened_workload(**data) as (workload, servers, directory):
         for name in wanted:
             path = (output or directory) / f"gpu-{name}.json"
             if time.monotonic() > deadline and not path.exists():
@@ -191,6 +176,26 @@ def gpu(
     context.exit(int(any(report["failed"] for report in reports if report["scenario"] in CHECKS)))
 
 
+def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, json_path: Path | None) -> list[str]:
+    """The scenarios to run.
+
+    Raises:
+        ValueError: If one is unknown, or the options do not go together.
+    """
+    from bench.gpu.cases import SCENARIOS
+
+    if everything and (output is None or scenarios is not None):
+        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
+    if output is not None and json_path is not None:
+        raise ValueError("-o writes a record for each scenario; drop --json")
+    wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
+    if unknown := [name for name in wanted if name not in SCENARIOS]:
+        raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
+    if json_path is not None and len(wanted) != 1:
+        raise ValueError(f"--json takes one scenario, got {len(wanted)}; pass -o DIR for several")
+    return wanted
+
+
 def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
@@ -209,8 +214,8 @@ def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _opened_workload(
-    shards: str | None,
     *,
+    shards: str | None,
     photo: str | None,
     mask: str | None,
     num_photos: int,
@@ -221,8 +226,8 @@ def _opened_workload(
     from bench.engine.scenario import MEMORY
     from bench.gpu.workload import Workload
     from bench.loaders.recipe import find_components
-    from bench.tools.drawn_shards import MASK, PHOTO, draw_shards
     from bench.tools.folders import RunFolder, remove_leftovers
+    from bench.tools.repeat import MASK, PHOTO, draw_shards
 
     with contextlib.ExitStack() as stack:
         remove_leftovers(MEMORY)  # of a command that was killed

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from bench.compare.data import DataSets
 from bench.compare.run import Contender, Inputs, LoaderScenario
 from bench.compare.settings import MAX_RANKS, DataFacts
-from bench.compare.turn import EpochTimes, Turn
+from bench.compare.turn import EpochTimes, LoaderTurn
 from bench.engine.scenario import Rounds, Scenario
 from bench.loaders.registry import LOADERS, Recipe
 from bench.tools.environment import available_cores
@@ -238,7 +238,7 @@ class AuScenario(LoaderScenario):
         return notes
 
 
-def point_of(turn: Turn, accelerator: Accelerator) -> AuPoint:
+def point_of(turn: LoaderTurn, accelerator: Accelerator) -> AuPoint:
     """Compute what is known of one number of accelerators from what its ranks measured.
 
     Raises:

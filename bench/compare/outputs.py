@@ -249,14 +249,7 @@ def compare_epoch(
             for sample_largest, sample_mean in pool.map(check, batch["key"], *columns):
                 largest, total = max(largest, sample_largest), total + sample_mean
                 drawn.update(1)
-    if gives and (missing := sorted(expected_keys - seen)):
-        named = ", ".join(f"'{key}'" for key in missing[:3])
-        raise OutputError(
-            f"loader '{loader}': {len(seen)} of {len(expected_keys)} keys came in one epoch; missing: {named}"
-            f"{', ...' if len(missing) > 3 else ''}"
-        )
-    if num_samples != len(expected_keys):
-        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {len(expected_keys)}")
+    _check_epoch(seen, num_samples, expected_keys, loader=loader, has_keys=bool(gives))
     has_photos = "image" in gives
     return Comparison(
         loader=loader,
@@ -267,6 +260,17 @@ def compare_epoch(
         mean_tolerance=tolerance.mean_abs,
         not_compared=tuple(sorted(parts - gives)),
     )
+
+
+def _check_epoch(seen: set[str], num_samples: int, expected_keys: set[str], *, loader: str, has_keys: bool) -> None:
+    if has_keys and (missing := sorted(expected_keys - seen)):
+        named = ", ".join(f"'{key}'" for key in missing[:3])
+        raise OutputError(
+            f"loader '{loader}': {len(seen)} of {len(expected_keys)} keys came in one epoch; missing: {named}"
+            f"{', ...' if len(missing) > 3 else ''}"
+        )
+    if num_samples != len(expected_keys):
+        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {len(expected_keys)}")
 
 
 def _check_batch(batch: BenchBatch, *, loader: str, gives: frozenset[str], parts: frozenset[str]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from bench.compare.data import DataSets
 from bench.compare.outputs import Comparison, OutputError, compare_outputs
 from bench.compare.settings import DataFacts, TurnSetting
-from bench.compare.turn import TIMEOUT_S, Turn, TurnJob, run_turn, turn_json
+from bench.compare.turn import TIMEOUT_S, LoaderTurn, TurnJob, run_turn, turn_json
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
@@ -164,7 +164,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
     def measure(self, made: Inputs, subject: Contender, number: int) -> Any:
         """Take one turn, with all ranks.
 
-        Memory is not touched before (`bench.tools.memory`): turns follow each other before a host takes pages back, and
+        Memory is not touched before (Note [cold memory]): turns follow each other before a host takes pages back, and
         neither CPU-ms a sample nor samples/s changed with it in our measurements.
         """
         job = made.jobs[subject]
@@ -172,7 +172,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
             made.data.drop_pages(job.setting, job.prepared)
         return self.take_turn(made, job)
 
-    def take_turn(self, made: Inputs, job: TurnJob) -> Turn:
+    def take_turn(self, made: Inputs, job: TurnJob) -> LoaderTurn:
         """Run a job, and check that the timed data is the compared data."""
         turn = run_turn(job, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
         check_counts(job.spec, turn, made.data.open(job.setting)[1])
@@ -261,7 +261,7 @@ def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_
             raise ValueError(f"loader '{spec}' reads shards in a directory, but a latency needs shards in a bucket")
 
 
-def check_counts(spec: LoaderSpec, turn: Turn, facts: DataFacts) -> None:
+def check_counts(spec: LoaderSpec, turn: LoaderTurn, facts: DataFacts) -> None:
     """Check that every epoch had every sample, over all ranks, so that the timed data is the compared data."""
     for name in ("first", "steady"):
         drawn = [getattr(rank, name) for rank in turn.ranks]

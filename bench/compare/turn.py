@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bench.compare.settings import DataFacts, TurnSetting
-from bench.engine.live import say
+from bench.engine.run import say
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, fork_server, meet, move_on
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import LOADERS, PARTS
@@ -56,7 +56,7 @@ _Spent = tuple[float, Traffic | None]
 """CPU seconds, and the traffic through the gateway if there is one."""
 
 
-class Pace(NamedTuple):
+class RankPace(NamedTuple):
     """Two barriers of all ranks; it is sent to their processes when these start.
 
     DLIO has the same: a barrier after each step (argonne-lcf/dlio_benchmark 2.0.0, ``dlio_benchmark/main.py``,
@@ -68,7 +68,7 @@ class Pace(NamedTuple):
     steps: Barrier
 
     @classmethod
-    def of(cls, num_ranks: int, context: ForkServerContext) -> "Pace | None":
+    def of(cls, num_ranks: int, context: ForkServerContext) -> "RankPace | None":
         """Return the pace of this many ranks; ``None`` if a single one waits for nobody."""
         return cls(context.Barrier(num_ranks), context.Barrier(num_ranks)) if num_ranks > 1 else None
 
@@ -106,7 +106,7 @@ class TurnJob:
     counters: Path | None = None
     """The gateway's file of counts, if there is a gateway."""
     in_step: bool = False
-    """Ranks wait for each other after each step: see `Pace`."""
+    """Ranks wait for each other after each step: see `RankPace`."""
 
     def __str__(self) -> str:
         return f"loader '{self.spec}' ({self.setting})"
@@ -167,7 +167,7 @@ class RankTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class LoaderTurn:
     """The measurements of all ranks, and the memory that they used together."""
 
     ranks: tuple[RankTurn, ...]
@@ -179,7 +179,7 @@ class Turn:
     """The largest growth of ``/dev/shm``: cache files, and batches on their way from workers."""
 
 
-def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float | None = None) -> Turn:
+def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float | None = None) -> LoaderTurn:
     """Take one turn.
 
     Args:
@@ -194,7 +194,7 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
     limit = TimeLimit(timeout_s)
     tree = ProcessTree(bystanders={*bystanders, os.getpid()})
     with contextlib.ExitStack() as stack:
-        pace = Pace.of(job.setting.ranks, fork_server()) if job.in_step else None
+        pace = RankPace.of(job.setting.ranks, fork_server()) if job.in_step else None
         ranks = [
             stack.enter_context(
                 TurnProcess(_run_rank, job, rank, os.getpid(), tuple(bystanders), pace, name=f"rank {rank} of {job}")
@@ -221,7 +221,7 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
         peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
         move_on(ranks)
         _gather(ranks, "done", limit)
-        return Turn(
+        return LoaderTurn(
             ranks=tuple(rank.result for rank in ranks),
             start_mib=start / MIB,
             peak_mib=peak / MIB,
@@ -239,7 +239,7 @@ def _gather(ranks: Sequence[TurnProcess], place: str, limit: TimeLimit) -> None:
 
 
 def _run_rank(
-    meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tuple[int, ...], pace: Pace | None
+    meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tuple[int, ...], pace: RankPace | None
 ) -> RankTurn:
     """The main function of a rank's process."""
     # Import what the loader needs before the clock starts; most of it was imported by the fork server.
@@ -254,7 +254,9 @@ def _run_rank(
     return time_rank(job, rank, meet=meet, tree=tree, pace=pace)
 
 
-def time_rank(job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None, pace: Pace | None = None) -> RankTurn:
+def time_rank(
+    job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None, pace: RankPace | None = None
+) -> RankTurn:
     """Draw a first epoch, and in a warm turn the timed epochs.
 
     Args:
@@ -298,7 +300,7 @@ def _draw(
     batch_size: int,
     num_epochs: int = 1,
     started: float | None = None,
-    pace: Pace | None = None,
+    pace: RankPace | None = None,
 ) -> Drawn:
     """Draw epochs, with a step after each batch; the device is idle before and after each epoch.
 
@@ -390,7 +392,7 @@ def _with_spent(drawn: Drawn, before: _Spent | None, after: _Spent | None) -> Dr
     return replace(drawn, cpu_s=after[0] - before[0], traffic=traffic)
 
 
-def turn_json(turn: Turn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, Any]:
+def turn_json(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, Any]:
     """Return a turn for the record."""
     return {
         "figures": figures_of(turn, setting=setting, facts=facts),
@@ -414,7 +416,7 @@ def _drawn_json(drawn: Drawn) -> dict[str, Any]:
     return row
 
 
-def figures_of(turn: Turn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, float | None]:
+def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, float | None]:
     """Compute the figures of one turn, by the names of `FIGURES`; ``None`` for those that were not measured."""
     firsts, timed = [rank.first for rank in turn.ranks], [rank.timed for rank in turn.ranks]
     assert timed[0].cpu_s is not None, "the first rank measures"

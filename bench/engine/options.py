@@ -26,7 +26,7 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-class Listed(click.ParamType[tuple[Any, ...]]):
+class ListOption(click.ParamType[tuple[Any, ...]]):
     """The type of an option that takes several values, separated by commas.
 
     Args:

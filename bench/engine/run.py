@@ -5,19 +5,89 @@ turn that fails ends a run before its last round, the complete rounds before it 
 record around every turn, and go on with it later, in another process.
 """
 
+import contextlib
 import os
+import sys
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from bench.engine.live import live_line
 from bench.engine.scenario import Rounds, Scenario, failure_text
 from bench.engine.turn_process import call_apart, end_server, fork_server
 from bench.reports.record import stamped
 from bench.tools.environment import describe_environment
 from bench.tools.folders import RunFolder, remove_leftovers
 from dali_pipes.commands.output import print_note
+from dali_pipes.progress import bar
+
+EVERY_S = 10.0
+"""Seconds between two lines where stderr is no terminal."""
+
+_line: "ContextVar[LiveLine | None]" = ContextVar("live line", default=None)
+
+
+class LiveLine:
+    """The line that says how far a run is, and how fast its last turn was.
+
+    It is written by the command's own process, and only where no clock runs: before and after a turn, and where the
+    processes of a turn wait for each other. The measured processes write nothing. On a terminal the line is rewritten
+    in place; elsewhere at most one line every `EVERY_S` seconds goes to stderr. ``--quiet`` leaves it out.
+    """
+
+    def __init__(self, drawn: Any, *, title: str, num_turns: int) -> None:
+        self._bar, self._title, self._num_turns = drawn, title, num_turns
+        self._num_done = 0
+        self._turn = self._speed = ""
+        self._last_told = time.monotonic()
+
+    def begin(self, turn: str) -> None:
+        """A turn begins; ``turn`` names it."""
+        self._turn = turn
+        self._draw(turn)
+
+    def say(self, part: str) -> None:
+        """The turn begins a part, such as its first epoch."""
+        self._draw(f"{self._turn}: {part}")
+
+    def end(self, speed: str) -> None:
+        """The turn is over; ``speed`` is what it measured, empty if it failed or measures none."""
+        self._speed = f"{self._turn}: {speed}" if speed else self._speed
+        self.skip()
+        self._draw("")
+        if not sys.stderr.isatty() and time.monotonic() - self._last_told >= EVERY_S:
+            self._last_told = time.monotonic()
+            last = f"; {self._speed}" if self._speed else ""
+            print_note(f"{self._title}: {self._num_done} of {self._num_turns} turns{last}")
+
+    def skip(self) -> None:
+        """A turn is not taken."""
+        self._num_done += 1
+        self._bar.update(1)
+
+    def _draw(self, now: str) -> None:
+        # The speed first: a narrow terminal cuts the end off.
+        self._bar.set_postfix_str("; ".join(part for part in (self._speed, now and f"now {now}") if part))
+
+
+@contextlib.contextmanager
+def live_line(title: str, *, num_turns: int) -> Iterator[LiveLine]:
+    """Show the line of a run until its end; `say` writes to it meanwhile."""
+    with bar(what=title, total=num_turns, unit="turn") as drawn:
+        line = LiveLine(drawn, title=title, num_turns=num_turns)
+        token = _line.set(line)
+        try:
+            yield line
+        finally:
+            _line.reset(token)
+
+
+def say(part: str) -> None:
+    """Name the part of the present turn; the command calls it where no clock runs. Without a live line: nothing."""
+    if (line := _line.get()) is not None:
+        line.say(part)
+
 
 Made = TypeVar("Made")
 Subject = TypeVar("Subject", bound=Hashable)
@@ -63,17 +133,13 @@ def run_scenario(
         at_start = {} if keep_turns is None else describe_environment()  # it asks git, so not around every turn
 
         def record(environment: Mapping[str, Any]) -> dict[str, Any]:
-            report = scenario.report(made, rounds)
-            return stamped(
-                {
-                    "environment": {**environment, "load_at_start": load_at_start},
-                    **report,
-                    "complete": rounds.is_complete,
-                    "num_rounds": rounds.num_whole,
-                    "stopped": None if rounds.is_complete else rounds.at,
-                },
-                kind=scenario.kind,
-            )
+            completeness = {
+                "complete": rounds.is_complete,
+                "num_rounds": rounds.num_whole,
+                "stopped": None if rounds.is_complete else rounds.at,
+            }
+            of_the_machine = {"environment": {**environment, "load_at_start": load_at_start}}
+            return stamped({**of_the_machine, **scenario.report(made, rounds), **completeness}, kind=scenario.kind)
 
         def tell(at: str | None) -> None:
             if keep_turns is not None:

@@ -74,7 +74,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
     at least 1. A subject is a name, or a named tuple: its field ``loader`` names its row in tables, and its other
     fields are its setting. Figures are those of `bench.reports.figures`. An example that times two ways to hash a file,
-    without its imports. It would be ``bench/scenarios/hash.py``, with a line in ``bench/catalog.py``::
+    without its imports. It would be ``bench/scenarios/hash.py``, with a line in ``bench/cli.py``::
 
         @dataclass(frozen=True, kw_only=True)
         class HashScenario(Scenario[Path, str, Measured]):

@@ -1,4 +1,6 @@
-"""List the ways to decode that `bench gpu` times, each as a pipeline that runs batch after batch.
+"""List the ways to decode that `bench gpu` times, and the settings of each: its points.
+
+A case is a pipeline that runs batch after batch; a point is a case at a setting, one setting changed at a time.
 
 ``decode`` and ``rn50`` hold the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that their
 figures can be compared with those that DALI's authors publish. The others are ours: loaders with our graphs, masks
@@ -12,7 +14,7 @@ allocating it again. The points of a scenario share a process, and scenarios do 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +25,7 @@ from nvidia.dali.pipeline import Pipeline
 import dali_pipes as dp
 from bench.gpu.checks import CPU_WAYS, MASK_GRAPHS, PATH_GRAPHS, WAYS, check_decoders, check_graph, check_parity
 from bench.gpu.workload import GpuSetting, Workload
+from bench.tools.environment import available_cores
 from bench.tools.step import open_step
 from dali_pipes.graph.definition import Graph
 
@@ -223,3 +226,83 @@ CASES: tuple[Case, ...] = (
     Case(scenario="step", variant="loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
 )
 """All cases: scenarios in the order of their worth, and cases in the order of the tables."""
+
+
+CHECKS = ("path", "parity")
+SCENARIOS = tuple(dict.fromkeys(case.scenario for case in CASES))
+"""The scenarios in the order of their worth: first the checks, without which figures mean nothing."""
+
+HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.5, 0.65, 0.8, 1.0)
+BATCH_SIZES = (64, 128, 256, 512)
+PHOTO_SIDES = (256, 512, 1024, 2048)
+PROGRESSIVE_SHARES = (0.0, 0.25, 0.5, 1.0)
+SWEPT = {
+    "rn50": ("batch_size", "num_threads"),
+    "masks": ("num_threads",),
+    "decode": ("hw_decoder_load", "progressive_share", "photo_side", "size_hint", "batch_size", "num_threads"),
+    "roi": ("photo_side",),
+    "step": ("batch_size", "hw_decoder_load"),
+}
+"""The settings that are swept in each scenario: all settings in all scenarios would take hours."""
+
+PUBLISHED = {"batch_size": 408, "num_threads": 70, "hw_decoder_load": 0.12, "size_hint": 6000}
+"""The settings with which DALI's own test (qa/TL1_decoder_perf) runs its benchmark on x86 Hopper machines."""
+PUBLISHED_NOTE = (
+    f"As published: DALI's own test (NVIDIA/DALI, qa/TL1_decoder_perf/test.sh, with {PUBLISHED}) expects 19,000 photos "
+    "a second of its own photos on x86 Hopper, 29,000 on Grace Hopper. Only the order of magnitude can be compared."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPoint:
+    """A case at a setting."""
+
+    case: Case
+    setting: GpuSetting
+    label: str
+    """The change from the base setting: ``base``, ``hw_decoder_load=0.12``, ``as published, 16 threads``."""
+
+    @property
+    def name(self) -> str:
+        """``decode, batch_size=64``."""
+        return f"{self.case.variant}, {self.label}"
+
+
+def default_sweeps(device: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each setting that is swept. The CPU has no JPEG engines to set."""
+    cores = available_cores()
+    return {
+        **({"hw_decoder_load": HW_DECODER_LOADS, "size_hint": (1024,)} if device == "gpu" else {}),
+        "num_threads": tuple(sorted({max(1, cores // 4), max(1, cores // 2), cores})),
+        "batch_size": BATCH_SIZES,
+        "photo_side": PHOTO_SIDES,
+        "progressive_share": PROGRESSIVE_SHARES,
+    }
+
+
+def points_of(
+    scenario: str, base: GpuSetting, sweeps: Mapping[str, tuple[Any, ...]], *, has_masks: bool = True
+) -> list[GpuPoint]:
+    """Return all cases of a scenario at the base setting, then with one setting changed at a time.
+
+    The most important points come first, and those that are compared stand together: the time may end before the last.
+    Checks that need masks are left out of data without.
+    """
+    changes: dict[str, dict[str, Any]] = {"base": {}}
+    if scenario == "rn50" and base.device == "gpu":
+        threads = min(int(PUBLISHED["num_threads"]), available_cores())
+        label = "as published" if threads == PUBLISHED["num_threads"] else f"as published, {threads} threads"
+        changes = {label: {**PUBLISHED, "num_threads": threads}, **changes}
+    for name in SWEPT.get(scenario, ()):
+        changes |= {f"{name}={value}": {name: value} for value in sweeps.get(name, ()) if value != getattr(base, name)}
+    return [
+        GpuPoint(case=case, setting=replace(base, **{**change, **case.change}), label=label)
+        for label, change in changes.items()
+        for case in CASES
+        if case.scenario == scenario
+        and not (case.needs_gpu and base.device == "cpu")
+        and not (case.needs_cpu and base.device == "gpu")
+        and (has_masks or not (case.check and case.needs_masks))
+        # A setting that the case fixes is not swept.
+        and not set(change) & set(case.change)
+    ]

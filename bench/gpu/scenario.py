@@ -21,9 +21,8 @@ import torch
 from bench.engine.run import run_scenario
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import call_apart
-from bench.gpu.decoders import logged, who_decoded
-from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, sampling
-from bench.gpu.points import CHECKS, PUBLISHED_NOTE, SCENARIOS, Point, points_of
+from bench.gpu.cases import CHECKS, PUBLISHED_NOTE, SCENARIOS, GpuPoint, points_of
+from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, logged, sampling, who_decoded
 from bench.gpu.workload import Device, GpuSetting, Workload
 from bench.reports.record import read_record, write_record
 from bench.tools.environment import available_cores, describe_environment
@@ -54,7 +53,7 @@ class Session(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuScenario(Scenario[Session, Point, Measured]):
+class GpuScenario(Scenario[Session, GpuPoint, Measured]):
     """One scenario; its subjects are points."""
 
     kind = "gpu"
@@ -103,7 +102,7 @@ class GpuScenario(Scenario[Session, Point, Measured]):
             hw_decoder_load=self.hw_decoder_load,
         )
 
-    def goes_on_without(self, subject: Point) -> bool:
+    def goes_on_without(self, subject: GpuPoint) -> bool:
         """Go on unless the error broke the CUDA context: all later points would fail, so another process goes on."""
         if self.device == "gpu":
             try:
@@ -127,15 +126,15 @@ class GpuScenario(Scenario[Session, Point, Measured]):
             why_not = str(exc)
         return Session(nvml, {**describe_gpu(nvml), "nvml": why_not or "read"}, tree)
 
-    def subjects(self, made: Session) -> Sequence[Point]:
+    def subjects(self, made: Session) -> Sequence[GpuPoint]:
         """Return the points."""
         return points_of(self.name, self.base_setting, self.sweeps, has_masks=bool(self.workload.stored.masks))
 
-    def order(self, subjects: Sequence[Point], number: int) -> Sequence[Point]:
+    def order(self, subjects: Sequence[GpuPoint], number: int) -> Sequence[GpuPoint]:
         """Keep the order in every round, the most important first: the time may end before the last subject."""
         return subjects
 
-    def name_of(self, subject: Point) -> str:
+    def name_of(self, subject: GpuPoint) -> str:
         """``decode, batch_size=64``."""
         return subject.name
 
@@ -152,7 +151,7 @@ class GpuScenario(Scenario[Session, Point, Measured]):
                 "another directory, or delete the record"
             )
 
-    def go_on(self, rounds: Rounds[Point, Measured], earlier: Mapping[str, Any]) -> None:
+    def go_on(self, rounds: Rounds[GpuPoint, Measured], earlier: Mapping[str, Any]) -> None:
         """Take over the turns and errors of an earlier record; a turn that ended its process twice has failed."""
         by_name = {point.name: point for point in rounds.subjects}
         for record in earlier["records"]:
@@ -164,7 +163,7 @@ class GpuScenario(Scenario[Session, Point, Measured]):
             if tries >= MAX_TRIES:
                 rounds.errors[by_name[at]] = f"the process ended {tries} times in this turn"
 
-    def measure(self, made: Session, subject: Point, number: int) -> Measured:
+    def measure(self, made: Session, subject: GpuPoint, number: int) -> Measured:
         """Take one step of a check; or time one point, and see in the first round before that who decodes."""
         setting, case = subject.setting, subject.case
         if case.needs_masks and not self.workload.stored.masks:
@@ -205,7 +204,7 @@ class GpuScenario(Scenario[Session, Point, Measured]):
             "decoded_by": decoded,
         }
 
-    def _who_decodes(self, point: Point) -> dict[str, int]:
+    def _who_decodes(self, point: GpuPoint) -> dict[str, int]:
         """Draw some batches with the decoders' log on; nothing is timed."""
 
         def draw() -> None:
@@ -218,7 +217,7 @@ class GpuScenario(Scenario[Session, Point, Measured]):
             draw()  # its pipeline is gone when it returns
         return who_decoded(log[0])
 
-    def record(self, made: Session, subject: Point, rows: Sequence[Measured]) -> dict[str, Any]:
+    def record(self, made: Session, subject: GpuPoint, rows: Sequence[Measured]) -> dict[str, Any]:
         device = "cuda" if subject.setting.device == "gpu" else "cpu"
         setting = {"change": subject.label, **({"scenario": self.name} if self.name in CHECKS else {})}
         return {
@@ -240,7 +239,7 @@ class GpuScenario(Scenario[Session, Point, Measured]):
             "num_shards": len(self.workload.shards.names),
         }
 
-    def report(self, made: Session, rounds: Rounds[Point, Measured]) -> dict[str, Any]:
+    def report(self, made: Session, rounds: Rounds[GpuPoint, Measured]) -> dict[str, Any]:
         """Return all turns, also those of rounds that are not complete: the time often ends before."""
         unfinished = [
             point.name

@@ -1,6 +1,6 @@
 """Hold the photos, masks and shards that `bench gpu` decodes, in the sizes and kinds that its settings ask for.
 
-Without shards the photos are drawn (`bench.tools.drawn_shards`). They exercise the path; published figures need real
+Without shards the photos are drawn (`bench.tools.repeat`). They exercise the path; published figures need real
 photos.
 """
 
@@ -16,9 +16,8 @@ from PIL import Image
 
 import dali_pipes as dp
 from bench.loaders.encoded import samples_of, shard_urls
-from bench.tools.drawn_shards import QUALITY
 from bench.tools.environment import available_cores
-from bench.tools.repeat import encoded
+from bench.tools.repeat import QUALITY, encoded
 from dali_pipes.errors import DataError
 from dali_pipes.graph.definition import Graph
 from dali_pipes.store.shard_set import ShardSet

@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.recipe import crops_of
 from dali_pipes.data_set.indexing import index_in_memory
 from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.graph.inputs import Components, Int32s, once_a_batch
+from dali_pipes.graph.random import Random
+from dali_pipes.reader.batch import Batch
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 
@@ -67,7 +73,7 @@ def graph_of(options: LoaderOptions) -> "Graph":
     Photos are not turned upright by their EXIF data: most peers do not do that, either.
     """
     import dali_pipes as dp
-    from bench.loaders.given_crops import GivenCrops
+    from bench.loaders.dali import GivenCrops
 
     if options.recipe == "encoded":
         return lambda components, random: {
@@ -95,3 +101,30 @@ class _DaliEpochs:
         self._is_new = False
         for (batch,) in self._loader:
             yield batch
+
+
+class GivenCrops(Random):
+    """Gives a graph the crops and flips of `bench.loaders.recipe.crops_of` where it asks for random ones."""
+
+    def __init__(self, components: Components) -> None:
+        super().__init__(components)
+        self._crops: Any = None
+
+    def resized_crop(self, component: str, **_: Any) -> tuple[Any, Any]:
+        """Return the nodes of the given crop's start and shape."""
+
+        @once_a_batch
+        def crops(batch: Batch) -> Int32s:
+            height, width = self._components.size(component)(batch)
+            num_bytes = batch.places(component).size
+            return crops_of(num_bytes, height.astype(np.int64), width.astype(np.int64)).astype(np.int32)
+
+        self._crops = crops
+        return (
+            self._components.array(lambda batch: crops(batch)[:, :2]),
+            self._components.array(lambda batch: crops(batch)[:, 2:4]),
+        )
+
+    def coin_flip(self, *_: Any, **__: Any) -> Any:
+        """Return the node that says whether the given crop is flipped."""
+        return self._components.array(lambda batch: self._crops(batch)[:, 4])

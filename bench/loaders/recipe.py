@@ -80,7 +80,7 @@ def crop_of(num_bytes: int, *, height: int, width: int) -> Crop:
     return Crop(top, left, rows, columns, bool(is_flipped))
 
 
-class Chosen(NamedTuple):
+class ChosenRecipe(NamedTuple):
     """A recipe and the components that it reads."""
 
     recipe: Recipe
@@ -90,7 +90,7 @@ class Chosen(NamedTuple):
 
 def choose_recipe(
     shards: "ShardSet", *, recipe: Recipe | None = None, photo: str | None = None, mask: str | None = None
-) -> Chosen:
+) -> ChosenRecipe:
     """Choose what was not named by the components of the data set; without a manifest the shards are read for them.
 
     Raises:
@@ -110,7 +110,7 @@ def choose_recipe(
             f"'{shards.url}': no sample has a label, and loaders are compared by photos and labels; pack the samples "
             f"with a component '{LABEL_COMPONENT}': dali-pipes prep pack imagefolder, or table"
         )
-    return Chosen(recipe, photo, mask)
+    return ChosenRecipe(recipe, photo, mask)
 
 
 def find_components(shards: "ShardSet", *, photo: str | None, mask: str | None) -> tuple[str, str | None]:

@@ -4,9 +4,9 @@ To add a peer, write one file and one line:
 
 1. ``bench/loaders/peers/NAME.py`` with ``open_loader(shards, *, options)``, which returns a context manager that yields
    a `bench.loaders.protocol.BenchLoader`. If the peer reads another format, the file also has
-   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too. What
-   ``prepare`` put elsewhere than into the directory is deleted by its ``remove(shards, directory)``. For a peer
-   that is a torch ``DataLoader``, `bench.loaders.workers.open_data_loader` does the rest.
+   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too. With
+   ``in_bucket`` in its line, it reads the result from the bucket: ``open_remote(shards, *, options, remote)``. For a
+   peer that is a torch ``DataLoader``, `bench.loaders.workers.open_data_loader` does the rest.
 2. A line in `LOADERS`.
 
 A peer that decodes in this process calls ``torch.set_num_threads(1)``, as `bench.loaders.peers.spdl` does. Otherwise
@@ -73,6 +73,9 @@ class LoaderEntry:
     reads_index_beside: bool = False
     """The loader reads the index that ``prep index`` wrote beside the shards. Its ``prepare`` makes the index again
     elsewhere, only to measure the cost; `open_loader` does not call it."""
+    in_bucket: bool = False
+    """The result of ``prepare`` is uploaded into the shards' own bucket, from where the module's ``open_remote`` reads
+    it, by S3's protocol."""
     decodes_window: bool = False
     """The loader decodes only the part of a photo that the crop keeps, as DALI can. The others decode whole photos."""
 
@@ -133,7 +136,8 @@ LOADERS: dict[str, LoaderEntry] = {
         makes="chunks, by a process on each core; the time includes starting them",
     ),
     "litdata-s3": LoaderEntry(
-        module="bench.loaders.peers.litdata_s3",
+        module="bench.loaders.peers.litdata",
+        in_bucket=True,
         extra="litdata",
         requires=("litdata",),
         decodes=DECODES,
@@ -149,7 +153,8 @@ LOADERS: dict[str, LoaderEntry] = {
         makes="its own shards, by one process",
     ),
     "mosaic-s3": LoaderEntry(
-        module="bench.loaders.peers.mosaic_s3",
+        module="bench.loaders.peers.mosaic",
+        in_bucket=True,
         extra="mosaic",
         requires=("streaming",),
         decodes=DECODES,

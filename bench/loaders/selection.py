@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
 from bench.loaders.registry import DECODES, GROUPS, LOADERS, PLACES, Place
+from bench.loaders.s3 import remove_uploads, upload_folder, uploaded_folder
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
@@ -181,7 +182,12 @@ def _open_converted(
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-prepared-"))
             stack.callback(remove_prepared, name, shards, directory=Path(directory))
             prepared = prepare_loader(name, shards, directory=Path(directory))
-        yield stack.enter_context(module.open_loader(shards, options=options, prepared=prepared))
+        if LOADERS[name].in_bucket:
+            assert prepared is not None, "the module has `prepare`"
+            remote = stack.enter_context(uploaded_folder(shards, prepared.url))
+            yield stack.enter_context(module.open_remote(shards, options=options, remote=remote))
+        else:
+            yield stack.enter_context(module.open_loader(shards, options=options, prepared=prepared))
 
 
 def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared | None:
@@ -202,13 +208,15 @@ def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared 
         return None
     started = time.perf_counter()
     module.prepare(shards, directory=directory)
+    if LOADERS[name].in_bucket:
+        upload_folder(shards, directory)
     return Prepared.of(directory, wall_s=time.perf_counter() - started)
 
 
 def remove_prepared(name: str, shards: ShardSet, *, directory: Path) -> None:
-    """Delete what `prepare_loader` put elsewhere than into ``directory``, even if it failed on the way."""
-    if (remove := getattr(_module(name, shards), "remove", None)) is not None:
-        remove(shards, directory)
+    """Delete what `prepare_loader` put into the shards' bucket, even if it failed on the way."""
+    if LOADERS[name].in_bucket:
+        remove_uploads(shards, directory)
 
 
 def _module(name: str, shards: ShardSet) -> Any:

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -16,6 +18,7 @@ from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
 PREFETCH_FACTOR = 2  # batches ready in each worker, torch's default; 94 MB each at 64 x 3 x 350 x 350
+ERROR_LINES = 5
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where torch puts tensors that processes share)
 
 
@@ -76,7 +79,7 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
     Raises:
         PipesError: If the batches in flight do not fit into shared memory.
     """
-    check_workers_memory(num_workers, options=options)
+    check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
     return {
         "num_workers": num_workers,
         "multiprocessing_context": worker_context(),
@@ -85,15 +88,6 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
         "prefetch_factor": PREFETCH_FACTOR,
         "pin_memory": options.delivery_device == "cuda",
     }
-
-
-def check_workers_memory(num_workers: int, *, options: LoaderOptions) -> None:
-    """Refuse to start workers if the batches that they share with this process do not fit: see `check_shared_memory`.
-
-    Raises:
-        PipesError: If less shared memory is free.
-    """
-    check_shared_memory(_num_batches_shared(num_workers) * options.batch_size, options=options)
 
 
 def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
@@ -111,19 +105,19 @@ def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
         )
 
 
+def num_batches_shared(num_workers: int) -> int:
+    """Batches in shared memory at a time: prefetched ones, one in the making in each worker, and one in use."""
+    return num_workers * (PREFETCH_FACTOR + 1) + 1
+
+
 def fitting_batch_size(options: LoaderOptions, *, num_shards: int) -> int:
     """Halve the batch size of ``options`` until webloader's batches fit into shared memory; at least 1."""
-    num_batches = _num_batches_shared(min(options.num_threads, num_shards))
+    num_batches = num_batches_shared(min(options.num_threads, num_shards))
     fitting = _free_shared_memory() // (_sample_bytes(options) * num_batches)
     batch_size = options.batch_size
     while batch_size > max(fitting, 1):
         batch_size //= 2
     return batch_size
-
-
-def _num_batches_shared(num_workers: int) -> int:
-    """Batches in shared memory at a time: prefetched ones, one in the making in each worker, and one in use."""
-    return num_workers * (PREFETCH_FACTOR + 1) + 1
 
 
 def _sample_bytes(options: LoaderOptions) -> int:
@@ -134,6 +128,34 @@ def _sample_bytes(options: LoaderOptions) -> int:
 def _free_shared_memory() -> int:
     status = os.statvfs(SHARED_MEMORY)
     return status.f_bavail * status.f_frsize
+
+
+def run_apart(module: str, given: str, *, failed: str, **environment: str) -> None:
+    """Run a peer's module as a program, for a library that forks: the program has loaded neither DALI nor CUDA.
+
+    Args:
+        module: Its name.
+        given: What it reads from standard input.
+        failed: What the error says if it fails; the program's last lines follow.
+        environment: Further variables.
+
+    Raises:
+        PipesError: If it fails: with the program's own reason, if that is an error of this project.
+    """
+    done = subprocess.run(  # noqa: S603 (our own interpreter and module)
+        [sys.executable, "-m", module],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        # An error of this project is one line of a worker's traceback.
+        reasons = [line.partition(": ")[2] for line in lines if line.startswith(f"{PipesError.__module__}.")]
+        ended = "\n".join(lines[-ERROR_LINES:])
+        raise PipesError(reasons[0] if reasons else f"{failed}; it ended with:\n{ended}")
 
 
 def open_data_loader(

@@ -6,7 +6,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class BenchFigure:
     """The description of a number in a table."""
 
     title: str
@@ -24,19 +24,19 @@ class Figure:
     """Whether the figure depends on the machine and its load: seconds, and figures computed from seconds."""
 
 
-def _time(title: str, unit: str, digits: int, about: str, better: Literal["high", "low"] = "low") -> Figure:
-    return Figure(title=title, unit=unit, better=better, digits=digits, about=about, of_the_machine=True)
+def _time(title: str, unit: str, digits: int, about: str, better: Literal["high", "low"] = "low") -> BenchFigure:
+    return BenchFigure(title=title, unit=unit, better=better, digits=digits, about=about, of_the_machine=True)
 
 
-def _share(title: str, about: str, better: Literal["high", "low"] = "low") -> Figure:
-    return Figure(title=title, unit="%", better=better, digits=1, about=about, scale=100, of_the_machine=True)
+def _share(title: str, about: str, better: Literal["high", "low"] = "low") -> BenchFigure:
+    return BenchFigure(title=title, unit="%", better=better, digits=1, about=about, scale=100, of_the_machine=True)
 
 
-def _low(title: str, unit: str, digits: int, about: str, *, least: float = 0.0) -> Figure:
-    return Figure(title=title, unit=unit, better="low", digits=digits, about=about, least=least)
+def _low(title: str, unit: str, digits: int, about: str, *, least: float = 0.0) -> BenchFigure:
+    return BenchFigure(title=title, unit=unit, better="low", digits=digits, about=about, least=least)
 
 
-FIGURES: Mapping[str, Figure] = {
+FIGURES: Mapping[str, BenchFigure] = {
     "samples_per_s": _time("samples/s", "samples/s", 0, "Samples of all ranks over the timed seconds.", "high"),
     "mib_per_s": _time("MiB/s", "MiB/s", 1, "Stored bytes over the same time.", "high"),
     "wall_s": _time("s", "s", 2, "To write all samples."),
@@ -131,11 +131,11 @@ FIGURES: Mapping[str, Figure] = {
     "cold_data_wait": _share("cold: data wait", "The share of the first epoch."),
     "peak_cache_mib": _low("peak cache", "MiB", 1, "The largest number of blocks that the cache file had."),
     # `bench resume`
-    "first_batch_s": Figure(
+    "first_batch_s": BenchFigure(
         title="first batch", unit="ms", better="low", digits=0, scale=1000, about="To it.", of_the_machine=True
     ),
     "num_held": _low("held back", "shards", 0, "Shards that the loader asked for, and that the server held back."),
-    # `bench open` and `bench scale`
+    # `bench open`
     "open_s": _time("open", "s", 3, "Until the loader is open; of several ranks, the slowest."),
     "open_cpu_s": _time("open CPU-s", "CPU-s", 2, "Of a rank's opening; mean of the ranks."),
     "opened_mib": _low("opened", "MiB", 0, "A rank's proportional memory, less its imports."),
@@ -148,8 +148,8 @@ FIGURES: Mapping[str, Figure] = {
     "gpu_share": _share("GPU", "The share of its time in which the GPU works.", "high"),
     "jpeg_share": _share("JPEG engines", "The share of their time in which the JPEG engines work.", "high"),
     "step_share": _share("step", "The share of the time that is the emulated training step's.", "high"),
-    "checked": Figure(title="samples", unit="samples", better="high", digits=0, about="Keys, each once, finite."),
-    "equal_share": Figure(
+    "checked": BenchFigure(title="samples", unit="samples", better="high", digits=0, about="Keys, each once, finite."),
+    "equal_share": BenchFigure(
         title="equal", unit="%", better="high", digits=2, scale=100, about="Values that are equal on both sides."
     ),
     "mean_difference": _low("mean", "levels", 3, "Mean difference: grey levels of 255; of graphs, deviations."),

@@ -15,7 +15,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.loaders.registry import LOADERS, is_ours
-from bench.reports.figures import FIGURES, SETTING_TITLES, Figure
+from bench.reports.figures import FIGURES, SETTING_TITLES, BenchFigure
 from bench.reports.summary import (
     Interval,
     Measured,
@@ -284,5 +284,5 @@ def _new(title: str, *, height: float) -> tuple["Drawing", "Axes"]:
     return drawing, axes
 
 
-def _axis_title(figure: Figure) -> str:
+def _axis_title(figure: BenchFigure) -> str:
     return f"{figure.unit} ({'more' if figure.better == 'high' else 'less'} is better)"

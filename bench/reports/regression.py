@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bench.reports.figures import FIGURES, SETTING_TITLES, Figure
+from bench.reports.figures import FIGURES, SETTING_TITLES, BenchFigure
 from bench.reports.summary import (
     Interval,
     Record,
@@ -61,7 +61,7 @@ WHEN = ("before", "after")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class FigureChange:
     """One figure of one loader, before and after."""
 
     record: Record
@@ -81,7 +81,7 @@ class Change:
         return f"{FIGURES[self.figure].title}{relative}"
 
     @property
-    def shown_as(self) -> Figure:
+    def shown_as(self) -> BenchFigure:
         """The figure that formats the values: a ratio has no unit and no scale."""
         figure = FIGURES[self.figure]
         return figure if self.relative_to is None else replace(figure, unit="", scale=1.0, digits=2)
@@ -91,14 +91,14 @@ class Change:
 class Verdict:
     """All changes, and the records that only one of the runs has."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FigureChange, ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     stopped: tuple[str, ...] = ()
     """A line for each run that was stopped early."""
 
     @property
-    def regressions(self) -> tuple[Change, ...]:
+    def regressions(self) -> tuple[FigureChange, ...]:
         return tuple(change for change in self.changes if change.outcome == "worse")
 
 
@@ -137,15 +137,10 @@ def compare_runs(
             "verdict then includes these differences"
         )
     runs = dict(zip(WHEN, (before, after), strict=True))
-    for when, run in runs.items():
-        if relative_to is not None and not named(run["records"], relative_to):
-            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
-            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
-    fields = None
-    if anyway:
-        fields = set.intersection(
-            *({name for one in run["records"] for name in one["setting"]} for run in runs.values())
-        )
+    if relative_to is not None:
+        _check_reference(runs, relative_to)
+    names = ({name for one in run["records"] for name in one["setting"]} for run in runs.values())
+    fields = set.intersection(*names) if anyway else None
     earlier, later = (_by_key(run, fields) for run in runs.values())
     common = [key for key in later if key in earlier]
     if not common:
@@ -167,6 +162,13 @@ def compare_runs(
             f"{when}: stopped after {rounds}" for when, run in runs.items() if (rounds := rounds_of(run)) is not None
         ),
     )
+
+
+def _check_reference(runs: Mapping[str, Report], relative_to: str) -> None:
+    for when, run in runs.items():
+        if not named(run["records"], relative_to):
+            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
+            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
 
 
 def differences_of(before: Report, after: Report) -> list[str]:
@@ -252,7 +254,7 @@ def _change(
     *,
     threshold: float,
     relative_to: str | None,
-) -> Change | None:
+) -> FigureChange | None:
     known = FIGURES[figure]
     relative_to = relative_to if known.of_the_machine else None
     first, second = (_values(*side, figure, relative_to=relative_to) for side in (before, after))
@@ -262,7 +264,7 @@ def _change(
     outcome = _outcome(ratio, more_is_better=known.better == "high", threshold=threshold)
     if relative_to is None and abs(middles[1] - middles[0]) < known.least:
         outcome = "within the threshold"
-    return Change(
+    return FigureChange(
         record=after[1],
         figure=figure,
         before=first,

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.reports.figures import FIGURES, SETTING_TITLES, Figure
+from bench.reports.figures import FIGURES, SETTING_TITLES, BenchFigure
 from bench.reports.record import kind_of
 
 Record = Mapping[str, Any]
@@ -166,7 +166,7 @@ EQUAL_WITHIN = 0.05
 class Measured:
     """One figure of one record, over the repeats."""
 
-    figure: Figure
+    figure: BenchFigure
     values: Sequence[float]
     """One for each repeat, in their order."""
     interval: Interval
@@ -316,7 +316,7 @@ def setting_text(setting: Mapping[str, Any], *, without: Sequence[str] = ()) -> 
     )
 
 
-def format_interval(figure: Figure, values: Sequence[float], *, with_interval: bool = True) -> str:
+def format_interval(figure: BenchFigure, values: Sequence[float], *, with_interval: bool = True) -> str:
     """Return ``1023 [962-1094]``, median and interval; with too few repeats ``1023 (962-1094)``, the whole range."""
     interval = median_interval(values)
     shown = _number(interval.median, figure)
@@ -335,7 +335,7 @@ def format_ratio(ratio: Interval) -> str:
     return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]"
 
 
-def _number(value: float, figure: Figure) -> str:
+def _number(value: float, figure: BenchFigure) -> str:
     """Format a value with three or four significant digits."""
     shown = value * figure.scale
     digits = min(figure.digits, 0 if abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else figure.digits)

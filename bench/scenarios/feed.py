@@ -19,17 +19,17 @@ import click
 import numpy as np
 
 from bench.compare.outputs import OutputError
-from bench.engine.options import Listed, at_least, cache_option, option
+from bench.engine.options import ListOption, at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import call_apart
 from bench.loaders.encoded import KEY, label_of, samples_of
 from bench.loaders.recipe import find_components
 from bench.scenarios.feed_loaders import SUBJECTS, Array, Batch, FeedData, FeedOptions, copied, open_ours, size_of
 from bench.scenarios.on_shards import FORMS
-from bench.tools.drawn_shards import MASK, PHOTO, draw_shards
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import SpentMeter
+from bench.tools.repeat import MASK, PHOTO, draw_shards
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
 from dali_pipes.errors import DataError
@@ -51,7 +51,7 @@ Expected = Mapping[str, tuple[Any, ...]]
 """Key -> label, and height and width of photo and mask."""
 
 
-class Point(NamedTuple):
+class FeedPoint(NamedTuple):
     """A loader under one setting."""
 
     photo_kb: int
@@ -65,7 +65,7 @@ _Made = Mapping[int, tuple[FeedData, Array]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedScenario(Scenario[_Made, Point, Measured]):
+class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
     """Time loaders without decoding: ours, DALI's own reader, an external source, and a loop of preadv, the limit.
 
     Each gives the sizes of photos, read from their headers, and labels. Photos are drawn, unless --shards names some.
@@ -79,11 +79,11 @@ class FeedScenario(Scenario[_Made, Point, Measured]):
 
     shards: ShardSet | None = option(help=f"Real photos instead of drawn ones: {FORMS}")
     photo_kb: Sequence[int] = option(
-        "110,20", type=Listed(int), help="Comma separated: mean sizes of drawn photos in kB."
+        "110,20", type=ListOption(int), help="Comma separated: mean sizes of drawn photos in kB."
     )
     masks: str = option("both", type=click.Choice(list(MASKS)), help="Whether masks are read, too.")
-    batch_sizes: Sequence[int] = option("16,64,256,408,1024", type=Listed(int), help="Comma separated.")
-    loaders: Sequence[str] = option(",".join(SUBJECTS), type=Listed(str), help="Comma separated: some of these.")
+    batch_sizes: Sequence[int] = option("16,64,256,408,1024", type=ListOption(int), help="Comma separated.")
+    loaders: Sequence[str] = option(",".join(SUBJECTS), type=ListOption(str), help="Comma separated: some of these.")
     repeats: int = option(5, help="Turns of each loader under each setting.")
     # More than the caches of most processors hold.
     data_bytes: int = option("224MiB", type=size, help="Bytes of drawn photos, of each size.")
@@ -163,7 +163,7 @@ class FeedScenario(Scenario[_Made, Point, Measured]):
             options = replace(self._options(point), passes=1, order=order, keys=True)
             call_apart(_check_outputs, data, options, point.loader, expected[point.photo_kb], name=self.name_of(point))
 
-    def _options(self, point: Point | None = None) -> FeedOptions:
+    def _options(self, point: FeedPoint | None = None) -> FeedOptions:
         return FeedOptions(
             components=self.components if point is not None and point.masks else self.components[:1],
             batch_size=ORDER_BATCH if point is None else point.batch_size,
@@ -173,17 +173,17 @@ class FeedScenario(Scenario[_Made, Point, Measured]):
             preadv_threads=self.preadv_threads,
         )
 
-    def subjects(self, made: _Made) -> Sequence[Point]:
+    def subjects(self, made: _Made) -> Sequence[FeedPoint]:
         """Every loader under every setting."""
         masks = MASKS[self.masks] if len(self.components) == 2 else (False,)
         settings = itertools.product(made, masks, self.batch_sizes, self.loaders)
-        return [Point(*values) for values in settings]
+        return [FeedPoint(*values) for values in settings]
 
-    def name_of(self, subject: Point) -> str:
+    def name_of(self, subject: FeedPoint) -> str:
         masks = "with masks" if subject.masks else "without masks"
         return f"'{subject.loader}', batches of {subject.batch_size} photos of {subject.photo_kb} kB, {masks}"
 
-    def measure(self, made: _Made, subject: Point, number: int) -> Measured:
+    def measure(self, made: _Made, subject: FeedPoint, number: int) -> Measured:
         data, order = made[subject.photo_kb]
         options = replace(self._options(subject), order=order)
         with SUBJECTS[subject.loader](data, options) as epoch:
@@ -205,7 +205,7 @@ class FeedScenario(Scenario[_Made, Point, Measured]):
             "dali_environment": {name: value for name, value in os.environ.items() if name.startswith("DALI_")},
         }
 
-    def record(self, made: _Made, subject: Point, rows: Sequence[Measured]) -> dict[str, Any]:
+    def record(self, made: _Made, subject: FeedPoint, rows: Sequence[Measured]) -> dict[str, Any]:
         record = super().record(made, subject, rows) | {"data": list(made).index(subject.photo_kb)}
         record["setting"] |= {"threads": self.num_threads, "masks": "yes" if subject.masks else "no"}
         return record
@@ -227,7 +227,7 @@ class FeedScenario(Scenario[_Made, Point, Measured]):
         named = dict(zip(("photo", "mask"), self._names, strict=True))
         return {**super().options_json(), **named, "device": "cpu", "source": source}
 
-    def notes(self, made: _Made, rounds: Rounds[Point, Measured]) -> list[str]:
+    def notes(self, made: _Made, rounds: Rounds[FeedPoint, Measured]) -> list[str]:
         data = "; ".join(
             f"{one['num_samples']:,} samples, "
             + " and ".join(f"{name} of {mean / 1000:.1f} kB" for name, mean in one["mean_bytes"].items())

@@ -25,12 +25,11 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from bench.engine.options import Listed, cache_option, option
+from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Scenario
 from bench.tools.buckets import new_bucket
 from bench.tools.folders import RunFolder, check_room
-from bench.tools.memory import touch_memory
-from bench.tools.processes import cpu_s_of
+from bench.tools.processes import cpu_s_of, touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
@@ -120,7 +119,7 @@ class FetchScenario(Scenario[Objects, str, Measured]):
     repeats: int = option(5, help="Turns of each client.")
     clients: Sequence[str] = option(
         factory=_installed_clients,
-        type=Listed(str),
+        type=ListOption(str),
         help=f"Comma separated: {', '.join(CLIENT_NAMES)}.  [default: all that are there]",
     )
     work: Path | None = cache_option("Where fetched bytes are written; the own server keeps its objects there too.")

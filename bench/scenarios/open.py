@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import psutil
 
-from bench.engine.options import Listed, cache_option, option
+from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import DONE, Meet, TurnProcess, call_apart, meet, move_on
 from bench.tools.folders import RunFolder
-from bench.tools.memory import status_mib
+from bench.tools.processes import status_mib
 from bench.tools.simulated_bucket import BUCKET, PREFIX, SimulatedBucket
 from dali_pipes.cache.free_space import file_system
 
@@ -62,8 +62,8 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
 
     num_shards: int = option(1_000_000, help="Shards of the bucket.")
     shard_samples: int = option(1000, help="Samples of each shard.")
-    ranks: Sequence[int] = option("1,8", type=Listed(int), help="Numbers of ranks that open a loader at once.")
-    faces: Sequence[str] = option("ais,s3", type=Listed(str), help="Whose answers the server gives: ais, s3.")
+    ranks: Sequence[int] = option("1,8", type=ListOption(int), help="Numbers of ranks that open a loader at once.")
+    faces: Sequence[str] = option("ais,s3", type=ListOption(str), help="Whose answers the server gives: ais, s3.")
     repeats: int = option(3, help="Turns of each.")
     work: Path | None = cache_option("Where the cache files lie.")
 
@@ -112,7 +112,7 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
                             subject,
                             made.bucket.endpoint,
                             {
-                                "shuffle": made.window_bytes,
+                                "window_bytes": made.window_bytes,
                                 "cache": str(made.cache),
                                 "rank": number,
                                 "world_size": subject.ranks,
@@ -186,7 +186,7 @@ def _open_rank(meet: Meet, subject: Opening, endpoint: str, settings: Mapping[st
         dp.classification_eval(resize=16, crop=16),
         batch_size=64,
         seed=7,
-        shuffle=dp.Shuffle(window_bytes=settings["shuffle"]),
+        shuffle=dp.Shuffle(window_bytes=settings["window_bytes"]),
         cache=dp.Cache(directory=settings["cache"], show_progress=False),
         rank=settings["rank"],
         world_size=settings["world_size"],

@@ -1,8 +1,8 @@
 """Time the same samples as tars and as TFRecord files: written, read and decoded, in turns.
 
-The writers are `bench.tools.tfrecords`, a loop in one process, and `prep pack tars` with its index; both write the same
-shards into one directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and
-`fn.readers.tfrecord` from the TFRecord files, the last two in plain pipelines (`bench.loaders.peers.dali_readers`).
+The writers are `bench.loaders.peers.dali_readers`, a loop in one process, and `prep pack tars` with its index; both
+write the same shards into one directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and
+`fn.readers.tfrecord` from the TFRecord files, the last two in plain pipelines.
 Before anything is timed, all three must give what Pillow and torchvision make of the shards, sample for sample. Ours
 gives the samples in a shuffled order, and verifies the checksums of the bytes; the plain readers give them in the order
 of the files and check nothing.
@@ -24,14 +24,19 @@ from bench.compare.turn import delivered
 from bench.engine.options import at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import shard_urls
-from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, open_reader, write_webdataset_indexes
+from bench.loaders.peers.dali_readers import (
+    ReaderFiles,
+    RecordFiles,
+    open_loader,
+    open_reader,
+    write_tfrecords,
+    write_webdataset_indexes,
+)
 from bench.loaders.protocol import BenchLoader, LoaderOptions
-from bench.loaders.recipe import Chosen, choose_recipe
+from bench.loaders.recipe import ChosenRecipe, choose_recipe
 from bench.scenarios.on_shards import FORMS, ShardsScenario
 from bench.tools.folders import RunFolder, check_room
-from bench.tools.memory import touch_memory
-from bench.tools.processes import ProcessTree
-from bench.tools.tfrecords import RecordFiles, write_tfrecords
+from bench.tools.processes import ProcessTree, touch_memory
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
@@ -55,7 +60,7 @@ class Work(NamedTuple):
     loader: str
 
 
-class Files(NamedTuple):
+class WrittenFiles(NamedTuple):
     """The files of all readers, and the directory of the writers."""
 
     place: Path
@@ -68,7 +73,7 @@ class Files(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
+class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
     """Write the same samples as tars and as TFRecord files, then read and decode them: ours, and DALI's own readers.
 
     Reads --shards, which must be indexed. Each reader's outputs are compared with Pillow's and torchvision's before
@@ -98,7 +103,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
         return LoaderOptions(photo=self._chosen.photo, mask=self._chosen.mask, **{n: getattr(self, n) for n in names})
 
     @functools.cached_property
-    def _chosen(self) -> Chosen:
+    def _chosen(self) -> ChosenRecipe:
         return choose_recipe(self.given, recipe="segmentation", photo=self.photo, mask=self.mask)
 
     @property
@@ -111,7 +116,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
         """Bytes of the given shards."""
         return sum(entry.size for entry in self.given.entries())
 
-    def prepare(self, folder: RunFolder, stack: ExitStack) -> Files:
+    def prepare(self, folder: RunFolder, stack: ExitStack) -> WrittenFiles:
         """Write both formats, and compare the readers' outputs.
 
         Raises:
@@ -154,7 +159,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
                     f"(found: {', '.join(sorted(manifest.components))})"
                 )
 
-    def _compare(self, made: Files) -> dict[str, Comparison]:
+    def _compare(self, made: WrittenFiles) -> dict[str, Comparison]:
         outputs = {}
         with Reference.open(made.shards, options=self.options) as reference:
             for name in READER_NAMES:
@@ -168,7 +173,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
                     )
         return outputs
 
-    def subjects(self, made: Files) -> Sequence[Work]:
+    def subjects(self, made: WrittenFiles) -> Sequence[Work]:
         """The writers, and each reader without and with its decoders."""
         return [
             *(Work("write", name) for name in WRITER_NAMES),
@@ -179,14 +184,14 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
     def name_of(self, subject: Work) -> str:
         return f"{subject.work} '{subject.loader}'"
 
-    def measure(self, made: Files, subject: Work, number: int) -> Measured:
+    def measure(self, made: WrittenFiles, subject: Work, number: int) -> Measured:
         if subject.work == "write":
             return self._measure_write(made, subject.loader)
         if subject.work == "read":
             return self._measure_read(made, subject.loader)
         return self._measure_decode(made, subject.loader)
 
-    def _measure_write(self, made: Files, name: str) -> Measured:
+    def _measure_write(self, made: WrittenFiles, name: str) -> Measured:
         place = made.place / "written"
         place.mkdir()
         touch_memory(self.num_bytes)  # Note [cold memory]
@@ -195,7 +200,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
         shutil.rmtree(place)
         return timed(num_samples)
 
-    def _measure_read(self, made: Files, name: str) -> Measured:
+    def _measure_read(self, made: WrittenFiles, name: str) -> Measured:
         opened = (
             _open_ours_reading(made, self.options)
             if name == OURS
@@ -209,7 +214,7 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
                     num_samples += epoch()
             return timed(num_samples)
 
-    def _measure_decode(self, made: Files, name: str) -> Measured:
+    def _measure_decode(self, made: WrittenFiles, name: str) -> Measured:
         with _open(name, made, self.options) as loader:
             for _ in delivered(loader):
                 pass
@@ -219,16 +224,16 @@ class TfrecordScenario(ShardsScenario[Files, Work, Measured]):
                     num_samples += sum(len(batch["key"]) for batch in delivered(loader))
             return timed(num_samples)
 
-    def record(self, made: Files, subject: Work, rows: Sequence[Measured]) -> dict[str, Any]:
+    def record(self, made: WrittenFiles, subject: Work, rows: Sequence[Measured]) -> dict[str, Any]:
         record = super().record(made, subject, rows)
         compared = {} if subject.work == "write" else {"outputs": asdict(made.outputs[subject.loader])}
         return record | compared
 
-    def data(self, made: Files) -> list[dict[str, Any]]:
+    def data(self, made: WrittenFiles) -> list[dict[str, Any]]:
         num_samples = made.outputs[OURS].num_samples
         return [{"num_samples": num_samples, "num_shards": len(self.given.names), "shard_bytes": self.num_bytes}]
 
-    def notes(self, made: Files, rounds: Rounds[Work, Measured]) -> list[str]:
+    def notes(self, made: WrittenFiles, rounds: Rounds[Work, Measured]) -> list[str]:
         sizes = (
             f"{name}: {format_bytes(data)} and {format_bytes(index)}" for name, (data, index) in made.num_bytes.items()
         )
@@ -254,7 +259,7 @@ def _timed() -> Iterator[Callable[[int], Measured]]:
     wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
 
 
-def _files(records: RecordFiles, packed: Path, *, indexes: Path, place: Path) -> Files:
+def _files(records: RecordFiles, packed: Path, *, indexes: Path, place: Path) -> WrittenFiles:
     shards = resolve_shards(packed, endpoint=None)
     indexed = IndexedSet(shards)
     index_paths = write_webdataset_indexes(indexed, indexes)
@@ -262,7 +267,7 @@ def _files(records: RecordFiles, packed: Path, *, indexes: Path, place: Path) ->
     tar_bytes = indexed.manifest.total_bytes
     # All other files beside the tars describe them.
     beside = _total_bytes(packed.iterdir()) - tar_bytes
-    return Files(
+    return WrittenFiles(
         place=place,
         shards=shards,
         files={
@@ -287,14 +292,14 @@ def _total_bytes(paths: Iterable[Path]) -> int:
 # a mapped freed block of its cache file would be a SIGBUS. So the column only compares the cost before the decoders.
 
 
-def _open(name: str, made: Files, options: LoaderOptions) -> AbstractContextManager[BenchLoader]:
+def _open(name: str, made: WrittenFiles, options: LoaderOptions) -> AbstractContextManager[BenchLoader]:
     if name == OURS:
         return bench.loaders.dali.open_loader(made.shards, options=options)
     return open_loader(made.files[name], options=options)
 
 
 @contextlib.contextmanager
-def _open_ours_reading(made: Files, options: LoaderOptions) -> Iterator[Callable[[], int]]:
+def _open_ours_reading(made: WrittenFiles, options: LoaderOptions) -> Iterator[Callable[[], int]]:
     """Open our loader without decoders: its graph takes the bytes and decodes nothing."""
     import dali_pipes as dp
 

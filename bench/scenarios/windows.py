@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from bench.engine.options import Listed, cache_option, option
+from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Rounds
 from bench.scenarios.on_shards import ShardsScenario, touch, upload_repeated
 from bench.tools.environment import available_cores
@@ -96,11 +96,11 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
     num_shards: int = option(40, help="Shards that they are packed into.")
     epochs: int = option(1, help="Epochs timed in each turn, after the cold one, which has its own figures.")
     fractions: Sequence[float] = option(
-        "1.0,0.2", type=Listed(float), help="Sizes of the cache, as fractions of the data set."
+        "1.0,0.2", type=ListOption(float), help="Sizes of the cache, as fractions of the data set."
     )
     # The GET of an object is two requests, the redirect and the bytes.
     latencies_ms: Sequence[float] = option(
-        "0,20", type=Listed(float), help="Milliseconds added to each request, redirects included."
+        "0,20", type=ListOption(float), help="Milliseconds added to each request, redirects included."
     )
     ramp_up: bool = option(False, help="Start each epoch with windows of 1, 2, 4, ... shards.")
     work: Path | None = cache_option("Where cache files lie; the server keeps the data set there too.")

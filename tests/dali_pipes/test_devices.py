@@ -17,7 +17,7 @@ from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from bench.gpu.devices import _nvjpeg, has_video_library
-from bench.tools.drawn_shards import draw_shards
+from bench.tools.repeat import draw_shards
 from dali_pipes.commands.checks import check_jpeg_engines
 from tests.conftest import wants_gpu
 

@@ -9,7 +9,6 @@ once an epoch. The buffer of samples is left out, as in `webloader`, because dSo
 
 import contextlib
 import functools
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,9 +26,8 @@ from megatron.energon import (
 
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared
 from bench.loaders.transforms import BatchDecoder
-from bench.loaders.workers import WorkerEpochs, check_workers_memory
+from bench.loaders.workers import WorkerEpochs, check_shared_memory, num_batches_shared, run_apart
 from bench.tools.environment import available_cores
-from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
 _DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -43,23 +41,14 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
     """
     for row, name in enumerate(shards.names):
         (directory / f"{row:06d}.tar").symlink_to(Path(shards.store.locate(name)).resolve())
-    # A new process, which forks safely: the library forks one worker for each core.
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.loaders.peers.energon"],
-        input=str(directory),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        ended = "\n".join((done.stdout + done.stderr).splitlines()[-5:])
-        raise PipesError(f"Energon cannot index '{shards.url}'; it ended with:\n{ended}")
+    # The library forks one worker for each core.
+    run_apart("bench.loaders.peers.energon", str(directory), failed=f"Energon cannot index '{shards.url}'")
 
 
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
     """Every sample comes exactly once an epoch. A worker makes its own batches, so each worker's last one is short."""
-    check_workers_memory(options.num_threads, options=options)
+    check_shared_memory(num_batches_shared(options.num_threads) * options.batch_size, options=options)
     epochs = _Epochs(prepared.url, options)
     try:
         yield epochs

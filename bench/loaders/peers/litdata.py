@@ -6,13 +6,14 @@ for all epochs. Each photo is decoded as a whole where the batch is made (``coll
 shared memory, which the library's hook for single samples (``transform``) cannot do. A local directory is mapped in
 place and not copied into a cache ("POSIX-fast", on by default). The photo keeps its bytes: LitData's own JPEG field is
 decoded by torchvision too, or by Pillow if there is EXIF, whose orientation it applies and the other loaders do not.
+
+``litdata-s3`` has the library's defaults for a bucket (README, "Stream from the cloud"): chunks are downloaded ahead
+into ``cache_dir``, and stay there while they fit into ``max_cache_size``.
 """
 
 import contextlib
 import functools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,16 +22,19 @@ from typing import Any
 
 import litdata
 from litdata import StreamingDataLoader, StreamingDataset
+from litdata.streaming import downloader
 
 from bench.loaders.encoded import EncodedSample, checked_fields, encoded_samples, open_stream, shard_urls
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.workers import open_data_loader
+from bench.loaders.workers import open_data_loader, run_apart
 from bench.tools.environment import available_cores
-from dali_pipes.errors import PipesError
+from bench.tools.folders import RunFolder
 from dali_pipes.store.shard_set import ShardSet
 
 CHUNK_BYTES = "64MB"  # the README's, "What chunk_bytes should I use?"
-ERROR_LINES = 5
+# Its fast client, obstore, gets these options and no others: without this one it refuses a server without TLS, and the
+# environment cannot allow it. Workers import this module with the data set's class.
+downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
 
 
 def prepare(shards: ShardSet, *, directory: Path) -> None:
@@ -41,35 +45,33 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="dali-pipes-litdata-") as scratch:
         job = {"urls": shard_urls(shards), "endpoint": shards.store.endpoint, "directory": str(directory)}
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.loaders.peers.litdata"],
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            check=False,
-            env={
-                **os.environ,
-                "DATA_OPTIMIZER_CACHE_FOLDER": f"{scratch}/chunks",
-                "DATA_OPTIMIZER_DATA_CACHE_FOLDER": f"{scratch}/data",
-            },
+        run_apart(
+            "bench.loaders.peers.litdata",
+            json.dumps(job),
+            failed=f"litdata.optimize of '{shards.url}' failed",
+            DATA_OPTIMIZER_CACHE_FOLDER=f"{scratch}/chunks",
+            DATA_OPTIMIZER_DATA_CACHE_FOLDER=f"{scratch}/data",
         )
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        # An error of this project is one line of a worker's traceback.
-        reasons = [line.partition(": ")[2] for line in lines if line.startswith(f"{PipesError.__module__}.")]
-        ended = f"litdata.optimize of '{shards.url}' failed; it ended with:\n{os.linesep.join(lines[-ERROR_LINES:])}"
-        raise PipesError(reasons[0] if reasons else ended)
 
 
 def open_loader(
     shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     """Every sample comes exactly once an epoch."""
-    samples = ChunkSamples(prepared.url, options)
+    samples = _ChunkSamples(prepared.url, options)
     return open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader)
 
 
-class ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed where types are checked
+@contextlib.contextmanager
+def open_remote(shards: ShardSet, *, options: LoaderOptions, remote: str) -> Iterator[BenchLoader]:
+    """The same from a bucket."""
+    with RunFolder() as folder:
+        samples = _ChunkSamples(remote, options, cache_dir=str(folder.new()))
+        with open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader) as loader:
+            yield loader
+
+
+class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed where types are checked
     """Encoded samples; iterated once an epoch by each worker.
 
     Args:

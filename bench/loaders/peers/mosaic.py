@@ -5,7 +5,9 @@ Conversion", the writer's defaults); ``shuffle`` with the default ``py1e``, the 
 data set is told the batch size too, and workers are kept for all epochs, because they start slowly ("FAQs and Tips");
 one worker for each core. Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the
 batch in shared memory, and not in ``__getitem__`` of a subclass as in the how-to guide for CIFAR10. The MDS shards lie
-in a local directory, with no remote ("Shard Retrieval"), so nothing is downloaded or evicted.
+in a local directory, with no remote ("Shard Retrieval"), so nothing is downloaded or evicted. ``mosaic-s3`` has the
+library's defaults for a remote: ``predownload`` of eight batches, no ``cache_limit``, so that the first epoch downloads
+each MDS shard once into ``local``, and later epochs read files.
 """
 
 import atexit
@@ -24,6 +26,7 @@ from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLE
 from bench.loaders.encoded import KEY, checked_fields, samples_of
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
 from bench.loaders.workers import open_data_loader
+from bench.tools.folders import RunFolder
 from dali_pipes.store.shard_set import ShardSet
 
 
@@ -50,11 +53,20 @@ def open_loader(
     shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     """Every sample comes exactly once an epoch."""
-    return opened(shards, options=options, local=prepared.url)
+    return _opened(shards, options=options, local=prepared.url)
 
 
 @contextlib.contextmanager
-def opened(shards: ShardSet, *, options: LoaderOptions, local: str, remote: str | None = None) -> Iterator[BenchLoader]:
+def open_remote(shards: ShardSet, *, options: LoaderOptions, remote: str) -> Iterator[BenchLoader]:
+    """The same from a bucket."""
+    with RunFolder() as folder, _opened(shards, options=options, local=str(folder.new()), remote=remote) as loader:
+        yield loader
+
+
+@contextlib.contextmanager
+def _opened(
+    shards: ShardSet, *, options: LoaderOptions, local: str, remote: str | None = None
+) -> Iterator[BenchLoader]:
     """Open the MDS shards in ``local``, or those at ``remote``, which are downloaded to ``local``."""
     with _alone():
         dataset = StreamingDataset(

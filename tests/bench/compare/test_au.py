@@ -23,7 +23,7 @@ from bench.compare.au import (
     utilisation,
 )
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, EpochTimes, Pace, RankTurn, Turn
+from bench.compare.turn import Drawn, EpochTimes, LoaderTurn, RankPace, RankTurn
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
@@ -97,7 +97,7 @@ def test_point_is_the_mean_of_its_ranks() -> None:
         return RankTurn(first=drawn, steady=drawn, num_workers=0, decode="dali", device="cpu", gives=())
 
     accelerator = Accelerator(name="ten", batch_size=10, compute_s=1.0)
-    turn = Turn(ranks=(rank(3.0, 0.6), rank(5.0, None)), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    turn = LoaderTurn(ranks=(rank(3.0, 0.6), rank(5.0, None)), start_mib=1, peak_mib=1, shared_memory_mib=0)
     found = point_of(turn, accelerator)
     assert found.accelerators == 2
     assert found.utilisation == pytest.approx((1.0 + 0.5) / 2)
@@ -111,7 +111,7 @@ def test_accelerator_with_one_step_an_epoch_is_an_error() -> None:
     epoch = EpochTimes(10, 1.0, 10, 1.0, 1.0)
     drawn = Drawn(num_samples=10, num_epochs=1, elapsed_s=1.0, waits_s=(0.0,), ends_s=0, cpu_s=0.1, epochs=(epoch,))
     one = RankTurn(first=drawn, steady=drawn, num_workers=0, decode="dali", device="cpu", gives=())
-    turn = Turn(ranks=(one,), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    turn = LoaderTurn(ranks=(one,), start_mib=1, peak_mib=1, shared_memory_mib=0)
     with pytest.raises(PipesError, match=r"one of 1 accelerators had a single step .*: --samples, and --num-shards"):
         point_of(turn, Accelerator(name="ten", batch_size=10, compute_s=1.0))
 
@@ -254,7 +254,7 @@ def test_accelerator_that_is_none_is_refused(text: str, message: str) -> None:
 
 def test_ranks_take_their_steps_together_until_one_has_no_more() -> None:
     """Two epochs of three ranks with 2, 4 and 5 steps: the first two steps are common, and nobody waits for ever."""
-    pace = Pace.of(3, fork_server())
+    pace = RankPace.of(3, fork_server())
     assert pace is not None
     done = [0, 0, 0]
     seen: list[Sequence[int]] = []
@@ -278,7 +278,7 @@ def test_ranks_take_their_steps_together_until_one_has_no_more() -> None:
 
 def test_single_rank_waits_for_nobody() -> None:
     """So it has no pace."""
-    assert Pace.of(1, fork_server()) is None
+    assert RankPace.of(1, fork_server()) is None
 
 
 def _in_threads(calls: Sequence[Callable[[], None]]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.compare.settings import DataFacts, TurnSetting, sweep
-from bench.compare.turn import Drawn, RankTurn, Turn, figures_of
+from bench.compare.turn import Drawn, LoaderTurn, RankTurn, figures_of
 from bench.loaders.protocol import LoaderOptions
 from bench.reports.figures import FIGURES
 from bench.tools.gateway import Traffic
@@ -31,7 +31,7 @@ def rank(first: Drawn, steady: Drawn | None, *, measures: bool) -> RankTurn:
 
 def test_figures_of_two_ranks_over_two_epochs() -> None:
     """Sixty samples: forty of one rank in ten seconds, twenty of the other in eight."""
-    turn = Turn(
+    turn = LoaderTurn(
         ranks=(
             rank(
                 drawn(20, waits=(2.0, 1.0), elapsed_s=4, epochs=1),
@@ -75,7 +75,7 @@ def test_figures_of_two_ranks_over_two_epochs() -> None:
 
 def test_cold_turn_is_its_first_epoch() -> None:
     """Opening included; without a step there is no accelerator to be used."""
-    turn = Turn(
+    turn = LoaderTurn(
         ranks=(rank(drawn(30, waits=(2.0, 1.0, 1.0), elapsed_s=5, epochs=1), None, measures=True),),
         start_mib=1,
         peak_mib=1,
@@ -91,7 +91,7 @@ def test_cold_turn_is_its_first_epoch() -> None:
 
 def test_all_hidden_behind_the_step_is_full_utilisation() -> None:
     """The rules: if all input is hidden by compute time, the total running time is the compute time."""
-    turn = Turn(
+    turn = LoaderTurn(
         ranks=(
             rank(
                 drawn(30, waits=(1.0,), elapsed_s=2, epochs=1),
@@ -119,7 +119,7 @@ def test_all_hidden_behind_the_step_is_full_utilisation() -> None:
 def test_percentile_is_one_of_the_values(waits: list[float], figure: str, expected: float) -> None:
     """The smallest that so many do not exceed."""
     epoch = drawn(30, waits=tuple(wait / 1000 for wait in waits), elapsed_s=5, epochs=1)
-    turn = Turn(ranks=(rank(epoch, None, measures=True),), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    turn = LoaderTurn(ranks=(rank(epoch, None, measures=True),), start_mib=1, peak_mib=1, shared_memory_mib=0)
     found = figures_of(turn, setting=TurnSetting(batch_size=10, threads=1, cache="cold"), facts=FACTS)
     assert found[figure] == pytest.approx(expected)
 

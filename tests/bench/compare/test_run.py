@@ -24,7 +24,7 @@ from bench.compare.data import DataSets
 from bench.compare.outputs import OutputError
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, RankTurn, Turn, TurnJob, run_turn, time_rank
+from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TurnJob, run_turn, time_rank
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import meet
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
@@ -333,7 +333,7 @@ def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> 
     assert Path("/dev/null").is_char_device()
 
 
-def made_up_turn(job: TurnJob) -> Turn:
+def made_up_turn(job: TurnJob) -> LoaderTurn:
     """What a turn of 22 samples would give."""
     drawn = [
         Drawn(num_samples=num_samples, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0, cpu_s=1.0)
@@ -343,7 +343,7 @@ def made_up_turn(job: TurnJob) -> Turn:
         RankTurn(first=one, steady=one, num_workers=0, decode="dali", device="cpu", gives=tuple(ALL_PARTS))
         for one in drawn
     ]
-    return Turn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
+    return LoaderTurn(ranks=tuple(ranks), start_mib=1, peak_mib=2, shared_memory_mib=0)
 
 
 def test_run_interleaves_repeats_one_loader_at_a_time(
@@ -353,7 +353,7 @@ def test_run_interleaves_repeats_one_loader_at_a_time(
     turns: list[tuple[str, int]] = []
     urls: list[str] = []
 
-    def spied(job: TurnJob, **keywords: object) -> Turn:
+    def spied(job: TurnJob, **keywords: object) -> LoaderTurn:
         assert keywords["timeout_s"] == 9.0
         turns.append((job.spec.name, job.setting.ranks))
         if job.setting.ranks == 2:
@@ -392,7 +392,7 @@ def test_run_that_is_stopped_keeps_its_whole_rounds(
     """In the third round, whose first turn is through: two are written, said to be two, shown and compared."""
     made = 0
 
-    def stopped(job: TurnJob, **keywords: object) -> Turn:
+    def stopped(job: TurnJob, **keywords: object) -> LoaderTurn:
         nonlocal made
         made += 1
         if made == 6:
@@ -423,7 +423,7 @@ def test_run_that_fails_in_its_first_round_leaves_the_earlier_record(
     out = tmp_path / "run.json"
     out.write_text("earlier")
 
-    def failing(job: TurnJob, **keywords: object) -> Turn:
+    def failing(job: TurnJob, **keywords: object) -> LoaderTurn:
         raise PipesError("gone")
 
     monkeypatch.setattr("bench.compare.run.run_turn", failing)
@@ -472,7 +472,7 @@ def test_run_goes_on_without_a_peer_that_fails(
 ) -> None:
     """The others are compared and timed; table, record and exit code name the peer and its error."""
 
-    def turn(job: TurnJob, **keywords: object) -> Turn:
+    def turn(job: TurnJob, **keywords: object) -> LoaderTurn:
         if when == "timed" and job.spec.name == "webloader":
             raise PipesError("no answer\x1b[2J")
         return made_up_turn(job)

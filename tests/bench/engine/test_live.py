@@ -14,9 +14,8 @@ import pytest
 
 from bench.compare.run import Contender, LoaderScenario
 from bench.compare.settings import TurnSetting
-from bench.engine import live
-from bench.engine.live import live_line, say
-from bench.engine.run import run_scenario
+from bench.engine import run
+from bench.engine.run import live_line, run_scenario, say
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.selection import LoaderSpec
 from dali_pipes.progress import use_verbosity
@@ -104,7 +103,7 @@ def test_without_a_terminal_a_line_comes_only_every_ten_seconds(
         now += 4.0
         return now
 
-    monkeypatch.setattr("bench.engine.live.time.monotonic", clock)
+    monkeypatch.setattr("bench.engine.run.time.monotonic", clock)
     with live_line("time loaders", num_turns=9) as line:
         for number in range(9):
             line.begin("dali")
@@ -119,7 +118,7 @@ def test_without_a_terminal_a_line_comes_only_every_ten_seconds(
 
 
 def test_quiet_says_nothing(terminal: Terminal, quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY_S", 0.0)
+    monkeypatch.setattr(run, "EVERY_S", 0.0)
     with contextlib.redirect_stderr(terminal.stream):
         run_scenario(FastProbe(repeats=2))
     assert terminal.text() == ""
@@ -147,7 +146,7 @@ def test_nothing_is_written_while_a_loader_is_timed(
     """The parts are said where all ranks wait: between the places, while epochs are drawn, the command is silent, and
     so are the processes that are measured.
     """
-    monkeypatch.setattr(live, "EVERY_S", 1e9)
+    monkeypatch.setattr(run, "EVERY_S", 1e9)
     said: list[tuple[float, str]] = []
     monkeypatch.setattr("bench.compare.turn.say", lambda part: said.append((time.monotonic(), part)))
     scenario = LoaderScenario(shards=shards, loaders=[LoaderSpec.parse("memory")], options=options, repeats=1, epochs=3)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.workload import Workload
-from bench.tools.drawn_shards import draw_shards
+from bench.tools.repeat import draw_shards
 from dali_pipes.store.shard_set import ShardSet
 
 

@@ -9,7 +9,7 @@ import pytest
 from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
-from bench.gpu.decoders import LOG_LEVEL, logged, who_decoded
+from bench.gpu.devices import LOG_LEVEL, logged, who_decoded
 from tests.conftest import mask_bytes, photo_bytes
 
 

@@ -25,10 +25,19 @@ from bench.commands.gpu import gpu as gpu_command
 from bench.engine.run import run_scenario
 from bench.engine.scenario import Rounds
 from bench.engine.turn_process import call_apart
-from bench.gpu.cases import CASES, STEP_SAMPLES_PER_S, Case, Running
+from bench.gpu.cases import (
+    CASES,
+    CHECKS,
+    SCENARIOS,
+    STEP_SAMPLES_PER_S,
+    Case,
+    GpuPoint,
+    Running,
+    default_sweeps,
+    points_of,
+)
 from bench.gpu.checks import DecodeWay, GpuOutputError, check_parity, describe, differences
 from bench.gpu.devices import Nvml, count_jpeg_engines, sampling
-from bench.gpu.points import CHECKS, SCENARIOS, Point, default_sweeps, points_of
 from bench.gpu.scenario import GpuScenario, Session
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
 from bench.reports.record import stamped
@@ -167,7 +176,7 @@ def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None
         differences(workload.stored.photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", window=True))
 
 
-def points(name: str, device: str = "gpu", **sweeps: tuple[Any, ...]) -> list[Point]:
+def points(name: str, device: str = "gpu", **sweeps: tuple[Any, ...]) -> list[GpuPoint]:
     return points_of(name, GpuSetting(device=device, num_threads=1, batch_size=64), sweeps)  # type: ignore[arg-type]
 
 
@@ -176,9 +185,9 @@ def test_points_change_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     With fewer cores than the recipe has threads, its name says so.
     """
-    monkeypatch.setattr("bench.gpu.points.available_cores", lambda: 70)
+    monkeypatch.setattr("bench.gpu.cases.available_cores", lambda: 70)
     assert [point.label for point in points("rn50")] == ["as published", "as published", "base", "base"]
-    monkeypatch.setattr("bench.gpu.points.available_cores", lambda: 16)
+    monkeypatch.setattr("bench.gpu.cases.available_cores", lambda: 16)
     found = points("rn50", batch_size=(32, 64))
     assert [point.name for point in found] == [
         "DALI's file reader, as published, 16 threads", "loader, as published, 16 threads",
@@ -285,7 +294,7 @@ def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:
     def opened(*_: object) -> Iterator[Running]:
         yield Running(step)
 
-    point = Point(case=Case(scenario="decode", variant="slow", open=opened), setting=ON_CPU, label="base")
+    point = GpuPoint(case=Case(scenario="decode", variant="slow", open=opened), setting=ON_CPU, label="base")
     scenario = planned("decode", workload, warm_up_s=0.2)
     with ExitStack() as stack:
         started = time.perf_counter()
@@ -502,7 +511,7 @@ def test_report_of_a_gpu_shows_its_engines(workload: Workload, unknown: int, tex
     """The session is made up, and looks like one of a machine with a GPU."""
     scenario = planned("decode", workload, device="gpu", sweeps={})
     gpu = {"name": "NVIDIA H100", "driver": "580.1", "jpeg_engines": 7, "video_library": False}
-    rounds: Rounds[Point, dict[str, Any]] = Rounds(points("decode"), wanted=1)
+    rounds: Rounds[GpuPoint, dict[str, Any]] = Rounds(points("decode"), wanted=1)
     found = {"num_photos": 200, "engines": 24, "hybrid": 174, "cpu": 2, "unknown": unknown, "failed": 0}
     figures = {"samples_per_s": 9000.0, "gpu_share": 0.612, "jpeg_share": 0.97}
     rounds.rows[rounds.subjects[0]].append({"figures": figures, "decoded_by": found})

@@ -1,6 +1,7 @@
 """A peer that reads a local copy of the shards: the smallest loader with a conversion."""
 
 import contextlib
+import os
 from pathlib import Path
 
 from bench.loaders.peers import webloader
@@ -18,3 +19,12 @@ def open_loader(
     shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     return webloader.open_loader(resolve_shards(prepared.url, endpoint=None), options=options)
+
+
+def open_remote(
+    shards: ShardSet, *, options: LoaderOptions, remote: str
+) -> contextlib.AbstractContextManager[BenchLoader]:
+    """The same from the shards' own bucket, which any client of S3 finds by the environment."""
+    assert os.environ["AWS_ENDPOINT_URL"] == os.environ["S3_ENDPOINT_URL"] == f"{shards.store.endpoint}/s3"
+    url = remote.replace("s3://", "ais://", 1)
+    return webloader.open_loader(resolve_shards(f"{url}/", endpoint=shards.store.endpoint), options=options)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.loaders.protocol import LoaderOptions, Prepared
-from bench.loaders.registry import LOADERS
+from bench.loaders.registry import LOADERS, LoaderEntry
 from bench.loaders.selection import open_loader, prepare_loader
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
@@ -91,3 +91,16 @@ def test_converted_samples_with_other_components_are_refused(name: str, tmp_path
 def _segments() -> set[str]:
     """Shared memory under the names that Mosaic Streaming gives it."""
     return {path.name for path in SHARED_MEMORY.iterdir() if re.match(r"\d{6}_", path.name)}
+
+
+def test_copy_in_the_bucket_is_read_from_there_and_removed(
+    bucket: ShardSet, options: LoaderOptions, keys: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``litdata-s3`` and ``mosaic-s3``: what was made is there while the loader is open."""
+    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", source=("ais",), in_bucket=True)
+    monkeypatch.setitem(LOADERS, "copied", entry)
+    before = [found.name for found in bucket.store.list("")]
+    with open_loader("copied", bucket, options=options) as loader:
+        assert len(bucket.store.list("dali-pipes-bench/")) == len(bucket.names)
+        assert {key for batch in loader.epoch() for key in batch["key"]} == keys
+    assert [found.name for found in bucket.store.list("")] == before

@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.recipe import Chosen, choose_recipe, crop_of, crop_table, crops_of
+from bench.loaders.recipe import ChosenRecipe, choose_recipe, crop_of, crop_table, crops_of
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec, available_loaders, open_loader
 from dali_pipes.errors import DataError
@@ -100,7 +100,7 @@ def test_crop_that_is_one_pixel_off_is_found(
         crops[:, place] = 1 - crops[:, 4] if place == 4 else np.maximum(crops[:, place] - 1, 0)
         return crops
 
-    monkeypatch.setattr("bench.loaders.given_crops.crops_of", off)
+    monkeypatch.setattr("bench.loaders.dali.crops_of", off)
     with open_loader("dali", shards, options=classification) as loader:
         tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
         with pytest.raises(OutputError, match="photo differs from Pillow and torchvision"):
@@ -120,16 +120,20 @@ def shards_of(directory: Path, *components: tuple[str, ...], index: bool = True)
 @pytest.mark.parametrize(
     ("components", "given", "chosen"),
     [
-        ((("cls", "jpg"),), {}, Chosen("classification", "jpg", None)),
-        ((("cls", "jpg", "png"),), {}, Chosen("segmentation", "jpg", "png")),
-        ((("cls", "jpg", "png"),), {"recipe": "classification"}, Chosen("classification", "jpg", None)),
-        ((("cls", "jpg"), ("cls", "jpeg")), {}, Chosen("classification", "jpeg;jpg", None)),
-        ((("cls", "a.jpg", "b.jpg"),), {"photo": "a.jpg"}, Chosen("classification", "a.jpg", None)),
-        ((("cls", "a.jpg", "b.jpg"),), {"mask": "b.jpg"}, Chosen("segmentation", "a.jpg", "b.jpg")),
+        ((("cls", "jpg"),), {}, ChosenRecipe("classification", "jpg", None)),
+        ((("cls", "jpg", "png"),), {}, ChosenRecipe("segmentation", "jpg", "png")),
+        ((("cls", "jpg", "png"),), {"recipe": "classification"}, ChosenRecipe("classification", "jpg", None)),
+        ((("cls", "jpg"), ("cls", "jpeg")), {}, ChosenRecipe("classification", "jpeg;jpg", None)),
+        ((("cls", "a.jpg", "b.jpg"),), {"photo": "a.jpg"}, ChosenRecipe("classification", "a.jpg", None)),
+        ((("cls", "a.jpg", "b.jpg"),), {"mask": "b.jpg"}, ChosenRecipe("segmentation", "a.jpg", "b.jpg")),
     ],
 )
 def test_recipe_is_chosen_by_what_the_data_set_has(
-    tmp_path: Path, components: tuple[tuple[str, ...], ...], given: dict[str, Any], chosen: Chosen, is_indexed: bool
+    tmp_path: Path,
+    components: tuple[tuple[str, ...], ...],
+    given: dict[str, Any],
+    chosen: ChosenRecipe,
+    is_indexed: bool,
 ) -> None:
     """Unless it is named."""
     assert choose_recipe(shards_of(tmp_path, *components, index=is_indexed), **given) == chosen

@@ -14,7 +14,7 @@ from bench.cli import bench as bench_command
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import call_apart
 from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
-from bench.tools.memory import touch_memory
+from bench.tools.processes import touch_memory
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster import embedded_node

@@ -17,12 +17,12 @@ from bench.loaders.peers.dali_readers import (
     open_loader,
     open_reader,
     webdataset_index,
+    write_tfrecords,
     write_webdataset_indexes,
 )
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.reports.tables import report_text
 from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario
-from bench.tools.tfrecords import write_tfrecords
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.scenarios.scale import simulated_manifest
 from bench.scenarios.windows import CacheWatch, WindowsScenario, fitting_window
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.order.passes import cut_windows
+from tests.simulated import simulated_manifest
 
 
 def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Path, memory_dir: Path) -> None:

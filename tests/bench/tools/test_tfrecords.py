@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.loaders.peers.dali_readers import RecordFiles, masked_crc32c, record_index, write_tfrecords
 from bench.loaders.protocol import LoaderOptions
-from bench.tools.tfrecords import RecordFiles, masked_crc32c, record_index, write_tfrecords
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.scenarios.scale import simulated_manifest
 from dali_pipes.cache import cache, files
 from dali_pipes.cache.directory import OwnDirectory
 from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.formats.manifest import Manifest
+from tests.simulated import simulated_manifest
 
 NUM_SHARDS = 50
 RESERVED = 4 << 30
