@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import psutil
 
 PAGE = 4096
@@ -38,6 +37,8 @@ def touch_memory(num_bytes: int) -> int:
     Returns:
         Bytes that were touched.
     """
+    import numpy as np
+
     num_bytes = min(num_bytes, psutil.virtual_memory().available // 2)
     # Allocate all blocks first: a block that is freed would be allocated again.
     blocks = [np.empty(min(BLOCK_BYTES, num_bytes - start), np.uint8) for start in range(0, num_bytes, BLOCK_BYTES)]
