@@ -1,7 +1,5 @@
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -225,15 +223,15 @@ def test_prep_help_names_every_default(command: list[str]) -> None:
     assert result.stdout.startswith("Usage:")
 
 
+@pytest.mark.fresh_interpreter
 def test_prep_cli_imports_nothing_heavy() -> None:
     script = (
         "import sys, prep.commands.group, prep.commands.pack, prep.commands.shuffle;"
         "heavy = {'numpy', 'torch', 'nvidia', 'webdataset', 'aistore', 'requests', 'PIL', 'tqdm'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    # By an interpreter of its own: what others start in is forked from a process with torch and DALI.
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "[]\n"
+    output, _ = start_python(script).communicate(timeout=120)
+    assert output == "[]\n"
 
 
 def test_prep_pack_needs_neither_dali_nor_cuda_to_index(photos: Path, tmp_path: Path) -> None:
