@@ -182,7 +182,7 @@ def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tm
         ({"output_shard_size": "-1"}, DataError, "output_shard_size: a size is a number that is not negative"),
         ({"algorithm": {"kind": "sideways"}}, DataError, "algorithm must be one of"),
         ({"shards": 3}, DataError, "unknown field 'shards'"),
-        ({"ekm_file": "http://127.0.0.1:9/map"}, StoreError, "cannot read key map 'http://127.0.0.1:9/map'"),
+        ({"ekm_file": "http://127.0.0.1:9/map"}, StoreError, "cannot read key map: 'http://127.0.0.1:9/map'"),
     ],
 )
 def test_shuffle_spec_that_cannot_be_done_is_refused_and_nothing_written(
