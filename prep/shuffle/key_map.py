@@ -227,14 +227,8 @@ def group_by(
         row_of: dict[object, int] = {label: row for row, label in enumerate(classes)}
         rows = [row_of[label] for label in labels]
     elif by == "folder":
-        folders = [key.partition("/")[0] if "/" in key else "" for key in keys]
-        if "" in folders:
-            raise DataError(f"{where}: key '{keys[folders.index('')]}' has no directory")
+        folders = _folders_of(keys, where=where)
         found = sorted(set(folders))
-        if odd := next((text for text in found if not _NAME_PART.fullmatch(text)), None):
-            raise DataError(
-                f"{where}: directory '{odd}' names shards, so it may hold only letters, digits, '.', '_', '-'"
-            )
         row_of = {text: row for row, text in enumerate(found)}
         rows = [row_of[folder] for folder in folders]
         texts = [f"{text}-" for text in found]
@@ -249,6 +243,16 @@ def group_by(
         texts = [f"{name}-" for name in grouping.shares]
     outputs = [Template([f"{prefix}{text}", ""], [range(10**digits)], [digits]) for text in texts]
     return KeyMap(tuple(outputs), dict(zip(keys, rows, strict=True)), (), where)
+
+
+def _folders_of(keys: Sequence[str], *, where: str) -> list[str]:
+    """The first directory of each key; raises `DataError` if there is none, or it cannot name shards."""
+    folders = [key.partition("/")[0] if "/" in key else "" for key in keys]
+    if "" in folders:
+        raise DataError(f"{where}: key '{keys[folders.index('')]}' has no directory")
+    if odd := next((text for text in sorted(set(folders)) if not _NAME_PART.fullmatch(text)), None):
+        raise DataError(f"{where}: directory '{odd}' names shards, so it may hold only letters, digits, '.', '_', '-'")
+    return folders
 
 
 def split_of(key: str, shares: Mapping[str, float], *, seed: int) -> int:

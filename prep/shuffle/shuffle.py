@@ -9,7 +9,7 @@ import logging
 import posixpath
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,12 +97,7 @@ def shuffle(request: Request) -> ShuffleReport:
         if request.dry_run:
             names, num_written = tuple(shard["name"] for shard in planned), 0
             num_bytes = sum(shard["num_bytes"] for shard in planned)
-            if existing_shards and not request.overwrite:
-                # A dry run does not compare these shards with the plan.
-                _log.warning(
-                    "%d shards are there already, from '%s': if they are not as planned, the shuffle will need "
-                    "--overwrite", len(existing_shards), request.output_store.locate(existing_shards[0]),
-                )  # fmt: skip
+            _tell_existing(request, existing_shards)
         else:
             with Exchange(plan, workers) as exchange:
                 done = _find_done(exchange, existing, existing_shards, engine=engine)
@@ -124,6 +119,15 @@ def shuffle(request: Request) -> ShuffleReport:
         dry_run=request.dry_run,
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _tell_existing(request: Request, existing_shards: Sequence[str]) -> None:
+    """Warn of shards under the output's names: a dry run does not compare them with the plan."""
+    if existing_shards and not request.overwrite:
+        _log.warning(
+            "%d shards are there already, from '%s': if they are not as planned, the shuffle will need --overwrite",
+            len(existing_shards), request.output_store.locate(existing_shards[0]),
+        )  # fmt: skip
 
 
 def _choose_engine(plan: ShufflePlan) -> str:
