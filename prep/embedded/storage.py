@@ -222,29 +222,36 @@ class Storage:
                 found = (given or digest).hexdigest()
                 if checksum and checksum != found:
                     raise ChecksumMismatchError(checksum_type, checksum, found)
-                try:
-                    with _locked(self._buckets / bucket / _BUCKET_FILE):
-                        try:
-                            version = self.head(bucket, name).version + 1
-                        except ObjectMissingError:
-                            version = 1
-                        meta = ObjectMeta(
-                            name=name,
-                            num_bytes=num_bytes,
-                            checksum=digest.hexdigest(),
-                            checksum_type=own_type,
-                            version=version,
-                            atime_ns=time.time_ns(),
-                        )
-                        text = json.dumps(asdict(meta)).encode()
-                        file.write(text + _FOOTER.pack(len(text), _MARK))
-                        file.close()  # the last bytes must be written before the rename
-                        temporary.rename(self._path(bucket, name))
-                except FileNotFoundError as exc:
-                    raise BucketMissingError(bucket) from exc
+                meta = self._publish(file, bucket, name, num_bytes, digest.hexdigest(), own_type)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        return meta
+
+    def _publish(
+        self, file: BinaryIO, bucket: str, name: str, num_bytes: int, checksum: str, checksum_type: str
+    ) -> ObjectMeta:
+        """Write the metadata after an object's bytes, close the file, and give it its name."""
+        try:
+            with _locked(self._buckets / bucket / _BUCKET_FILE):
+                try:
+                    version = self.head(bucket, name).version + 1
+                except ObjectMissingError:
+                    version = 1
+                meta = ObjectMeta(
+                    name=name,
+                    num_bytes=num_bytes,
+                    checksum=checksum,
+                    checksum_type=checksum_type,
+                    version=version,
+                    atime_ns=time.time_ns(),
+                )
+                text = json.dumps(asdict(meta)).encode()
+                file.write(text + _FOOTER.pack(len(text), _MARK))
+                file.close()  # the last bytes must be written before the rename
+                Path(file.name).rename(self._path(bucket, name))
+        except FileNotFoundError as exc:
+            raise BucketMissingError(bucket) from exc
         return meta
 
     def open(self, bucket: str, name: str) -> tuple[BinaryIO, ObjectMeta]:
