@@ -125,6 +125,7 @@ print(json.dumps([before, grown, without]))
 """
 
 
+@pytest.mark.fresh_interpreter
 def test_memory_of_a_child_counts_and_what_is_shared_counts_once() -> None:
     """A child's own 64 MiB are added; the 128 MiB that it shares with its parent after the fork are not, and are half
     the parent's then.
