@@ -1,26 +1,20 @@
 """Shards from a handful of generated photos, and the real photos where they are at hand."""
 
 import gc
-import io
 import os
 import re
 import signal
 import socket
-import tarfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
-from PIL import Image
 
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.fork_server import ForkedPopen, fork_server
 from tests.servers.clouds import azure_server, s3_server
 
@@ -72,71 +66,6 @@ def _brief_patience_again() -> Iterator[None]:
     """Because a command that a test before called without `main` may have left its own behind."""
     with use_patience(BRIEF):
         yield
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample as it goes into a tar: key and component -> bytes."""
-
-    key: str
-    components: dict[str, bytes]
-
-
-def photo_bytes(seed: int, width: int, height: int, *, mode: str = "RGB", **options: object) -> bytes:
-    """A JPEG with smooth colours and some noise, so that neither decoder has it too easy."""
-    draw = np.random.default_rng(seed)
-    coarse = draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8)
-    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-    pixels = np.asarray(image, np.int16) + draw.integers(-8, 9, (height, width, 3), np.int16)
-    stream = io.BytesIO()
-    image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).convert(mode)
-    image.save(stream, "JPEG", **({"quality": 88} | options))
-    return stream.getvalue()
-
-
-def mask_bytes(seed: int, width: int, height: int) -> bytes:
-    """A PNG, gray, 8 bit, of the values 1, 2, 3."""
-    draw = np.random.default_rng(seed)
-    coarse = draw.integers(1, 4, (max(2, height // 30), max(2, width // 30)), np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def make_samples(sizes: Sequence[tuple[int, int]], *, first: int = 0, num_classes: int = 5) -> list[Sample]:
-    """A sample for each (width, height): photo, class id from 1, mask."""
-    return [
-        Sample(
-            f"s{first + i:05d}",
-            {
-                "cls": str((first + i) % num_classes + 1).encode(),
-                "image.jpg": photo_bytes(first + i, width, height),
-                "trimap.png": mask_bytes(first + i, width, height),
-            },
-        )
-        for i, (width, height) in enumerate(sizes)
-    ]
-
-
-def write_tar(path: Path, samples: Iterable[Sample], *, format: int = tarfile.USTAR_FORMAT) -> Path:
-    """A tar of these samples, members in the order in which a sample's components are listed."""
-    with tarfile.open(path, "w", format=format) as archive:
-        for sample in samples:
-            for component, data in sample.components.items():
-                member = tarfile.TarInfo(f"{sample.key}.{component}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return path
-
-
-def write_shards(directory: Path, samples: Sequence[Sample], *, per_shard: int, index: bool = True) -> Path:
-    """Shards ``s-000000.tar``, ... of these samples, indexed."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for shard, first in enumerate(range(0, len(samples), per_shard)):
-        write_tar(directory / f"s-{shard:06d}.tar", samples[first : first + per_shard])
-    if index:
-        index_shards(resolve_shards(directory, endpoint=None))
-    return directory
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 from tests.faults import faulty
 

@@ -31,7 +31,7 @@ from dali_pipes.cache.table import State, StateTable
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.order.plan import Plan
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -174,7 +174,7 @@ class Ranks:
         # From a process that has imported what takes long: a start takes a tenth of a second.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["dali_pipes.opening.loader", "dali_pipes.graph.pipelines", "tests.conftest"]
+            ["dali_pipes.opening.loader", "dali_pipes.graph.pipelines", "tests.builders"]
         )
         self.processes: dict[int, BaseProcess] = {}
 

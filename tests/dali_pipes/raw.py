@@ -7,7 +7,7 @@ from typing import Any
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from tests.conftest import Sample
+from tests.builders import Sample
 
 __all__ = ["check_rows", "raw", "read_epoch"]
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 import dali_pipes as dp
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
 BUCKETS = dp.buckets(area=64 * 64, step=16, max_aspect=2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nvidia.dali import fn
 
 import dali_pipes as dp
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 NUM_SAMPLES = 29
 KEYS = [f"s{i:05d}" for i in range(NUM_SAMPLES)]

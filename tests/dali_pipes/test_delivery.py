@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.bad_samples.test_bad_samples import garbage, spoilt
 from tests.hostile_photos import undecodable
 

@@ -18,7 +18,7 @@ import dali_pipes as dp
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 

@@ -12,7 +12,7 @@ from nvidia.dali import fn
 import dali_pipes as dp
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import check_rows, raw
 
 NUM_SAMPLES = 41

@@ -13,7 +13,7 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.fetch.local import LocalFetcher
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.dali_pipes.test_contract import graph
 from tests.dali_pipes.test_delivery import INTERRUPTIBLE
 

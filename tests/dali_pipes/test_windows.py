@@ -20,7 +20,7 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.raw import raw, read_epoch
 

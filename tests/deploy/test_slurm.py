@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until, write_program
 from tests.deploy.dockerfile import ROOT
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
-from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, python_of, run_blocks, run_python
 from tests.servers.clouds import Cloud
 from tests.turned_photos import exif_block, with_exif

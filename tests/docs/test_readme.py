@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.docs.pages import REPOSITORY, python_of, run_python
 
 README = REPOSITORY / "README.md"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import mask_bytes, photo_bytes
+from tests.builders import mask_bytes, photo_bytes
 from tests.docs.pages import REPOSITORY, follows, run_blocks
 
 TUTORIAL = REPOSITORY / "docs" / "tutorial.md"

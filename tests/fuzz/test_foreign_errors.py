@@ -18,7 +18,7 @@ from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
 from prep.shuffle.dsort import read_spec
 from prep.shuffle.key_map import parse_key_map
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.fuzz.seeds.texts import state
 
 DEEP = b"[" * 100_000

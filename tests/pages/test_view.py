@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from prep.commands.group import prep
-from tests.conftest import Sample, write_shards
+from tests.builders import Sample, write_shards
 from tests.pages import hostile
 from tests.pages.conftest import WIDTHS, Browser
 

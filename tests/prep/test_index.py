@@ -25,7 +25,7 @@ from dali_pipes.store.urls import open_store, resolve_shards
 from prep.commands.group import prep
 from prep.index import index_part, index_shards, merge_indexes
 from prep.part import JobPart
-from tests.conftest import Sample, make_samples, write_shards, write_tar
+from tests.builders import Sample, make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]

@@ -14,7 +14,7 @@ import pytest
 from nvidia.dali import types
 
 import dali_pipes as dp
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.docs.pages import REPOSITORY
 from tests.trainers.packages import need
 from tests.trainers.ranks import free_port, launch_from_page, run_ranks

@@ -44,7 +44,7 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from tests.bench.conftest import CROP
 from tests.bench.tools.test_processes import BURNT_S, TICKS_S, burn
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, write_shards
 
 FIGURES = (
     "samples_per_s",

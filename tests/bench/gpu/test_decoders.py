@@ -10,7 +10,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 from bench.gpu.devices import LOG_LEVEL, logged, who_decoded
-from tests.conftest import mask_bytes, photo_bytes
+from tests.builders import mask_bytes, photo_bytes
 
 
 def lines(text: str) -> str:

@@ -48,7 +48,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.graph.dali_internals import pool_host_memory
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, photo_bytes, write_shards
 
 ON_CPU = GpuSetting(device="cpu", num_threads=1, batch_size=4)
 OPTIONS: dict[str, Any] = {

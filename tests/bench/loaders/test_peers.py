@@ -21,7 +21,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.indexed_set import IndexedSet
 from tests.bench.conftest import samples
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 
 SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
 

@@ -28,7 +28,7 @@ from dali_pipes.formats.names import index_name
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
 from tests.bench.conftest import CROP, NUM_SAMPLES
-from tests.conftest import Sample, make_samples, photo_bytes, write_tar
+from tests.builders import Sample, make_samples, photo_bytes, write_tar
 
 
 @pytest.fixture(scope="module", params=["webdataset", "tfrecord"])

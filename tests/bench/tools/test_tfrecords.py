@@ -13,7 +13,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, NUM_SHARDS, samples
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 
 
 @pytest.fixture

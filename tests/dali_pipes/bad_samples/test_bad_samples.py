@@ -18,7 +18,8 @@ import dali_pipes as dp
 import dali_pipes.bad_samples
 from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
-from tests.conftest import SHARED_DATA, Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
+from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 
 ODD_IMAGES = SHARED_DATA / "odd-images"

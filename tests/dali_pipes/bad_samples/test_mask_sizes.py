@@ -7,7 +7,7 @@ import pytest
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 
 OTHER = Sample("", make_samples([(52, 40)])[0].components)
 PROBLEM = "has 40 x 52 pixels, '{}' 40 x 50"

@@ -15,7 +15,7 @@ import dali_pipes as dp
 from dali_pipes.formats.orientation import is_surely_read
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.graph.photos import header_problems
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, blocks_of
 from tests.hostile_photos import (
     bmp_of_16_bits,

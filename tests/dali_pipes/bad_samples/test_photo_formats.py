@@ -11,7 +11,7 @@ from nvidia.dali import fn, types
 import dali_pipes as dp
 from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, photo_bytes, write_shards
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,

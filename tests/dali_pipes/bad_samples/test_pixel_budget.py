@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.hostile_photos import encoded, large_png, pixels_of
 
 PIXELS = 50 * 40

@@ -23,7 +23,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

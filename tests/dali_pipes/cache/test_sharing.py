@@ -13,7 +13,7 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.extents import punch
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
 

@@ -17,7 +17,7 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 NUM_SHARDS = 8
 PAGE = 4096

@@ -12,7 +12,7 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cli import main
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 
 

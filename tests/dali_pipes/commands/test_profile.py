@@ -16,7 +16,7 @@ from dali_pipes.cli import main
 from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
 from dali_pipes.commands.tune import find_graph
 from dali_pipes.graph.dali_internals import iterator_scope
-from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
 from tests.dali_pipes.raw import raw
 
 

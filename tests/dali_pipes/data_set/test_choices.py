@@ -14,7 +14,7 @@ import torch
 import dali_pipes as dp
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.dali_pipes.bad_samples.test_bad_samples import gif
 
 NUM_SAMPLES = 23

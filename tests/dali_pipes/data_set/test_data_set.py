@@ -13,7 +13,7 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import columns_name, index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import Sample, make_samples, write_shards, write_tar
+from tests.builders import Sample, make_samples, write_shards, write_tar
 
 
 @pytest.fixture(scope="module")

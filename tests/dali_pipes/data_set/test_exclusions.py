@@ -21,7 +21,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 from tests.dali_pipes.data_set.test_mixture import find
 
 NUM_SHARDS, PER_SHARD = 4, 5

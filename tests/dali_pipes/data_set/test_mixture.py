@@ -23,7 +23,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, write_shards, write_tar
+from tests.builders import Sample, make_samples, write_shards, write_tar
 from tests.dali_pipes.data_set.test_data_set import stage
 
 

@@ -10,7 +10,7 @@ from dali_pipes.cli import main
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.dali_pipes.raw import raw
 
 SHARDS = ("s-000000.tar", "s-000001.tar")

@@ -19,7 +19,7 @@ from prep.commands.group import prep
 from prep.pack.pack import pack
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.conftest import make_samples, write_shards, write_tar
+from tests.builders import make_samples, write_shards, write_tar
 from tests.sources import make_source
 
 LAST = "samples-000003.tar"

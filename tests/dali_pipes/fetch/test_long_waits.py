@@ -22,7 +22,7 @@ from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, Waiting
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.dali_pipes.fetch.served import DATA, Place, checksum, fetching
 from tests.dali_pipes.fetch.test_stager import Job
 from tests.dali_pipes.raw import raw

@@ -14,7 +14,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 

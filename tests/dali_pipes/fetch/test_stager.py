@@ -27,7 +27,7 @@ from dali_pipes.fetch.stager import NUM_ASKED, Stager
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 NUM_SHARDS = 8
 

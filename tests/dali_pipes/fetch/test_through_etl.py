@@ -34,7 +34,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import open_output, start_etl, stop_etl, transform_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
 
 TRANSFORMS = "tests.dali_pipes.etl_transforms"

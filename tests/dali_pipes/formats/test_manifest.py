@@ -23,7 +23,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=12)
 

@@ -31,7 +31,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.conftest import Sample, make_samples, write_shards, write_tar
+from tests.builders import Sample, make_samples, write_shards, write_tar
 
 Row = tuple[str, frozenset[str], int]  # key, components, label
 

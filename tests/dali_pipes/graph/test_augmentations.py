@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as reference
 
 import dali_pipes as dp
 from dali_pipes.graph import color
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, write_shards
 from tests.dali_pipes.graph.test_random import NUM, Drawn
 
 SIDE = 48

@@ -33,7 +33,7 @@ from dali_pipes.graph.dali_internals import (
     set_epoch_size,
     shared_crops,
 )
-from tests.conftest import mask_bytes
+from tests.builders import mask_bytes
 
 VERSION = nvidia.dali.__version__
 PNG = np.frombuffer(mask_bytes(0, 8, 8), np.uint8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 THRESHOLD = "DALI_MALLOC_POOL_THRESHOLD"
 

@@ -12,7 +12,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, photo_bytes, write_shards
 from tests.hostile_photos import undecodable
 
 

@@ -13,7 +13,7 @@ from torchvision import transforms
 import dali_pipes as dp
 from dali_pipes.graph.crop import resized_crop
 from dali_pipes.order.randomness import Stream
-from tests.conftest import make_samples, photo_bytes, write_shards
+from tests.builders import make_samples, photo_bytes, write_shards
 
 # Odd, even, smaller, larger, by one, by three, much; every pair of them as width and height.
 SIDES = (1, 2, 199, 347, 348, 349, 350, 351, 352, 353, 354, 355, 601)

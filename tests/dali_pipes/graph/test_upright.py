@@ -18,7 +18,7 @@ from dali_pipes.errors import DataError, DecodeError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
-from tests.conftest import Sample, write_shards
+from tests.builders import Sample, write_shards
 from tests.hostile_photos import undecodable
 from tests.turned_photos import (
     ORIENTATIONS,

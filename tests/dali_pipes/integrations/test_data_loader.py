@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dali_pipes as dp
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 from tests.dali_pipes.integrations.test_faces import (
     BATCHES,
     FACES,

@@ -14,7 +14,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
 
 import dali_pipes as dp
-from tests.conftest import Sample
+from tests.builders import Sample
 
 
 def open_loader(shards: Path, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES, LOADERS, labels_of
-from tests.conftest import Sample, write_shards
+from tests.builders import Sample, write_shards
 from tests.dali_pipes.raw import raw
 
 COUNTERS = [figure.name for figure in FIGURES if figure.is_counter]

@@ -25,7 +25,7 @@ from dali_pipes.reader.aio_reader import AioReader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import Lines
-from tests.conftest import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, photo_bytes, write_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 
 NUM_SAMPLES = 24

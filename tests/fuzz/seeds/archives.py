@@ -3,7 +3,7 @@
 import io
 import tarfile
 
-from tests.conftest import make_samples
+from tests.builders import make_samples
 
 
 def shards() -> list[bytes]:

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.conftest import make_samples, write_shards
+from tests.builders import make_samples, write_shards
 
 
 class IndexFiles(NamedTuple):

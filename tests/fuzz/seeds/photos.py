@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.conftest import photo_bytes
+from tests.builders import photo_bytes
 
 HEIGHT, WIDTH = 21, 34
 

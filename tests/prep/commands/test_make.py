@@ -15,7 +15,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
-from tests.conftest import photo_bytes
+from tests.builders import photo_bytes
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import write_pets

@@ -12,7 +12,7 @@ from aistore.sdk.errors import AISError
 
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 from tests.prep.embedded.conftest import sdk
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]

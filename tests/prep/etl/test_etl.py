@@ -33,7 +33,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from prep.index import index_shards
-from tests.conftest import Sample, write_shards
+from tests.builders import Sample, write_shards
 from tests.sources import REPOSITORY, encode_mask, encode_photo
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prep.commands.group import prep
-from tests.conftest import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, write_shards
 
 SHAPES = [(48, 80), (64, 64), (80, 48)]
 SIZES = [(40 + 37 * row % 120, 40 + 53 * row % 120) for row in range(50)]

@@ -18,7 +18,8 @@ from prep.commands.group import prep
 from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
-from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.conftest import SHARED_DATA
 from tests.turned_photos import slope, turned_photo
 
 

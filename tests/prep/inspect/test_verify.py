@@ -35,7 +35,8 @@ from prep.inspect.verify_set import VerifyReport
 from prep.inspect.verify_shard import ShardReport, index_problem
 from prep.pack.pack import open_target
 from prep.photos.decoders import Undecodable, decode, open_decoder
-from tests.conftest import SHARED_DATA, Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 from tests.turned_photos import slope, turned_photo
 

@@ -28,7 +28,7 @@ from prep.inspect.contact_sheet import (
     overlaid,
 )
 from prep.inspect.samples import ShowOptions
-from tests.conftest import Sample, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, photo_bytes, write_shards, write_tar
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 

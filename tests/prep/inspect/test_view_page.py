@@ -26,7 +26,7 @@ from prep.inspect.contact_sheet import TILE
 from prep.inspect.findings import MAX_LISTED
 from prep.inspect.samples import ShowOptions
 from prep.inspect.view_page import PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
-from tests.conftest import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
 from tests.sources import encode_photo
 
 

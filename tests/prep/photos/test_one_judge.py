@@ -13,7 +13,7 @@ from prep.inspect.verify import verify
 from prep.pack.pack import pack
 from prep.photos.decoders import Undecodable, open_decoder
 from prep.sources.record import Record, Source
-from tests.conftest import Sample, write_shards
+from tests.builders import Sample, write_shards
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,

@@ -9,7 +9,8 @@ from dali_pipes.formats.photo_header import read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.details import photo_details
 from prep.recode.jpegs import NotJpegError, check_jpegtran, optimized
-from tests.conftest import SHARED_DATA, photo_bytes
+from tests.builders import photo_bytes
+from tests.conftest import SHARED_DATA
 from tests.hostile_photos import encoded, pixels_of
 from tests.prep.recode.photos import dali_pixels, exif, needs_jpegtran, orientation, pixels
 

@@ -9,7 +9,7 @@ from PIL import Image
 from prep.photos.apart import Undecodable
 from prep.photos.masks import mask_problem
 from prep.recode.photos import is_plain_mask, optimized_mask, resized_mask
-from tests.conftest import mask_bytes
+from tests.builders import mask_bytes
 from tests.hostile_photos import encoded
 from tests.prep.recode.photos import pixels, with_odd_notes
 

@@ -12,7 +12,7 @@ from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.apart import Undecodable
 from prep.photos.details import photo_details
 from prep.recode.photos import Recoding, converted, resized
-from tests.conftest import photo_bytes
+from tests.builders import photo_bytes
 from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
 from tests.prep.recode.photos import dali_pixels, exif, orientation, pixels, with_odd_notes
 from tests.prep.recode.test_jpegs import LAB, SRGB

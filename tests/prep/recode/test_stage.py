@@ -21,7 +21,7 @@ from prep.recode.stage import recode_source
 from prep.sources.imagefolder import photo_folder
 from prep.sources.record import Record, Source
 from prep.workers import Workers
-from tests.conftest import mask_bytes, photo_bytes
+from tests.builders import mask_bytes, photo_bytes
 from tests.hostile_photos import encoded, pixels_of, undecodable
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran

@@ -15,7 +15,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.sources.tars import tars
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 from tests.sources import encode_photo, make_source
 
 

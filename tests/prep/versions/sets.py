@@ -22,7 +22,7 @@ from prep.versions.add import AddReport, add
 from prep.versions.compact import CompactReport, compact
 from prep.versions.publish import Newest, open_newest
 from prep.versions.remove import RemoveReport, remove
-from tests.conftest import photo_bytes
+from tests.builders import photo_bytes
 
 
 class Place(NamedTuple):

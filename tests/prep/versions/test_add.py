@@ -22,7 +22,7 @@ from prep.recode.photos import Recoding
 from prep.sources.imagefolder import imagefolder
 from prep.sources.record import Record, Source
 from prep.versions.add import add, fit_classes
-from tests.conftest import Sample, photo_bytes, write_tar
+from tests.builders import Sample, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
 

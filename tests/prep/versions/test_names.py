@@ -15,7 +15,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
 from prep.sources.imagefolder import imagefolder
-from tests.conftest import Sample, write_tar
+from tests.builders import Sample, write_tar
 from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, write_shards
 
 LENGTH = 6
 NUM_PHOTOS = 20

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as reference
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 import dali_pipes as dp
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, write_shards
 
 CROP = 96
 SIZES = [(60 + 31 * (number % 5), 200 - 23 * (number % 7)) for number in range(30)]

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as reference
 
 import dali_pipes as dp
-from tests.conftest import Sample, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, write_shards
 
 SIZES = (64, 32)
 NUM_PHOTOS = 40

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dali_pipes as dp
-from tests.conftest import Sample, write_shards
+from tests.builders import Sample, write_shards
 from tests.turned_photos import slope, stored_photo, turned_photo, upright
 
 NUM = 24

@@ -1,0 +1,131 @@
+"""Builders of photos, samples, tars, shards and loaders for all tests."""
+
+import io
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import dali_pipes as dp
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample as it goes into a tar: key and component -> bytes."""
+
+    key: str
+    components: dict[str, bytes]
+
+
+def photo_bytes(seed: int, width: int, height: int, *, mode: str = "RGB", **options: object) -> bytes:
+    """A JPEG with smooth colours and some noise, so that neither decoder has it too easy."""
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    pixels = np.asarray(image, np.int16) + draw.integers(-8, 9, (height, width, 3), np.int16)
+    stream = io.BytesIO()
+    image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).convert(mode)
+    image.save(stream, "JPEG", **({"quality": 88} | options))
+    return stream.getvalue()
+
+
+def mask_bytes(seed: int, width: int, height: int) -> bytes:
+    """A PNG, gray, 8 bit, of the values 1, 2, 3."""
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(1, 4, (max(2, height // 30), max(2, width // 30)), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def make_samples(sizes: Sequence[tuple[int, int]], *, first: int = 0, num_classes: int = 5) -> list[Sample]:
+    """A sample for each (width, height): photo, class id from 1, mask."""
+    return [
+        Sample(
+            f"s{first + i:05d}",
+            {
+                "cls": str((first + i) % num_classes + 1).encode(),
+                "image.jpg": photo_bytes(first + i, width, height),
+                "trimap.png": mask_bytes(first + i, width, height),
+            },
+        )
+        for i, (width, height) in enumerate(sizes)
+    ]
+
+
+def write_tar(path: Path, samples: Iterable[Sample], *, format: int = tarfile.USTAR_FORMAT) -> Path:
+    """A tar of these samples, members in the order in which a sample's components are listed."""
+    with tarfile.open(path, "w", format=format) as archive:
+        for sample in samples:
+            for component, data in sample.components.items():
+                member = tarfile.TarInfo(f"{sample.key}.{component}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def write_shards(directory: Path, samples: Sequence[Sample], *, per_shard: int, index: bool = True) -> Path:
+    """Shards ``s-000000.tar``, ... of these samples, indexed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for shard, first in enumerate(range(0, len(samples), per_shard)):
+        write_tar(directory / f"s-{shard:06d}.tar", samples[first : first + per_shard])
+    if index:
+        index_shards(resolve_shards(directory, endpoint=None))
+    return directory
+
+
+def image_bytes(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    """A file of a photo: a Pillow image, or pixels of shape (height, width) or (height, width, 3).
+
+    Options are those of Pillow's ``save``.
+    """
+    stream = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def npy_bytes(array: Any) -> bytes:
+    """An ``.npy`` file of this array."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def tar_bytes(
+    members: Mapping[str, bytes] | Iterable[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT, **fields: Any
+) -> bytes:
+    """A tar of these members in this order; fields are set on each `tarfile.TarInfo`."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=format) as archive:
+        for name, data in members.items() if isinstance(members, Mapping) else members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            for field, value in fields.items():
+                setattr(member, field, value)
+            archive.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
+    """A loader on the CPU of batches of four with keys; options of `dali_pipes.loader` take precedence.
+
+    Without a graph, it yields crops of 16 x 16 of ``image.jpg`` and ``trimap.png``.
+    """
+    usual = {
+        "batch_size": 4,
+        "device": "cpu",
+        "outputs": dp.Outputs(keys=True),
+        "decode": dp.Decode(threads=1),
+    }
+    return dp.loader(shards, graph or dp.segmentation(crop=16), **(usual | options))
+
+
+def keys_of(batches: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The keys of the samples of a loader's epoch, or of some of its batches."""
+    return [key for (batch,) in batches for key in batch["key"]]
