@@ -59,6 +59,14 @@ def make_samples(sizes: Sequence[tuple[int, int]], *, first: int = 0, num_classe
     ]
 
 
+def with_data(samples: Iterable[Sample], data: Mapping[int, bytes], *, component: str = "image.jpg") -> list[Sample]:
+    """The samples, some of them, by their numbers, with other data of a component."""
+    return [
+        Sample(sample.key, sample.components | {component: data[number]}) if number in data else sample
+        for number, sample in enumerate(samples)
+    ]
+
+
 def write_tar(path: Path, samples: Iterable[Sample], *, format: int = tarfile.USTAR_FORMAT) -> Path:
     """A tar of these samples, members in the order in which a sample's components are listed."""
     with tarfile.open(path, "w", format=format) as archive:
@@ -124,6 +132,11 @@ def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
         "decode": dp.Decode(threads=1),
     }
     return dp.loader(shards, graph or dp.segmentation(crop=16), **(usual | options))
+
+
+def substituting(shards: Path, **options: Any) -> dp.BadSamples:
+    """Bad samples are substituted and noted in ``q.tsv`` beside the shards; options take precedence."""
+    return dp.BadSamples(**({"on_error": "substitute", "quarantine": shards / "q.tsv"} | options))
 
 
 def keys_of(batches: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 import dali_pipes as dp
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
+from tests import builders
 from tests.builders import Sample, make_samples, write_shards
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
@@ -34,15 +35,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> P
     return write_shards(tmp_path_factory.mktemp("buckets"), samples, per_shard=9)
 
 
-def open_loader(shards: Path, graph: Any = None, *, batch_size: int = 4, **options: Any) -> dp.Loader:
-    settings: dict[str, Any] = {
-        "seed": 5,
-        "device": "cpu",
-        "decode": dp.Decode(threads=1),
-        "select": dp.Select(buckets=BUCKETS),
-        "outputs": dp.Outputs(keys=True, valid=True),
-    } | options
-    return dp.loader(str(shards), graph or dp.bucketed(), batch_size=batch_size, **settings)
+def open_loader(shards: Path, graph: Any = None, **options: Any) -> dp.Loader:
+    usual = {"seed": 5, "select": dp.Select(buckets=BUCKETS), "outputs": dp.Outputs(keys=True, valid=True)}
+    return builders.open_loader(shards, graph or dp.bucketed(), **(usual | options))
 
 
 def shape_of(width: int, height: int) -> tuple[int, int]:

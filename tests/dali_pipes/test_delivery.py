@@ -3,6 +3,7 @@
 import dis
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from tests.builders import Sample, make_samples, write_shards
+from tests import builders
+from tests.builders import Sample, keys_of, make_samples, write_shards
 from tests.dali_pipes.bad_samples.test_bad_samples import garbage, spoilt
 from tests.hostile_photos import undecodable
 
@@ -32,15 +34,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> P
     return write_shards(tmp_path_factory.mktemp("delivered"), samples, per_shard=5)
 
 
-def open_loader(shards: Path, **options: Any) -> dp.Loader:
-    defaults: dict[str, Any] = {
-        "batch_size": 5,
-        "device": "cpu",
-        "shuffle": False,
-        "outputs": dp.Outputs(keys=True),
-        "decode": dp.Decode(threads=1),
-    }
-    return dp.loader(shards, dp.segmentation(crop=16), **(defaults | options))
+open_loader = partial(builders.open_loader, batch_size=5, shuffle=False)
 
 
 FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {
@@ -89,8 +83,8 @@ def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, fa
             assert state["delivered"] == len(seen)
             if num_interrupted % 8 == 0:  # another job resumes
                 other.load_state_dict(state)
-                assert seen + [key for (batch,) in other for key in batch["key"]] == KEYS
-            assert seen + [key for (batch,) in loader for key in batch["key"]] == KEYS
+                assert seen + keys_of(other) == KEYS
+            assert seen + keys_of(loader) == KEYS
         assert num_interrupted > 30  # lines of the hand-over
 
 
@@ -141,7 +135,7 @@ def test_state_after_an_error_has_the_lost_batch_to_come(
         state = loader.state_dict()
         assert state["delivered"] == len(seen) == bad // 5 * 5
         # The loop may go on: the state then has the batches that it takes.
-        rest = [key for (batch,) in loader for key in batch["key"]]
+        rest = keys_of(loader)
         assert rest == KEYS[bad // 5 * 5 + 5 :]
         assert loader.state_dict()["delivered"] == NUM_SAMPLES
         # The next epoch loses the batch again, and then stands where it did.

@@ -1,16 +1,14 @@
 """``repr`` shows a loader along the data path, before and after its first batch, closed, and before it is opened."""
 
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import dali_pipes as dp
 from dali_pipes.errors import keep_secret
+from tests import builders
 
-
-def open_loader(shards: object, **options: Any) -> dp.Loader:
-    defaults: dict[str, Any] = {"batch_size": 4, "seed": 7, "device": "cpu", "outputs": dp.Outputs(keys=True)}
-    return dp.loader(shards, dp.segmentation(crop=16), **(defaults | options))  # type: ignore[arg-type]
+open_loader = partial(builders.open_loader, seed=7)
 
 
 def test_repr_shows_the_path(small_shards: Path, tmp_path: Path) -> None:

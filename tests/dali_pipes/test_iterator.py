@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +19,13 @@ import dali_pipes as dp
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests import builders
+from tests.builders import Sample, keys_of, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
 
-def open_loader(shards: object, **options: object) -> dp.Loader:
-    return dp.loader(
-        shards,
-        dp.segmentation(crop=16),
-        **({"batch_size": 5, "device": "cpu", "outputs": dp.Outputs(keys=True)} | options),
-    )
-
-
-def keys_of(batches: object) -> list[str]:
-    return [key for (batch,) in batches for key in batch["key"]]
+open_loader = partial(builders.open_loader, batch_size=5)
 
 
 @pytest.mark.parametrize(

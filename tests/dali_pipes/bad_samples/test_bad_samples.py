@@ -18,7 +18,8 @@ import dali_pipes as dp
 import dali_pipes.bad_samples
 from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
-from tests.builders import Sample, make_samples, write_shards
+from tests import builders
+from tests.builders import Sample, keys_of, make_samples, substituting, write_shards
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 
@@ -84,20 +85,10 @@ def good_shards(tmp_path_factory: pytest.TempPathFactory, good_samples: list[Sam
     return write_shards(tmp_path_factory.mktemp("good"), good_samples, per_shard=6)
 
 
-def substituting(shards: Path, **options: Any) -> dp.BadSamples:
-    return dp.BadSamples(on_error="substitute", **({"quarantine": shards / "quarantine.tsv"} | options))
-
-
-def open_loader(shards: Path, **options: Any) -> dp.Loader:
-    defaults = {
-        "batch_size": BATCH_SIZE,
-        "device": "cpu",
-        "outputs": dp.Outputs(keys=True),
-        "shuffle": False,
-        "decode": dp.Decode(threads=2),
-        "bad_samples": options.pop("bad_samples", None) or substituting(shards),
-    }
-    return dp.loader(shards, options.pop("graph", None) or dp.segmentation(crop=16), **(defaults | options))
+def open_loader(shards: Any, **options: Any) -> dp.Loader:
+    policy = options.pop("bad_samples", None) or substituting(shards)
+    usual = {"batch_size": BATCH_SIZE, "shuffle": False, "decode": dp.Decode(threads=2)}
+    return builders.open_loader(shards, bad_samples=policy, **(usual | options))
 
 
 def stand_in(keys: Sequence[str], bad: set[str], *, shard_of: Callable[[str], list[str]]) -> list[str]:
@@ -157,7 +148,7 @@ def test_others_stand_in(
             assert loader.num_substituted == (epoch + 1) * len(bad)
         assert sorted(sample.key for sample in loader.bad_samples) == sorted(bad)
         assert {sample.component for sample in loader.bad_samples} == {"image.jpg"}
-    lines = [line.split("\t") for line in (shards / "quarantine.tsv").read_text().splitlines() if line[0] != "#"]
+    lines = [line.split("\t") for line in (shards / "q.tsv").read_text().splitlines() if line[0] != "#"]
     assert sorted(line[1] for line in lines) == sorted(bad)
     assert all(line[0] == f"s-{int(line[1][1:]) // 6:06d}.tar" and line[2] == "image.jpg" for line in lines)
 
@@ -393,7 +384,7 @@ def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample], kind: 
         batches = [batch for (batch,) in loader]
         assert [batch["key"] for batch in batches[2:]] == [["s00001"] * 3] * 2
         assert all(torch.equal(batch["image"][0], batches[0]["image"][1]) for batch in batches[2:])
-    assert len((shards / "quarantine.tsv").read_text().splitlines()) == 1 + 7
+    assert len((shards / "q.tsv").read_text().splitlines()) == 1 + 7
 
 
 def test_a_shard_of_one_bad_sample(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -412,7 +403,7 @@ def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: lis
     text = "the graph fails on all of 12 samples that were tried, the first of them s00000, s00001, s00002: Failed to"
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match=text):
         next(loader)
-    assert not (shards / "quarantine.tsv").exists()
+    assert not (shards / "q.tsv").exists()
 
 
 def test_repair_in_windows(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -426,7 +417,7 @@ def test_repair_in_windows(tmp_path: Path, good_samples: list[Sample]) -> None:
     }
     with open_loader(shards, **options) as loader:
         for _ in range(2):
-            keys = [key for (batch,) in loader for key in batch["key"]]
+            keys = keys_of(loader)
             assert len(keys) == 12
             assert {"s00001", "s00004", "s00007", "s00010"}.isdisjoint(keys)
             assert len(set(keys)) == 8
@@ -548,7 +539,7 @@ def test_quarantine_that_cannot_be_written_loses_nothing(tmp_path: Path, good_sa
         with pytest.raises(dp.StoreError, match=r"cannot write the quarantine"):
             next(loader)
         folder.mkdir()
-        keys += [key for (batch,) in loader for key in batch["key"]]
+        keys += keys_of(loader)
     assert keys == [f"s{i:05d}" for i in (0, 1, 2, 3, 4, 4, 6, 7, 8, 9, 10, 11)]
     assert "s00005" in (folder / "q.tsv").read_text()
 
@@ -580,9 +571,7 @@ def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample], kind:
     shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=KINDS[kind]), per_shard=6)
     with open_loader(shards, bad_samples=substituting(shards, max_bad=2)) as loader:
         next(loader), next(loader)
-        text = (
-            r"3 samples are bad, max_bad=2 are allowed, all in '.*quarantine.tsv'; the last: shard 's-000001.tar', key"
-        )
+        text = r"3 samples are bad, max_bad=2 are allowed, all in '.*q.tsv'; the last: shard 's-000001.tar', key"
         with pytest.raises(dp.DecodeError, match=text):
             next(loader)
 
@@ -601,7 +590,7 @@ def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], mon
     assert all(torch.equal(a["image"], b["image"]) for a, b in zip(first, second, strict=True))
     with open_loader(shards) as loader:
         list(loader)
-    assert len((shards / "quarantine.tsv").read_text().splitlines()) == 1 + 3
+    assert len((shards / "q.tsv").read_text().splitlines()) == 1 + 3
 
 
 def test_quarantine_is_what_exclude_takes(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -611,10 +600,10 @@ def test_quarantine_is_what_exclude_takes(tmp_path: Path, good_samples: list[Sam
         list(loader)
         state = loader.state_dict()
     with open_loader(
-        shards, bad_samples=dp.BadSamples(on_error="raise"), select=dp.Select(exclude=shards / "quarantine.tsv")
+        shards, bad_samples=dp.BadSamples(on_error="raise"), select=dp.Select(exclude=shards / "q.tsv")
     ) as loader:
         assert loader.num_samples == 9
-        keys = [key for (batch,) in loader for key in batch["key"]]
+        keys = keys_of(loader)
         assert keys == [s.key for i, s in enumerate(good_samples) if i not in (1, 5, 9)]
         with pytest.raises(dp.StateError, match="exclude"):
             loader.load_state_dict(state)
@@ -673,7 +662,7 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
         ):
             next(loader)
         assert not loader.bad_samples
-    assert not (good_shards / "quarantine.tsv").exists()
+    assert not (good_shards / "q.tsv").exists()
 
 
 @pytest.mark.parametrize(
@@ -707,7 +696,7 @@ def test_raise_names_shard_key_component_and_cause(
         with pytest.raises(dp.DecodeError, match=f"{text}.*; bad in this batch as well: 's00007'; leave it out"):
             next(loader)
         assert next(loader)[0]["key"] == ["s00008", "s00009", "s00010", "s00011"]
-    assert not (shards / "quarantine.tsv").exists()
+    assert not (shards / "q.tsv").exists()
 
 
 def test_a_bomb_of_another_name_is_found_out(tmp_path: Path, good_samples: list[Sample]) -> None:

@@ -7,7 +7,8 @@ import pytest
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from tests.builders import Sample, make_samples, write_shards
+from tests import builders
+from tests.builders import Sample, make_samples, substituting, write_shards
 
 OTHER = Sample("", make_samples([(52, 40)])[0].components)
 PROBLEM = "has 40 x 52 pixels, '{}' 40 x 50"
@@ -21,16 +22,8 @@ def shards_with_one_wrong_mask(directory: Path, *, names: tuple[str, str] = ("im
     return write_shards(directory, samples, per_shard=4)
 
 
-def open_loader(shards: Path, graph: Any, *, on_error: Any = "substitute") -> dp.Loader:
-    return dp.loader(
-        shards,
-        graph,
-        batch_size=4,
-        device="cpu",
-        shuffle=False,
-        outputs=dp.Outputs(keys=True),
-        bad_samples=dp.BadSamples(on_error=on_error, quarantine=shards / "q.tsv"),
-    )
+def open_loader(shards: Path, graph: Any, **policy: Any) -> dp.Loader:
+    return builders.open_loader(shards, graph, shuffle=False, bad_samples=substituting(shards, **policy))
 
 
 def cropped(photo: str, mask: str, *, how: str) -> Any:

@@ -11,7 +11,8 @@ from nvidia.dali import fn, types
 import dali_pipes as dp
 from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader
-from tests.builders import Sample, make_samples, photo_bytes, write_shards
+from tests import builders
+from tests.builders import Sample, make_samples, photo_bytes, substituting, with_data, write_shards
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,
@@ -36,23 +37,14 @@ def as_it_is(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     return {"image": photo}
 
 
-def with_photos(photos: dict[int, bytes], *, num: int = 8, component: str = "image.jpg") -> list[Sample]:
+def with_photos(photos: dict[int, bytes], *, num: int = 8) -> list[Sample]:
     """Good samples, some of them with another photo."""
-    return [
-        Sample(sample.key, sample.components | ({component: photos[number]} if number in photos else {}))
-        for number, sample in enumerate(make_samples([SIZE] * num))
-    ]
+    return with_data(make_samples([SIZE] * num), photos)
 
 
 def open_loader(shards: Path, graph: Any = as_it_is, *, on_error: str = "substitute", **options: Any) -> dp.Loader:
-    defaults = {
-        "batch_size": 4,
-        "device": "cpu",
-        "shuffle": False,
-        "outputs": dp.Outputs(keys=True),
-        "bad_samples": dp.BadSamples(on_error=on_error, quarantine=shards / "q.tsv"),  # type: ignore[arg-type]
-    }
-    return dp.loader(shards, graph, **(defaults | options))
+    policy = substituting(shards, on_error=on_error)
+    return builders.open_loader(shards, graph, shuffle=False, bad_samples=policy, **options)
 
 
 def by_a_lying_index(monkeypatch: pytest.MonkeyPatch, shards: Path, samples: list[Sample]) -> Path:

@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
+from tests import builders
 from tests.builders import Sample, make_samples, write_shards
 from tests.hostile_photos import encoded, large_png, pixels_of
 
 PIXELS = 50 * 40
 
 
-def open_loader(shards: Path, *, budget: int, graph: Any = None, **options: Any) -> dp.Loader:
+def open_loader(shards: Path, *, budget: int, graph: Any = None) -> dp.Loader:
     graph = graph or dp.classification_eval(resize=24, crop=16)
-    decode = dp.Decode(max_batch_pixels=budget)
-    outputs = dp.Outputs(keys=True)
-    return dp.loader(
-        shards, graph, batch_size=4, shuffle=False, device="cpu", decode=decode, outputs=outputs, **options
-    )
+    return builders.open_loader(shards, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=budget))
 
 
 def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Path) -> None:

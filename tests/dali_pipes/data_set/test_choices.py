@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 import dali_pipes as dp
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests import builders
+from tests.builders import Sample, keys_of, make_samples, photo_bytes, write_shards, write_tar
 from tests.dali_pipes.bad_samples.test_bad_samples import gif
 
 NUM_SAMPLES = 23
@@ -25,20 +26,7 @@ def label_of(key: str) -> int:
     return int(key[1:]) % 5 + 1
 
 
-def open_loader(shards: Any, **options: Any) -> dp.Loader:
-    defaults = {
-        "batch_size": 4,
-        "device": "cpu",
-        "outputs": dp.Outputs(keys=True),
-        "decode": dp.Decode(threads=1),
-        "seed": 3,
-    }
-    graph = options.pop("graph", None) or dp.classification_train(crop=8)
-    return dp.loader(shards, graph, **(defaults | options))
-
-
-def keys_of(batches: Iterable[list[dict[str, Any]]]) -> list[str]:
-    return [key for (batch,) in batches for key in batch["key"]]
+open_loader = partial(builders.open_loader, graph=dp.classification_train(crop=8), seed=3)
 
 
 def test_where_keeps_what_it_says(small_shards: Path) -> None:

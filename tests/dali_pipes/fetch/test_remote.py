@@ -14,7 +14,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, write_tar
+from tests.builders import Sample, keys_of, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -42,10 +42,6 @@ def filled(endpoint: str, shards: Path) -> Iterator[AisStore]:
         yield store
     finally:
         store.client.bucket(store.bucket).delete(missing_ok=True)
-
-
-def keys_of(loader: dp.Loader) -> list[str]:
-    return [key for (batch,) in loader for key in batch["key"]]
 
 
 @pytest.mark.parametrize("form", ["{}/train/s-{{000000..000003}}.tar", "{}/train/s-", "{}/train/"])

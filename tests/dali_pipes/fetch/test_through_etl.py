@@ -34,7 +34,8 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import open_output, start_etl, stop_etl, transform_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, write_shards
+from tests import builders
+from tests.builders import Sample, keys_of, make_samples, write_shards
 from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
 
 TRANSFORMS = "tests.dali_pipes.etl_transforms"
@@ -98,19 +99,9 @@ def labels(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 
 def open_loader(store: AisStore, graph: Callable[..., Any], **options: Any) -> dp.Loader:
-    found: dict[str, Any] = {
-        "batch_size": 5,
-        "seed": 3,
-        "device": "cpu",
-        "outputs": dp.Outputs(keys=True),
-        "cache": dp.Cache(show_progress=False),
-    }
     shards = dp.Shards(f"{store.url}/s-", etl=options.pop("etl", None))
-    return dp.loader(shards, graph, endpoint=store.endpoint, **found | options)
-
-
-def keys_of(loader: dp.Loader) -> list[str]:
-    return [key for (batch,) in loader for key in batch["key"]]
+    usual = {"batch_size": 5, "seed": 3, "cache": dp.Cache(show_progress=False)}
+    return builders.open_loader(shards, graph, endpoint=store.endpoint, **usual | options)
 
 
 def assert_batches_equal(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
@@ -347,7 +338,7 @@ def test_an_etl_that_stops_in_the_middle_of_an_epoch_is_told_after_what_was_ther
         assert keys == KEYS[: len(keys)]
         assert 1 < len(keys) < len(KEYS)
         start_etl(bucket, "stops-soon", transform=f"{TRANSFORMS}:as_told")
-        assert keys + [key for (batch,) in loader for key in batch["key"]] == KEYS
+        assert keys + keys_of(loader) == KEYS
     stop_etl(bucket, "stops-soon")
 
 

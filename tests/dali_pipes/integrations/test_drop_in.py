@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
 
 import dali_pipes as dp
+from tests import builders
 from tests.builders import Sample
 
-
-def open_loader(shards: Path, **options: Any) -> Any:
-    graph = options.pop("graph", dp.classification_train(crop=16, photo="image.jpg"))
-    return dp.loader(str(shards), graph, **({"batch_size": 5, "seed": 1, "device": "cpu"} | options))
+open_loader = partial(
+    builders.open_loader,
+    graph=dp.classification_train(crop=16, photo="image.jpg"),
+    batch_size=5,
+    seed=1,
+    outputs=dp.Outputs(),
+)
 
 
 def test_loop_of_a_classification_iterator_runs_unchanged(small_shards: Path) -> None:

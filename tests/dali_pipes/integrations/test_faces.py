@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nvidia.dali import fn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import dali_pipes as dp
+from tests import builders
 
 NUM_SAMPLES = 23
 BATCHES = 5  # of 5 samples, the last of 3
@@ -27,9 +29,7 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     return {"image": fn.slice(pixels, [0, 0], [4, 4], axes=(0, 1)), "label": components.label}
 
 
-def open_loader(shards: Path, **options: Any) -> Any:
-    defaults = {"device": "cpu", "outputs": dp.Outputs(keys=True), "decode": dp.Decode(threads=1), "seed": 7}
-    return dp.loader(shards, graph, **({"batch_size": 5} | defaults | options))
+open_loader = partial(builders.open_loader, graph=graph, batch_size=5, seed=7)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

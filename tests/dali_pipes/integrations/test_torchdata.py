@@ -1,6 +1,7 @@
 """The data set face under torch's and torchdata's own loaders: every batch once, and resumed at the exact next one."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +10,16 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import dali_pipes as dp
+from tests import builders
 
 NUM_EPOCHS = 3
 BATCHES = 5  # 23 samples, 5 a batch; 4 under DROP
 
 
-def open_loader(shards: Path, **options: Any) -> Any:
-    # Crops are random: a batch that comes from elsewhere in the order, or from another epoch, has other pixels.
-    graph = dp.classification_train(crop=16, photo="image.jpg")
-    return dp.loader(
-        str(shards),
-        graph,
-        **(
-            {
-                "batch_size": 5,
-                "seed": 3,
-                "device": "cpu",
-                "decode": dp.Decode(threads=1),
-                "outputs": dp.Outputs(keys=True),
-            }
-            | options
-        ),
-    )
+# Crops are random: a batch that comes from elsewhere in the order, or from another epoch, has other pixels.
+open_loader = partial(
+    builders.open_loader, graph=dp.classification_train(crop=16, photo="image.jpg"), batch_size=5, seed=3
+)
 
 
 def wrap(loader: Any) -> Any:

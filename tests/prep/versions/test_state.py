@@ -1,26 +1,16 @@
 """A job's state holds the version that it reads, and goes on with it."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import dali_pipes as dp
 from bench.engine.options import opened_shards
+from tests import builders
 from tests.prep.versions.sets import Place, class_folders
 
-
-def open_loader(shards: Any, **options: Any) -> dp.Loader:
-    return dp.loader(
-        shards,
-        dp.classification_train(crop=8),
-        batch_size=2,
-        seed=3,
-        device="cpu",
-        outputs=dp.Outputs(keys=True),
-        decode=dp.Decode(threads=1),
-        **options,
-    )
+open_loader = partial(builders.open_loader, graph=dp.classification_train(crop=8), batch_size=2, seed=3)
 
 
 def keys_of(loader: dp.Loader) -> list[list[str]]:
