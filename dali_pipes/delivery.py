@@ -344,6 +344,8 @@ class Delivery:
                 raise ValueError(f"num_samples must not be negative, got {used}")
             start = 0 if from_beginning else epoch.start
             position = min(self.parts.batching.position_of(epoch.feed.plan, used, start=start), position)
+        elif epoch.has_seen_end:
+            return self.state_at(epoch.number + 1)
         return self.parts.inputs.state(epoch.feed.plan, position).to_dict()
 
     def state_at(self, epoch: int) -> dict[str, Any]:

@@ -180,7 +180,9 @@ class Epoch:
         self.error: Exception | None = None
         """Why the feed cannot give its next batch; it is raised when the batches before it are delivered."""
         self._begun_at: float | None = None  # when the first batch was asked for, until the end
-        self._owes_end = False  # the last batch was lost, and the loop has not yet seen the epoch's end
+        # No batch is left, and the loop has not yet seen the epoch's end: the last batch was lost, or a resumed loop
+        # had delivered it already.
+        self._owes_end = self.num_batches == 0
 
     @property
     def position(self) -> int:

@@ -106,7 +106,7 @@ def test_resume_at_every_step_gives_the_rest(shards: Path, policy: str, window: 
             state = json.loads(json.dumps(whole.state_dict()))
             other.load_state_dict(state)
             assert (len(other), other.num_batches_left) == (len(epochs[0]), len(epochs[0]) - num)
-            rest = [taken(batch) for (batch,) in other] if num < len(epochs[0]) else []
+            rest = [taken(batch) for (batch,) in other]
             assert rest == epochs[0][num:]
             if num == len(epochs[0]):
                 assert [taken(batch) for (batch,) in other] == epochs[1]

@@ -42,8 +42,6 @@ class Face:
     """What has ``state_dict`` and ``load_state_dict``."""
     after_break: str = "rest"
     """What comes after ``break``: the rest of the epoch, the next one, or the same one again."""
-    ends_resumed_epoch: bool = True
-    """After a resume at an epoch's end, the first iteration is empty, as in the job that was not interrupted."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def following(self, epoch: int) -> int:
@@ -59,15 +57,12 @@ def torchs_loader(loader: Any) -> Any:
 
 
 FACES = {
-    "loader": Face(wrap=lambda loader: loader, keys=lambda batch: batch[0]["key"], ends_resumed_epoch=False),
+    "loader": Face(wrap=lambda loader: loader, keys=lambda batch: batch[0]["key"]),
     "as_dali": Face(
         wrap=lambda loader: loader.as_dali(output_map=["data", "label"], column_labels=True),
         keys=lambda batch: batch[0]["key"],
-        ends_resumed_epoch=False,
     ),
-    "as_dicts": Face(
-        wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._delivery, ends_resumed_epoch=False
-    ),
+    "as_dicts": Face(wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._delivery),
     "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset, after_break="next"),
     "as_dataset, torchdata": Face(
         wrap=lambda loader: StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0),
@@ -188,8 +183,8 @@ def test_resume_at_every_batch_and_between_epochs(small_shards: Path, whole: Epo
         wrapped = face.wrap(loader)
         for state, epoch, number in taken:
             face.stateful(wrapped).load_state_dict(json.loads(state))
-            is_over = number > BATCHES or (number == BATCHES and not face.ends_resumed_epoch)
-            rests = [] if is_over else [whole[epoch][number:]]
+            # After the last batch the rest is empty; after the end the next epoch begins.
+            rests = [] if number > BATCHES else [whole[epoch][number:]]
             after = face.following(epoch)
             expected = [*rests, whole[after], whole[face.following(after)]]
             assert face.read(wrapped, len(expected)) == expected, (epoch, number)
