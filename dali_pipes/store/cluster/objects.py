@@ -22,7 +22,7 @@ from dali_pipes.store.http.answers import (
 )
 from dali_pipes.store.http.client import HttpClient, NoAnswerError
 from dali_pipes.store.http.rules import is_away, is_missing, is_passing, retry_after_s
-from dali_pipes.store.http.wire import Answer
+from dali_pipes.store.http.wire import Answer, Stopped
 from dali_pipes.store.messages import answer_text, damaged
 from dali_pipes.store.shard_set import missing_advice
 
@@ -91,7 +91,7 @@ class StoredObjects(ObjectSource):
         if self.access.token is not None:
             self.access.token.note_accepted()
 
-    def may_come_back(self, item: WantedObject, client: HttpClient) -> bool:
+    def may_come_back(self, item: WantedObject, client: HttpClient, *, stopped: Stopped) -> bool:
         """Whether the cluster has changed since the last look, lacks a target, or rebalances, or does not answer.
 
         While a target restarts, the cluster's map lacks it, and its objects are missing (404). After it has joined
@@ -102,12 +102,13 @@ class StoredObjects(ObjectSource):
         if item.checksum is None and proxies.map is None:
             return False  # no manifest promises the object
         try:
-            found = proxies.ask_map(client)
+            found = proxies.ask_map(client, stopped=stopped)
             if found is None:
                 return False
             if item.checksum is None:
                 return proxies.lacks_targets(found)
-            status = ask_json(client, proxies.current, "cluster?what=status", body=b'{"kind":"rebalance"}')
+            kind = b'{"kind":"rebalance"}'
+            status = ask_json(client, proxies.current, "cluster?what=status", body=kind, stopped=stopped)
         except NoAnswerError:
             return True
         except ValueError:

@@ -13,7 +13,7 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.store.cluster.token import Token, is_token_for
 from dali_pipes.store.http.client import PROMPT_S, HttpAccess, HttpClient, NoAnswerError
 from dali_pipes.store.http.rules import cause_of, cut_hint, is_away, tls_text
-from dali_pipes.store.http.wire import ProtocolError
+from dali_pipes.store.http.wire import ProtocolError, Stopped, never
 from dali_pipes.store.messages import check_endpoint_url, is_loopback
 
 SETTLED_S = 10.0
@@ -111,9 +111,11 @@ class Proxies:
         if status in (400, 503):
             self.turn_if_at(url)
 
-    def ask_map(self, client: HttpClient, *, timeout_s: float = PROMPT_S) -> ClusterMap | None:
+    def ask_map(
+        self, client: HttpClient, *, timeout_s: float = PROMPT_S, stopped: Stopped = never
+    ) -> ClusterMap | None:
         """Ask for the cluster's map once; ``None`` if the token may not read it. Raises what `ask_json` raises."""
-        found = ask_json(client, self.current, "daemon?what=smap", timeout_s=timeout_s)
+        found = ask_json(client, self.current, "daemon?what=smap", timeout_s=timeout_s, stopped=stopped)
         return None if found is None else ClusterMap.from_json(found)
 
     def learn(self, found: ClusterMap, *, has_token: bool) -> None:
@@ -212,6 +214,7 @@ def ask_json(
     *,
     body: bytes = b"",
     timeout_s: float = PROMPT_S,
+    stopped: Stopped = never,
 ) -> Any:
     """Ask a proxy once for ``/v1/`` and a path; a cluster that is away is not waited for.
 
@@ -220,11 +223,12 @@ def ask_json(
 
     Raises:
         NoAnswerError: If there is no answer, or the proxy is starting.
+        StoppedError: If ``stopped``.
         ValueError: If the answer is not JSON.
     """
     url = f"{urljoin(proxy, 'v1')}/{path}"
     headers = [("Content-Type", "application/json")] if body else []
-    answer = client.ask(url, headers=headers, body=body, silence_s=timeout_s)
+    answer = client.ask(url, headers=headers, body=body, silence_s=timeout_s, stopped=stopped)
     try:
         found = answer.read_short(_MAX_JSON_BYTES)
     except (OSError, ProtocolError) as exc:

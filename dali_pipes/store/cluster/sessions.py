@@ -14,7 +14,7 @@ from requests.utils import get_encoding_from_headers
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.http.answers import MAX_ANSWER_BYTES
+from dali_pipes.store.http.answers import MAX_ANSWER_BYTES, MAX_OBJECT_BYTES
 from dali_pipes.store.http.client import SILENCE_S, HttpClient, NoAnswerError
 from dali_pipes.store.http.rules import RedirectError, cause_of, is_away, is_missing, is_silence, retry_after_s
 from dali_pipes.store.http.wire import Answer, ProtocolError
@@ -26,7 +26,7 @@ MAX_REFUSAL_BYTES = 1 << 20
 # Requests that may be sent again although a server may have obeyed them already.
 _REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 # Fields of a head that our client writes itself.
-_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Connection", "Content-Length")
+_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Connection", "Content-Length", "Transfer-Encoding")
 
 
 class PatientSessions(SessionManager):  # type: ignore[misc]  # the SDK publishes no types
@@ -68,7 +68,7 @@ class PatientTransport(BaseAdapter):
             StoreError: If the answer leads to where it must not.
         """
         silence_s = timeout[1] if isinstance(timeout, tuple) else timeout
-        answer, content = self._send_patiently(request, silence_s or SILENCE_S)
+        answer, content = self._send_patiently(request, silence_s or SILENCE_S, is_stream=stream)
         response = Response()
         response.status_code, response.reason, response.url = answer.status, answer.reason, answer.url
         response.headers = CaseInsensitiveDict(answer.headers.items())
@@ -76,7 +76,7 @@ class PatientTransport(BaseAdapter):
         response.raw, response.request = io.BytesIO(content), request
         return response
 
-    def _send_patiently(self, request: PreparedRequest, silence_s: float) -> tuple[Answer, bytes]:
+    def _send_patiently(self, request: PreparedRequest, silence_s: float, *, is_stream: bool) -> tuple[Answer, bytes]:
         waiting = Waiting(self._patience, self._proxies.named[0])
         method, body = str(request.method), _bytes_of(request.body)
         while True:
@@ -84,7 +84,7 @@ class PatientTransport(BaseAdapter):
             found: tuple[Answer, bytes] | None = None
             failure: NoAnswerError | None = None
             try:
-                found = self._send(request, method, body, silence_s)
+                found = self._send(request, method, body, silence_s, is_stream=is_stream)
             except NoAnswerError as exc:
                 failure, cause = exc, cause_of(exc.cause)
                 if not is_silence(exc.cause) or (exc.is_sent and method not in _REPEATABLE):
@@ -110,14 +110,18 @@ class PatientTransport(BaseAdapter):
                 assert found is not None, "without a failure there is an answer"
                 return found
 
-    def _send(self, request: PreparedRequest, method: str, body: bytes, silence_s: float) -> tuple[Answer, bytes]:
+    def _send(
+        self, request: PreparedRequest, method: str, body: bytes, silence_s: float, *, is_stream: bool
+    ) -> tuple[Answer, bytes]:
         url = self._proxies.rewritten(str(request.url))
         headers = [(name, str(value)) for name, value in request.headers.items() if name not in _OURS]
         try:
             answer = self._client.follow(url, method=method, headers=headers, body=body, silence_s=silence_s)
         except RedirectError as exc:
             raise StoreError(f"{self._access.endpoint}: {exc}") from None
-        limit = MAX_REFUSAL_BYTES if answer.status >= 300 else MAX_ANSWER_BYTES
+        # An object that the SDK reads, perhaps through an ETL, which may not announce its length.
+        is_object = is_stream or (method == "GET" and "/v1/objects/" in answer.url and answer.length is not None)
+        limit = MAX_REFUSAL_BYTES if answer.status >= 300 else MAX_OBJECT_BYTES if is_object else MAX_ANSWER_BYTES
         try:
             if answer.headers.get("Content-Encoding", "identity").lower() != "identity" and not answer.is_complete:
                 raise ProtocolError("its answer is compressed, though it was asked for the bytes as they are")

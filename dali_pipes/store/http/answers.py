@@ -20,7 +20,7 @@ from dali_pipes.store.checksums import (
 )
 from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError, host_of
 from dali_pipes.store.http.rules import cause_of, cut_hint, is_silence, tls_text
-from dali_pipes.store.http.wire import Answer, ProtocolError, decimal
+from dali_pipes.store.http.wire import Answer, ProtocolError, Stopped, decimal
 
 INDEX_ANEW = "put it back, or index the shards anew: dali-pipes prep index URL"
 REPLACED = f"it was replaced since: {INDEX_ANEW} --anew"
@@ -234,7 +234,7 @@ class ObjectSource(ABC):
     def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
         """The error for a server that has never answered."""
 
-    def may_come_back(self, item: WantedObject, client: HttpClient) -> bool:
+    def may_come_back(self, item: WantedObject, client: HttpClient, *, stopped: Stopped) -> bool:
         """Whether an object that was not found may be found later."""
         return False
 
@@ -342,7 +342,8 @@ class ObjectSource(ABC):
             expected = stop if part.stop is None else part.stop if found is None else min(part.stop, found)
             is_asked = (first, stop) == (part.position, expected) and answer.length == stop - first
             if (item.size is None or found in (None, item.size)) and not is_asked:
-                part.restart()
+                if not part.is_stream:
+                    part.restart()
                 raise FaultError(f"asked for bytes {part.position} to {(part.stop or 0) - 1}, it sends other ones")
         self._check_length(item, found)
         if not part.is_range and stop is not None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -118,14 +119,14 @@ class HttpClient:
     def __init__(self, access: HttpAccess, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self.access = access
         self._connect_timeout_s = connect_timeout_s
-        self._idle: deque[tuple[int, HttpConnection]] = deque()
-        """Process and connection, least recently used first: a forked child must not use those of its parent."""
+        self._idle: deque[HttpConnection] = deque()
+        """Least recently used first. A forked child does not use those of its parent."""
         self._proxy_of = cache(access.proxy_for)  # of an origin
 
     def close(self) -> None:
         """Close the idle connections. Can be called twice."""
         while self._idle:
-            self._idle.pop()[1].close()
+            self._idle.pop().close()
 
     __del__ = close
 
@@ -160,6 +161,7 @@ class HttpClient:
             try:
                 connection = self._borrow(urlsplit(url), silence_s, stopped)
                 is_used, is_sent = connection.was_used, True
+                connection.is_last = ("Connection", "close") in headers
                 _send(connection, head, body)
                 answer_head = connection.read_head()
                 return Answer(connection, answer_head, url=url, has_body=method != "HEAD", give_back=self._give_back)
@@ -212,12 +214,12 @@ class HttpClient:
         raise RedirectError(f"redirected {MAX_REDIRECTS} times")
 
     def _give_back(self, connection: HttpConnection) -> None:
-        if not connection.is_idle:
+        if not connection.is_idle or connection.process != os.getpid():
             connection.close()
             return
-        self._idle.append((os.getpid(), connection))
+        self._idle.append(connection)
         if len(self._idle) > MAX_IDLE_CONNECTIONS:
-            self._idle.popleft()[1].close()
+            self._idle.popleft().close()
 
     def _head(self, method: str, url: str, headers: Fields, body: object) -> bytes:
         parts = urlsplit(url)
@@ -239,12 +241,11 @@ class HttpClient:
 
     def _borrow(self, parts: SplitResult, silence_s: float, stopped: Stopped) -> HttpConnection:
         origin = origin_of(parts)
-        for entry in reversed(list(self._idle)):
-            process, idle = entry
-            if process != os.getpid() or idle.origin != origin:
+        for idle in reversed(list(self._idle)):
+            if idle.process != os.getpid() or idle.origin != origin:
                 continue
             try:
-                self._idle.remove(entry)
+                self._idle.remove(idle)
             except ValueError:
                 continue  # another thread took it
             if not idle.is_stale:
@@ -276,14 +277,14 @@ class HttpClient:
 
 
 def _send(connection: HttpConnection, head: bytes, body: bytes | Iterable[memoryview]) -> None:
-    connection.send(head + body if isinstance(body, bytes) else head)
-    if isinstance(body, bytes):
-        return
-    try:
-        for chunk in body:
+    chunks: Iterable[bytes | memoryview] = [head + body] if isinstance(body, bytes) else chain([head], body)
+    for chunk in chunks:
+        try:
             connection.send(chunk)
-    except BrokenPipeError:
-        pass  # the server has refused the body, and its answer says why
+        except (BrokenPipeError, ConnectionResetError):
+            # The server does not want the rest of the body. Its answer says why: a redirect, or a refusal.
+            connection.is_last = True
+            return
 
 
 def _tunnel(connection: HttpConnection, host: str, proxy: str) -> None:

@@ -99,21 +99,22 @@ class ObjectFetcher:
         *,
         start: int = 0,
         size: int | None = None,
-        max_bytes: int = MAX_OBJECT_BYTES,
+        max_bytes: int | None = None,
         silence_s: float | None = None,
     ) -> bytes:
         """All bytes of an object, or ``[start, start + size)``; fewer if it ends before.
 
         Raises:
             MissingObjectError: If there is no such object.
-            StoreError: If it cannot be read, or has more than ``max_bytes``.
+            StoreError: If it cannot be read, or has more than ``max_bytes`` (default: `MAX_OBJECT_BYTES`, and
+                `MAX_ANSWER_BYTES` if nobody announces the length).
         """
         stop = None if size is None else start + size
         part = ObjectPart(start, stop, is_stream=size is not None or start > 0)
         block, data = memoryview(bytearray(_block_bytes(size))), bytearray()
         with Reading(self, self.wanted(name), part, silence_s=silence_s) as reading:
             reading.begin()
-            limit = min(max_bytes, MAX_ANSWER_BYTES if part.stop is None else MAX_OBJECT_BYTES)
+            limit = max_bytes or (MAX_ANSWER_BYTES if part.stop is None else MAX_OBJECT_BYTES)
             too_long = StoreError(f"{reading.item.address}: it has more than {limit} bytes, too many for memory")
             if (part.stop or 0) - start > limit:
                 raise too_long
@@ -127,7 +128,11 @@ class ObjectFetcher:
     def open(self, name: str) -> "ObjectStream":
         """A stream of an object's bytes; the first ones are asked for now."""
         reading = Reading(self, self.wanted(name), ObjectPart(is_stream=True))
-        reading.begin()
+        try:
+            reading.begin()
+        except BaseException:
+            reading.close()
+            raise
         return ObjectStream(reading)
 
     def wanted(self, name: str) -> WantedObject:
@@ -302,7 +307,7 @@ class Reading:
                 return act()
             except MissingObjectError as exc:
                 self.close()
-                if not self._source.may_come_back(self.item, self._fetcher.client):
+                if not self._source.may_come_back(self.item, self._fetcher.client, stopped=self._stopped):
                     raise
                 fault = FaultError(f"{exc.said}, while the cluster lacks a target or moves objects", is_away=True)
             except FaultError as exc:
@@ -313,6 +318,8 @@ class Reading:
             self._pause_after(fault)
 
     def _open(self) -> int:
+        if self._answer is not None and self._answer.is_inherited:
+            self.close()
         if self._answer is None:
             self._furthest_before = self.part.furthest
             if not self._source.sends_ranges:
@@ -483,8 +490,10 @@ class ObjectFile(StoredFile):
             block = memoryview(bytearray(_block_bytes(offset - reading.part.position)))
             while gap := offset - reading.part.position:
                 if not reading.read_into(block[:gap]):
-                    return 0
-            return reading.read_into(view)
+                    raise reading.item.replaced_meanwhile()
+            if not (num := reading.read_into(view)):
+                raise reading.item.replaced_meanwhile()
+            return num
         except BaseException:
             self.close()
             raise

@@ -50,6 +50,7 @@ def redirect_target(url: str, location: str) -> str:
     try:
         parts = urlsplit(location)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")  # an error for a name that no resolver takes, such as "a..b"
     except ValueError:
         is_url = False
     if not is_url or "@" in parts.netloc or not location.isascii() or not location.isprintable() or " " in location:

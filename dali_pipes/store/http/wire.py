@@ -34,7 +34,7 @@ STOP_CHECK_S = 0.1
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([^\r\n\0]*))?")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
-_FOLD = re.compile(rb"[ \t]*\r\n[ \t]+")
+_FOLD = re.compile(rb"\r\n[ \t]+")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?")
 _LONE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _BLOCK_BYTES = 16 << 10
@@ -186,8 +186,12 @@ def _wait(file: int, events: int, *, until: float, stopped: Stopped) -> None:
 
 def dial(host: str, port: int, *, timeout_s: float, stopped: Stopped = never) -> socket.socket:
     """Connect to the first of the host's addresses that answers within ``timeout_s``."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # "a..b"
+        raise socket.gaierror(socket.EAI_NONAME, "not the name of a host") from None
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in found:
         with contextlib.ExitStack() as cleanup:
             sock = cleanup.enter_context(socket.socket(family, kind, protocol))
             try:
@@ -223,6 +227,10 @@ class HttpConnection:
         self.is_idle = True
         """Whether the last answer was read to its end, so that another request may follow."""
         self.was_used = False
+        self.is_last = False
+        """Whether no other request may follow, whatever the answer says: the server may still wait for a body."""
+        self.process = os.getpid()
+        """The process that made it. A forked child that reads from it takes bytes that its parent waits for."""
         self._sock = sock
         self._pace = Pace()
         self._waited_s = 0.0
@@ -362,8 +370,9 @@ class Answer:
         self._head, self._give_back = head, give_back
         self._remaining = head.length
         """Bytes of the body, or of this chunk, that are still to come; ``None``: all until the connection ends."""
+        has_body = has_body and head.status not in (204, 304)
         self._is_chunked = head.is_chunked and has_body
-        if head.is_chunked or not has_body or head.status in (204, 304):
+        if head.is_chunked or not has_body:
             self._remaining = 0
         self._num_bytes = 0
         self._num_line_bytes = 0
@@ -375,6 +384,11 @@ class Answer:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._give_back(connection)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it came in a parent of this process, from which this one was forked."""
+        return self._connection is not None and self._connection.process != os.getpid()
 
     @property
     def is_complete(self) -> bool:
@@ -410,7 +424,8 @@ class Answer:
     def _check_end(self) -> None:
         if self.is_complete and self._connection is not None:
             # Nobody asked for bytes behind the body; they would be taken for the next answer.
-            self._connection.is_idle = not (self._head.is_last or self._connection.has_rest)
+            connection = self._connection
+            connection.is_idle = not (self._head.is_last or connection.is_last or connection.has_rest)
 
     def _next_chunk(self) -> bool:
         # The end of the chunk before.

@@ -33,6 +33,7 @@ from tests.dali_pipes.fetch.served import (
     set_props,
 )
 from tests.faults import faulty
+from tests.scripted import Visit, scripted
 
 # What comes is what was stored
 
@@ -421,6 +422,23 @@ def test_stopped_ends_a_silent_wait(store: AisStore, kind: str) -> None:
             assert len(asked) >= 3
         proxy.kinds = []
         fetch_through(proxy, store)
+
+
+def test_stopped_ends_the_wait_for_a_silent_map() -> None:
+    """An object is missing, and the proxy that is asked whether a target is away says nothing."""
+
+    def script(visit: Visit) -> None:
+        if b"/v1/objects/" in visit.request:
+            visit.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        else:
+            visit.server.closing.wait(30)
+
+    with scripted(script) as server, fetching(server.endpoint, "b") as fetcher:
+        deadline = time.monotonic() + 0.5
+        wanted = [Wanted("a/x.tar", Place().extent, checksum(DATA))]
+        assert not fetcher.fetch(wanted, stopped=lambda: time.monotonic() > deadline)
+        assert time.monotonic() - deadline < 3
+        assert len(server.requests) == 2
 
 
 def test_fetcher_goes_on_after_it_was_stopped(store: AisStore) -> None:

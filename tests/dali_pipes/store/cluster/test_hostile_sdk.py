@@ -197,3 +197,22 @@ def test_sessions_do_not_follow_from_https_to_http(tmp_path: Path) -> None:
             ):
                 session.get(entry.endpoint)
         assert not target.requests
+
+
+def test_object_larger_than_an_answer_is_read_by_the_sdk() -> None:
+    """The limit of listings is not that of objects, whether they are read at once or as a stream."""
+    num_bytes = answers.MAX_ANSWER_BYTES + (1 << 20)
+    with scripted(lambda visit: visit.send(whole(bytes(num_bytes)))) as server:
+        reader = AisStore(server.endpoint, "b").client.bucket("b").object("o").get_reader()
+        assert len(reader.read_all()) == num_bytes
+        assert len(reader.raw().read()) == num_bytes
+
+
+def test_empty_file_is_put_by_the_sdk(tmp_path: Path) -> None:
+    """`requests` announces it in chunks; two announcements of its length would be an error."""
+    (tmp_path / "empty").touch()
+    with scripted(says(whole(b""))) as server:
+        AisStore(server.endpoint, "b").client.bucket("b").object("o").get_writer().put_file(tmp_path / "empty")
+        head = server.requests[0].lower()
+    assert b"content-length: 0" in head
+    assert b"transfer-encoding" not in head
