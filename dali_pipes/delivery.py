@@ -133,12 +133,17 @@ class Delivery:
 
     def _open(self) -> None:
         if self.is_closed:
-            raise ValueError("this loader is closed; make another")
+            raise _closed()
         profiling.follow_environment()
         arguments, is_late = self.arguments, self.arguments.rank == "late"
         process = find_rank(rank=None if arguments.rank == "late" else arguments.rank, world_size=arguments.world_size)
         with contextlib.ExitStack() as resources:
             parts = open_parts(arguments, process, self.counts, resources)
+            # A signal's handler may have closed or used a late loader meanwhile: then these parts are freed at once.
+            if self.is_closed:
+                raise _closed()
+            if self.is_open:
+                return
             name = self._name if is_late else make_name(f"world size {process.world_size}")
             self._agreement = Agreement(process=process, name=name)
             self.pipelines = [parts.decode.pipeline]
@@ -460,7 +465,7 @@ class Delivery:
         """Refuse a loader that is closed, or belongs to another process."""
         self._check_process()
         if self.is_closed:
-            raise ValueError("this loader is closed; make another")
+            raise _closed()
 
     def _check_process(self) -> None:
         if self.is_open and os.getpid() != self._pid:
@@ -469,6 +474,10 @@ class Delivery:
                 "DataLoader worker; it has threads of its own and needs no workers: use it directly, or with "
                 "DataLoader(num_workers=0)"
             )
+
+
+def _closed() -> ValueError:
+    return ValueError("this loader is closed; make another")
 
 
 def _shape_of(output: Any) -> str:

@@ -111,6 +111,8 @@ class _Choice:
         refused = _Collected(self._indexed.shards.url)
         first_key = ""
         for first, columns in self._indexed.columns_in_parts():
+            if not len(columns):
+                continue
             keep = _answer(where, columns)
             if first == 0:
                 _check_judges_alone(where, columns, keep)
@@ -325,6 +327,8 @@ def _check_judges_alone(where: Where, columns: Columns, keep: Bools) -> None:
     """
     num = min(len(columns), NUM_ASKED_AGAIN)
     for start, stop in ((0, num // 2), (num // 2, num)):
+        if start == stop:
+            continue  # one sample: numpy makes floats of an empty list, and the answer would be refused
         again = _answer(where, columns.between(start, stop))
         if (differs := again != keep[start:stop]).any():
             row = start + int(np.argmax(differs))

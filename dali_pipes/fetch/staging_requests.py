@@ -364,8 +364,9 @@ class StagingRequests(ABC):
 
     def _end(self, waiter: Waiter, error: Exception | None) -> None:
         waiter.error = error
-        self._waiters.discard(waiter)
-        waiter.over.release()
+        if waiter.over.locked():  # not if Ctrl-C came after it, in the main thread, and the waiter ends once more
+            waiter.over.release()
+        self._waiters.discard(waiter)  # last: a waiter that is forgotten before it ends waits for ever
 
 
 def _closed() -> ValueError:

@@ -200,7 +200,14 @@ class AioReader:
         self._begun: SimpleQueue[_Read | None] = SimpleQueue()
         # No executor: Python's take no work when the main thread has ended, but a loop in another thread may go on.
         self._thread = threading.Thread(target=self._work, name="dali-pipes-read", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the process may not start more threads
+            self._free()
+            raise
+        except BaseException:  # Ctrl-C while it starts
+            self._begun.put(None)
+            raise
 
     def open(self, lines: Lines, *, batch_size: int) -> "AioSegment":
         return AioSegment(self, lines, batch_size=batch_size)
@@ -214,13 +221,19 @@ class AioReader:
     def close(self) -> None:
         self._begun.put(None)
         self._thread.join()
+
+    def _free(self) -> None:
         self._aio.close()
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        os.close(self._file)
 
     def _work(self) -> None:
         _this_thread.reads = True
+        try:
+            self._read_all()
+        finally:
+            self._free()  # here: Ctrl-C may end the wait for this thread
+
+    def _read_all(self) -> None:
         while (read := self._begun.get()) is not None:
             if read.result.set_running_or_notify_cancel():
                 try:

@@ -173,3 +173,37 @@ def test_late_loader_that_threads_need_at_once_is_opened_once(small_shards: Path
             thread.join(60)
         assert lengths == [6] * 4
         assert sum(len(batch[0]["label"]) for batch in loader) == 23
+
+
+def test_late_loader_that_is_closed_while_it_is_opened_stays_closed(small_shards: Path) -> None:
+    """A signal's handler may do so. Nothing of it stays open: no thread reads its cache file."""
+    before = threading.active_count()
+    segmentation = dp.segmentation(crop=16)
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        loader.close()
+        return segmentation(components, random)
+
+    loader = dp.loader(small_shards, graph, batch_size=4, device="cpu", rank="late")
+    with pytest.raises(ValueError, match="this loader is closed; make another"):
+        len(loader)
+    assert not loader.is_open
+    assert threading.active_count() == before
+
+
+def test_late_loader_that_is_asked_while_it_is_opened_is_opened_once(small_shards: Path) -> None:
+    """By a signal's handler that saves the state: the parts that come second are freed."""
+    before = threading.active_count()
+    segmentation, states = dp.segmentation(crop=16), []
+
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
+        if not states:
+            states.append({})
+            states[0] = loader.state_dict()
+        return segmentation(components, random)
+
+    with dp.loader(small_shards, graph, batch_size=4, device="cpu", rank="late", shuffle=False) as loader:
+        assert len(loader) == 6
+        assert loader.state_dict() == states[0]
+        assert sum(len(batch["image"]) for (batch,) in loader) == 23
+    assert threading.active_count() == before

@@ -632,6 +632,39 @@ def test_close_does_not_wait_for_a_silent_store(open_job: Callable[..., Job]) ->
         job.stager.need([0])
 
 
+def test_ctrl_c_while_callers_are_told_of_the_close_leaves_none_waiting(open_job: Callable[..., Job]) -> None:
+    """Another thread waits for a shard; the interrupt comes when the main thread has forgotten it."""
+
+    class Interrupted(set[Any]):
+        num_interrupts = 0
+
+        def discard(self, waiter: Any) -> None:
+            super().discard(waiter)
+            self.num_interrupts += 1
+            if self.num_interrupts == 1:
+                raise KeyboardInterrupt
+
+    job = open_job(num_fetchers=2)
+    job.store.may_go_on.clear()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            job.stager.need([0])
+        except ValueError as exc:
+            errors.append(exc)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    job.until(lambda: bool(job.stager._waiters))
+    job.stager._waiters = Interrupted(job.stager._waiters)
+    with pytest.raises(KeyboardInterrupt):
+        job.stager.close()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert "closed while it waited" in str(errors[0])
+
+
 def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[..., Job]) -> None:
     """They write to the descriptor of the cache file, which is closed next, and may be another file's then."""
     job = open_job(num_fetchers=2)
