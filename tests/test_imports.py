@@ -1,4 +1,4 @@
-"""The modules of each package import each other in one direction, imports for types alone included."""
+"""The modules of each package import each other in one direction, types included; a class name stands for one class."""
 
 import ast
 from collections.abc import Iterator
@@ -36,3 +36,14 @@ def test_no_circle_of_modules(package: str) -> None:
                 found |= {alias.name for alias in node.names}
         imported[name] = (found & files.keys()) - {name}
     TopologicalSorter(imported).prepare()
+
+
+def test_no_public_class_name_twice() -> None:
+    """A reader who looks a name up finds one class."""
+    found: dict[str, list[str]] = {}
+    for package in ("dali_pipes", "prep", "bench"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(module_name(path))
+    assert not {name: modules for name, modules in found.items() if len(modules) > 1}

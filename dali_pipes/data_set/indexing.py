@@ -25,8 +25,8 @@ from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import (
     UNSIZED,
     Manifest,
-    Part,
     RecodedStep,
+    ShardsPart,
     checksum,
     class_id,
     is_class_name,
@@ -613,7 +613,7 @@ def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | N
     """
     files = []
     first = 0
-    for part in manifest.parts or (Part("", manifest.num_shards),):
+    for part in manifest.parts or (ShardsPart("", manifest.num_shards),):
         name = columns_name(f"{shards.prefix}{part.name}")
         if shards.store.size(name) is None:
             return None

@@ -76,7 +76,7 @@ def stream_columns(columns: Mapping[str, ColumnStream], header: Mapping[str, Any
     return FileStream(8 + len(head) + stop, chunks)
 
 
-class Head(NamedTuple):
+class FileHead(NamedTuple):
     """The beginning of a file."""
 
     data: bytes
@@ -114,7 +114,7 @@ class ColumnFile:
     @classmethod
     def open_header(
         cls, read: ReadRange, *, where: str, kind: str, version: int, max_bytes: int = _MAX_HEADER_BYTES
-    ) -> "tuple[ColumnFile, dict[str, int], Head]":
+    ) -> "tuple[ColumnFile, dict[str, int], FileHead]":
         """Read the header alone of such a file: the columns have type and length, but all values are 0.
 
         ``read(start, size)`` gives the file's bytes ``[start, start + size)``. Also returns the byte at which each
@@ -149,7 +149,7 @@ class ColumnFile:
             found = f"a {header.get('kind')}, version {header.get('version')}" if isinstance(header, dict) else "none"
             raise DataError(f"{expected}, found {found}; rebuild it: dali-pipes prep index URL")
         file = cls(where=where, kind=kind, columns=columns, header=header)
-        return file, starts, Head(head, head[:data_start], is_whole)
+        return file, starts, FileHead(head, head[:data_start], is_whole)
 
     def refused(self, expected: str, found: str) -> DataError:
         """The error for a file with invalid values."""

@@ -65,7 +65,7 @@ from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 _PART_NAME = re.compile("(?:(?:add|remove|compact)-[0-9a-f]{10}-)?")
 
 
-class Part(NamedTuple):
+class ShardsPart(NamedTuple):
     """Some shards of a manifest, one after the other, whose samples are in one column file."""
 
     name: str
@@ -92,7 +92,7 @@ class Change(NamedTuple):
     """The digest of the manifest before this change; empty for the first version."""
 
 
-def history_entries(version: int, parts: Sequence[Part], history: Sequence[Change]) -> dict[str, Any]:
+def history_entries(version: int, parts: Sequence[ShardsPart], history: Sequence[Change]) -> dict[str, Any]:
     """The entries of a manifest's header for a version above 1."""
     return {
         "data_version": version,
@@ -110,12 +110,12 @@ def read_removed(file: ColumnFile, samples: Int64s) -> Int64s:
     return removed
 
 
-def read_history(file: ColumnFile, num_shards: int) -> tuple[int, tuple[Part, ...], tuple[Change, ...]]:
+def read_history(file: ColumnFile, num_shards: int) -> tuple[int, tuple[ShardsPart, ...], tuple[Change, ...]]:
     """The version of the data set, its parts and its history; version 1 has neither parts nor history."""
     if "data_version" not in file.header:
         return 1, (), ()
     version = file.entry("data_version", "a whole number above 1", lambda value: is_count(value) and value > 1)
-    parts = tuple(Part(*part) for part in file.entry("parts", "names and numbers of shards", _are_parts))
+    parts = tuple(ShardsPart(*part) for part in file.entry("parts", "names and numbers of shards", _are_parts))
     if (num_listed := sum(part.num_shards for part in parts)) != num_shards:
         raise file.refused(f"'parts' of {num_shards} shards, as many as it lists", str(num_listed))
     entries = file.entry("history", f"the changes up to version {version}", partial(_is_history, version=version))
@@ -274,7 +274,7 @@ class Manifest:
     sets in their order, ``;`` between them."""
     version: int = 1
     """The version of the data set."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ShardsPart, ...] = ()
     """The column files of a whole manifest; empty: one, beside the manifest. A selection of shards keeps them."""
     history: tuple[Change, ...] = ()
     """All versions up to this one; empty for version 1."""

@@ -28,7 +28,7 @@ _NEUTRAL = np.array([1, 1, 1, 0], np.float64)
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # [order, place]
 
 
-class Slots(NamedTuple):
+class OperationSlots(NamedTuple):
     """Operators that run for all samples one after the other; each sample's own order uses some of them.
 
     A saturation can come before or after the hue, so there are two operators for it, and a sample uses one of them.
@@ -147,7 +147,7 @@ def draw(uniforms: Float64s, ranges: Sequence[Range | None], p: float) -> Draws:
     return Draws(factors, np.argmax((places[:, None] == _ORDERS).all(axis=2), axis=1))
 
 
-def slots(operations: Sequence[int]) -> Slots:
+def slots(operations: Sequence[int]) -> OperationSlots:
     """Arrange the slots for some of the four operations.
 
     >>> slots([BRIGHTNESS, SATURATION]).kinds
@@ -169,7 +169,7 @@ def slots(operations: Sequence[int]) -> Slots:
                 slot = next(number for number in range(slot, len(kinds)) if kinds[number] == kind)
                 row[slot] = operation
                 slot += 1
-    return Slots(tuple(kinds), uses)
+    return OperationSlots(tuple(kinds), uses)
 
 
 def _light(pixels: Any, factor: Any, uses_contrast: Any | None) -> Any:

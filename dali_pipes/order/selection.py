@@ -36,7 +36,7 @@ class Selection:
     2       8           2
     ======  ==========  =======================================================
 
-    If several data sets are mixed, each has its own passes and these counts hold for each of them: see `Part`.
+    If several data sets are mixed, each has its own passes and these counts hold for each of them: see `SetSelection`.
 
     Args:
         num_samples: Samples of the manifest, or of all manifests together.
@@ -71,7 +71,7 @@ class Selection:
         self._factors: dict[int, float] = {}
         if oversample:
             self._set_factors(labels, oversample)
-        self._parts: dict[tuple[int, int], Part] = {}
+        self._parts: dict[tuple[int, int], SetSelection] = {}
         self.num_per_pass = self.part(0, num_samples).num_per_pass
         """Samples of each pass, copies counted, if the whole is one data set."""
         if not self.num_per_pass:
@@ -91,12 +91,12 @@ class Selection:
             state.update(f"factor\0{label}\0{factor!r}\0".encode())
         return state.hexdigest()
 
-    def part(self, start: int, stop: int) -> "Part":
+    def part(self, start: int, stop: int) -> "SetSelection":
         """Return the selection of one data set of several, the one with the ordinals in ``[start, stop)``."""
         if (start, stop) not in self._parts:
             first, last = np.searchsorted(self.excluded, [start, stop])
             labels = None if self._labels is None else self._labels[start:stop]
-            self._parts[start, stop] = Part(start, stop, self.excluded[first:last], labels, self._factors)
+            self._parts[start, stop] = SetSelection(start, stop, self.excluded[first:last], labels, self._factors)
         return self._parts[start, stop]
 
     def _set_factors(self, labels: Int64s | None, oversample: Mapping[int, float]) -> None:
@@ -147,7 +147,7 @@ def union(first: Int64s, second: Int64s) -> Int64s:
     return ordinals if bool((ordinals[1:] > ordinals[:-1]).all()) else np.unique(ordinals)
 
 
-class Part:
+class SetSelection:
     """One data set's part of a selection, made by `Selection.part`: the ordinals in ``[start, stop)``.
 
     ``excluded`` is sorted; ``labels`` are int64 [stop - start], if there are factors; no factor is 0 or 1.

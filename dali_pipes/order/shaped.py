@@ -38,7 +38,7 @@ class Groups(NamedTuple):
     """The bucket."""
 
 
-class Rows(NamedTuple):
+class DealtRows(NamedTuple):
     """A batch of one rank: places among the arranged samples of a pool."""
 
     rows: Int64s
@@ -100,7 +100,7 @@ class BucketGrouping:
 
     def deal(
         self, groups: Groups, number: int, *, batch_size: int, rank: int, world_size: int, policy: LastBatchPolicyName
-    ) -> Rows:
+    ) -> DealtRows:
         """Deal the samples of one group to the ranks; see `dali_pipes.order.shaped.ShapedPlan`."""
         size, first, bucket = (int(column[number]) for column in groups)
         rows: Int64s = np.arange(first, first + size, dtype=np.int64)
@@ -115,7 +115,7 @@ class BucketGrouping:
         num_valid = max(0, min(end, size) - begin)
         if begin == end:
             begin, end = 0, 1
-        return Rows(rows[begin:end], again[begin:end], num_valid)
+        return DealtRows(rows[begin:end], again[begin:end], num_valid)
 
     def shape(self, groups: Groups, number: int) -> tuple[int, int]:
         """Return height and width of a group's bucket."""
@@ -287,7 +287,7 @@ class ShapedPlan(Plan):
         )
         return StepIterator(self._dealt(self._steps_from(start, size, last_batch_policy), deal), num_left)
 
-    def _dealt(self, steps: Int64s, deal: Callable[[Groups, int], Rows]) -> Iterator[Step]:
+    def _dealt(self, steps: Int64s, deal: Callable[[Groups, int], DealtRows]) -> Iterator[Step]:
         if not len(steps):
             return
         first_pool = int(np.searchsorted(self._first_groups, steps[0], side="right")) - 1

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dali_pipes.data_set.data_set import DataSet, concatenate
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.manifest import Manifest, Part
+from dali_pipes.formats.manifest import Manifest, ShardsPart
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, recoded_name
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_without_manifest
@@ -172,7 +172,7 @@ def add(
     made = write_version(
         old,
         concatenate([old.manifest, added]),
-        [*old.parts, Part(part, added.num_shards)],
+        [*old.parts, ShardsPart(part, added.num_shards)],
         what=WHAT,
         token=token,
         command=command,

@@ -15,7 +15,7 @@ import xxhash
 from dali_pipes.data_set.data_set import DataSet, concatenate
 from dali_pipes.data_set.indexing import index_each, stored_versions
 from dali_pipes.errors import DataError
-from dali_pipes.formats.manifest import Manifest, Part
+from dali_pipes.formats.manifest import Manifest, ShardsPart
 from dali_pipes.formats.names import columns_name, index_name, version_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
@@ -198,7 +198,7 @@ def _write_version(
         made = replace(concatenate([left, added]), recoded=manifest.recoded)
     made = made.take(np.argsort(rows, kind="stable"))
     store.write(columns_name(f"{old.prefix}{part}"), columns.to_bytes(manifest=made.shards_digest))
-    return write_version(old, made, [Part(part, made.num_shards)], what=WHAT, token=token, command=command)
+    return write_version(old, made, [ShardsPart(part, made.num_shards)], what=WHAT, token=token, command=command)
 
 
 def _only_of_older(newest: Newest) -> tuple[tuple[int, ...], list[str]]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from dali_pipes.data_set.indexing import class_table_file
 from dali_pipes.data_set.named import known_shards
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.manifest import Change, Manifest, Part, write_steps
+from dali_pipes.formats.manifest import Change, Manifest, ShardsPart, write_steps
 from dali_pipes.formats.names import classes_name, manifest_name, recoded_name, version_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet, index_command
@@ -33,9 +33,9 @@ class Newest:
         return self.store.locate(self.prefix)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ShardsPart, ...]:
         """The column files; version 1 has one."""
-        return self.manifest.parts or (Part("", self.manifest.num_shards),)
+        return self.manifest.parts or (ShardsPart("", self.manifest.num_shards),)
 
     @property
     def shards(self) -> ShardSet:
@@ -74,7 +74,7 @@ def open_newest(url: str, *, endpoint: str | None) -> Newest:
 
 
 def write_version(
-    old: Newest, shards: Manifest, parts: Sequence[Part], *, what: str, token: str, command: str
+    old: Newest, shards: Manifest, parts: Sequence[ShardsPart], *, what: str, token: str, command: str
 ) -> Manifest:
     """Write the next version of a data set, and make it the newest.
 

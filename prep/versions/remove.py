@@ -17,7 +17,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.indexing import read_index, stored_versions, sums_of
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.manifest import UNSIZED, Manifest, Part
+from dali_pipes.formats.manifest import UNSIZED, Manifest, ShardsPart
 from dali_pipes.formats.names import LABEL_COMPONENT, columns_name, index_name
 from dali_pipes.formats.quarantine import Exclusion
 from dali_pipes.formats.sample_columns import SampleColumns
@@ -107,7 +107,7 @@ def remove(
         made = without_shards(without, dropped, indexes, columns)
         part = f"{WHAT}-{token}-"
         old.store.write(columns_name(f"{old.prefix}{part}"), columns.to_bytes(manifest=made.shards_digest))
-        parts = (Part(part, made.num_shards),)
+        parts = (ShardsPart(part, made.num_shards),)
     written = write_version(old, made, parts, what=WHAT, token=token, command=command)
     return replace(report, version=written.version)
 

@@ -8,7 +8,7 @@ import pytest
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import save_columns
-from dali_pipes.formats.manifest import MANIFEST_KIND, MANIFEST_VERSION, Change, Manifest, Part
+from dali_pipes.formats.manifest import MANIFEST_KIND, MANIFEST_VERSION, Change, Manifest, ShardsPart
 from dali_pipes.formats.texts import pack_texts
 
 CHANGES = tuple(
@@ -34,7 +34,11 @@ def manifest_of(samples: list[int], **fields: Any) -> Manifest:
 @pytest.fixture
 def changed() -> Manifest:
     return manifest_of(
-        [5, 5], version=2, parts=(Part("", 1), Part("add-0123456789-", 1)), history=CHANGES, removed=np.array([0, 7])
+        [5, 5],
+        version=2,
+        parts=(ShardsPart("", 1), ShardsPart("add-0123456789-", 1)),
+        history=CHANGES,
+        removed=np.array([0, 7]),
     )
 
 

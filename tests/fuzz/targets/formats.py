@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.manifest import Change, Manifest, Part
+from dali_pipes.formats.manifest import Change, Manifest, ShardsPart
 from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
 from tests.fuzz.seeds.data_sets import IndexFiles, index_files
@@ -48,7 +48,7 @@ class Manifests(FormatTarget):
             Change(version=version, date="", what="add", token="", command="", num_samples=5, num_shards=2, digest="")
             for version in (1, 2)
         ]
-        parts = (Part("", 1), Part("add-0123456789-", 1))
+        parts = (ShardsPart("", 1), ShardsPart("add-0123456789-", 1))
         second = replace(first, version=2, parts=parts, history=tuple(entries), removed=np.array([1, 4]))
         return [self.files.manifest, second.to_bytes()]
 
