@@ -98,8 +98,11 @@ class CloudObjects(ObjectSource):
         return ObjectRequest(item.target or item.signed.url, headers)
 
     def version_of(self, answer: Answer) -> Version:
-        """The ETag. It is a checksum of the bytes only sometimes, so it is not compared with them."""
-        return Version(answer.headers.get("ETag"))
+        """The ETag. It is a checksum of the bytes only sometimes, so it is not compared with them.
+
+        A web server without ETags may say when the file was changed.
+        """
+        return Version(answer.headers.get("ETag") or answer.headers.get("Last-Modified"))
 
     def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
         """See `ObjectSource.check_head`.

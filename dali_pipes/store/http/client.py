@@ -235,7 +235,8 @@ class HttpClient:
         }
         if isinstance(body, bytes) and (body or method in ("PUT", "POST", "PATCH")):
             fields.setdefault("Content-Length", str(len(body)))
-        target = url if proxy else url[len(origin_of(parts)) :] or "/"
+        target = url.partition("#")[0][len(origin_of(parts)) :]
+        target = f"{origin_of(parts) if proxy else ''}{'' if target.startswith('/') else '/'}{target}"
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
@@ -281,7 +282,7 @@ def _send(connection: HttpConnection, head: bytes, body: bytes | Iterable[memory
     for chunk in chunks:
         try:
             connection.send(chunk)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
             # The server does not want the rest of the body. Its answer says why: a redirect, or a refusal.
             connection.is_last = True
             return

@@ -296,7 +296,7 @@ class Reading:
 
         They end before ``part.position``. That may begin anew at the part's start, unless the part is a stream.
         """
-        return 0 if self._is_over else self._attempt(partial(self._read_into, into))
+        return 0 if self._is_over or not into else self._attempt(partial(self._read_into, into))
 
     def _attempt(self, act: Callable[[], int]) -> int:
         """Call a step of the reading again until it succeeds, or patience or policy end the attempts."""

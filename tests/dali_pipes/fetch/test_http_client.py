@@ -107,3 +107,21 @@ def test_redirect_to_a_name_that_no_resolver_takes_is_refused() -> None:
     head = b"HTTP/1.1 307 Go\r\nLocation: http://a..b/\r\nContent-Length: 0\r\n\r\n"
     with client_of(says(head)) as (server, client), pytest.raises(RedirectError, match="URL of a host"):
         client.follow(f"{server.endpoint}/o")
+
+
+@pytest.mark.parametrize(
+    ("location", "asked"),
+    [
+        ("{}?x=1", b"GET /?x=1 HTTP/1.1"),
+        ("{}", b"GET / HTTP/1.1"),
+        ("/y?a#part", b"GET /y?a HTTP/1.1"),  # a fragment is not for servers
+    ],
+)
+def test_redirect_to_an_unusual_url_is_asked_for_correctly(location: str, asked: bytes) -> None:
+    def script(visit: Visit) -> None:
+        head = b"HTTP/1.1 307 Go\r\nLocation: %b\r\n" % location.format(visit.server.endpoint).encode()
+        visit.send((b"HTTP/1.1 200 OK\r\n" if visit.number else head) + b"Content-Length: 0\r\n\r\n")
+
+    with client_of(script) as (server, client):
+        client.follow(f"{server.endpoint}/o").close()
+        assert server.requests[1].partition(b"\r\n")[0] == asked

@@ -29,13 +29,13 @@ class Access:
     url: str = "s3://b"
 
 
-def ranged(visit: Visit, data: bytes, *, shift: int = 0) -> bytes:
+def ranged(visit: Visit, data: bytes, *, shift: int = 0, version: bytes = b'ETag: "1"') -> bytes:
     """The answer to a ranged request, which may say that its bytes lie elsewhere."""
     found = re.search(rb"Range: bytes=(\d+)-(\d*)", visit.request)
     assert found is not None
     start, stop = int(found[1]), min(len(data), int(found[2]) + 1 if found[2] else len(data))
     place = b"Content-Range: bytes %d-%d/%d" % (start + shift, stop - 1 + shift, len(data))
-    head = b'HTTP/1.1 206 Part\r\nETag: "1"\r\n%b\r\nContent-Length: %d\r\n\r\n' % (place, stop - start)
+    head = b"HTTP/1.1 206 Part\r\n%b\r\n%b\r\nContent-Length: %d\r\n\r\n" % (version, place, stop - start)
     return head + data[start:stop]
 
 
@@ -124,3 +124,23 @@ def test_stream_that_is_refused_at_its_beginning_leaves_no_connection() -> None:
             entry.frame.f_locals["reading"]._answer for entry in raised.traceback if "reading" in entry.frame.f_locals
         ]
         assert closed == [None]
+
+
+@pytest.mark.parametrize("field", [b'ETag: "%d"', b'ETag: W/"%d"', b"Last-Modified: Mon, 01 Jan 2024 00:00:0%d GMT"])
+def test_resumed_stream_of_another_version_is_an_error(field: bytes) -> None:
+    """Bytes of two objects are no object."""
+
+    def script(visit: Visit) -> None:
+        answer = ranged(visit, SMALL, version=field % visit.number)
+        visit.send(answer if visit.number else answer[:-3000])
+        visit.hang_up()
+
+    with fetching_from(script) as (_, fetcher), pytest.raises(StoreError, match="was replaced while it was read"):
+        fetcher.read("o", start=0, size=len(SMALL))
+
+
+def test_read_of_no_byte_asks_for_nothing() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n" + SMALL
+    with fetching_from(says(answer)) as (server, fetcher), fetcher.open("o") as stream:
+        assert (stream.read(0), stream.read()) == (b"", SMALL)
+        assert len(server.requests) == 1
