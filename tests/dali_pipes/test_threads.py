@@ -182,7 +182,7 @@ def test_close_that_ctrl_c_ended_can_be_called_again(
         next(loader)
 
 
-def test_close_ends_a_wait_for_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_ends_a_wait_for_shards(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that waits for a store that does not answer has an error; neither it nor close() waits on."""
     release, original = threading.Event(), LocalFetcher.fetch
 
@@ -192,7 +192,8 @@ def test_close_ends_a_wait_for_shards(shards: Path, monkeypatch: pytest.MonkeyPa
         original(self, wanted, stopped=stopped, num_connections=num_connections)
 
     monkeypatch.setattr(LocalFetcher, "fetch", fetch)
-    loader = dp.loader(shards, graph, batch_size=2, device="cpu")
+    # A cache of its own: in the default one, tests of another process may have these shards ready.
+    loader = dp.loader(shards, graph, batch_size=2, device="cpu", cache=dp.Cache(directory=tmp_path))
     errors: list[Exception] = []
 
     def read() -> None:
