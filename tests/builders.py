@@ -120,6 +120,12 @@ def tar_bytes(
     return stream.getvalue()
 
 
+def read_tar(data: bytes) -> list[tuple[str, bytes]]:
+    """Names and bytes of a tar's members, in order."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return [(member.name, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
+
+
 def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
     """A loader on the CPU of batches of four with keys; options of `dali_pipes.loader` take precedence.
 

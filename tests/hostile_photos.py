@@ -1,13 +1,13 @@
 """Photos in formats that must not reach DALI's decoders, whole and broken; made here, from noise."""
 
-import io
 import struct
 import zlib
-from typing import Any
 
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+
+from tests.builders import image_bytes
 
 
 def pixels_of(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> Image.Image:
@@ -16,16 +16,9 @@ def pixels_of(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "R
     return Image.fromarray(noise).convert(mode)
 
 
-def encoded(photo: Image.Image, format: str, **options: Any) -> bytes:
-    """The photo in a format of Pillow's."""
-    stream = io.BytesIO()
-    photo.save(stream, format, **options)
-    return stream.getvalue()
-
-
 def jpeg2000(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> bytes:
     """A lossless JPEG 2000."""
-    return encoded(pixels_of(seed, size=size, mode=mode), "JPEG2000")
+    return image_bytes(pixels_of(seed, size=size, mode=mode), "JPEG2000")
 
 
 def broken_jpeg2000(data: bytes = b"") -> bytes:
@@ -39,7 +32,7 @@ def broken_jpeg2000(data: bytes = b"") -> bytes:
 
 def misleading_jpeg(seed: int = 0) -> bytes:
     """A JPEG with start and end whole, and no second table of Huffman codes: nvImageCodec's parser refuses it."""
-    jpeg = encoded(pixels_of(seed), "JPEG")
+    jpeg = image_bytes(pixels_of(seed), "JPEG")
     at = jpeg.index(b"\xff\xc4", jpeg.index(b"\xff\xc4") + 2)
     return jpeg[:at] + b"\xff" * 7 + jpeg[at + 7 :]
 
@@ -49,7 +42,7 @@ def odd_webp(*, size: tuple[int, int] = (50, 40)) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 1
     for seed in range(100):
-        webp = encoded(pixels_of(seed, size=size), "WEBP", lossless=True, exif=exif)
+        webp = image_bytes(pixels_of(seed, size=size), "WEBP", lossless=True, exif=exif)
         if webp[webp.index(b"VP8L") + 4] % 2:
             return webp
     raise AssertionError("all of them are even")
@@ -78,19 +71,19 @@ def with_long_marker(jpeg: bytes) -> bytes:
 
 def tiff(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> bytes:
     """A TIFF without compression."""
-    return encoded(pixels_of(seed, size=size, mode=mode), "TIFF")
+    return image_bytes(pixels_of(seed, size=size, mode=mode), "TIFF")
 
 
 def gif(seed: int = 0, *, size: tuple[int, int] = (50, 40)) -> bytes:
     """A GIF of gray levels."""
-    return encoded(pixels_of(seed, size=size, mode="L"), "GIF")
+    return image_bytes(pixels_of(seed, size=size, mode="L"), "GIF")
 
 
 def animated_png(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> bytes:
     """An animated PNG whose default picture is not in the animation: DALI gives the animation's first picture."""
     others = [Image.new(mode, size) for _ in range(3)]
     picture = pixels_of(seed, size=size, mode=mode)
-    return encoded(picture, "PNG", save_all=True, append_images=others, default_image=True)
+    return image_bytes(picture, "PNG", save_all=True, append_images=others, default_image=True)
 
 
 def undecodable(data: bytes) -> bytes:
@@ -126,7 +119,7 @@ def png_with_text() -> bytes:
     """A PNG that says who made it."""
     notes = PngInfo()
     notes.add_text("Author", "somebody")
-    return encoded(pixels_of(), "PNG", pnginfo=notes)
+    return image_bytes(pixels_of(), "PNG", pnginfo=notes)
 
 
 def with_metadata(jpeg: bytes, num_bytes: int) -> bytes:
@@ -137,16 +130,16 @@ def with_metadata(jpeg: bytes, num_bytes: int) -> bytes:
 
 def large_jpeg(height: int, width: int) -> bytes:
     """A JPEG of many pixels by its header, which has fewer."""
-    jpeg = encoded(pixels_of(), "JPEG")
+    jpeg = image_bytes(pixels_of(), "JPEG")
     at = jpeg.index(b"\xff\xc0") + 5
     return jpeg[:at] + height.to_bytes(2) + width.to_bytes(2) + jpeg[at + 4 :]
 
 
 def with_thumbnail() -> bytes:
     """A JPEG with another in its EXIF data, which has an end of its own."""
-    return encoded(pixels_of(), "JPEG", exif=b"Exif\0\0" + encoded(pixels_of(1, size=(16, 16)), "JPEG"))
+    return image_bytes(pixels_of(), "JPEG", exif=b"Exif\0\0" + image_bytes(pixels_of(1, size=(16, 16)), "JPEG"))
 
 
 def large_png(height: int, width: int) -> bytes:
     """A gray PNG of one colour: a megabyte for each 1,000 megapixels."""
-    return encoded(Image.new("L", (width, height)), "PNG")
+    return image_bytes(Image.new("L", (width, height)), "PNG")

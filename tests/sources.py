@@ -1,6 +1,5 @@
 """Small data sets in each layout, and an embedded node that the tests share."""
 
-import io
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from prep.sources.record import Record, Source
+from tests.builders import image_bytes
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -23,15 +23,11 @@ def encode_photo(
     height_width = (size[1], size[0])
     shape = height_width if mode == "L" else (*height_width, len(mode))
     photo = Image.fromarray(generator.integers(0, 256, shape, np.uint8))
-    stream = io.BytesIO()
-    photo.save(stream, {"jpg": "JPEG", "png": "PNG", "gif": "GIF", "webp": "WEBP"}[extension])
-    return stream.getvalue()
+    return image_bytes(photo, {"jpg": "JPEG", "png": "PNG", "gif": "GIF", "webp": "WEBP"}[extension])
 
 
 def encode_mask(*, size: tuple[int, int] = (32, 24)) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.full((size[1], size[0]), 2, np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
+    return image_bytes(np.full((size[1], size[0]), 2, np.uint8))
 
 
 def write_pets(directory: Path, names: Mapping[str, int], *, header: bool = True) -> Path:

@@ -17,7 +17,7 @@ import dali_pipes as dp
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
 from tests import builders
-from tests.builders import Sample, make_samples, write_shards
+from tests.builders import Sample, image_bytes, make_samples, write_shards
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
 BUCKETS = dp.buckets(area=64 * 64, step=16, max_aspect=2)
@@ -180,9 +180,8 @@ def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path, 
     exif[0x0112] = orientation
     samples = []
     for row, sample in enumerate(make_samples([(150, 80), (70, 140)])):
-        stream = io.BytesIO()
-        Image.open(io.BytesIO(sample.components["image.jpg"])).save(stream, "JPEG", exif=exif, quality=95)
-        samples.append(Sample(f"k{row}", {"image.jpg": stream.getvalue()}))
+        photo = Image.open(io.BytesIO(sample.components["image.jpg"]))
+        samples.append(Sample(f"k{row}", {"image.jpg": image_bytes(photo, "JPEG", exif=exif, quality=95)}))
     shards = write_shards(tmp_path, samples, per_shard=2)
     graph = dp.bucketed(place="centre", flip=0, dtype="uint8", layout="HWC")
     with open_loader(shards, graph, batch_size=1) as loader:

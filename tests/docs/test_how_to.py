@@ -13,7 +13,7 @@ from PIL import Image
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
-from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, mask_bytes, npy_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, python_of, run_blocks, run_python
 from tests.servers.clouds import Cloud
 from tests.turned_photos import exif_block, with_exif
@@ -148,21 +148,17 @@ def _boxes(number: int) -> dict[str, Any]:
 
 
 def _tokens(number: int) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.arange(5 + number % 20))
-    return stream.getvalue()
+    return npy_bytes(np.arange(5 + number % 20))
 
 
 def _sample(number: int) -> Sample:
-    stream = io.BytesIO()
-    np.save(stream, np.full(16, number, np.float32))
     return Sample(
         f"s{number:05d}",
         {
             "jpg": photo_bytes(number, 80 + number % 7, 72),
             "png": mask_bytes(number, 80 + number % 7, 72),
             "cls": b"%d" % (number % 5),
-            "emb.npy": stream.getvalue(),
+            "emb.npy": npy_bytes(np.full(16, number, np.float32)),
             "labels.json": b"[%d, 9]" % (number % 5),
             "txt": f"photo {number}".encode(),
         },

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import io
 import json
 import os
 import re
@@ -48,7 +47,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.graph.dali_internals import pool_host_memory
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, make_samples, photo_bytes, write_shards
 
 ON_CPU = GpuSetting(device="cpu", num_threads=1, batch_size=4)
 OPTIONS: dict[str, Any] = {
@@ -138,10 +137,8 @@ def test_reencode_gives_the_size_and_the_share_of_progressive(workload: Workload
 
 def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
     """A PNG under a .jpg name is skipped: JPEG engines cannot decode it. Masks are read if all photos have one."""
-    stream = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(stream, "PNG")
     samples = make_samples([(40, 30)] * 3)
-    samples[1] = Sample("s00001", {**samples[1].components, "image.jpg": stream.getvalue()})
+    samples[1] = Sample("s00001", {**samples[1].components, "image.jpg": image_bytes(Image.new("RGB", (8, 8)))})
     samples.append(Sample("s00003", {"cls": b"1", "image.jpg": photo_bytes(9, 20, 20)}))
     found = resolve_shards(write_shards(tmp_path, samples, per_shard=2, index=False), endpoint=None)
     first_two = read_photos(found, photo="image.jpg", mask="trimap.png", num=2)

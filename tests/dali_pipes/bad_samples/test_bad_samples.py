@@ -19,7 +19,7 @@ import dali_pipes.bad_samples
 from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
 from tests import builders
-from tests.builders import Sample, keys_of, make_samples, substituting, write_shards
+from tests.builders import Sample, image_bytes, keys_of, make_samples, substituting, write_shards
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 
@@ -35,16 +35,12 @@ def cut(data: bytes) -> bytes:
 
 def gif(data: bytes) -> bytes:
     """A GIF: known to be bad since the shards were indexed."""
-    stream = io.BytesIO()
-    Image.new("P", (20, 20)).save(stream, "GIF")
-    return stream.getvalue()
+    return image_bytes(Image.new("P", (20, 20)), "GIF")
 
 
 def bomb(data: bytes) -> bytes:
     """A PNG that says it has 10,000 million pixels."""
-    stream = io.BytesIO()
-    Image.new("L", (1, 1)).save(stream, "PNG")
-    png = bytearray(stream.getvalue())
+    png = bytearray(image_bytes(Image.new("L", (1, 1))))
     png[16:24] = (100_000).to_bytes(4, "big") * 2
     png[29:33] = zlib.crc32(png[12:29]).to_bytes(4)
     return bytes(png)
@@ -743,10 +739,9 @@ CANNOT_BE_DECODED = (
 
 def test_memory_is_bounded_under_a_bomb(tmp_path: Path, good_samples: list[Sample]) -> None:
     """A PNG of 20,000 x 20,000 pixels in half a megabyte is never decoded: 1.2 GB of RGB are not asked for."""
-    stream = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(stream, "PNG")
-    assert len(stream.getvalue()) < 500_000
-    samples = [*good_samples[:3], Sample("bomb", good_samples[3].components | {"image.jpg": stream.getvalue()})]
+    photo = image_bytes(Image.new("1", (20_000, 20_000)))
+    assert len(photo) < 500_000
+    samples = [*good_samples[:3], Sample("bomb", good_samples[3].components | {"image.jpg": photo})]
     shards = write_shards(tmp_path, samples, per_shard=4)
     program = (
         "import resource, sys, dali_pipes as dp\n"

@@ -15,17 +15,9 @@ import dali_pipes as dp
 from dali_pipes.formats.orientation import is_surely_read
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.graph.photos import header_problems
-from tests.builders import Sample, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, blocks_of
-from tests.hostile_photos import (
-    bmp_of_16_bits,
-    encoded,
-    misleading_jpeg,
-    odd_webp,
-    pixels_of,
-    with_fill,
-    with_long_marker,
-)
+from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, odd_webp, pixels_of, with_fill, with_long_marker
 
 # With two threads, more than twelve are parsed in parallel.
 BATCH = 256
@@ -104,7 +96,7 @@ def _saved(directory: Path, photo: bytes) -> Path:
 @pytest.mark.parametrize("batch_size", [4, 64])
 def test_a_valid_photo_that_must_be_read_alone_is_decoded_as_it_was(tmp_path: Path, batch_size: int) -> None:
     """Fill bytes before the scan, and a marker without a length."""
-    photo = encoded(pixels_of(), "JPEG")
+    photo = image_bytes(pixels_of(), "JPEG")
     for number, odd in enumerate((with_fill(photo), with_long_marker(photo))):
         shards = shards_with(tmp_path / str(number), odd, at=[3], num=64)
         with dp.loader(shards, as_stored, batch_size=batch_size, device="cpu", shuffle=False) as loader:
@@ -116,7 +108,7 @@ def test_a_valid_photo_that_must_be_read_alone_is_decoded_as_it_was(tmp_path: Pa
 
 def test_headers_are_read_alone() -> None:
     """Only the header counts, and it must be the one that was found here."""
-    photo, refused = encoded(pixels_of(), "JPEG"), misleading_jpeg()
+    photo, refused = image_bytes(pixels_of(), "JPEG"), misleading_jpeg()
     cut = photo[:700]
     header = read_whole_photo_header(photo)
     photos = [(np.frombuffer(data, np.uint8), header) for data in (photo, refused, cut, photo)]
@@ -134,6 +126,6 @@ def test_usual_photos_are_surely_read(format: str, mode: str) -> None:
     """Reading a photo alone takes a hundred times as long."""
     if (format, mode) in (("JPEG", "P"), ("PPM", "P")):
         pytest.skip("there is none")
-    photo = encoded(pixels_of(mode=mode), format)
+    photo = image_bytes(pixels_of(mode=mode), format)
     assert is_surely_read(photo, format)
     assert is_surely_read(memoryview(photo), format)

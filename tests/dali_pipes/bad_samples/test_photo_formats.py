@@ -12,11 +12,10 @@ import dali_pipes as dp
 from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader
 from tests import builders
-from tests.builders import Sample, make_samples, photo_bytes, substituting, with_data, write_shards
+from tests.builders import Sample, image_bytes, make_samples, photo_bytes, substituting, with_data, write_shards
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,
-    encoded,
     gif,
     jpeg2000,
     large_png,
@@ -161,7 +160,7 @@ def test_a_photo_that_is_cut_off_is_bad(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_png_that_the_index_calls_damaged_is_not_decoded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Only the index has compared its checksums; libpng would write a line of its own."""
-    png = with_wrong_checksum(encoded(pixels_of(), "PNG"), b"IDAT")
+    png = with_wrong_checksum(image_bytes(pixels_of()), b"IDAT")
     write_shards(tmp_path, with_photos({1: png}), per_shard=8)
     with open_loader(tmp_path) as loader:
         assert next(loader)[0]["key"] == ["s00000", "s00000", "s00002", "s00003"]
@@ -175,7 +174,7 @@ def test_photos_of_a_large_batch_are_judged_as_those_of_small_ones(
     """Large batches are judged together. The index knows nothing; photo and mask are judged."""
     photo = photo_bytes(5, *SIZE)
     bad = {3: photo[:-2], 7: gif(), 8: b"", 20: large_png(9000, 9000), 21: photo_bytes(6, 40, 50), 39: jpeg2000()}
-    samples = with_photos(bad | {4: photo + b"x", 5: encoded(pixels_of(), "WEBP")}, num=40)
+    samples = with_photos(bad | {4: photo + b"x", 5: image_bytes(pixels_of(), "WEBP")}, num=40)
     samples[11] = Sample("s00011", samples[11].components | {"trimap.png": large_png(9000, 9000)})
     by_a_lying_index(monkeypatch, tmp_path, samples)
     graph = dp.segmentation(crop=20, dtype="uint8", layout="HWC")

@@ -9,8 +9,8 @@ import pytest
 
 import dali_pipes as dp
 from tests import builders
-from tests.builders import Sample, make_samples, write_shards
-from tests.hostile_photos import encoded, large_png, pixels_of
+from tests.builders import Sample, image_bytes, make_samples, write_shards
+from tests.hostile_photos import large_png, pixels_of
 
 PIXELS = 50 * 40
 
@@ -23,7 +23,7 @@ def open_loader(shards: Path, *, budget: int, graph: Any = None) -> dp.Loader:
 def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
     """The error has the batch, its largest sample and the ways out; keys of strangers are printed safely."""
     samples = make_samples([(50, 40)] * 8)
-    large = encoded(pixels_of(size=(100, 40)), "JPEG")
+    large = image_bytes(pixels_of(size=(100, 40)), "JPEG")
     samples[2] = Sample("s00002\u202e", samples[2].components | {"image.jpg": large})
     write_shards(tmp_path, samples, per_shard=8)
     with open_loader(tmp_path, budget=4 * PIXELS) as loader:

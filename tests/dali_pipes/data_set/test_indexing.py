@@ -17,23 +17,11 @@ from dali_pipes.formats.names import classes_name, columns_name, index_name, man
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, tar_bytes, write_shards
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "folder-" + "x" * 70 + "/" + "y" * 60  # past ustar's 100 bytes, within its prefix field
-
-
-def tar_bytes(members: list[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT, **fields: object) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=format) as archive:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            for field, value in fields.items():
-                setattr(member, field, value)
-            archive.addfile(member, io.BytesIO(data))
-    return stream.getvalue()
 
 
 def index_of(data: bytes, **options: object) -> ShardIndex:
@@ -159,9 +147,7 @@ def test_index_shard_reads_photo_headers() -> None:
 
 def test_index_shard_size_of_a_bomb_is_read_not_refused() -> None:
     """A header that announces 60,000 x 60,000 pixels: the size goes into the index, nothing is decoded."""
-    stream = io.BytesIO()
-    Image.new("1", (8, 8)).save(stream, "PNG")
-    bomb = bytearray(stream.getvalue())
+    bomb = bytearray(image_bytes(Image.new("1", (8, 8))))
     bomb[16:24] = struct.pack(">II", 60_000, 60_000)
     photo = index_of(tar_bytes([("a.png", bytes(bomb))])).photos["png"]
     assert (photo.height.tolist(), photo.width.tolist()) == ([60_000], [60_000])

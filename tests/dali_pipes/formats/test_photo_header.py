@@ -11,7 +11,8 @@ from PIL import Image
 
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, read_photo_header, read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
-from tests.hostile_photos import animated_png, encoded, jpeg2000, pixels_of, tiff, with_thumbnail
+from tests.builders import image_bytes
+from tests.hostile_photos import animated_png, jpeg2000, pixels_of, tiff, with_thumbnail
 
 MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
@@ -31,13 +32,13 @@ def test_size_is_the_photo_s(name: str, mode: str) -> None:
     for _ in range(5):
         width, height = generator.randint(1, 400), generator.randint(1, 400)
         options = {"lossless": generator.random() < 0.5} if name == "WEBP" else {}
-        data = encoded(Image.new(mode, (width, height)), name, **options)
+        data = image_bytes(Image.new(mode, (width, height)), name, **options)
         assert read_photo_header(data) == read_photo_header(memoryview(data)) == PhotoHeader(name, height, width)
 
 
 def test_jpeg_with_other_segments_before_its_frame() -> None:
     """EXIF data, a colour profile of several segments, a comment, fill bytes."""
-    data = encoded(Image.new("RGB", (30, 20)), "JPEG", exif=b"Exif\0\0" + bytes(5000), icc_profile=bytes(200_000))
+    data = image_bytes(Image.new("RGB", (30, 20)), "JPEG", exif=b"Exif\0\0" + bytes(5000), icc_profile=bytes(200_000))
     assert read_photo_header(data) == PhotoHeader("JPEG", 20, 30)
     assert read_photo_header(data[:2] + b"\xff\xfe\0\x04\xff\xc0\xff\xff" + data[2:]) == PhotoHeader("JPEG", 20, 30)
 
@@ -67,24 +68,24 @@ def test_bmp_of_os_2_and_upside_down() -> None:
 
 def test_a_cut_header_has_no_size() -> None:
     """A PNG's header goes on to its pixels: until there it may become an animation."""
-    for data in (encoded(Image.new("RGB", (30, 20)), "JPEG"), animated_png(), jpeg2000(), tiff()):
+    for data in (image_bytes(Image.new("RGB", (30, 20)), "JPEG"), animated_png(), jpeg2000(), tiff()):
         formats = {read_photo_header(data[:num]).format for num in range(16, len(data))}
         assert len(formats - {"PNG"}) == 1
-    png = encoded(Image.new("RGB", (30, 20)), "PNG")
+    png = image_bytes(Image.new("RGB", (30, 20)), "PNG")
     assert read_photo_header(png[: png.index(b"IDAT")]) == PhotoHeader("PNG", 0, 0)
 
 
 def test_many_chunks_end_the_search() -> None:
     """A PNG of a million empty chunks before its pixels has no readable header; it takes no time."""
-    png = encoded(Image.new("RGB", (30, 20)), "PNG")
+    png = image_bytes(Image.new("RGB", (30, 20)), "PNG")
     at = png.index(b"IDAT") - 4
     chunk = b"\0\0\0\0tEXt" + bytes(4)
     assert read_photo_header(png[:at] + 5 * chunk + png[at:]) == PhotoHeader("PNG", 20, 30)
     assert read_photo_header(png[:at] + 1_000_000 * chunk + png[at:]) == PhotoHeader("PNG", 0, 0)
 
 
-JPEG, PNG = (encoded(pixels_of(), name) for name in ("JPEG", "PNG"))
-PROGRESSIVE = encoded(pixels_of(), "JPEG", progressive=True)
+JPEG, PNG = (image_bytes(pixels_of(), name) for name in ("JPEG", "PNG"))
+PROGRESSIVE = image_bytes(pixels_of(), "JPEG", progressive=True)
 THUMBNAIL = with_thumbnail()
 
 
@@ -111,7 +112,7 @@ THUMBNAIL = with_thumbnail()
         (PNG[:-1], "PNG cut off"),
         (PNG[:-12], "PNG cut off"),
         (PNG[:-12] + bytes(100_000), "PNG cut off"),
-        (encoded(pixels_of(), "WEBP")[:-2], "WEBP"),  # its end has no mark: only a decoder finds out
+        (image_bytes(pixels_of(), "WEBP")[:-2], "WEBP"),  # its end has no mark: only a decoder finds out
         (JPEG[:100], "JPEG"),  # its header cannot be read, which is what is said of it
     ],
 )
@@ -119,7 +120,7 @@ def test_whole_header_tells_photos_that_are_cut_off(data: bytes, format: str) ->
     assert read_whole_photo_header(data).format == read_whole_photo_header(memoryview(data)).format == format
 
 
-SEEDS = [encoded(Image.new(modes[0], (30, 20)), name) for name, modes in MODES.items()] + [animated_png()]
+SEEDS = [image_bytes(Image.new(modes[0], (30, 20)), name) for name, modes in MODES.items()] + [animated_png()]
 
 
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255))), st.integers(0, 200))
@@ -140,7 +141,7 @@ def test_pillow_agrees_on_mutated_headers() -> None:
     generator = random.Random(1)
     num_read = 0
     for name in ("JPEG", "PNG", "WEBP"):
-        data = encoded(Image.new("RGB", (30, 20)), name)
+        data = image_bytes(Image.new("RGB", (30, 20)), name)
         for _ in range(300):
             mutant = bytearray(data)
             mutant[generator.randrange(16, min(len(data), 200))] = generator.randrange(256)

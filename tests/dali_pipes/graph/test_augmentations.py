@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as reference
 
 import dali_pipes as dp
 from dali_pipes.graph import color
-from tests.builders import Sample, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, photo_bytes, write_shards
 from tests.dali_pipes.graph.test_random import NUM, Drawn
 
 SIDE = 48
@@ -218,9 +218,7 @@ def png_bytes(number: int) -> bytes:
         pixels = draw.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     else:
         pixels = np.asarray(Image.open(io.BytesIO(photo_bytes(number, SIDE, SIDE))))
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
+    return image_bytes(pixels)
 
 
 @pytest.fixture(scope="module")

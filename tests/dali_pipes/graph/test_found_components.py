@@ -14,7 +14,7 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import DataError
 from dali_pipes.graph.definition import Graph
-from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, mask_bytes, photo_bytes, write_shards
 
 GRAPHS: dict[str, Callable[..., Graph]] = {
     "segmentation": dp.segmentation,
@@ -24,9 +24,7 @@ GRAPHS: dict[str, Callable[..., Graph]] = {
 
 
 def png_bytes(number: int) -> bytes:
-    stream = io.BytesIO()
-    Image.open(io.BytesIO(photo_bytes(number, 40, 30))).save(stream, "PNG")
-    return stream.getvalue()
+    return image_bytes(Image.open(io.BytesIO(photo_bytes(number, 40, 30))))
 
 
 def samples_of(*components: Sequence[str]) -> list[Sample]:

@@ -12,7 +12,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-from tests.builders import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, npy_bytes, photo_bytes, write_shards
 from tests.hostile_photos import undecodable
 
 
@@ -147,12 +147,6 @@ def test_second_packed_output_or_name_is_refused(small_shards: Path, graph: Any,
 # --- components that are not photos -----------------------------------------------------------------------------------
 
 
-def npy(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
 def rich_components(number: int) -> dict[str, bytes]:
     """Two photos, a caption, class ids, an embedding, points of varying number, a document and a blob."""
     draw = np.random.default_rng(number)
@@ -161,8 +155,8 @@ def rich_components(number: int) -> dict[str, bytes]:
         "right.jpg": photo_bytes(100 + number, 30, 26),
         "txt": f"Größe {number}\n".encode() * (number % 3),
         "labels.json": json.dumps(sorted({number % 7, 3})).encode(),
-        "emb.npy": npy(draw.random(16, np.float32)),
-        "points.npy": npy(np.asfortranarray(draw.integers(0, 99, (number % 4, 2))).astype(">i4")),
+        "emb.npy": npy_bytes(draw.random(16, np.float32)),
+        "points.npy": npy_bytes(np.asfortranarray(draw.integers(0, 99, (number % 4, 2))).astype(">i4")),
         "meta.json": json.dumps({"number": number, "box": [number, 0.5, 2, 3]}).encode(),
         "blob.bin": bytes(range(number)),
     }

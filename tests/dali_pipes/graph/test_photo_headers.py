@@ -11,9 +11,10 @@ from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, Data, Ph
 from dali_pipes.graph import photos as photo_headers
 from dali_pipes.graph.photos import read_photo_headers
 from dali_pipes.reader.buffers import EncodedBatch
+from tests.builders import image_bytes
 from tests.fuzz.mutations import mutant
 from tests.fuzz.seeds.photos import other_photos, photos
-from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, pixels_of, with_thumbnail
+from tests.hostile_photos import animated_png, broken_jpeg2000, pixels_of, with_thumbnail
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, turned_photo, with_exif, xmp
 
 # Between two photos stands what would be taken for a part of the first by a reader that goes too far.
@@ -37,7 +38,7 @@ def found(photos: EncodedBatch) -> list[PhotoHeader]:
 def test_mutants_have_the_headers_that_they_have_alone(seed: int) -> None:
     draw = Random(seed)
     seeds = [*photos(), *other_photos(), animated_png(), broken_jpeg2000(), with_thumbnail(), b""]
-    seeds.append(encoded(pixels_of(), "JPEG", exif=b"Exif\0\0" + bytes(300), icc_profile=bytes(70_000)))
+    seeds.append(image_bytes(pixels_of(), "JPEG", exif=b"Exif\0\0" + bytes(300), icc_profile=bytes(70_000)))
     formats = set()
     for _ in range(60):
         batch = [mutant(draw, seeds) for _ in range(64)]
@@ -65,9 +66,9 @@ def test_usual_photos_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -
     png = photos()[3]
     at = png.index(b"IDAT") - 4
     usual = [
-        encoded(pixels_of(), "JPEG"),
-        encoded(pixels_of(), "JPEG", progressive=True),
-        encoded(pixels_of(), "JPEG", icc_profile=bytes(200)),
+        image_bytes(pixels_of(), "JPEG"),
+        image_bytes(pixels_of(), "JPEG", progressive=True),
+        image_bytes(pixels_of(), "JPEG", icc_profile=bytes(200)),
         with_thumbnail(),
         png,
         png[:at] + b"\0\0\0\x09pHYs" + bytes(13) + png[at:],

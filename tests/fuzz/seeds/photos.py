@@ -1,12 +1,9 @@
 """Small photos of every format that reaches a decoder, and of formats that must not."""
 
-import io
-from typing import Any
-
 import numpy as np
 from PIL import Image
 
-from tests.builders import photo_bytes
+from tests.builders import image_bytes, photo_bytes
 
 HEIGHT, WIDTH = 21, 34
 
@@ -18,15 +15,15 @@ def photos() -> list[bytes]:
         photo_bytes(1, WIDTH, HEIGHT),
         photo_bytes(2, WIDTH, HEIGHT, progressive=True),
         photo_bytes(3, WIDTH, HEIGHT, mode="L"),
-        _saved(rgb, "PNG"),
-        _saved(rgb.convert("L"), "PNG"),
-        _saved(rgb.convert("P"), "PNG"),
-        _saved(rgb.convert("RGBA"), "PNG"),
-        _saved(rgb, "WEBP", lossless=True),
-        _saved(rgb, "WEBP", quality=80),
-        _saved(rgb, "BMP"),
-        _saved(rgb, "PPM"),
-        _saved(rgb.convert("L"), "PPM"),
+        image_bytes(rgb, "PNG"),
+        image_bytes(rgb.convert("L"), "PNG"),
+        image_bytes(rgb.convert("P"), "PNG"),
+        image_bytes(rgb.convert("RGBA"), "PNG"),
+        image_bytes(rgb, "WEBP", lossless=True),
+        image_bytes(rgb, "WEBP", quality=80),
+        image_bytes(rgb, "BMP"),
+        image_bytes(rgb, "PPM"),
+        image_bytes(rgb.convert("L"), "PPM"),
     ]
 
 
@@ -35,13 +32,13 @@ def other_photos() -> list[bytes]:
     rgb = _image()
     more = [Image.eval(rgb, lambda value: 255 - value)]
     return [
-        _saved(rgb, "JPEG2000"),
-        _saved(rgb, "JPEG2000", no_jp2=True),
-        _saved(rgb, "TIFF"),
-        _saved(rgb, "TIFF", compression="tiff_lzw"),
-        _saved(rgb, "GIF"),
-        _saved(rgb, "PNG", save_all=True, append_images=more),
-        _saved(rgb, "AVIF"),
+        image_bytes(rgb, "JPEG2000"),
+        image_bytes(rgb, "JPEG2000", no_jp2=True),
+        image_bytes(rgb, "TIFF"),
+        image_bytes(rgb, "TIFF", compression="tiff_lzw"),
+        image_bytes(rgb, "GIF"),
+        image_bytes(rgb, "PNG", save_all=True, append_images=more),
+        image_bytes(rgb, "AVIF"),
         b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(80),  # the first box; only an extra writes whole ones
     ]
 
@@ -49,9 +46,3 @@ def other_photos() -> list[bytes]:
 def _image() -> Image.Image:
     coarse = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
     return Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
-
-
-def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()

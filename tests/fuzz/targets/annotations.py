@@ -1,6 +1,5 @@
 """Boxes and tokens: what is read of any bytes is finite, in bounds and on the photo, or the bytes are refused."""
 
-import io
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from dali_pipes.graph.recipes.captions import pad_tokens, read_tokens
 from dali_pipes.graph.recipes.detection import MAX_LABEL, check_boxes, move_boxes, read_boxes
+from tests.builders import npy_bytes
 from tests.fuzz.target import BrokenPromiseError, Target
 
 HEIGHT, WIDTH, SIZE, LENGTH = 60, 80, 32, 8
@@ -25,7 +25,12 @@ class Annotations(Target):
         lists = {"boxes": boxes[:, :4].tolist(), "labels": boxes[:, 4].tolist()}
         annotations = [{"bbox": [1, 2, 29.5, 38], "category_id": 7}, {"bbox": [], "category_id": 1, "iscrowd": 1}]
         documents = [json.dumps(document).encode() for document in (lists, annotations)]
-        return [*documents, _npy(boxes.astype(np.float32)), _npy(boxes.astype(">i2")), _npy(np.arange(20))]
+        return [
+            *documents,
+            npy_bytes(boxes.astype(np.float32)),
+            npy_bytes(boxes.astype(">i2")),
+            npy_bytes(np.arange(20)),
+        ]
 
     def check(self, data: bytes) -> Literal["taken", "refused"]:
         array = np.frombuffer(data, np.uint8)
@@ -54,9 +59,3 @@ class Annotations(Target):
         if padded.shape != (2, LENGTH) or padded.min() < 0 or padded[1].sum() != min(len(ids), LENGTH):
             raise BrokenPromiseError(f"tokens of another shape or sign: {padded.tolist()}")
         return True
-
-
-def _npy(array: npt.NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()

@@ -1,6 +1,5 @@
 """No command sends to a terminal what the data say: results and errors show escapes."""
 
-import io
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.cli import main
-from tests.builders import make_samples, photo_bytes, write_shards
+from tests.builders import make_samples, photo_bytes, tar_bytes, write_shards
 
 EVIL = "\x1b[2J\x9b31m\nerror: \u202egpj"
 """Clears the screen, colours, begins a line that looks like ours, turns the direction of writing."""
@@ -18,11 +17,7 @@ PHOTO = photo_bytes(0, 40, 33)
 
 
 def write_evil_tar(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    path.write_bytes(tar_bytes(members, format=tarfile.PAX_FORMAT))
     return path
 
 

@@ -15,7 +15,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
-from tests.builders import photo_bytes
+from tests.builders import photo_bytes, tar_bytes
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import write_pets
@@ -375,11 +375,8 @@ def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
 
 
 def test_two_components_that_may_be_the_photo_are_named_in_the_program(tmp_path: Path) -> None:
-    with tarfile.open((tmp_path / "a-0.tar"), "w") as archive:
-        for name in ("1.big.jpg", "1.small.jpg"):
-            member, data = tarfile.TarInfo(name), photo_bytes(1, 64, 48)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    data = photo_bytes(1, 64, 48)
+    (tmp_path / "a-0.tar").write_bytes(tar_bytes({"1.big.jpg": data, "1.small.jpg": data}))
     program = _make(*QUICK, tmp_path / "a-0.tar", tmp_path / "out").stdout
     assert 'dp.classification_train(photo="big.jpg")' in program
     assert run_program(program)[0] == "1 samples, 1 batches"

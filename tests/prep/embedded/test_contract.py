@@ -28,7 +28,7 @@ from prep.shuffle.key_map import Grouping, parse_key_map, split_of
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Engine, Request, request_of_spec
 from prep.shuffle.shuffle import shuffle
-from tests.prep.embedded.tars import make_tar, read_tar
+from tests.builders import read_tar, tar_bytes
 
 NUM_SAMPLES = 24
 
@@ -589,7 +589,7 @@ def shards(bucket: Bucket) -> dict[str, bytes]:
             members[f"d/{index:04}.{component}"] = f"{index}/{component}".encode() * 20
     names = list(members)
     for shard in range(4):
-        put(bucket, f"in-{shard}.tar", make_tar({name: members[name] for name in names[shard * 18 : shard * 18 + 18]}))
+        put(bucket, f"in-{shard}.tar", tar_bytes({name: members[name] for name in names[shard * 18 : shard * 18 + 18]}))
     return members
 
 
@@ -757,7 +757,7 @@ def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
     members = {f"d/{index:04}.{component}": b"%d" % (index % 3) for index in range(24) for component in ("cls", "jpg")}
     names = list(members)
     for shard in range(4):
-        put(bucket, f"in-{shard}.tar", make_tar({name: members[name] for name in names[shard * 12 : shard * 12 + 12]}))
+        put(bucket, f"in-{shard}.tar", tar_bytes({name: members[name] for name in names[shard * 12 : shard * 12 + 12]}))
     shares = {"train": 0.75, "val": 0.25} if by == "split" else {}
     report = shuffle(
         Request(

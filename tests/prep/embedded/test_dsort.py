@@ -17,7 +17,7 @@ from prep.embedded.wire import RefusalError
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.prep.embedded.tars import make_tar, read_tar
+from tests.builders import read_tar, tar_bytes
 
 SPEC: dict[str, Any] = {
     "input_bck": {"name": "b", "provider": "ais"},
@@ -36,7 +36,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
         made.create_bucket("b")
         for shard in range(2):
             members = {f"{shard}{index}.jpg": bytes([index]) * 50 for index in range(10)}
-            made.write("b", f"in-{shard}.tar", [make_tar(members)])
+            made.write("b", f"in-{shard}.tar", [tar_bytes(members)])
         yield made
 
 
@@ -87,7 +87,7 @@ def test_same_seed_gives_the_shards_of_an_exchange(storage: Storage, endpoint: s
 
 
 def test_files_of_no_sample_are_left_out(storage: Storage, endpoint: str) -> None:
-    storage.write("b", "in-1.tar", [make_tar({"README": b"r", "1.jpg": b"x"})])
+    storage.write("b", "in-1.tar", [tar_bytes({"README": b"r", "1.jpg": b"x"})])
     run(storage, endpoint, output_shard_size="1MB")
     [shard] = read_all(storage, "out-").values()
     assert len(read_tar(shard)) == 11
@@ -131,7 +131,7 @@ def test_job_that_fails_says_why_and_writes_nothing(
     storage: Storage, endpoint: str, changes: dict[str, Any], error: str
 ) -> None:
     storage.write("b", "map.json", [b'{"../c-{0..9}": ["00"]}'])
-    storage.write("b", "twice.tar", [make_tar({"00.jpg": b"x"})])
+    storage.write("b", "twice.tar", [tar_bytes({"00.jpg": b"x"})])
     before = read_all(storage, "")
     if "ekm_file" in changes:
         changes = {"ekm_file": changes["ekm_file"].format(endpoint=endpoint)}

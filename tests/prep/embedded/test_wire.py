@@ -23,7 +23,7 @@ import msgspec.msgpack
 import pytest
 
 from dali_pipes.store.cluster.embedded_node import start
-from tests.prep.embedded.tars import make_tar
+from tests.builders import tar_bytes
 
 RECORDING = Path(__file__).resolve().parents[4] / "shared" / "ais-wire" / "ais-4.9.jsonl"
 EXTRA_HEADERS = {"Date", "Connection", "Hdr-Error", "Accept-Ranges", "Content-Length"}
@@ -72,7 +72,9 @@ class Replay:
         if isinstance(body, dict):  # a shard of three samples, of which the recording holds the length
             first = int(url.path[-6:-4]) * 3
             sizes = (("cls", 1), ("image.jpg", 700), ("trimap.png", 300))
-            body = make_tar({f"s{at:04}.{part}": bytes(size) for at in range(first, first + 3) for part, size in sizes})
+            body = tar_bytes(
+                {f"s{at:04}.{part}": bytes(size) for at in range(first, first + 3) for part, size in sizes}
+            )
             assert len(body) == request["body"]["len"]
         elif isinstance(body, str):
             body = re.sub(r'"uuid": "[^"]+"', f'"uuid": "{self.listing}"', body)

@@ -33,7 +33,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from prep.index import index_shards
-from tests.builders import Sample, write_shards
+from tests.builders import Sample, tar_bytes, write_shards
 from tests.sources import REPOSITORY, encode_mask, encode_photo
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
@@ -78,14 +78,8 @@ def capital(sample: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def make_shard(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for key, components in samples.items():
-            for component, data in components.items():
-                info = tarfile.TarInfo(f"{key}.{component}")
-                info.size, info.mtime, info.uname = len(data), 1234, "somebody"
-                tar.addfile(info, io.BytesIO(data))
-    return stream.getvalue()
+    members = {f"{key}.{name}": data for key, components in samples.items() for name, data in components.items()}
+    return tar_bytes(members, mtime=1234, uname="somebody")
 
 
 def words(first: int = 0, count: int = 3) -> bytes:
@@ -203,18 +197,12 @@ def test_broken_shards_are_told() -> None:
         unchanged.transform(words()[:2048], "s.tar")
     twice = words() + words()  # the reader stops at the first end
     assert unchanged.transform(twice, "s.tar") == unchanged.transform(words(), "s.tar")
-    apart = io.BytesIO()
-    with tarfile.open(fileobj=apart, mode="w") as tar:
-        for name in ("a.txt", "b.txt", "a.cls"):
-            tar.addfile(tarfile.TarInfo(name))
+    apart = tar_bytes(dict.fromkeys(("a.txt", "b.txt", "a.cls"), b""))
     with pytest.raises(DataError, match=r"shard 's.tar', key 'a': its members do not stand together"):
-        unchanged.transform(apart.getvalue(), "s.tar")
-    double = io.BytesIO()
-    with tarfile.open(fileobj=double, mode="w") as tar:
-        for name in ("a.txt", "a.TXT"):
-            tar.addfile(tarfile.TarInfo(name))
+        unchanged.transform(apart, "s.tar")
+    double = tar_bytes({"a.txt": b"", "a.TXT": b""})
     with pytest.raises(DataError, match=r"key 'a': component 'txt' comes twice"):
-        unchanged.transform(double.getvalue(), "s.tar")
+        unchanged.transform(double, "s.tar")
 
 
 def test_arguments_of_a_request_are_refused() -> None:

@@ -18,7 +18,7 @@ from prep.commands.group import prep
 from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
-from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
 from tests.conftest import SHARED_DATA
 from tests.turned_photos import slope, turned_photo
 
@@ -32,9 +32,7 @@ def call(*arguments: str | Path) -> Result:
 
 
 def encoded(mode: str, kind: str, **options: object) -> bytes:
-    stream = io.BytesIO()
-    Image.new(mode, (40, 33)).save(stream, kind, **options)
-    return stream.getvalue()
+    return image_bytes(Image.new(mode, (40, 33)), kind, **options)
 
 
 def oriented(orientation: int) -> bytes:

@@ -35,19 +35,12 @@ from prep.inspect.verify_set import VerifyReport
 from prep.inspect.verify_shard import ShardReport, index_problem
 from prep.pack.pack import open_target
 from prep.photos.decoders import Undecodable, decode, open_decoder
-from tests.builders import Sample, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 from tests.turned_photos import slope, turned_photo
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-def png_bytes(pixels: "np.ndarray[tuple[int, ...], np.dtype[np.uint8 | np.uint16]]", mode: str | None = None) -> bytes:
-    stream = io.BytesIO()
-    image = Image.fromarray(pixels)
-    (image.convert(mode) if mode else image).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def samples_with(component: str, data: bytes | None, *, at: int = 2, num: int = 5) -> list[Sample]:
@@ -103,18 +96,13 @@ def test_parts_of_shards_in_processes_find_the_same(tmp_path: Path, workers: int
     assert together.mask_values == alone.mask_values
 
 
-def test_bucket_is_verified_in_processes(bucket: AisStore, node: str, small_samples: list[Sample]) -> None:
+def test_bucket_is_verified_in_processes(
+    bucket: AisStore, node: str, small_samples: list[Sample], tmp_path: Path
+) -> None:
     """Each process opens the bucket for itself; the URL is a template with braces."""
     bucket.create()
     for number in range(2):
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w") as archive:
-            for sample in small_samples[number::2]:
-                for component, data in sample.components.items():
-                    member = tarfile.TarInfo(f"{sample.key}.{component}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-        bucket.write(f"x-{number}.tar", stream.getvalue())
+        bucket.write(f"x-{number}.tar", write_tar(tmp_path / "x.tar", small_samples[number::2]).read_bytes())
     index_shards(resolve_shards(f"{bucket.url}/x-", endpoint=node))
     report = verify(resolve_shards(f"{bucket.url}/x-{{0..1}}.tar", endpoint=node), workers=2)
     assert report.findings == []
@@ -146,14 +134,19 @@ BAD = [
     ("trimap.png", mask_bytes(1, 40, 33)[:-12], "photo", "is cut off: it has no whole IEND chunk"),
     ("image.jpg", photo_bytes(1, 200, 33), "mask size", "has 33 x 40 pixels, 'image.jpg' 33 x 200"),
     ("trimap.png", mask_bytes(1, 33, 40), "mask size", "has 40 x 33 pixels, 'image.jpg' 33 x 40"),
-    ("trimap.png", png_bytes(np.full((33, 40), 7, np.uint8)), "mask values", "holds 7, expected 1, 2, 3"),
+    ("trimap.png", image_bytes(np.full((33, 40), 7, np.uint8)), "mask values", "holds 7, expected 1, 2, 3"),
     (
         "trimap.png",
-        png_bytes(np.ones((33, 40), np.uint8), "P"),
+        image_bytes(Image.fromarray(np.ones((33, 40), np.uint8)).convert("P")),
         "mask",
         "is a 8-bit palette PNG, expected an 8-bit gray",
     ),
-    ("trimap.png", png_bytes(np.ones((33, 40), np.uint16)), "mask", "is a 16-bit gray PNG, expected an 8-bit gray PNG"),
+    (
+        "trimap.png",
+        image_bytes(np.ones((33, 40), np.uint16)),
+        "mask",
+        "is a 16-bit gray PNG, expected an 8-bit gray PNG",
+    ),
     ("trimap.png", photo_bytes(1, 40, 33), "mask", "is a JPEG, expected an 8-bit gray PNG"),
     ("cls", b"cat", "label", "holds 'cat', expected an integer"),
     ("cls", b"", "label", "holds '', expected an integer"),
@@ -181,7 +174,7 @@ def test_bad_sample_is_named_with_its_component(
 
 def test_photo_above_max_pixels_is_not_decoded(tmp_path: Path) -> None:
     """A decompression bomb is told by its header: 40,000 x 40,000 pixels would be 5 GB."""
-    bomb = bytearray(png_bytes(np.zeros((2, 2), np.uint8)))
+    bomb = bytearray(image_bytes(np.zeros((2, 2), np.uint8)))
     bomb[16:24] = (40_000).to_bytes(4) * 2
     write_shards(tmp_path, samples_with("image.jpg", bytes(bomb)), per_shard=5, index=False)
     assert found(run(tmp_path)) == [
@@ -237,7 +230,7 @@ def test_dali_decodes_in_a_process_of_its_own(tmp_path: Path, capfd: pytest.Capt
 def test_photo_in_another_format_is_a_note_not_a_missing_component(tmp_path: Path) -> None:
     """A folder of photos of which some are PNG: a loader that names both takes all of them."""
     samples = [Sample(f"a{i}", {"jpg": photo_bytes(i, 40, 33)}) for i in range(3)]
-    samples.append(Sample("a9", {"png": png_bytes(np.zeros((33, 40, 3), np.uint8))}))
+    samples.append(Sample("a9", {"png": image_bytes(np.zeros((33, 40, 3), np.uint8))}))
     write_shards(tmp_path, samples, per_shard=4)
     report = run(tmp_path)
     assert found(report) == []
@@ -249,7 +242,7 @@ def test_photo_in_another_format_is_a_note_not_a_missing_component(tmp_path: Pat
 
 def test_masks_are_what_the_caller_says(tmp_path: Path) -> None:
     """A depth map beside a photo looks like a mask by its name; the caller knows."""
-    write_shards(tmp_path, samples_with("trimap.png", png_bytes(np.ones((33, 40), np.uint16))), per_shard=5)
+    write_shards(tmp_path, samples_with("trimap.png", image_bytes(np.ones((33, 40), np.uint16))), per_shard=5)
     assert [kind for kind, *_ in found(run(tmp_path))] == ["mask"]
     assert found(run(tmp_path, masks=())) == []
     assert {kind for kind, *_ in found(run(tmp_path, masks=["image.jpg"]))} == {"mask"}

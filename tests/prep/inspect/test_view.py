@@ -1,6 +1,5 @@
 """Contact sheets of samples that are known by their colours."""
 
-import io
 import json
 from pathlib import Path
 
@@ -28,19 +27,13 @@ from prep.inspect.contact_sheet import (
     overlaid,
 )
 from prep.inspect.samples import ShowOptions
-from tests.builders import Sample, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, image_bytes, photo_bytes, write_shards, write_tar
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 
 
-def encoded(pixels: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", kind: str = "PNG") -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, kind)
-    return stream.getvalue()
-
-
 def plain(colour: tuple[int, int, int], *, width: int = 60, height: int = 40) -> bytes:
-    return encoded(np.full((height, width, 3), colour, np.uint8), "BMP")
+    return image_bytes(np.full((height, width, 3), colour, np.uint8), "BMP")
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +47,7 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {
                 "bmp": plain(colour),
                 "cls": str(i % 3 + 1).encode(),
-                "mask.png": encoded(np.full((40, 60), i % 3 + 1, np.uint8)),
+                "mask.png": image_bytes(np.full((40, 60), i % 3 + 1, np.uint8)),
             },
         )
         for i, colour in enumerate(COLOURS)
@@ -151,14 +144,14 @@ def test_large_masks_keep_their_values(tmp_path: Path) -> None:
     """Made smaller, a mask has no value that it did not have: 2 is not what lies between 1 and 3."""
     mask = np.ones((500, 333), np.uint8)
     mask[:, 100:] = 3
-    sample = Sample("a", {"bmp": plain((9, 9, 9), width=333, height=500), "mask.png": encoded(mask)})
+    sample = Sample("a", {"bmp": plain((9, 9, 9), width=333, height=500), "mask.png": image_bytes(mask)})
     write_shards(tmp_path, [sample], per_shard=1)
     assert draw(tmp_path).mask_values == [1, 3]
 
 
 def test_mask_of_another_shape_is_left_out(tmp_path: Path) -> None:
     """It cannot be laid over the photo; the sample is there all the same."""
-    mask = encoded(np.ones((60, 40), np.uint8))
+    mask = image_bytes(np.ones((60, 40), np.uint8))
     write_shards(tmp_path, [Sample("a", {"bmp": plain((9, 9, 9)), "mask.png": mask})], per_shard=1)
     assert draw(tmp_path).keys == ["a"]
 

@@ -26,7 +26,7 @@ from prep.inspect.contact_sheet import TILE
 from prep.inspect.findings import MAX_LISTED
 from prep.inspect.samples import ShowOptions
 from prep.inspect.view_page import PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
-from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, mask_bytes, npy_bytes, photo_bytes, write_shards
 from tests.sources import encode_photo
 
 
@@ -47,9 +47,7 @@ def call(*arguments: str | Path) -> Result:
 
 
 def npy(rows: list[list[float]]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.array(rows, np.float32))
-    return stream.getvalue()
+    return npy_bytes(np.array(rows, np.float32))
 
 
 def a_sample(number: int, **more: bytes) -> Sample:

@@ -14,7 +14,8 @@ from PIL import Image
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from prep.photos import apart
 from prep.photos.apart import Undecodable, decode_apart
-from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
+from tests.builders import image_bytes
+from tests.hostile_photos import animated_png, broken_jpeg2000, gif, jpeg2000, pixels_of, tiff
 
 SIZE = (50, 40)
 SIXTEEN = np.random.default_rng(0).integers(0, 1 << 16, (SIZE[1], SIZE[0])).astype(np.uint16)
@@ -45,7 +46,7 @@ def test_modes_of_a_tiff(mode: str) -> None:
     photo = Image.fromarray(SIXTEEN) if mode == "I;16" else pixels_of(3).convert(mode)
     grey = mode in ("L", "LA", "1", "I;16")
     expected = (SIXTEEN >> 8) if mode == "I;16" else np.asarray(photo.convert("L" if grey else "RGB"))
-    assert (decoded(encoded(photo, "TIFF")) == expected).all()
+    assert (decoded(image_bytes(photo, "TIFF")) == expected).all()
 
 
 def test_a_photo_is_turned_upright() -> None:
@@ -54,7 +55,7 @@ def test_a_photo_is_turned_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert (decoded(animated_png(1), 6) == expected).all()
-    assert (decoded(encoded(pixels_of(1), "TIFF", exif=exif)) == expected).all()
+    assert (decoded(image_bytes(pixels_of(1), "TIFF", exif=exif)) == expected).all()
 
 
 @pytest.mark.parametrize("data", [broken_jpeg2000(), jpeg2000(2)[: len(jpeg2000(2)) // 2]])

@@ -13,11 +13,10 @@ from prep.inspect.verify import verify
 from prep.pack.pack import pack
 from prep.photos.decoders import Undecodable, open_decoder
 from prep.sources.record import Record, Source
-from tests.builders import Sample, write_shards
+from tests.builders import Sample, image_bytes, write_shards
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,
-    encoded,
     gif,
     jpeg2000,
     large_jpeg,
@@ -40,26 +39,26 @@ REFUSED = {
     "apng": animated_png(),
     "bomb": large_png(10_000, 9_000),
     "text": b"<html>" + bytes(100),
-    "cut jpeg": encoded(pixels_of(), "JPEG")[:-2],
+    "cut jpeg": image_bytes(pixels_of(), "JPEG")[:-2],
     "cut thumbnail": with_thumbnail()[:-2] + bytes(3),
-    "cut png": encoded(pixels_of(), "PNG")[:-12],
-    "png with a wrong checksum of its pixels": with_wrong_checksum(encoded(pixels_of(), "PNG"), b"IDAT"),
-    "png without pixels": without_chunk(encoded(pixels_of(), "PNG"), b"IDAT"),
+    "cut png": image_bytes(pixels_of())[:-12],
+    "png with a wrong checksum of its pixels": with_wrong_checksum(image_bytes(pixels_of()), b"IDAT"),
+    "png without pixels": without_chunk(image_bytes(pixels_of()), b"IDAT"),
     "bomb with a thumbnail": with_metadata(large_jpeg(10_000, 9_000), 60_000),
 }
 ALLOWED = {
-    "jpeg": encoded(pixels_of(), "JPEG"),
-    "png": encoded(pixels_of(), "PNG"),
-    "webp": encoded(pixels_of(), "WEBP"),
-    "bmp": encoded(pixels_of(), "BMP"),
-    "pgm": encoded(pixels_of(mode="L"), "PPM"),
-    "ppm": encoded(pixels_of(), "PPM"),
+    "jpeg": image_bytes(pixels_of(), "JPEG"),
+    "png": image_bytes(pixels_of()),
+    "webp": image_bytes(pixels_of(), "WEBP"),
+    "bmp": image_bytes(pixels_of(), "BMP"),
+    "pgm": image_bytes(pixels_of(mode="L"), "PPM"),
+    "ppm": image_bytes(pixels_of(), "PPM"),
     "webp with EXIF data that DALI's parser does not find": odd_webp(),
-    "longer jpeg": encoded(pixels_of(), "JPEG") + bytes(3000),
-    "longer png": encoded(pixels_of(), "PNG") + bytes(3000),
+    "longer jpeg": image_bytes(pixels_of(), "JPEG") + bytes(3000),
+    "longer png": image_bytes(pixels_of()) + bytes(3000),
     "png with a wrong checksum of its text": with_wrong_checksum(png_with_text(), b"tEXt"),
-    "png with a wrong checksum of its end": with_wrong_checksum(encoded(pixels_of(), "PNG"), b"IEND"),
-    "jpeg with much metadata": with_metadata(encoded(pixels_of(), "JPEG"), 60_000),
+    "png with a wrong checksum of its end": with_wrong_checksum(image_bytes(pixels_of()), b"IEND"),
+    "jpeg with much metadata": with_metadata(image_bytes(pixels_of(), "JPEG"), 60_000),
 }
 
 

@@ -9,8 +9,7 @@ from PIL import Image
 from prep.photos.apart import Undecodable
 from prep.photos.masks import mask_problem
 from prep.recode.photos import is_plain_mask, optimized_mask, resized_mask
-from tests.builders import mask_bytes
-from tests.hostile_photos import encoded
+from tests.builders import image_bytes, mask_bytes
 from tests.prep.recode.photos import pixels, with_odd_notes
 
 VALUES = np.random.default_rng(0).integers(0, 256, (31, 47)).astype(np.uint8)
@@ -20,11 +19,11 @@ def palette_mask() -> bytes:
     mask = Image.fromarray(VALUES % 7)
     mask = mask.convert("P")
     mask.putpalette([number for index in range(256) for number in (index, 255 - index, 7)])
-    return encoded(mask, "PNG", transparency=0, bits=8)
+    return image_bytes(mask, "PNG", transparency=0, bits=8)
 
 
 def test_a_resized_mask_has_values_of_its_nearest_pixels() -> None:
-    small = resized_mask(encoded(Image.fromarray(VALUES), "PNG"), 10, 20)
+    small = resized_mask(image_bytes(Image.fromarray(VALUES)), 10, 20)
     # The pixel in which the middle of the new one lies.
     rows = (np.arange(10) * 2 + 1) * 31 // 20
     columns = (np.arange(20) * 2 + 1) * 47 // 40
@@ -36,7 +35,7 @@ def test_a_resized_mask_has_no_new_values() -> None:
     assert set(np.unique(pixels(resized_mask(mask, 71, 99)))) == set(np.unique(pixels(mask)))
 
 
-@pytest.mark.parametrize("data", [mask_bytes(2, 97, 61), palette_mask(), encoded(Image.fromarray(VALUES), "PNG")])
+@pytest.mark.parametrize("data", [mask_bytes(2, 97, 61), palette_mask(), image_bytes(Image.fromarray(VALUES))])
 def test_a_rewritten_mask_has_the_same_pixels_and_palette(data: bytes) -> None:
     copy = optimized_mask(data)
     assert np.array_equal(pixels(copy), pixels(data))
@@ -52,7 +51,7 @@ def test_a_rewritten_mask_has_the_same_pixels_and_palette(data: bytes) -> None:
 
 def test_other_pngs_are_left_as_they_are() -> None:
     for photo in (Image.fromarray(VALUES).convert("RGB"), Image.fromarray(VALUES).convert("1")):
-        data = encoded(photo, "PNG")
+        data = image_bytes(photo)
         assert not is_plain_mask(data)
         assert optimized_mask(data) == data
         with pytest.raises(Undecodable, match="is no PNG of 8 bits with one channel"):
@@ -60,7 +59,7 @@ def test_other_pngs_are_left_as_they_are() -> None:
 
 
 def test_a_mask_is_rewritten_whatever_its_texts_are() -> None:
-    data = encoded(Image.fromarray(VALUES), "PNG")
+    data = image_bytes(Image.fromarray(VALUES))
     assert optimized_mask(with_odd_notes(data)) == optimized_mask(data)
 
 

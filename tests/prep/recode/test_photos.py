@@ -12,8 +12,8 @@ from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.apart import Undecodable
 from prep.photos.details import photo_details
 from prep.recode.photos import Recoding, converted, resized
-from tests.builders import photo_bytes
-from tests.hostile_photos import animated_png, broken_jpeg2000, encoded, gif, jpeg2000, pixels_of, tiff
+from tests.builders import image_bytes, photo_bytes
+from tests.hostile_photos import animated_png, broken_jpeg2000, gif, jpeg2000, pixels_of, tiff
 from tests.prep.recode.photos import dali_pixels, exif, orientation, pixels, with_odd_notes
 from tests.prep.recode.test_jpegs import LAB, SRGB
 from tests.turned_photos import exif_block, with_exif
@@ -45,7 +45,7 @@ def averaged(data: bytes, height: int, width: int) -> "np.ndarray[Any, np.dtype[
 def test_a_resized_photo_is_the_average_of_its_areas(size: tuple[int, int]) -> None:
     """Also where libjpeg decodes 1/2, 1/4 or 1/8: 1999 x 1501 is decoded at 1/4."""
     photo = Image.open(io.BytesIO(photo_bytes(1, 320, 240))).resize(size, Image.Resampling.BICUBIC)
-    data = encoded(photo, "JPEG", quality=95)
+    data = image_bytes(photo, "JPEG", quality=95)
     copy = small(data, short_side=256, quality=95)
     header = read_whole_photo_header(copy)
     assert min(header.height, header.width) == 256
@@ -70,7 +70,7 @@ def test_the_same_photo_gives_the_same_bytes_of_a_baseline_jpeg() -> None:
 @pytest.mark.parametrize("value", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 def test_the_orientation_stays_and_nothing_else_of_the_exif_data(format: str, value: int) -> None:
-    data = encoded(pixels_of(size=(90, 60)), format, exif=exif(value))
+    data = image_bytes(pixels_of(size=(90, 60)), format, exif=exif(value))
     copy = small(data, short_side=30)
     assert orientation(copy) == value
     assert b"a camera" not in copy
@@ -91,7 +91,7 @@ def test_the_orientation_stays_and_nothing_else_of_the_exif_data(format: str, va
     ],
 )
 def test_pngs_become_jpegs_with_the_pixels_that_loaders_deliver(photo: Image.Image, mode: str) -> None:
-    data = encoded(photo, "PNG")
+    data = image_bytes(photo)
     copy = small(data, short_side=39, quality=100)
     with Image.open(io.BytesIO(copy)) as found:
         assert (found.format, found.mode) == ("JPEG", mode)
@@ -122,7 +122,7 @@ def test_a_damaged_photo_cannot_be_resized() -> None:
 
 
 def test_a_png_is_resized_whatever_its_texts_are_as_loaders_take_it() -> None:
-    plain = encoded(pixels_of(), "PNG", exif=exif(6))
+    plain = image_bytes(pixels_of(), "PNG", exif=exif(6))
     data = with_odd_notes(plain)
     assert dali_pixels(data).tobytes() == dali_pixels(plain).tobytes()
     assert small(data, short_side=20) == small(plain, short_side=20)
@@ -130,14 +130,14 @@ def test_a_png_is_resized_whatever_its_texts_are_as_loaders_take_it() -> None:
 
 def test_max_pixels_are_the_only_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    assert pixels(small(encoded(pixels_of(), "PNG"), short_side=8)).shape[0] == 8
+    assert pixels(small(image_bytes(pixels_of()), short_side=8)).shape[0] == 8
     assert Image.MAX_IMAGE_PIXELS == 100
 
 
 def heic(photo: Image.Image, **options: Any) -> bytes:
     pillow_heif = pytest.importorskip("pillow_heif")
     pillow_heif.register_heif_opener()
-    return encoded(photo, "HEIF", **options)
+    return image_bytes(photo, "HEIF", **options)
 
 
 def smooth(width: int = 96, height: int = 64) -> Image.Image:
@@ -151,7 +151,7 @@ def test_heic_and_avif_become_upright_jpegs(format: str, value: int) -> None:
     data = (
         heic(photo, exif=exif(value), quality=95)
         if format == "HEIC"
-        else encoded(photo, "AVIF", exif=exif(value), quality=95)
+        else image_bytes(photo, "AVIF", exif=exif(value), quality=95)
     )
     header = read_whole_photo_header(data)
     assert header == PhotoHeader(format, 0, 0)
@@ -196,7 +196,7 @@ def test_a_broken_photo_cannot_be_converted() -> None:
 
 @pytest.mark.parametrize("format", ["HEIC", "AVIF"])
 def test_converted_photos_of_too_many_pixels_are_refused(format: str) -> None:
-    data = heic(smooth()) if format == "HEIC" else encoded(smooth(), "AVIF")
+    data = heic(smooth()) if format == "HEIC" else image_bytes(smooth(), "AVIF")
     with pytest.raises(Undecodable, match="holds a photo of 64 x 96 pixels, expected at most 6000"):
         converted(data, PhotoHeader(format, 0, 0), Recoding(convert=True), rules=PhotoRules(max_pixels=6000))
     with pytest.raises(Undecodable, match="cannot be decoded"):

@@ -21,8 +21,8 @@ from prep.recode.stage import recode_source
 from prep.sources.imagefolder import photo_folder
 from prep.sources.record import Record, Source
 from prep.workers import Workers
-from tests.builders import mask_bytes, photo_bytes
-from tests.hostile_photos import encoded, pixels_of, undecodable
+from tests.builders import image_bytes, mask_bytes, photo_bytes
+from tests.hostile_photos import pixels_of, undecodable
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran
 from tests.sources import write_pets
@@ -85,7 +85,7 @@ def test_a_mask_of_another_size_than_its_photo_is_bad(tmp_path: Path) -> None:
 
 
 def test_photos_that_lose_their_lossless_format_are_counted_apart(tmp_path: Path) -> None:
-    source = source_of({"image.png": encoded(pixels_of(size=(90, 60)), "PNG")}, {"jpg": photo_bytes(1, 90, 60)})
+    source = source_of({"image.png": image_bytes(pixels_of(size=(90, 60)), "PNG")}, {"jpg": photo_bytes(1, 90, 60)})
     report, found = packed(source, tmp_path, SMALL)
     assert list(found) == ["r0.image.jpg", "r1.jpg"]
     assert report.recoded[0].counts == {"resized and made JPEGs": 1, "resized": 1}
@@ -108,7 +108,7 @@ def test_a_damaged_photo_follows_on_bad(tmp_path: Path) -> None:
 
 
 def test_a_resized_png_is_called_jpg_unless_there_is_one(tmp_path: Path) -> None:
-    png = encoded(pixels_of(), "PNG")
+    png = image_bytes(pixels_of())
     _, found = packed(source_of({"left.png": png, "cls": "3"}), tmp_path / "a", SMALL)
     assert list(found) == ["r0.cls", "r0.left.jpg"]
     two = source_of({"png": png, "jpg": photo_bytes(1, 90, 60)}, finds_masks=False)
@@ -210,9 +210,9 @@ def test_photos_of_phones_are_named_and_converted(tmp_path: Path) -> None:
     photo = Image.open(io.BytesIO(photo_bytes(1, 90, 60)))
     folder = tmp_path / "phone"
     folder.mkdir()
-    (folder / "IMG_1.HEIC").write_bytes(encoded(photo, "HEIF"))
-    (folder / "IMG_2.jpg").write_bytes(encoded(photo, "HEIF"))
-    (folder / "IMG_3.avif").write_bytes(encoded(photo, "AVIF"))
+    (folder / "IMG_1.HEIC").write_bytes(image_bytes(photo, "HEIF"))
+    (folder / "IMG_2.jpg").write_bytes(image_bytes(photo, "HEIF"))
+    (folder / "IMG_3.avif").write_bytes(image_bytes(photo, "AVIF"))
     (folder / "IMG_4.JPG").write_bytes(photo_bytes(4, 90, 60))
     text = r"IMG_1: heic holds a HEIC, expected JPEG.*\(to make it a JPEG: prep make or pack --convert\)"
     run_prep("pack", "photos", folder, tmp_path / "a", expect=DataError, match=text)

@@ -32,7 +32,7 @@ from prep.shuffle.request import Engine, Request, epoch_prefix, epoch_seed
 from prep.shuffle.shuffle import shuffle
 from prep.sources.record import Source
 from prep.workers import Workers
-from tests.prep.embedded.tars import make_tar
+from tests.builders import tar_bytes
 from tests.sources import make_source
 
 NUM_SAMPLES = 43
@@ -257,7 +257,7 @@ def test_names_that_belong_to_the_output(name: str, expected: bool) -> None:
 
 
 def test_shards_without_a_sample_are_refused(directory: ShardSet) -> None:
-    directory.store.write("empty-0.tar", make_tar({"README": b"x"}))
+    directory.store.write("empty-0.tar", tar_bytes({"README": b"x"}))
     with pytest.raises(DataError, match=r"empty-': the 1 shards hold no sample"):
         shuffle(Request(ShardSet(store=directory.store, names=("empty-0.tar",))))
 
@@ -496,9 +496,7 @@ def test_link_in_a_sample_is_refused(tmp_path: Path, kind: bytes) -> None:
 
 def test_component_twice_in_one_sample_is_refused(tmp_path: Path) -> None:
     """AIS 4.9 keeps one of them, which the comparison notices after all the work."""
-    with tarfile.open(tmp_path / "in-0.tar", "w") as archive:
-        for name in ("a.jpg", "a.cls", "a.JPG"):
-            archive.addfile(tarfile.TarInfo(name))
+    (tmp_path / "in-0.tar").write_bytes(tar_bytes(dict.fromkeys(("a.jpg", "a.cls", "a.JPG"), b"")))
     with pytest.raises(DataError, match=r"shard '.*in-0\.tar', key 'a': component 'jpg' occurs twice"):
         shuffle(Request(resolve_shards(tmp_path / "in-0.tar", endpoint=None)))
 
@@ -524,7 +522,7 @@ def test_numbers_that_dsort_cannot_read_are_sorted_from_here(bucket: AisStore) -
     """AIS cannot read a number that a line end follows; here it is a number."""
     members = {f"{number}.cls": b"%d\n" % (7 * number % 10) for number in range(10)}
     bucket.create()
-    bucket.write("in-0.tar", make_tar(members))
+    bucket.write("in-0.tar", tar_bytes(members))
     shards = ShardSet(store=bucket, names=("in-0.tar",))
     algorithm = Algorithm(kind="content", component="cls", key_type="int")
     with pytest.raises(ValueError, match=r"dSort cannot read a number with white space .* 'cls' of .*, key '0'; use"):

@@ -35,7 +35,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
-from tests.prep.embedded.tars import make_tar, read_tar
+from tests.builders import read_tar, tar_bytes
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.sources import make_source, start_python
 
@@ -142,7 +142,7 @@ def test_odd_members_come_out_as_they_went_in(tmp_path: Path, *, is_indexed: boo
             samples = {f"{key}.TXT": b"t" * (500 * row), f"{key}.json": b"{}"}
             members |= {**samples, f"{row}": b"no sample"}
             went_in |= samples
-        store.write(f"odd-{shard}.tar", make_tar(members))
+        store.write(f"odd-{shard}.tar", tar_bytes(members))
     shards = ShardSet(store=store, names=tuple(f"odd-{shard}.tar" for shard in range(3)))
     if is_indexed:
         index_shards(shards)
@@ -171,7 +171,7 @@ def test_every_member_comes_out_once(tmp_path: Path, data: st.DataObject, seed: 
     store = LocalStore(tmp_path)
     dialects = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
     for shard, (members, dialect) in enumerate(zip(went_in, dialects, strict=True)):
-        store.write(f"in-{shard}.tar", make_tar(members, tar_format=dialect))
+        store.write(f"in-{shard}.tar", tar_bytes(members, format=dialect))
     shards = ShardSet(store=store, names=tuple(f"in-{shard}.tar" for shard in range(3)))
     report = run(shards, "out", algorithm=Algorithm(seed=seed), shard_bytes=target, overwrite=True)
     came_out = [member for tar in outputs(store, report.shards) for member in read_tar(tar)]
@@ -326,10 +326,10 @@ def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -
     """Two samples of equal size that changed places."""
     store = directory.store
     sample = [("a.txt", b"1"), ("b.txt", b"2")]
-    store.write("swap-0.tar", make_tar(dict(sample)))
+    store.write("swap-0.tar", tar_bytes(dict(sample)))
     shards = ShardSet(store=store, names=("swap-0.tar",))
     index_shards(shards)
-    store.write("swap-0.tar", make_tar(dict(reversed(sample))))
+    store.write("swap-0.tar", tar_bytes(dict(reversed(sample))))
     with pytest.raises(DataError, match=r"swap-0\.tar', bytes .*: expected another sample than '[ab]'"):
         run(shards, "shuffled")
     assert store.list("shuffled-0") == []
@@ -338,7 +338,7 @@ def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -
 def test_key_that_comes_twice_is_refused_by_the_index(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for shard in range(2):
-        store.write(f"twice-{shard}.tar", make_tar({"a.txt": b"%d" % shard}))
+        store.write(f"twice-{shard}.tar", tar_bytes({"a.txt": b"%d" % shard}))
     shards = ShardSet(store=store, names=("twice-0.tar", "twice-1.tar"))
     index_shards(shards)
     with pytest.raises(DataError, match="1 keys come more than once"):

@@ -23,6 +23,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
+from tests.builders import tar_bytes
 from tests.sources import make_source
 
 NUM_SAMPLES = 43
@@ -318,14 +319,8 @@ def test_shuffle_that_changed_the_data_names_the_keys(
         for name, data in _read(store, packed.names):
             samples.setdefault(name.partition(".")[0], {})[name.partition(".")[2]] = data
         tamper(samples)
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w") as archive:
-            for key, components in reversed(samples.items()):
-                for component, data in components.items():
-                    member = tarfile.TarInfo(f"{key}.{component}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-        store.write("shuffled-000000.tar", stream.getvalue())
+        members = {f"{key}.{name}": data for key, parts in reversed(samples.items()) for name, data in parts.items()}
+        store.write("shuffled-000000.tar", tar_bytes(members))
 
     monkeypatch.setattr(shuffle_module, "run_job", tampering_job)
     with pytest.raises(DataError, match=f"dSort changed the data: .*{message}"):
@@ -337,14 +332,8 @@ def test_shuffle_that_split_a_sample_in_two_is_noticed(packed: ShardSet, monkeyp
     """All members are there, but not together: no reader would give the sample whole."""
 
     def splitting_job(store: AisStore, *_: object, **__: object) -> None:
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w") as archive:
-            members = _read(store, packed.names)
-            for name, data in [*members[1:], members[0]]:
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-        store.write("shuffled-000000.tar", stream.getvalue())
+        members = _read(store, packed.names)
+        store.write("shuffled-000000.tar", tar_bytes([*members[1:], members[0]]))
 
     monkeypatch.setattr(shuffle_module, "run_job", splitting_job)
     with pytest.raises(DataError, match=r"43 samples went in, 44 came out of .*: 1 changed \('folder/0000'\)"):

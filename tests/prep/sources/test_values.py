@@ -1,6 +1,5 @@
 """Values to bytes, held against WebDataset itself."""
 
-import io
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import pack
 from prep.sources.record import Record, Source, encode_value
+from tests.builders import image_bytes
 
 VALUES = [
     ("txt", "grüße"),
@@ -62,11 +62,10 @@ def test_encode_value_that_does_not_fit_says_which(component: str, value: Any, m
 
 
 def test_pack_value_that_cannot_be_written_fails_before_anything_is(tmp_path: Any) -> None:
-    stream = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(stream, "JPEG")
+    photo = image_bytes(Image.new("RGB", (8, 8)), "JPEG")
     records = [
-        Record(key="a", components={"jpg": stream.getvalue(), "json": {}}, label=1),
-        Record(key="b", components={"jpg": stream.getvalue(), "json": {1j}}, label=1),
+        Record(key="a", components={"jpg": photo, "json": {}}, label=1),
+        Record(key="b", components={"jpg": photo, "json": {1j}}, label=1),
     ]
     with pytest.raises(DataError, match="record 'b': cannot write a set as 'json'"):
         pack(Source(name="made", records=records, classes={1: "one"}), store=LocalStore(tmp_path / "out"))

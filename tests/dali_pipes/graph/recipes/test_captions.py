@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
-from tests.builders import Sample, photo_bytes, write_shards
+from tests.builders import Sample, npy_bytes, photo_bytes, write_shards
 
 LENGTH = 6
 NUM_PHOTOS = 20
@@ -22,18 +22,12 @@ def tokens_of(number: int) -> list[int]:
     return [number + place for place in range(number % 10)]
 
 
-def as_npy(array: npt.NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
 def sample_of(number: int) -> Sample:
     dtype = ("<u2", ">i4", "<i8")[number % 3]
     components = {
         "jpg": photo_bytes(number, 90 + number, 120 - 3 * number),
         "txt": f"Größe {number}".encode(),
-        "tokens.npy": as_npy(np.array(tokens_of(number), dtype)),
+        "tokens.npy": npy_bytes(np.array(tokens_of(number), dtype)),
     }
     return Sample(f"c{number:03d}", components)
 
@@ -99,7 +93,7 @@ def test_validation_takes_the_middle(shards: Path) -> None:
     ],
 )
 def test_tokens_that_are_none_make_a_sample_bad(tmp_path: Path, array: npt.NDArray[Any], text: str) -> None:
-    sample = Sample("a", sample_of(1).components | {"tokens.npy": as_npy(array)})
+    sample = Sample("a", sample_of(1).components | {"tokens.npy": npy_bytes(array)})
     shards = write_shards(tmp_path, [sample], per_shard=1)
     with pytest.raises(dp.DecodeError, match=f"key 'a': component 'tokens.npy' cannot be parsed: {text}"):
         batches_of(shards, dp.captions(crop=16), batch_size=1)

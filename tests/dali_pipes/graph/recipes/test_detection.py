@@ -1,6 +1,5 @@
 """Boxes that are cropped, resized and flipped with their photo, against torchvision's ``v2`` transforms."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as reference
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 import dali_pipes as dp
-from tests.builders import Sample, photo_bytes, write_shards
+from tests.builders import Sample, image_bytes, npy_bytes, photo_bytes, write_shards
 
 CROP = 96
 SIZES = [(60 + 31 * (number % 5), 200 - 23 * (number % 7)) for number in range(30)]
@@ -48,12 +46,6 @@ def as_annotations(boxes: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
     return [*rows, {"bbox": [0, 0, 9, 9], "category_id": 1, "iscrowd": 1}]
 
 
-def as_npy(array: npt.NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos with the same boxes in each form."""
@@ -64,7 +56,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "jpg": photo_bytes(number, *size),
                 "boxes.json": json.dumps(as_lists(boxes_of(number))).encode(),
                 "coco.json": json.dumps(as_annotations(boxes_of(number))).encode(),
-                "boxes.npy": as_npy(boxes_of(number)),
+                "boxes.npy": npy_bytes(boxes_of(number)),
             },
         )
         for number, size in enumerate(SIZES)
@@ -154,10 +146,8 @@ def test_boxes_lie_where_the_pixels_are(tmp_path: Path) -> None:
         left, top = 10 + 3 * number, 90 - 5 * number
         pixels = np.zeros((160, 120, 3), np.uint8)
         pixels[top : top + 40, left : left + 30] = 255
-        stream = io.BytesIO()
-        Image.fromarray(pixels).save(stream, "PNG")
         document = {"boxes": [[left, top, 30, 40]], "labels": [1]}
-        return Sample(f"r{number}", {"png": stream.getvalue(), "boxes.json": json.dumps(document).encode()})
+        return Sample(f"r{number}", {"png": image_bytes(pixels), "boxes.json": json.dumps(document).encode()})
 
     shards = write_shards(tmp_path, [sample(number) for number in range(12)], per_shard=6)
     graph = dp.detection(crop=CROP, scale=(0.4, 1.0), box_format="xywh", **PLAIN)
@@ -222,7 +212,7 @@ def test_sample_of_bad_boxes_is_bad(tmp_path: Path, document: Any, text: str) ->
     ],
 )
 def test_array_of_another_shape_is_bad(tmp_path: Path, array: npt.NDArray[Any], text: str) -> None:
-    samples = [Sample("a", {"jpg": photo_bytes(1, 40, 30), "boxes.npy": as_npy(array)})]
+    samples = [Sample("a", {"jpg": photo_bytes(1, 40, 30), "boxes.npy": npy_bytes(array)})]
     shards = write_shards(tmp_path, samples, per_shard=1)
     with pytest.raises(dp.DecodeError, match=text):
         batches_of(shards, dp.detection(crop=16, boxes="boxes.npy"), batch_size=1)
