@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import dali_pipes as dp
@@ -86,6 +87,16 @@ def write_shards(directory: Path, samples: Sequence[Sample], *, per_shard: int, 
     if index:
         index_shards(resolve_shards(directory, endpoint=None))
     return directory
+
+
+def samples_and_shards(sizes: Sequence[tuple[int, int]], *, per_shard: int) -> tuple[Any, Any]:
+    """Two fixtures of a module: the samples of `make_samples`, and the directory of their indexed shards."""
+
+    @pytest.fixture(scope="module")
+    def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write_shards(tmp_path_factory.mktemp("shards"), make_samples(sizes), per_shard=per_shard)
+
+    return pytest.fixture(scope="module")(lambda: make_samples(sizes)), shards
 
 
 def image_bytes(image: Any, kind: str = "PNG", **options: Any) -> bytes:

@@ -17,7 +17,7 @@ import dali_pipes as dp
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
 from tests import builders
-from tests.builders import Sample, image_bytes, make_samples, write_shards
+from tests.builders import Sample, image_bytes, make_samples, samples_and_shards, write_shards
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
 BUCKETS = dp.buckets(area=64 * 64, step=16, max_aspect=2)
@@ -25,14 +25,7 @@ SHAPES = [(48, 80), (64, 64), (80, 48)]
 SIZES = [(60 + 37 * row % 90, 60 + 53 * row % 90) for row in range(58)]
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples(SIZES)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    return write_shards(tmp_path_factory.mktemp("buckets"), samples, per_shard=9)
+samples, shards = samples_and_shards(SIZES, per_shard=9)
 
 
 def open_loader(shards: Path, graph: Any = None, **options: Any) -> dp.Loader:

@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 from nvidia.dali import fn
 
 import dali_pipes as dp
-from tests.builders import make_samples, write_shards
+from tests.builders import make_samples, samples_and_shards, write_shards
 
 NUM_SAMPLES = 29
 KEYS = [f"s{i:05d}" for i in range(NUM_SAMPLES)]
 POLICIES = ("PARTIAL", "FILL", "DROP")
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """29 samples in shards of 5, the last of 4."""
-    samples = make_samples([(20 + i % 3, 18 + i % 4) for i in range(NUM_SAMPLES)])
-    return write_shards(tmp_path_factory.mktemp("contract"), samples, per_shard=5)
+# 29 samples in shards of 5, the last of 4.
+samples, shards = samples_and_shards([(20 + i % 3, 18 + i % 4) for i in range(NUM_SAMPLES)], per_shard=5)
 
 
 def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 import dali_pipes as dp
 from tests import builders
-from tests.builders import Sample, keys_of, make_samples, write_shards
+from tests.builders import Sample, keys_of, samples_and_shards, write_shards
 from tests.dali_pipes.bad_samples.test_bad_samples import garbage, spoilt
 from tests.hostile_photos import undecodable
 
@@ -24,14 +24,7 @@ HAND_OVER = ("dali_pipes/iterator.py", "dali_pipes/delivery.py", "dali_pipes/epo
 INTERRUPTIBLE = ("RESUME", "CALL", "JUMP_BACKWARD")
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples([(20, 24)] * NUM_SAMPLES)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    return write_shards(tmp_path_factory.mktemp("delivered"), samples, per_shard=5)
+samples, shards = samples_and_shards([(20, 24)] * NUM_SAMPLES, per_shard=5)
 
 
 open_loader = partial(builders.open_loader, batch_size=5, shuffle=False)

@@ -12,21 +12,14 @@ from nvidia.dali import fn
 import dali_pipes as dp
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from tests.builders import Sample, make_samples, write_shards
+from tests.builders import Sample, samples_and_shards
 from tests.dali_pipes.raw import check_rows, raw
 
 NUM_SAMPLES = 41
 HALVES = {"even": "[02468]", "odd": "[13579]"}  # of the shards, by their last digit
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples([(30 + 3 * (i % 5), 25 + 5 * (i % 3)) for i in range(NUM_SAMPLES)])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    return write_shards(tmp_path_factory.mktemp("resumed"), samples, per_shard=4)
+samples, shards = samples_and_shards([(30 + 3 * (i % 5), 25 + 5 * (i % 3)) for i in range(NUM_SAMPLES)], per_shard=4)
 
 
 def open_ranks(shards: Path, world_size: int, batch_size: int, **options: Any) -> list[Any]:

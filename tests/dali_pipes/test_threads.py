@@ -13,16 +13,14 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.fetch.local import LocalFetcher
-from tests.builders import make_samples, write_shards
+from tests.builders import samples_and_shards
 from tests.dali_pipes.test_contract import graph
 from tests.dali_pipes.test_delivery import INTERRUPTIBLE
 
 KEYS = [f"s{i:05d}" for i in range(61)]
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("threads"), make_samples([(24, 20)] * len(KEYS)), per_shard=9)
+samples, shards = samples_and_shards([(24, 20)] * len(KEYS), per_shard=9)
 
 
 @pytest.fixture

@@ -20,22 +20,15 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, write_shards
+from tests.builders import Sample, samples_and_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.raw import raw, read_epoch
 
 NUM_SAMPLES = 90
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    """23 shards of four samples, the last of two: some 27 KB each in the cache."""
-    return write_shards(tmp_path_factory.mktemp("windowed"), samples, per_shard=4)
+# 23 shards of four samples, the last of two: some 27 KB each in the cache.
+samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)], per_shard=4)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import dali_pipes.bad_samples
 from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
 from tests import builders
-from tests.builders import Sample, image_bytes, keys_of, make_samples, substituting, write_shards
+from tests.builders import Sample, image_bytes, keys_of, make_samples, samples_and_shards, substituting, write_shards
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 
@@ -71,14 +71,9 @@ def spoilt(
     ]
 
 
-@pytest.fixture(scope="module")
-def good_samples() -> list[Sample]:
-    return make_samples([(40 + 3 * (i % 5), 50 + 2 * (i % 3)) for i in range(NUM_SAMPLES)])
-
-
-@pytest.fixture(scope="module")
-def good_shards(tmp_path_factory: pytest.TempPathFactory, good_samples: list[Sample]) -> Path:
-    return write_shards(tmp_path_factory.mktemp("good"), good_samples, per_shard=6)
+good_samples, good_shards = samples_and_shards(
+    [(40 + 3 * (i % 5), 50 + 2 * (i % 3)) for i in range(NUM_SAMPLES)], per_shard=6
+)
 
 
 def open_loader(shards: Any, **options: Any) -> dp.Loader:

@@ -23,7 +23,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, DataError
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import make_samples, write_shards
+from tests.builders import make_samples, samples_and_shards, write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,11 +102,8 @@ class Job:
         self.share.close()
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight shards of two samples."""
-    samples = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(16)])
-    return write_shards(tmp_path_factory.mktemp("shards"), samples, per_shard=2)
+# Eight shards.
+samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(16)], per_shard=2)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.extents import punch
-from tests.builders import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, samples_and_shards, write_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
 
@@ -47,15 +47,8 @@ loader.close()
 """
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    """20 shards of three samples."""
-    return write_shards(tmp_path_factory.mktemp("shared"), samples, per_shard=3)
+# 20 shards.
+samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)], per_shard=3)
 
 
 @pytest.fixture

@@ -17,15 +17,13 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import make_samples, write_shards
+from tests.builders import make_samples, samples_and_shards, write_shards
 
 NUM_SHARDS = 8
 PAGE = 4096
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(60, 50)] * (3 * NUM_SHARDS)), per_shard=3)
+samples, shards = samples_and_shards([(60, 50)] * (3 * NUM_SHARDS), per_shard=3)
 
 
 class Job:

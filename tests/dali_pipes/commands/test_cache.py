@@ -12,19 +12,11 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cli import main
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, write_shards
+from tests.builders import Sample, make_samples, samples_and_shards, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 
-
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples([(40 + 7 * (i % 5), 33) for i in range(16)])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    """Eight shards of two samples."""
-    return write_shards(tmp_path_factory.mktemp("shards"), samples, per_shard=2)
+# Eight shards.
+samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33) for i in range(16)], per_shard=2)
 
 
 @pytest.fixture

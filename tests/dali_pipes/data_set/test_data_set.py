@@ -13,13 +13,10 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import columns_name, index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, write_shards, write_tar
+from tests.builders import Sample, make_samples, samples_and_shards, write_shards, write_tar
 
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five shards of two samples."""
-    return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(30, 30)] * 10), per_shard=2)
+# Five shards.
+samples, shards = samples_and_shards([(30, 30)] * 10, per_shard=2)
 
 
 def stage(indexed: DataSet, cache_dir: Path) -> list[tuple[bytes, bytes]]:

@@ -22,7 +22,7 @@ from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, Waiting
-from tests.builders import make_samples, write_shards
+from tests.builders import samples_and_shards
 from tests.dali_pipes.fetch.served import DATA, Place, checksum, fetching
 from tests.dali_pipes.fetch.test_stager import Job
 from tests.dali_pipes.raw import raw
@@ -33,10 +33,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_waits, "LONG_WAIT_S", 0.5)
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight shards of two samples."""
-    return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(40, 33)] * 16), per_shard=2)
+# Eight shards.
+samples, shards = samples_and_shards([(40, 33)] * 16, per_shard=2)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from dali_pipes.fetch.stager import NUM_ASKED, Stager
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import make_samples, write_shards
+from tests.builders import samples_and_shards
 
 NUM_SHARDS = 8
 
@@ -131,10 +131,7 @@ class Job:
         self.share.close()
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight shards of two samples."""
-    return write_shards(tmp_path_factory.mktemp("shards"), make_samples([(40, 33)] * (2 * NUM_SHARDS)), per_shard=2)
+samples, shards = samples_and_shards([(40, 33)] * (2 * NUM_SHARDS), per_shard=2)
 
 
 @pytest.fixture

@@ -25,21 +25,14 @@ from dali_pipes.reader.aio_reader import AioReader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import Lines
-from tests.builders import Sample, make_samples, photo_bytes, write_shards
+from tests.builders import Sample, photo_bytes, samples_and_shards, write_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 
 NUM_SAMPLES = 24
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return make_samples([(40 + 7 * (i % 5), 33) for i in range(NUM_SAMPLES)])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]) -> Path:
-    """Twelve shards of two samples."""
-    return write_shards(tmp_path_factory.mktemp("shards"), samples, per_shard=2)
+# Twelve shards.
+samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33) for i in range(NUM_SAMPLES)], per_shard=2)
 
 
 @pytest.fixture

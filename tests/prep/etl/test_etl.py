@@ -33,7 +33,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from prep.index import index_shards
-from tests.builders import Sample, tar_bytes, write_shards
+from tests.builders import Sample, read_tar, tar_bytes, write_shards
 from tests.sources import REPOSITORY, encode_mask, encode_photo
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
@@ -86,16 +86,6 @@ def words(first: int = 0, count: int = 3) -> bytes:
     return make_shard({f"d/{n:03d}": {"txt": b"word %d" % n, "cls": b"%d" % n} for n in range(first, first + count)})
 
 
-def read_tar(data: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        members = {}
-        for member in tar:
-            file = tar.extractfile(member)
-            assert file is not None
-            members[member.name] = file.read()
-        return members
-
-
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """Two shards of text and a class table."""
@@ -139,8 +129,8 @@ def running(store: AisStore, name: str, transform: str) -> Iterator[str]:
 
 def test_function_makes_new_components_and_a_tar_without_time_or_owner() -> None:
     made = ShardTransform("shout", shout).transform(words(), "bucket/s.tar")
-    assert read_tar(made)["d/001.loud.txt"] == b"WORD 1!"
-    assert list(read_tar(made))[:3] == ["d/000.loud.txt", "d/000.cls", "d/001.loud.txt"]
+    assert dict(read_tar(made))["d/001.loud.txt"] == b"WORD 1!"
+    assert list(dict(read_tar(made)))[:3] == ["d/000.loud.txt", "d/000.cls", "d/001.loud.txt"]
     assert len(made) % 10240 == 0
     with tarfile.open(fileobj=io.BytesIO(made)) as tar:
         assert {(member.mtime, member.uname, member.mode) for member in tar} == {(0, "", 0o644)}
@@ -158,7 +148,7 @@ def test_identity_gives_the_bytes_that_pack_writes(tmp_path: Path) -> None:
 
 def test_empty_dict_leaves_the_sample_out() -> None:
     made = ShardTransform("drop_odd", drop_odd).transform(words(), "s.tar")
-    assert list(read_tar(made)) == ["d/000.txt", "d/000.cls", "d/002.txt", "d/002.cls"]
+    assert list(dict(read_tar(made))) == ["d/000.txt", "d/000.cls", "d/002.txt", "d/002.cls"]
 
 
 def test_pieces_come_sample_by_sample() -> None:
@@ -221,7 +211,7 @@ def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> Non
 
     photo, mask = encode_photo(size=size, mode=mode), encode_mask(size=size)
     shard = make_shard({"a": {"image.jpg": photo, "cls": b"3", "trimap.png": mask}})
-    made = read_tar(ShardTransform("pets", pets).transform(shard, "s.tar"))
+    made = dict(read_tar(ShardTransform("pets", pets).transform(shard, "s.tar")))
     assert list(made) == ["a.image.npy", "a.cls", "a.trimap.npy"]
     assert made["a.cls"] == b"3"
     image, trimap = (np.load(io.BytesIO(made[name])) for name in ("a.image.npy", "a.trimap.npy"))
@@ -315,7 +305,7 @@ def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> N
         transform_shards(found, output, transform=f"{THIS}:drop_odd", jobs=1)
     transform_shards(found, output, transform=f"{THIS}:drop_odd", jobs=1, overwrite=True)
     assert not (tmp_path / "out" / "small-samples-manifest.safetensors").exists()
-    assert "d/000.txt" in read_tar((tmp_path / "out" / "small-samples-000000.tar").read_bytes())
+    assert "d/000.txt" in dict(read_tar((tmp_path / "out" / "small-samples-000000.tar").read_bytes()))
 
 
 def test_transform_here_refuses_its_input(shards: Path) -> None:
@@ -387,7 +377,7 @@ def test_offline_refuses_before_anything_is_written(source: AisStore) -> None:
             run_offline(found, Output(store=target, prefix=""), etl=etl)
         target.write("samples-000001.tar", b"stale")
         run_offline(found, Output(store=target, prefix=""), etl=etl, overwrite=True)
-    assert list(read_tar(target.read("samples-000001.tar"))) == ["d/004.txt", "d/004.cls"]
+    assert list(dict(read_tar(target.read("samples-000001.tar")))) == ["d/004.txt", "d/004.cls"]
 
 
 def test_etl_errors_say_what_to_do(source: AisStore) -> None:

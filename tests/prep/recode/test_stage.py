@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from prep.recode.stage import recode_source
 from prep.sources.imagefolder import photo_folder
 from prep.sources.record import Record, Source
 from prep.workers import Workers
-from tests.builders import image_bytes, mask_bytes, photo_bytes
+from tests.builders import image_bytes, mask_bytes, photo_bytes, read_tar
 from tests.hostile_photos import pixels_of, undecodable
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran
@@ -31,8 +30,7 @@ SMALL = Recoding(short_side=32, masks="nearest")
 
 
 def members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as archive:
-        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    return dict(read_tar(path.read_bytes()))
 
 
 def size(data: bytes) -> tuple[int, int]:

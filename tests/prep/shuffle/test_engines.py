@@ -1,6 +1,5 @@
 """What a shuffle writes, by dSort on the embedded node and by an exchange: orders, key maps, compressed shards."""
 
-import io
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
@@ -32,21 +31,14 @@ from prep.shuffle.request import Engine, Request, epoch_prefix, epoch_seed
 from prep.shuffle.shuffle import shuffle
 from prep.sources.record import Source
 from prep.workers import Workers
-from tests.builders import tar_bytes
+from tests.builders import read_tar, tar_bytes
 from tests.sources import make_source
 
 NUM_SAMPLES = 43
 
 
 def _members(store: Store, names: Sequence[str]) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
-    for name in names:
-        with tarfile.open(fileobj=io.BytesIO(store.read(name)), mode="r:*") as archive:
-            for member in archive:
-                stream = archive.extractfile(member)
-                assert stream is not None
-                found.append((member.name, stream.read()))
-    return found
+    return [member for name in names for member in read_tar(store.read(name))]
 
 
 def _keys(store: Store, names: Sequence[str]) -> list[str]:

@@ -1,6 +1,4 @@
-import io
 import json
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.builders import tar_bytes
+from tests.builders import read_tar, tar_bytes
 from tests.sources import make_source
 
 NUM_SAMPLES = 43
@@ -38,14 +36,7 @@ def packed(bucket: AisStore) -> ShardSet:
 
 def _read(store: AisStore, names: Sequence[str]) -> list[tuple[str, bytes]]:
     """Member names and bytes in the order of the shards."""
-    members: list[tuple[str, bytes]] = []
-    for name in names:
-        with tarfile.open(fileobj=io.BytesIO(store.read(name))) as archive:
-            for member in archive:
-                stream = archive.extractfile(member)
-                assert stream is not None
-                members.append((member.name, stream.read()))
-    return members
+    return [member for name in names for member in read_tar(store.read(name))]
 
 
 def _names(store: AisStore, prefix: str) -> list[str]:

@@ -1,7 +1,5 @@
 """`prep remove` and `prep compact`: every reader sees the rest, and old versions stay."""
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name, version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
+from tests.builders import read_tar
 from tests.prep.versions.sets import Place, copy_set
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
 
@@ -145,8 +144,7 @@ def test_what_reads_whole_shards_refuses_removed_samples(local: Place) -> None:
 
 
 def members(place: Place, shard: str) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(place.store.read(shard))) as archive:
-        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    return dict(read_tar(place.store.read(shard)))
 
 
 def test_compact_writes_only_shards_that_hold_removed_samples(place: Place, more: Path) -> None:
