@@ -151,6 +151,15 @@ def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
     return dp.loader(shards, graph or dp.segmentation(crop=16), **(usual | options))
 
 
+def open_windowed(
+    shards: Any, graph: Any, *, directory: Path, window_bytes: int, max_bytes: int | None = None, **options: Any
+) -> dp.Loader:
+    """A loader as `open_loader`'s, without keys, that shuffles in windows, through a cache in a directory."""
+    cache = dp.Cache(directory=directory, max_bytes=max_bytes)
+    usual = {"outputs": dp.Outputs(), "cache": cache, "shuffle": dp.Shuffle(window_bytes=window_bytes)}
+    return open_loader(shards, graph, **(usual | options))
+
+
 def substituting(shards: Path, **options: Any) -> dp.BadSamples:
     """Bad samples are substituted and noted in ``q.tsv`` beside the shards; options take precedence."""
     return dp.BadSamples(**({"on_error": "substitute", "quarantine": shards / "q.tsv"} | options))

@@ -20,7 +20,7 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, samples_and_shards
+from tests.builders import Sample, open_loader, open_windowed, samples_and_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.raw import raw, read_epoch
 
@@ -53,8 +53,8 @@ def test_each_sample_comes_once_whatever_the_window(
 ) -> None:
     """Three epochs of all ranks in step: counts of valid rows by policy, and every row is its sample's."""
     loaders = [
-        dp.loader(
-            str(shards),
+        open_loader(
+            shards,
             raw,
             batch_size=batch_size,
             rank=rank,
@@ -62,8 +62,6 @@ def test_each_sample_comes_once_whatever_the_window(
             shuffle=dp.Shuffle(slices=num_slices, window_bytes=window, ramp_up=True),
             seed=3,
             last_batch_policy=policy,
-            device="cpu",
-            decode=dp.Decode(threads=1),
             cache=dp.Cache(directory=cache_dir),
         )
         for rank in range(world_size)
@@ -91,14 +89,7 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
     allowed = total // 4
     with (
         Peak(cache_dir) as peak,
-        dp.loader(
-            str(shards),
-            raw,
-            batch_size=4,
-            device="cpu",
-            cache=dp.Cache(directory=cache_dir, max_bytes=allowed),
-            shuffle=dp.Shuffle(window_bytes=allowed // 4),
-        ) as loader,
+        open_windowed(shards, raw, directory=cache_dir, window_bytes=allowed // 4, max_bytes=allowed) as loader,
     ):
         assert sum(loader.parts.share.extent_bytes) == total
         for _ in range(3):
@@ -111,13 +102,8 @@ def test_order_does_not_depend_on_the_cache(shards: Path, tmp_path: Path) -> Non
 
     def order(cache_bytes: int | None, name: str) -> list[int]:
         (tmp_path / name).mkdir()
-        with dp.loader(
-            str(shards),
-            raw,
-            batch_size=7,
-            device="cpu",
-            cache=dp.Cache(directory=tmp_path / name, max_bytes=cache_bytes),
-            shuffle=dp.Shuffle(window_bytes=50_000),
+        with open_windowed(
+            shards, raw, directory=tmp_path / name, window_bytes=50_000, max_bytes=cache_bytes, batch_size=7
         ) as loader:
             return [ordinal for (batch,) in loader for ordinal in batch["ordinal"].tolist()]
 
@@ -126,14 +112,7 @@ def test_order_does_not_depend_on_the_cache(shards: Path, tmp_path: Path) -> Non
 
 def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
     """Leaving an epoch in its middle and going on, starting another: nothing is lost, and nothing stays held."""
-    with dp.loader(
-        str(shards),
-        raw,
-        batch_size=4,
-        device="cpu",
-        cache=dp.Cache(directory=cache_dir, max_bytes=260_000),
-        shuffle=dp.Shuffle(window_bytes=60_000),
-    ) as loader:
+    with open_windowed(shards, raw, directory=cache_dir, window_bytes=60_000, max_bytes=260_000) as loader:
         seen = []
         for number, (batch,) in enumerate(loader):
             seen += batch["ordinal"].tolist()
@@ -170,13 +149,8 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
     first = manifest.names[int(next(plan.windows()).shards[0])]
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
     # No shard has fewer than two samples.
-    with dp.loader(
-        str(shards),
-        raw,
-        batch_size=2,
-        device="cpu",
-        cache=dp.Cache(directory=cache_dir),
-        shuffle=dp.Shuffle(ramp_up=True),
+    with open_loader(
+        shards, raw, batch_size=2, cache=dp.Cache(directory=cache_dir), shuffle=dp.Shuffle(ramp_up=True)
     ) as loader:
         batches = iter(loader)
         assert len(next(batches)[0]["label"]) == 2

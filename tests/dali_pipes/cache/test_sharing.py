@@ -13,7 +13,7 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.extents import punch
-from tests.builders import Sample, make_samples, samples_and_shards, write_shards
+from tests.builders import Sample, make_samples, open_windowed, samples_and_shards, write_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
 
@@ -125,14 +125,7 @@ def test_two_jobs_with_space_for_both_reservations_and_no_more(
 ) -> None:
     """Other seeds, other orders: both read to their end, blocks stay below the budget; a third is refused."""
     window = objects_bytes(shards) // 8
-    with dp.loader(
-        str(shards),
-        summed,
-        batch_size=3,
-        device="cpu",
-        cache=dp.Cache(directory=cache_dir),
-        shuffle=dp.Shuffle(window_bytes=window),
-    ) as loader:
+    with open_windowed(shards, summed, directory=cache_dir, window_bytes=window, batch_size=3) as loader:
         reserved = loader.parts.share.reserved
     options = {"shuffle": {"window_bytes": window}, "cache": {"max_bytes": 2 * reserved}, "epochs": 3}
     NodeCache(cache_dir).clear()
@@ -169,13 +162,7 @@ def test_train_and_validation_share_a_budget(
     window, options = objects_bytes(shards) // 8, {"batch_size": 4, "device": "cpu", "decode": dp.Decode(threads=1)}
     reserved = []
     for directory in (shards, validation):
-        with dp.loader(
-            str(directory),
-            summed,
-            cache=dp.Cache(directory=cache_dir),
-            shuffle=dp.Shuffle(window_bytes=window),
-            **options,
-        ) as loader:
+        with open_windowed(directory, summed, directory=cache_dir, window_bytes=window, **options) as loader:
             reserved.append(loader.parts.share.reserved)
     NodeCache(cache_dir).clear()
     options |= {"cache": dp.Cache(directory=cache_dir, max_bytes=sum(reserved))}
@@ -200,15 +187,7 @@ def test_consumed_shards_are_punched_while_the_loader_goes_on(
     """After each batch all that nobody holds is dropped at once: later batches are whole all the same."""
     window = objects_bytes(shards) // 8
     num_dropped = 0
-    with dp.loader(
-        str(shards),
-        summed,
-        batch_size=3,
-        seed=9,
-        device="cpu",
-        cache=dp.Cache(directory=cache_dir),
-        shuffle=dp.Shuffle(window_bytes=window),
-    ) as loader:
+    with open_windowed(shards, summed, directory=cache_dir, window_bytes=window, batch_size=3, seed=9) as loader:
         cache = NodeCache(cache_dir)
         for _ in range(2):
             seen = []

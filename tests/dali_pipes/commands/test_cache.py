@@ -12,7 +12,7 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cli import main
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, samples_and_shards, write_shards
+from tests.builders import Sample, make_samples, open_windowed, samples_and_shards, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 
 # Eight shards.
@@ -106,14 +106,7 @@ def test_warm_beside_a_loader_takes_what_was_not_promised(
     whole = run.json("warm", shards)["num_bytes"]
     run("clear")
     window = whole // 8
-    with dp.loader(
-        str(shards),
-        raw,
-        batch_size=2,
-        device="cpu",
-        cache=dp.Cache(directory=cache_dir, max_bytes=whole),
-        shuffle=dp.Shuffle(window_bytes=window),
-    ) as loader:
+    with open_windowed(shards, raw, directory=cache_dir, window_bytes=window, max_bytes=whole, batch_size=2) as loader:
         batches = iter(loader)
         next(batches)
         found = run.json("warm", shards)

@@ -16,7 +16,7 @@ from dali_pipes.cli import main
 from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
 from dali_pipes.commands.tune import find_graph
 from dali_pipes.graph.dali_internals import iterator_scope
-from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
+from tests.builders import Sample, mask_bytes, open_loader, photo_bytes, write_shards
 from tests.dali_pipes.raw import raw
 
 
@@ -240,13 +240,8 @@ def test_a_constant_among_the_outputs_is_no_matter(small_shards: Path) -> None:
 
 def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path) -> None:
     """It runs the same decoders and nothing behind them: the share of decoding is of the same work."""
-    with dp.loader(
-        small_shards,
-        dp.segmentation(crop=24),
-        batch_size=6,
-        device="cpu",
-        shuffle=False,
-        cache=dp.Cache(show_progress=False),
+    with open_loader(
+        small_shards, dp.segmentation(crop=24), batch_size=6, shuffle=False, cache=dp.Cache(show_progress=False)
     ) as loader:
         next(loader)
         inputs = loader.parts.decode.scheduled[0]

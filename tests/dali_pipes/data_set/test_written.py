@@ -19,7 +19,7 @@ from prep.commands.group import prep
 from prep.pack.pack import pack
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.builders import make_samples, write_shards, write_tar
+from tests.builders import make_samples, open_loader, write_shards, write_tar
 from tests.sources import make_source
 
 LAST = "samples-000003.tar"
@@ -108,13 +108,7 @@ def test_loader_of_a_bucket_without_a_manifest_refuses(bucket: AisStore) -> None
     pack(make_source(40), store=bucket, max_count=10)
     bucket.delete(LAST)
     with pytest.raises(StoreError, match="missing: 1 of 4; perhaps a target of the cluster is away"):
-        dp.loader(
-            bucket.locate("samples-"),
-            dp.classification_eval(crop=16),
-            batch_size=3,
-            device="cpu",
-            endpoint=bucket.endpoint,
-        )
+        open_loader(bucket.locate("samples-"), dp.classification_eval(crop=16), batch_size=3, endpoint=bucket.endpoint)
 
 
 def test_shuffled_shards_have_a_record_of_their_own(store: Store) -> None:

@@ -318,12 +318,10 @@ def test_an_etl_that_stops_in_the_middle_of_an_epoch_is_told_after_what_was_ther
     shards = through_etl(resolve_shards(f"{bucket.url}/one/s-", endpoint=bucket.endpoint), "stops-soon")
     index_shards(shards)
     options: dict[str, Any] = {"shuffle": dp.Shuffle(enabled=False, window_bytes=1), "decode": dp.Decode(queue_depth=1)}
-    with dp.loader(
+    with builders.open_loader(
         dp.Shards(shards.url, etl="stops-soon"),
         labels,
         batch_size=1,
-        device="cpu",
-        outputs=dp.Outputs(keys=True),
         cache=dp.Cache(patience_s=0.5),
         endpoint=bucket.endpoint,
         **options,

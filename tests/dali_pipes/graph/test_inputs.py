@@ -12,7 +12,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-from tests.builders import Sample, make_samples, npy_bytes, photo_bytes, write_shards
+from tests.builders import Sample, make_samples, npy_bytes, open_loader, photo_bytes, write_shards
 from tests.hostile_photos import undecodable
 
 
@@ -330,13 +330,11 @@ def test_bad_sample_is_replaced_in_all_its_outputs(
     bad = samples[6]
     samples[6] = Sample(bad.key, bad.components | {"meta.json": bad.components["meta.json"][:-1]})
     shards = write_shards(tmp_path, samples, per_shard=7)
-    with dp.loader(
+    with open_loader(
         shards,
         rich,
         batch_size=7,
         shuffle=False,
-        device="cpu",
-        outputs=dp.Outputs(keys=True),
         bad_samples=dp.BadSamples(on_error="substitute", quarantine=tmp_path / "quarantine.tsv"),
     ) as loader:
         batches = [batch for (batch,) in loader]
@@ -372,15 +370,7 @@ def test_sample_that_lacks_components_has_empty_ones(tmp_path: Path, rich_sample
             "length": embedding.shape(),
         }
 
-    with dp.loader(
-        shards,
-        graph,
-        batch_size=5,
-        shuffle=False,
-        device="cpu",
-        outputs=dp.Outputs(keys=True),
-        select=dp.Select(missing="empty"),
-    ) as loader:
+    with open_loader(shards, graph, batch_size=5, shuffle=False, select=dp.Select(missing="empty")) as loader:
         rows = [
             {name: values[i] for name, values in batch.items()} for (batch,) in loader for i in range(len(batch["key"]))
         ]

@@ -13,7 +13,7 @@ from torchvision import transforms
 import dali_pipes as dp
 from dali_pipes.graph.crop import resized_crop
 from dali_pipes.order.randomness import Stream
-from tests.builders import make_samples, photo_bytes, write_shards
+from tests.builders import make_samples, open_loader, photo_bytes, write_shards
 
 # Odd, even, smaller, larger, by one, by three, much; every pair of them as width and height.
 SIDES = (1, 2, 199, 347, 348, 349, 350, 351, 352, 353, 354, 355, 601)
@@ -101,14 +101,8 @@ def test_classification_train_crops_belong_to_the_sample(small_shards: Path) -> 
 
     def epochs(batch_size: int, num_threads: int) -> list[dict[str, torch.Tensor]]:
         seen = []
-        with dp.loader(
-            small_shards,
-            graph,
-            batch_size=batch_size,
-            seed=3,
-            device="cpu",
-            decode=dp.Decode(threads=num_threads),
-            outputs=dp.Outputs(keys=True),
+        with open_loader(
+            small_shards, graph, batch_size=batch_size, seed=3, decode=dp.Decode(threads=num_threads)
         ) as loader:
             for _ in range(2):
                 batches = [batch for (batch,) in loader]

@@ -18,7 +18,7 @@ from dali_pipes.errors import DataError, DecodeError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
-from tests.builders import Sample, write_shards
+from tests.builders import Sample, open_loader, write_shards
 from tests.hostile_photos import undecodable
 from tests.turned_photos import (
     ORIENTATIONS,
@@ -154,12 +154,11 @@ def test_buckets_are_planned_and_cut_upright(tmp_path: Path) -> None:
         ("stored", samples, False),
     ):
         shards = write_shards(tmp_path / name, made, per_shard=16)
-        with dp.loader(
+        with open_loader(
             shards,
             dp.bucketed(dtype="uint8", photo="jpg", orient=orient),
             batch_size=8,
             seed=5,
-            device="cpu",
             select=dp.Select(buckets=dp.buckets(area=32 * 32, step=8, max_aspect=2, photo="jpg")),
         ) as loader:
             batches[name] = [batch["image"] for (batch,) in loader]

@@ -12,6 +12,7 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.processes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment, refuse_changed_rank
+from tests.builders import open_loader
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
@@ -88,14 +89,7 @@ def test_loader_takes_its_rank_from_the_launcher(small_shards: Path, monkeypatch
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with dp.loader(
-            str(small_shards),
-            dp.segmentation(crop=16),
-            batch_size=4,
-            seed=1,
-            device="cpu",
-            outputs=dp.Outputs(keys=True),
-        ) as loader:
+        with open_loader(small_shards, dp.segmentation(crop=16), seed=1) as loader:
             assert len(loader) == 3
             keys += [key for (batch,) in loader for key in batch["key"][: loader.num_valid]]
     assert len(keys) == len(set(keys)) == 23

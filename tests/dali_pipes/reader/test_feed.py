@@ -25,7 +25,7 @@ from dali_pipes.reader.aio_reader import AioReader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from dali_pipes.reader.segments import Lines
-from tests.builders import Sample, photo_bytes, samples_and_shards, write_shards
+from tests.builders import Sample, open_windowed, photo_bytes, samples_and_shards, write_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 
 NUM_SAMPLES = 24
@@ -217,14 +217,8 @@ def test_ctrl_c_with_alternatives_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     shards = write_shards(tmp_path / "shards", photos, per_shard=2)
     (tmp_path / "cache").mkdir()
     graph = dp.classification_eval(resize=16, crop=16, photo="jpg;jpeg")
-    with dp.loader(
-        shards,
-        graph,
-        batch_size=2,
-        device="cpu",
-        cache=dp.Cache(directory=tmp_path / "cache"),
-        shuffle=dp.Shuffle(window_bytes=1),
-        outputs=dp.Outputs(keys=True),
+    with open_windowed(
+        shards, graph, directory=tmp_path / "cache", window_bytes=1, batch_size=2, outputs=dp.Outputs(keys=True)
     ) as loader:
         keys = next(iter(loader))[0]["key"]
         read = Feed.next
@@ -362,14 +356,7 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
     gc.collect()
     gc.disable()
     try:
-        loader = dp.loader(
-            str(shards),
-            raw,
-            batch_size=2,
-            device="cpu",
-            cache=dp.Cache(directory=tmp_path),
-            shuffle=dp.Shuffle(window_bytes=1),
-        )
+        loader = open_windowed(shards, raw, directory=tmp_path, window_bytes=1, batch_size=2)
         next(iter(loader))
         stager = loader.parts.stager
         loader.itself = loader  # type: ignore[attr-defined]
