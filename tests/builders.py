@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import dali_pipes as dp
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 
@@ -87,6 +88,14 @@ def write_shards(directory: Path, samples: Sequence[Sample], *, per_shard: int, 
     if index:
         index_shards(resolve_shards(directory, endpoint=None))
     return directory
+
+
+def fill_bucket(store: AisStore, directory: Path, *, folder: str = "") -> None:
+    """Make the bucket, copy the shards ``s-*`` of a directory into its ``folder/``, and index them there."""
+    store.create()
+    for path in sorted(directory.glob("s-*.tar")):
+        store.upload(f"{folder}{path.name}", path)
+    index_shards(resolve_shards(f"{store.url}/{folder}s-", endpoint=store.endpoint))
 
 
 def samples_and_shards(sizes: Sequence[tuple[int, int]], *, per_shard: int) -> tuple[Any, Any]:

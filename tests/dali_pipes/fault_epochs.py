@@ -14,9 +14,7 @@ from unittest import mock
 import dali_pipes as dp
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
-from tests.builders import Sample, make_samples, write_shards
+from tests.builders import Sample, fill_bucket, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
 from tests.faults import faulty
 
@@ -28,10 +26,7 @@ def make_bucket(endpoint: str, directory: Path) -> tuple[AisStore, list[Sample]]
     samples = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
     write_shards(directory, samples, per_shard=PER_SHARD, index=False)
     store = AisStore(endpoint, f"faults-{uuid.uuid4().hex[:8]}")
-    store.create()
-    for path in sorted(directory.glob("*.tar")):
-        store.upload(f"train/{path.name}", path)
-    index_shards(resolve_shards(f"{store.url}/train/s-", endpoint=endpoint))
+    fill_bucket(store, directory, folder="train/")
     return store, samples
 
 

@@ -29,7 +29,7 @@ from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import pack
-from tests.builders import make_samples, write_shards
+from tests.builders import fill_bucket, make_samples, write_shards
 from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
 from tests.faults import faulty
 from tests.scripted import Script, scripted
@@ -67,10 +67,7 @@ def restarting(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
 def filled(endpoint: str, folder: Path) -> AisStore:
     """A bucket with ten indexed shards of two samples."""
     store = AisStore(endpoint, "pets")
-    store.create()
-    for path in write_shards(folder, make_samples([(40, 30)] * 20), per_shard=2, index=False).glob("*.tar"):
-        store.upload(path.name, path)
-    index_shards(resolve_shards("ais://pets/s-", endpoint=endpoint))
+    fill_bucket(store, write_shards(folder, make_samples([(40, 30)] * 20), per_shard=2, index=False))
     return store
 
 

@@ -16,8 +16,7 @@ from bench.tools.processes import child_pids
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
+from tests.builders import fill_bucket
 
 NUM_LOADERS = 20
 # What a process makes once and keeps, such as DALI's and torch's pools, is there after these.
@@ -134,12 +133,7 @@ def node_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_bucket(small_shards: Path, node_dir: Path) -> Iterator[dict[str, Any]]:
     """The same shards in a bucket of a node."""
     with embedded_node.start(node_dir) as node:
-        store = AisStore(node.endpoint, "small")
-        store.create()
-        found = resolve_shards(small_shards, endpoint=None)
-        for name in found.names:
-            store.upload(name, small_shards / name)
-        index_shards(resolve_shards("ais://small/s-", endpoint=node.endpoint))
+        fill_bucket(AisStore(node.endpoint, "small"), small_shards)
         yield {"shards": "ais://small/s-", "endpoint": node.endpoint}
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
+from tests.builders import fill_bucket
 
 ROOT = Path(__file__).resolve().parents[2]
 # Some raise when they are imported, the others define something else.
@@ -138,10 +137,7 @@ def test_loader_over_a_directory(small_shards: Path, tmp_path: Path, environment
 def test_loader_over_a_bucket(
     small_shards: Path, bucket: AisStore, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    bucket.create()
-    for path in small_shards.glob("*.tar"):
-        bucket.upload(path.name, path)
-    index_shards(resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint))
+    fill_bucket(bucket, small_shards)
     environment = environment | {"AIS_ENDPOINT": bucket.endpoint}
     assert run(tmp_path, READ, f"{bucket.url}/s-", environment) == ["read", "23"]
 

@@ -59,23 +59,19 @@ def spent(target: object, *, method: str, bystanders: set[int] | None = None) ->
     return alive, ProcessTree().cpu_s() - start
 
 
-def test_cpu_of_a_child_counts_alive_and_ended() -> None:
-    """A forked child's time is there while it lives, and stays when it has ended."""
-    alive, ended = spent(burn, method="fork")
-    assert alive >= BURNT_S - TICKS_S
-    assert ended >= BURNT_S - TICKS_S
-
-
-def test_cpu_of_a_fork_servers_worker_counts_alive_and_ended() -> None:
-    """A worker is the fork server's child, which waits for it; its time must not be lost there."""
-    alive, ended = spent(burn, method="forkserver")
-    assert alive >= BURNT_S - TICKS_S
-    assert ended >= BURNT_S - TICKS_S
-
-
-def test_cpu_of_a_grandchild_counts() -> None:
-    """What a worker starts is the loader's cost too."""
-    alive, ended = spent(burn_below, method="fork")
+@pytest.mark.parametrize(
+    ("work", "method"),
+    [
+        pytest.param(burn, "fork", id="child"),
+        # It is the fork server's child, which waits for it; its time must not be lost there.
+        pytest.param(burn, "forkserver", id="worker of a fork server"),
+        # What a worker starts is the loader's cost too.
+        pytest.param(burn_below, "fork", id="grandchild"),
+    ],
+)
+def test_cpu_of_a_process_below_counts_alive_and_ended(work: object, method: str) -> None:
+    """Its time is there while it lives, and stays when it has ended."""
+    alive, ended = spent(work, method=method)
     assert alive >= BURNT_S - TICKS_S
     assert ended >= BURNT_S - TICKS_S
 

@@ -19,6 +19,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
+from tests.builders import fill_bucket
 from tests.dali_pipes.fetch.s3_served import ACCESS_KEY, SECRET_KEY, s3_server, s3_store
 from tests.faults import faulty
 
@@ -81,12 +82,8 @@ def test_batches_are_those_of_a_directory_and_of_aistore(small_shards: Path, tmp
     with open_loader(small_shards) as loader:
         assert [batches_of(loader), batches_of(loader)] == from_s3
     with embedded_node.start(tmp_path / "node") as node:
-        store = AisStore(node.endpoint, BUCKET)
-        store.create()
-        for path in small_shards.glob("*.tar"):
-            store.upload(f"train/{path.name}", path)
+        fill_bucket(AisStore(node.endpoint, BUCKET), small_shards, folder="train/")
         url = f"ais://{BUCKET}/train/s-"
-        index_shards(resolve_shards(url, endpoint=node.endpoint))
         with open_loader(url, endpoint=node.endpoint, cache=cache_in(tmp_path / "ais")) as loader:
             assert [batches_of(loader), batches_of(loader)] == from_s3
 

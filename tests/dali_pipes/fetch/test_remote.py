@@ -14,7 +14,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, keys_of, write_tar
+from tests.builders import Sample, fill_bucket, keys_of, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -34,11 +34,8 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, small_shards: Path) -
 
 def filled(endpoint: str, shards: Path) -> Iterator[AisStore]:
     store = AisStore(endpoint, f"test-loader-{uuid.uuid4().hex[:8]}")
-    store.create()
     try:
-        for path in shards.glob("*.tar"):
-            store.upload(f"train/{path.name}", path)
-        index_shards(resolve_shards(f"{store.url}/train/s-", endpoint=endpoint))
+        fill_bucket(store, shards, folder="train/")
         yield store
     finally:
         store.client.bucket(store.bucket).delete(missing_ok=True)

@@ -10,9 +10,14 @@ from click.testing import CliRunner, Result
 from prep.commands.group import prep
 
 
+def call_prep(*arguments: str | Path) -> Result:
+    """The result of a command, whether it succeeds or not."""
+    return CliRunner().invoke(prep, [str(argument) for argument in arguments])
+
+
 def run_prep(*arguments: str | Path, expect: type[BaseException] | None = None, match: str = "") -> Result:
     """The result of a command that succeeds, or that raises the expected exception."""
-    result = CliRunner().invoke(prep, [str(argument) for argument in arguments])
+    result = call_prep(*arguments)
     if expect is None:
         if result.exception is not None:
             raise result.exception

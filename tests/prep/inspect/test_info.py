@@ -2,11 +2,12 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from PIL import Image
 
 from dali_pipes.commands.options import format_bytes
@@ -20,6 +21,7 @@ from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
 from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
 from tests.conftest import SHARED_DATA
+from tests.prep.commands.calls import call_prep
 from tests.turned_photos import slope, turned_photo
 
 
@@ -27,8 +29,7 @@ def describe(shards: Path | str, **options: int) -> SetInfo:
     return describe_set(resolve_shards(shards, endpoint=None), **options)
 
 
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(prep, ["info", *map(str, arguments)])
+call = partial(call_prep, "info")
 
 
 def encoded(mode: str, kind: str, **options: object) -> bytes:

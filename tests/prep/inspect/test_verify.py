@@ -10,11 +10,12 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from PIL import Image
 
 import dali_pipes as dp
@@ -38,6 +39,7 @@ from prep.photos.decoders import Undecodable, decode, open_decoder
 from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
+from tests.prep.commands.calls import call_prep
 from tests.turned_photos import slope, turned_photo
 
 REPOSITORY = Path(__file__).parents[3]
@@ -66,8 +68,7 @@ def notes(report: VerifyReport) -> list[str]:
     return [finding.text for finding in report.findings if finding.kind == "note"]
 
 
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(prep, ["verify", *map(str, arguments)])
+call = partial(call_prep, "verify")
 
 
 # What is right

@@ -1,17 +1,16 @@
 """Contact sheets of samples that are known by their colours."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from PIL import Image
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
-from prep.commands.group import prep
 from prep.index import index_shards
 from prep.inspect.contact_sheet import (
     CELL_GAP,
@@ -28,6 +27,7 @@ from prep.inspect.contact_sheet import (
 )
 from prep.inspect.samples import ShowOptions
 from tests.builders import Sample, image_bytes, photo_bytes, write_shards, write_tar
+from tests.prep.commands.calls import call_prep
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 
@@ -59,8 +59,7 @@ def draw(shards: Path, **options: object) -> Sheet:
     return draw_sheet(resolve_shards(shards, endpoint=None), ShowOptions(**{"num": 24} | options))  # type: ignore[arg-type]
 
 
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(prep, ["view", *map(str, arguments)])
+call = partial(call_prep, "view")
 
 
 def centre(sheet: Sheet, number: int, *, of_mask: bool = False) -> tuple[int, int, int]:

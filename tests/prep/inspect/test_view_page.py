@@ -6,12 +6,12 @@ import json
 import re
 import zlib
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from PIL import Image, ImageOps
 
 from dali_pipes.data_set.indexing import read_manifest
@@ -21,12 +21,12 @@ from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
-from prep.commands.group import prep
 from prep.inspect.contact_sheet import TILE
 from prep.inspect.findings import MAX_LISTED
 from prep.inspect.samples import ShowOptions
 from prep.inspect.view_page import PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
 from tests.builders import Sample, mask_bytes, npy_bytes, photo_bytes, write_shards
+from tests.prep.commands.calls import call_prep
 from tests.sources import encode_photo
 
 
@@ -42,8 +42,7 @@ def data_of(page: Page | str) -> dict[str, Any]:
     return data
 
 
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(prep, ["view", *map(str, arguments)])
+call = partial(call_prep, "view")
 
 
 def npy(rows: list[list[float]]) -> bytes:
