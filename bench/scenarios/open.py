@@ -173,7 +173,6 @@ def _open_rank(meet: Meet, subject: Opening, endpoint: str, settings: Mapping[st
     """Open a loader in a new interpreter, and read from it; the main function of a rank's process."""
     endpoint_of_ais = _use_server(subject.server, endpoint)
     import nvidia.dali.plugin.pytorch  # noqa: F401 (all that a training script has imported)
-    import requests  # noqa: F401 (two threads of the opening would import it at once)
 
     import dali_pipes as dp
     import dali_pipes.opening.loader
