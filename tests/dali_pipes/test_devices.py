@@ -252,7 +252,7 @@ def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(drawn: Path) -> None:
         decode, stream = loader.parts.decode, _Stream()
         loader.delivery.next_batch()
         inputs = decode.scheduled[0]
-        kept = weakref.ref(inputs.encoded[0].buffer)
+        kept = weakref.ref(inputs.encoded["image.jpg"].buffer)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decode, "_consumer_stream", lambda: stream)
             decode._keep_while_copied(inputs)

@@ -249,7 +249,8 @@ class CloudClient:
     @cached_property
     def objects(self) -> ObjectFetcher:
         """Reads the bucket's objects; any thread may use it."""
-        return self.open_fetcher()
+        # Of another client: in a circle with this one, its connections would stay open until garbage is collected.
+        return CloudClient(self.settings, self.patience).open_fetcher()
 
     def open_fetcher(self) -> ObjectFetcher:
         """A reader of the bucket's objects with connections of its own."""

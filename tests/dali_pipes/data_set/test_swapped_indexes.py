@@ -1,5 +1,6 @@
 """An index is used only for the shard that it was made from: by its name, size, checksum and number of samples."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,11 @@ def swapped(tmp_path: Path) -> Path:
     path = shards / manifest_name("s-")
     manifest = Manifest.from_bytes(path.read_bytes(), where="m")
     assert len({*manifest.shard_bytes.tolist()}) == 1
-    manifest.index_checksums[:] = [checksum(second_data), checksum(first_data)]
-    manifest.index_bytes[:] = [len(second_data), len(first_data)]
-    digest = manifest.digest
-    path.write_bytes(manifest.to_bytes())
-    assert Manifest.from_bytes(path.read_bytes(), where="m").digest == digest
+    checksums = np.array([checksum(second_data), checksum(first_data)], manifest.index_checksums.dtype)
+    sizes = np.array([len(second_data), len(first_data)])
+    swapped = dataclasses.replace(manifest, index_checksums=checksums, index_bytes=sizes)
+    path.write_bytes(swapped.to_bytes())
+    assert Manifest.from_bytes(path.read_bytes(), where="m").digest == manifest.digest
     return shards
 
 
@@ -105,6 +106,6 @@ def test_index_of_the_shard_as_it_was_is_refused(swapped: Path) -> None:
     manifest = Manifest.from_bytes((swapped / manifest_name("s-")).read_bytes(), where="m")
     data = (swapped / index_name(SHARDS[0])).read_bytes()  # that of SHARDS[1]
     assert manifest.shard_index(1, data, where="i").shard == SHARDS[1]
-    manifest.checksums[1] ^= np.uint64(1)
+    changed = dataclasses.replace(manifest, checksums=manifest.checksums ^ np.uint64([0, 1]))
     with pytest.raises(DataError, match=r"the manifest lists shard 's-000001.tar'"):
-        manifest.shard_index(1, data, where="i")
+        changed.shard_index(1, data, where="i")

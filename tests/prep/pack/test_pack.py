@@ -654,7 +654,6 @@ from prep.pack.pack import pack
 from prep.sources.record import Record, Source
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from tests.sources import encode_photo
 
 folder, where, num = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = AisStore(where, "peak") if where.startswith("http") else LocalStore(Path(where))
@@ -668,6 +667,7 @@ print(json.dumps([report.num_bytes, own - before, workers]))
 """
 
 
+@pytest.mark.fresh_interpreter
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_pack_holds_a_mebibyte_of_files_and_shards_of_any_size(store: Store, tmp_path: Path, jobs: int) -> None:
     """Two shards of 300 MiB, each of two files of 150 MiB."""
