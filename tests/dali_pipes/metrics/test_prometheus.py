@@ -257,7 +257,7 @@ def test_the_file_follows_the_loader_and_is_removed(small_shards: Path, tmp_path
             deadline = time.monotonic() + 120
             while samples_in(writer.path, "textfile-test") != 23:
                 assert time.monotonic() < deadline
-            assert [*tmp_path.iterdir()] == [writer.path]
+            assert [*tmp_path.glob("*.prom")] == [writer.path], "the exporter reads *.prom, not the file being written"
     assert not [*tmp_path.iterdir()]
     writer.close()
 
