@@ -41,7 +41,7 @@ from dali_pipes.reader.aio_reader import Aio
 from dali_pipes.store.cluster.token import Token, refusal_advice
 from dali_pipes.store.http.client import NoAnswerError
 
-PACKAGES = ("dali-pipes", "torch", "aistore", "webdataset", "numpy", "pillow", "safetensors")
+PACKAGES = ("dali-pipes", "torch", "aistore", "webdataset", "numpy", "pillow")
 DALI_PACKAGE = "nvidia-dali-cuda"
 # Packages of the libraries of DALI: there is a build for each CUDA, -cu12 and -cu13, and all share a directory.
 DALI_LIBRARIES = ("nvidia-libnvcomp", "nvidia-nvimgcodec", "nvidia-nvjpeg2k", "nvidia-nvtiff")
