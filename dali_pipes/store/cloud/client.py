@@ -375,6 +375,8 @@ class CloudClient:
                 if not refusal.is_passing:
                     raise
                 self._check_credentials(exc)
+                # A server that has answered a reader is away, and its address is right.
+                self._has_answered |= "objects" in vars(self) and self.objects.source.has_answered
                 pause_s = waiting.next_pause_s(refusal.text, has_answered=self._has_answered)
                 if pause_s is None:
                     if waiting.num_failures:
