@@ -18,7 +18,7 @@ from nvidia.dali import fn, types
 import dali_pipes as dp
 from bench.gpu.devices import _nvjpeg, has_video_library
 from bench.tools.repeat import draw_shards
-from dali_pipes.commands.checks import check_jpeg_engines
+from dali_pipes.commands.doctor import check_jpeg_engines
 from tests.conftest import wants_gpu
 
 BATCH = 32

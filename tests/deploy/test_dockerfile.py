@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from dali_pipes.commands.checks import DALI_LIBRARIES
+from dali_pipes.commands.doctor import DALI_LIBRARIES
 from deploy import requirements as requirements_module
 from deploy.requirements import main as print_requirements
 from deploy.requirements import requirements
