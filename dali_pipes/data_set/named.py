@@ -2,8 +2,8 @@
 
 A listing can lack shards: somebody deleted them, or a cluster moves objects and lists only some of them for a while.
 Whoever trusts it reads fewer samples, without a word. So a prefix, a directory or a glob is matched against the names
-in the manifest, and a shard that the manifest names and the store lacks is an error. A listing names the shards only
-where there is no manifest.
+in the manifest, and a shard that the manifest names and the store lacks is an error. Where there is no manifest, the
+record of the command that wrote the shards names them: see `dali_pipes.data_set.written`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.transformed import open_transformed, through_etl
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.patterns import Listing, Pattern
+from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_names import grown_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import (
@@ -55,8 +55,7 @@ def name_shards(
     The manifest of ``ais://pets/shuffled-`` is read under this prefix, without a listing, and so is that of
     ``ais://pets/shuffled-0001``, a part of the same data set. Otherwise (``ais://pets/``) the store is listed to find
     out under which prefix the manifest lies. A shard that lies beside the others and is not in the manifest does not
-    belong to the data set; where it is listed, a warning says so. A URL that ends in ``@3`` names a version only if the
-    data set has it; names may end so, too.
+    belong to the data set; where it is listed, a warning says so.
 
     Args:
         urls: See `dali_pipes.store.urls.resolve_shards`.
@@ -69,33 +68,57 @@ def name_shards(
     Raises:
         DataError: If the manifest is broken, and where `dali_pipes.store.urls.resolve_shards` raises it.
         StoreError: If the data set has no such version; if shards are missing in a directory, or, with
-            ``allow_missing``, all of them are; if they must be listed, and cannot be; a `LostManifestError` if a
-            bucket has shards' indexes and no manifest. With a manifest, a bucket is not listed: if it lacks a shard,
-            the first read of the shard fails. Without one, see `dali_pipes.data_set.written`.
+            ``allow_missing``, all of them are; if they must be listed, and cannot be; if a bucket has shards' indexes
+            and no manifest. With a manifest, a bucket is not listed: if it lacks a shard, the first read of the shard
+            fails. Without one, see `dali_pipes.data_set.written`.
         ValueError: See `dali_pipes.store.urls.resolve_shards` and
             `dali_pipes.store.cluster.transformed.open_transformed`.
     """
     shards = known_shards(urls, endpoint=endpoint, etl=etl)
-    if not allow_missing:
-        if shards.store.directory is not None:
-            missing = _missing_files(shards)
-        else:
-            missing = _present(shards)[1] if shards.named_by else []
+    if allow_missing:
+        present, missing = _present(shards)
         if missing:
-            raise shards.missing(missing)
-        return shards
-    present, missing = _present(shards)
+            _log_missing(shards, missing)
+        return present
+    if shards.store.directory is not None:
+        missing = _missing_files(shards.store.directory, shards.names)
+    else:
+        missing = _present(shards)[1] if shards.named_by else []
     if missing:
-        _log_missing(shards, missing)
-    return present
+        raise shards.missing(missing)
+    return shards
 
 
-def _log_missing(shards: ShardSet, missing: Sequence[str]) -> None:
-    _log.warning(
-        "'%s' lacks %d of %d shards, which are left out: %s%s",
-        shards.url, len(missing), len(shards.names), ", ".join(map(repr, missing[:_MAX_LOGGED])),
-        f" and {len(missing) - _MAX_LOGGED} more" if len(missing) > _MAX_LOGGED else "",
-    )  # fmt: skip
+def known_shards(urls: ShardUrls, *, endpoint: str | None, etl: str | None = None) -> ShardSet:
+    """As `name_shards`, without a look at whether the shards are there."""
+    parts = parse_shards(urls, endpoint=endpoint)
+    _, pattern = parts[0]
+    if len(parts) == 1 and isinstance(pattern, Pattern):
+        if etl is not None and pattern.version is not None:
+            raise ValueError(
+                f"'{pattern.url}' names a version of a data set, and through an ETL only the newest can be read; leave "
+                f"out '@{pattern.version}'"
+            )
+        return _named(pattern, etl)
+    locations: list[str] = []
+    changed: list[ShardSet] = []
+    for url, part in parts:
+        if isinstance(part, Pattern):
+            named = _named(part)
+            if named.version is not None or (named.manifest is not None and len(named.manifest.removed)):
+                changed.append(named)  # its shards' names do not say which samples are meant
+            locations += map(named.store.locate, named.names)
+        else:
+            check_compression(part, url=url, compressed=False)
+            locations += part
+    shards = _of_grown_set(shard_set(locations, endpoint=endpoint))
+    for named in changed:
+        if named.version is not None or named.prefix != shards.prefix:
+            raise ValueError(
+                f"'{named.url}' is a version of a data set, or a data set with removed samples, and "
+                f"{len(parts) - 1} more URLs are named; name it alone, or make a dali_pipes.Mixture of data sets"
+            )
+    return shards if etl is None else through_etl(shards, etl)
 
 
 def list_shards(
@@ -113,8 +136,8 @@ def list_shards(
         DataError, ValueError: See `dali_pipes.store.urls.resolve_shards`.
     """
     parts = parse_shards(urls, endpoint=endpoint)
-    answers = [_listed_answer(part) for _, part in parts if isinstance(part, Pattern)]
-    for named in filter(None, answers):
+    expected = [_expected(part) for _, part in parts if isinstance(part, Pattern)]
+    for named in expected:
         if named.manifest is not None and (named.manifest.version > 1 or named.version is not None):
             if len(parts) > 1:
                 raise ValueError(
@@ -124,7 +147,7 @@ def list_shards(
             return without_removals(named)
     shards = resolve_parsed(parts, endpoint=endpoint, compressed=compressed)
     listed = {shards.store.locate(name) for name in shards.names}
-    for named in filter(None, answers):
+    for named in expected:
         if missing := [name for name in named.names if named.store.locate(name) not in listed]:
             if not allow_missing:
                 raise named.missing(missing, is_read=False)
@@ -134,21 +157,15 @@ def list_shards(
     return without_removals(shards)
 
 
-def _listed_answer(pattern: Pattern) -> ShardSet | None:
-    """The shards that a pattern names; without a manifest that can be read, the listed ones. ``None``: none found."""
-    try:
-        return _answer(pattern)
-    except DataError:
-        return _listed(pattern.literal or pattern)
-    except LostManifestError as exc:
-        # A manifest that was never written is what `prep index` is for.
-        if exc.missing:
-            raise
-        return _listed(pattern.literal or pattern)
-    except (StoreError, ValueError):
-        if pattern.version is not None:
-            raise
-        return None  # `resolve_shards` says it, or knows better
+def _expected(pattern: Pattern) -> ShardSet:
+    """The shards that a manifest or a record names; a manifest that is broken or not written yet is made anew."""
+    with contextlib.suppress(DataError):
+        if (named := _by_manifest(pattern)) is not None:
+            return named
+    lost = sorted(set(pattern.listing.indexed) - set(pattern.listing.shards))
+    if lost and pattern.store.directory is None:
+        raise _no_manifest(pattern)
+    return shards_of(pattern, pattern.choose(pattern.listing.shards))
 
 
 def without_removals(shards: ShardSet) -> ShardSet:
@@ -164,25 +181,13 @@ def without_removals(shards: ShardSet) -> ShardSet:
     if manifest is None:
         return shards
     known = set(shards.names).intersection(manifest.names)
-    num_removed = len(manifest.select(sorted(known), where=shards.url).removed)
-    if num_removed:
-        what = "a removed sample" if num_removed == 1 else f"{num_removed} removed samples"
+    if num_removed := len(manifest.select(sorted(known), where=shards.url).removed):
         raise DataError(
-            f"'{shards.url}': the shards still hold {what} of the data set, and this command reads whole shards; write "
-            f"them anew: dali-pipes prep compact '{shards.store.locate(shards.prefix)}'"
+            f"'{shards.url}': the shards still hold samples that were removed from the data set ({num_removed}), and "
+            f"this command reads whole shards; write them anew: dali-pipes prep compact "
+            f"'{shards.store.locate(shards.prefix)}'"
         )
     return shards
-
-
-class LostManifestError(StoreError):
-    """A bucket lists indexes of shards, and no manifest. A node that is away takes its objects from the listing, too:
-    the shards that are listed may be a part of the data set.
-    """
-
-    def __init__(self, text: str, missing: Sequence[str] = ()) -> None:  # the default lets it be pickled
-        super().__init__(text)
-        self.missing = missing
-        """URLs of shards that have an index, and are not listed; or of versions, whose newest is not listed."""
 
 
 class FoundShards(NamedTuple):
@@ -210,126 +215,12 @@ def compare_shards(urls: ShardUrls, *, endpoint: str | None) -> FoundShards:
     except DataError:
         shards = resolve_shards(urls, endpoint=endpoint)
     present, missing = _present(shards)
-    parts = [part for _, part in parse_shards(urls, endpoint=endpoint)]
+    _, first = parse_shards(urls, endpoint=endpoint)[0]
     beyond: list[str] = []
-    if shards.manifest is not None and isinstance(parts[0], Pattern):
-        beyond = _beyond(shards, shards.manifest, parts[0].listing)
+    if shards.manifest is not None and isinstance(first, Pattern):
+        beyond = _beyond(shards, shards.manifest, first)
     present = replace(present, recorded=None)  # `info` and `verify` read what is there, also if a shard was replaced
     return FoundShards(present, list(map(shards.store.locate, missing)), beyond)
-
-
-def known_shards(urls: ShardUrls, *, endpoint: str | None, etl: str | None = None) -> ShardSet:
-    """As `name_shards`, without a look at whether the shards are there."""
-    parts = parse_shards(urls, endpoint=endpoint)
-    if len(parts) == 1 and isinstance(parts[0][1], Pattern):
-        return _answer(parts[0][1], etl)
-    locations: list[str] = []
-    changed: list[ShardSet] = []
-    for url, part in parts:
-        if isinstance(part, Pattern):
-            answer = _answer(part)
-            changed += [answer] if _is_changed(answer) else []
-            part = list(map(answer.store.locate, answer.names))
-        check_compression(part, url=url, compressed=False)
-        locations += part
-    shards = _of_grown_set(shard_set(locations, endpoint=endpoint))
-    for answer in changed:
-        if answer.version is not None or answer.prefix != shards.prefix:
-            raise ValueError(
-                f"'{answer.url}' is a version of a data set, or a data set with removed samples, and "
-                f"{len(parts) - 1} more URLs are named; name it alone, or make a dali_pipes.Mixture of data sets"
-            )
-    return shards if etl is None else through_etl(shards, etl)
-
-
-def _is_changed(shards: ShardSet) -> bool:
-    """Whether the names of shards do not say which samples are meant."""
-    return shards.version is not None or (shards.manifest is not None and len(shards.manifest.removed) > 0)
-
-
-def _of_grown_set(shards: ShardSet) -> ShardSet:
-    """The same shards, with their manifest, if all of them were added to a data set or written anew for it.
-
-    Their names share more text than those of the data set's other shards.
-    """
-    prefix = grown_prefix(shards.names) if shards.manifest_prefix is None else None
-    if prefix is None or read_manifest(shards.store, shards.prefix) is not None:
-        return shards
-    manifest = read_manifest(shards.store, prefix)
-    return shards if manifest is None else replace(shards, manifest=manifest, manifest_prefix=prefix)
-
-
-def _answer(pattern: Pattern, etl: str | None = None) -> ShardSet:
-    """The shards that a pattern names: by a manifest, or by a listing."""
-    if pattern.literal is not None:
-        return _answer_version(pattern, pattern.literal, etl)
-    return _answer_newest(pattern, etl)
-
-
-def _answer_version(pattern: Pattern, literal: Pattern, etl: str | None) -> ShardSet:
-    """The shards of one version, unless the URL is also the beginning of shards' names."""
-    if (named := _by_manifest(literal, literal.store, literal.prefix, etl)) is not None:
-        return named
-    if etl is not None:
-        raise ValueError(
-            f"'{pattern.url}' names a version of a data set, and through an ETL only the newest can be read; leave out "
-            f"'@{pattern.version}'"
-        )
-    try:
-        return _answer_newest(pattern, None)
-    except StoreError:
-        with contextlib.suppress(StoreError):
-            return _answer_newest(literal, None)
-        raise
-
-
-def _answer_newest(pattern: Pattern, etl: str | None) -> ShardSet:
-    """As `_answer`, for a URL without a version; or with one, if that cannot be the beginning of shards' names."""
-    for prefix in pattern.manifest_prefixes:
-        if (named := _by_manifest(pattern, pattern.store, prefix, etl)) is not None:
-            return named
-    listing = pattern.listing
-    if not listing.shards and len(listing.manifest_prefixes) == 1:
-        prefix = listing.manifest_prefixes[0]
-        if (named := _by_manifest(pattern, pattern.store, prefix, etl)) is not None:
-            return named
-    if (named := _with_versions(pattern, listing, etl)) is not None:
-        return named
-    if listing.lost:
-        raise LostManifestError(
-            f"'{pattern.url}': a data set has versions, {shown(listing.lost)}, and its newest manifest is not there; "
-            "is a node of the cluster away? copy the newest of these manifests to its name, without the '@' and number",
-            listing.lost,
-        )
-    if pattern.version is not None:
-        raise StoreError(f"'{pattern.url}': there is no manifest, so there are no versions; index the shards first")
-    listed = _listed(pattern)
-    check_compression(list(map(listed.store.locate, listed.names)), url=pattern.url, compressed=False)
-    # If shards are gone, the others may share more text than the manifest's prefix.
-    prefixes = sorted(filter(listed.prefix.startswith, listing.manifest_prefixes), key=len, reverse=True)
-    grown = grown_prefix(listed.names)
-    for prefix in dict.fromkeys([listed.prefix, *([] if grown is None else [grown]), *prefixes]):
-        if (named := _by_manifest(pattern, listed.store, prefix, etl)) is not None:
-            if named.manifest is not None and (beyond := _beyond(named, named.manifest, listing)):
-                _log.warning(
-                    "'%s': %d shards are not in its manifest, and are not read: %s; to add them: %s",
-                    named.url, len(beyond), shown(beyond), named.index_command,
-                )  # fmt: skip
-            return named
-    if listed.store.directory is not None and (missing := _missing_of_several(pattern, listed)):
-        return shard_set(sorted([*pattern.choose(listing.shards), *missing]), endpoint=None)
-    if listed.store.directory is None and listing.indexed:
-        raise LostManifestError(
-            f"'{pattern.url}': {len(listing.indexed)} shards have an index, and there is no manifest; is a node of the "
-            f"cluster away, or was 'prep index' interrupted? wait until the cluster is whole, or index the shards: "
-            f"{listed.index_command}",
-            sorted(set(listing.indexed) - set(listing.shards)),
-        )
-    return listed if etl is None else through_etl(listed, etl)
-
-
-def _listed(pattern: Pattern) -> ShardSet:
-    return shards_of(pattern, pattern.choose(pattern.listing.shards))
 
 
 def shards_of(pattern: Pattern, found: Sequence[str]) -> ShardSet:
@@ -339,66 +230,121 @@ def shards_of(pattern: Pattern, found: Sequence[str]) -> ShardSet:
     return replace(shards, named_by=expected.source, recorded=expected.recorded)
 
 
-def _with_versions(pattern: Pattern, listing: Listing, etl: str | None) -> ShardSet | None:
-    """The shards of the only data set that is listed, if it has versions; ``None``: see `_answer_newest`.
+def _named(pattern: Pattern, etl: str | None = None) -> ShardSet:
+    """The shards that a pattern stands for: by the manifest, else by the record or the listing."""
+    if (named := _by_manifest(pattern, etl)) is not None:
+        return named
+    if pattern.store.directory is None and pattern.listing.indexed:
+        raise _no_manifest(pattern)
+    listed = shards_of(pattern, pattern.choose(pattern.listing.shards))
+    check_compression(list(map(listed.store.locate, listed.names)), url=pattern.url, compressed=False)
+    return listed if etl is None else through_etl(listed, etl)
 
-    Names of its shards begin in several ways, and shards of older versions lie beside them.
+
+def _no_manifest(pattern: Pattern) -> StoreError:
+    """The error for indexes without a manifest: a node that is away takes shards and manifest from the listing."""
+    return StoreError(
+        f"'{pattern.url}': {len(pattern.listing.indexed)} shards have an index, and there is no manifest; is a node of "
+        "the cluster away, or was 'prep index' interrupted? wait until the cluster is whole, or index the shards: "
+        f"dali-pipes prep index '{pattern.url}'"
+    )
+
+
+def _by_manifest(pattern: Pattern, etl: str | None = None) -> ShardSet | None:
+    """The shards that a manifest lists and the pattern matches; ``None`` if there is no manifest.
+
+    Raises:
+        StoreError: If there are only manifests of versions, or a version is named and there is no manifest.
+        ValueError: If the pattern is no glob and matches shards beside those of one data set, or it is a glob over
+            several data sets of which one has versions.
     """
-    place = pattern.store.url.rstrip("/")
-    prefixes = [
-        prefix
-        for prefix in listing.manifest_prefixes
-        if all(location.startswith(f"{place}/{prefix}") for location in listing.shards)
+    for prefix in pattern.manifest_prefixes:
+        if (named := _in_manifest(pattern, pattern.store, prefix, etl)) is not None:
+            return named
+    listing = pattern.listing
+    found = [
+        named
+        for store, prefix in _listed_manifests(pattern)
+        if (named := _in_manifest(pattern, store, prefix, etl)) is not None
     ]
-    if len(prefixes) != 1 or (named := _by_manifest(pattern, pattern.store, prefixes[0], etl)) is None:
-        return None
-    has_versions = pattern.version is not None or (named.manifest is not None and named.manifest.version > 1)
-    return named if has_versions else None
+    if len(found) > 1 and pattern.is_glob:
+        return _joined(pattern, found)
+    start = f"{pattern.store.url.rstrip('/')}/{found[0].prefix}" if found else ""
+    if len(found) > 1 or not (pattern.is_glob or all(shard.startswith(start) for shard in listing.shards)):
+        raise ValueError(
+            f"'{pattern.url}' holds shards of several sets, such as '{found[0].url}'; name one of them, or list the "
+            "shards"
+        )
+    if found:
+        named = found[0]
+        if named.manifest is not None and (beyond := _beyond(named, named.manifest, pattern)):
+            _log.warning(
+                "'%s': %d shards are not in its manifest, and are not read: %s; to add them: %s",
+                named.url, len(beyond), shown(beyond), named.index_command,
+            )  # fmt: skip
+        return named
+    if listing.lost:
+        raise StoreError(
+            f"'{pattern.url}': a data set has versions, {shown(listing.lost)}, and its newest manifest is not there; "
+            "is a node of the cluster away? copy the newest of these manifests to its name, without the '@' and number"
+        )
+    if pattern.version is not None:
+        raise StoreError(f"'{pattern.url}': there is no manifest, so there are no versions; index the shards first")
+    return None
 
 
-def _missing_of_several(pattern: Pattern, listed: ShardSet) -> list[str]:
-    """The missing shards of a glob that spans several data sets, by the manifests of those that have shards left."""
-    missing: list[str] = []
-    for folder in sorted({Path(listed.store.locate(name)).parent for name in listed.names}):
-        for path in sorted(folder.glob(f"*{manifest_name('')}")):
-            store, prefix = LocalStore(folder), path.name.removesuffix(manifest_name(""))
-            named = _by_manifest(pattern, store, prefix, None)
-            if named is not None and 0 < len(gone := _missing_files(named)) < len(named.names):
-                missing += map(store.locate, gone)
-    return missing
+def _listed_manifests(pattern: Pattern) -> list[tuple[Store, str]]:
+    """Store and prefix of each manifest that may list the pattern's shards, by a listing."""
+    found: list[tuple[Store, str]]
+    if pattern.is_glob:  # a manifest does not match the glob
+        ending, folders = manifest_name(""), {Path(shard).parent for shard in pattern.listing.shards}
+        paths = [path for folder in sorted(folders) for path in sorted(folder.glob(f"*{ending}"))]
+        found = [(LocalStore(path.parent), path.name.removesuffix(ending)) for path in paths]
+    else:
+        found = [(pattern.store, prefix) for prefix in pattern.listing.manifest_prefixes]
+    if not found and pattern.listing.shards:
+        # A cluster may list some shards, and not their manifest. That of shards in several folders lies above them.
+        shards = shard_set(pattern.listing.shards, endpoint=pattern.store.endpoint)
+        found.append((shards.store, grown_prefix(shards.names) or shards.prefix))
+    return found
 
 
-def _by_manifest(pattern: Pattern, store: Store, prefix: str, etl: str | None) -> ShardSet | None:
+def _joined(pattern: Pattern, found: Sequence[ShardSet]) -> ShardSet:
+    """The shards of several data sets that a glob matches, with those that are listed in none."""
+    for named in found:
+        if named.manifest is not None and named.manifest.version > 1:
+            raise ValueError(
+                f"'{pattern.url}' matches {len(found)} data sets, and '{named.url}' has versions; name the data sets "
+                "in a dali_pipes.Mixture"
+            )
+    locations = {named.store.locate(name) for named in found for name in named.names}
+    return shard_set(sorted(locations.union(pattern.choose(pattern.listing.shards))), endpoint=None)
+
+
+def _in_manifest(pattern: Pattern, store: Store, prefix: str, etl: str | None) -> ShardSet | None:
     """The shards of the manifest under a prefix that a pattern matches; ``None`` if there is none."""
     read = store if etl is None else open_transformed(store, etl, url=pattern.url)
     # As long as the transformed shards have no manifest, that of the stored shards says which shards there are.
     for place in dict.fromkeys([read, store]):
         manifest = read_manifest(place, prefix, pattern.version)
-        if manifest is not None and (names := pattern.matching(manifest.names, store)):
-            if etl is not None:
-                _check_etl_is_newest(manifest, store, prefix, etl)
-            _warn_of_grown(pattern, names, manifest, whole=store.locate(prefix))
-            return ShardSet(
-                store=read,
-                names=names,
-                manifest=manifest if place is read else None,
-                manifest_prefix=prefix,
-                version=pattern.version,
-            )
+        if manifest is None or not (names := pattern.matching(manifest.names, store)):
+            continue
+        if etl is not None:
+            _check_etl_is_newest(manifest, store, prefix, etl)
+        if manifest.version > 1 and pattern.version is None and len(names) < manifest.num_shards:
+            _log.warning(
+                "'%s' names %d of %d shards; shards that were added or written anew have other names; the whole data "
+                "set is '%s'",
+                pattern.url, len(names), manifest.num_shards, store.locate(prefix),
+            )  # fmt: skip
+        return ShardSet(
+            store=read,
+            names=names,
+            manifest=manifest if place is read else None,
+            manifest_prefix=prefix,
+            version=pattern.version,
+        )
     return None
-
-
-def _warn_of_grown(pattern: Pattern, names: Sequence[str], manifest: Manifest, *, whole: str) -> None:
-    """Say so if numbers or a glob name only shards that the data set had from the beginning."""
-    if manifest.version == 1 or len(names) == manifest.num_shards:
-        return
-    num_grown = sum(grown_prefix([name]) is not None for name in manifest.names)
-    if num_grown and not any(grown_prefix([name]) is not None for name in names):
-        _log.warning(
-            "'%s' names %d of %d shards, and none of the %d that were added or written anew, which are called "
-            "otherwise; the whole data set is '%s'",
-            pattern.url, len(names), manifest.num_shards, num_grown, whole,
-        )  # fmt: skip
 
 
 def _check_etl_is_newest(manifest: Manifest, store: Store, prefix: str, etl: str) -> None:
@@ -419,25 +365,40 @@ def _check_etl_is_newest(manifest: Manifest, store: Store, prefix: str, etl: str
         )
 
 
-def _beyond(named: ShardSet, manifest: Manifest, listing: Listing) -> list[str]:
+def _of_grown_set(shards: ShardSet) -> ShardSet:
+    """The same shards, with their manifest, if all of them were added to a data set or written anew for it.
+
+    Their names share more text than those of the data set's other shards.
+    """
+    prefix = grown_prefix(shards.names) if shards.manifest_prefix is None else None
+    if prefix is None or read_manifest(shards.store, shards.prefix) is not None:
+        return shards
+    manifest = read_manifest(shards.store, prefix)
+    return shards if manifest is None else replace(shards, manifest=manifest, manifest_prefix=prefix)
+
+
+def _beyond(named: ShardSet, manifest: Manifest, pattern: Pattern) -> list[str]:
     """The listed shards that are in no manifest, also of no other version."""
-    place = named.store.url.rstrip("/")
-    known = {f"{place}/{name}" for name in manifest.names}
-    others = [
+    listing, place = pattern.listing, named.store.url.rstrip("/")
+    others = tuple(
         f"{place}/{prefix}"
         for prefix in listing.manifest_prefixes
         if prefix != named.prefix and prefix.startswith(named.prefix)
-    ]
-    beyond = [
-        location
-        for location in listing.shards
-        if location.endswith(".tar") and location not in known and not location.startswith(tuple(others))
-    ]
+    )
+    listed = {shard for shard in listing.shards if shard.endswith(".tar") and not shard.startswith(others)}
+    beyond = listed.difference(f"{place}/{name}" for name in manifest.names)
     if beyond and (manifest.version > 1 or named.version is not None):
         for version in (None, *stored_versions(named.store, named.prefix)):
             if (other := read_manifest(named.store, named.prefix, version)) is not None:
-                known.update(f"{place}/{name}" for name in other.names)
-    return [location for location in beyond if location not in known]
+                beyond.difference_update(f"{place}/{name}" for name in other.names)
+    return sorted(beyond)
+
+
+def _log_missing(shards: ShardSet, missing: Sequence[str]) -> None:
+    _log.warning(
+        "'%s' lacks %d of %d shards, which are left out: %s",
+        shards.url, len(missing), len(shards.names), ", ".join(map(repr, missing[:_MAX_LOGGED])),
+    )  # fmt: skip
 
 
 def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:
@@ -452,15 +413,10 @@ def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:
     return replace(shards, names=there, manifest_prefix=shards.prefix), missing
 
 
-def _missing_files(shards: ShardSet) -> list[str]:
+def _missing_files(directory: Path, names: Sequence[str]) -> list[str]:
     """The shards that a directory lacks; each folder is read once, because a network's file system is slow to ask."""
-    directory = shards.store.directory
-    assert directory is not None
-    places = [os.path.split(name) for name in shards.names]
-    there: dict[str, set[str]] = {}
-    for folder in {folder for folder, _ in places}:
+    there: set[str] = set()
+    for folder in {os.path.dirname(name) for name in names}:  # noqa: PTH120 (names, not paths)
         with contextlib.suppress(OSError):
-            there[folder] = {path.name for path in (directory / folder).iterdir()}
-    return [
-        name for name, (folder, own) in zip(shards.names, places, strict=True) if own not in there.get(folder, set())
-    ]
+            there.update(os.path.join(folder, name) for name in os.listdir(directory / folder))  # noqa: PTH118, PTH208
+    return [name for name in names if name not in there]

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import read_json, record_names
 from dali_pipes.store.base import Store
@@ -31,8 +29,6 @@ from dali_pipes.store.shard_names import (
 _EXPECTED = 'expected {"shards": "x-{000000..000063}.tar", "num_samples": 2400, "num_bytes": 10485760}'
 # Numbers that are further apart on average do not count shards.
 _SPARSE = 64
-# Fewer numbers may have equal distances by accident.
-_MIN_CHOSEN = 4
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
@@ -150,7 +146,7 @@ def _numbers_in_gaps(names: Iterable[str]) -> list[str]:
     """The names that are missing between the first and the last number of shards that are counted.
 
     Numbers count shards if they have three digits or more, some begin with 0, and they are not far apart: dates and ids
-    do not count. Numbers at equal distances are every tenth shard, say, which somebody has chosen.
+    do not count.
 
     >>> _numbers_in_gaps(["a-007.tar", "a-009.tar", "b-2026-11-01.tar", "b-2026-11-03.tar"])
     ['a-008.tar']
@@ -163,7 +159,6 @@ def _numbers_in_gaps(names: Iterable[str]) -> list[str]:
         f"{start}{number:0{width}}{ending}"
         for (start, width, ending), there in numbers.items()
         if width > 2 and min(there) < 10 ** (width - 1) and max(there) - min(there) < _SPARSE * len(there)
-        if len(there) < _MIN_CHOSEN or len(set(np.diff(sorted(there)).tolist())) > 1
         for before, after in itertools.pairwise(sorted(there))
         for number in range(before + 1, after)
     ]

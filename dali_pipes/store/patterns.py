@@ -110,8 +110,6 @@ class Pattern:
     is_glob: bool = False
     version: int | None = None
     """The version of the data set that the URL names, ``3`` in ``ais://pets/shuffled-@3``; ``None``: the newest."""
-    literal: "Pattern | None" = None
-    """With a version: the pattern for the names that begin with the whole URL, ``@3`` included."""
 
     @property
     def manifest_prefixes(self) -> list[str]:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.entries import DIRECT, PROVIDERS, SCHEMES, SERVERS
 from dali_pipes.store.local import LocalStore
@@ -149,8 +149,8 @@ def resolve_parsed(
     locations: list[str] = []
     for url, named in parts:
         if isinstance(named, Pattern):
-            # Only a manifest knows versions: here the names are those that begin with the URL.
-            named = named.literal or named
+            if named.version is not None:
+                raise StoreError(f"'{url}': a version is named, and only a manifest knows which shards it has")
             found = named.choose(named.listing.shards)
         else:
             found = named
@@ -183,9 +183,7 @@ def _parse(url: str | Path, *, endpoint: str | None) -> list[str] | Pattern:
             f"'{text}': a version is one of a data set, which a prefix, a directory or a glob names, and "
             f"'{base}' names shards; leave out '@{version}'"
         )
-    literal = _parse_text(text, remote=remote, endpoint=endpoint)
-    assert isinstance(literal, Pattern), "no shard's name ends in a version"
-    return replace(named, url=text, version=version, literal=literal)
+    return replace(named, url=text, version=version)
 
 
 def _parse_text(text: str, *, remote: bool, endpoint: str | None) -> list[str] | Pattern:

@@ -4,7 +4,6 @@ import pickle
 
 import pytest
 
-from dali_pipes.data_set.named import LostManifestError
 from dali_pipes.errors import DataError, PipesError, printable, shown
 from dali_pipes.store.http.answers import MissingObjectError
 
@@ -64,5 +63,3 @@ def test_errors_that_know_more_than_their_text_can_be_pickled() -> None:
     """Frameworks send errors between processes."""
     missing = pickle.loads(pickle.dumps(MissingObjectError("no 'x'", said="404")))
     assert (str(missing), missing.said) == ("no 'x'", "404")
-    lost = pickle.loads(pickle.dumps(LostManifestError("no manifest", ["a.tar"])))
-    assert (str(lost), lost.missing) == ("no manifest", ["a.tar"])

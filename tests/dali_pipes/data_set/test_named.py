@@ -257,7 +257,7 @@ def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisSt
     index_shards(resolve_shards(f"{filled.url}/s-val-", endpoint=filled.endpoint))
     assert name_shards(f"{filled.url}/s-", endpoint=filled.endpoint).names == NAMES
     assert name_shards(f"{filled.url}/s-val-", endpoint=filled.endpoint).names == ("s-val-000000.tar",)
-    with pytest.raises(ValueError, match="holds shards of 2 sets"):
+    with pytest.raises(ValueError, match="holds shards of several sets"):
         name_shards(f"{filled.url}/s", endpoint=filled.endpoint)
     assert compare_shards(f"{filled.url}/s-", endpoint=filled.endpoint).beyond == []
 

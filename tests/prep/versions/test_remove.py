@@ -111,7 +111,7 @@ def test_added_shards_that_are_named_alone_are_without_removed_samples(place: Pl
     for urls in (shards, f"{place.url}add-", part, *([[f"{place.url}add-*.tar"]] if place.endpoint is None else [])):
         data_set = DataSet(name_shards(urls, endpoint=place.endpoint))
         assert (data_set.whole.version, data_set.manifest.num_kept) == (3, 1)
-        with pytest.raises(DataError, match="still hold a removed sample"):
+        with pytest.raises(DataError, match="still hold samples that were removed"):
             list_shards(urls, endpoint=place.endpoint)
     assert DataSet(name_shards([shards[1]], endpoint=place.endpoint)).manifest.num_kept == 1
     place.remove(shards=[names[1]])
@@ -133,9 +133,9 @@ def test_a_list_of_data_sets_is_refused_where_samples_were_removed(local: Place,
 def test_what_reads_whole_shards_refuses_removed_samples(local: Place) -> None:
     """Shuffle, transform and others would bring them back."""
     local.remove("cat/000")
-    with pytest.raises(DataError, match=r"still hold a removed sample .*dali-pipes prep compact"):
+    with pytest.raises(DataError, match=r"still hold samples that were removed .*dali-pipes prep compact"):
         list_shards(local.url, endpoint=None)
-    with pytest.raises(DataError, match="still hold a removed sample"):
+    with pytest.raises(DataError, match="still hold samples that were removed"):
         list_shards([f"{local.url}000000.tar", f"{local.url}000001.tar"], endpoint=None)
     assert len(list_shards(f"{local.url}@1", endpoint=None).names) == 3
     assert list_shards(f"{local.url}000002.tar", endpoint=None).names == ("s-000002.tar",)

@@ -69,7 +69,10 @@ def test_impossible_versions_are_refused(local: Place, versions: object) -> None
 def test_benchmarks_take_the_newest_version_only(local: Place) -> None:
     """Other loaders do not know versions: they read whole shards."""
     local.remove("cat/000")
-    for version, message in (("@1", "take the newest version .*name it without @1"), ("", "hold a removed sample")):
+    for version, message in (
+        ("@1", "take the newest version .*name it without @1"),
+        ("", "hold samples that were removed"),
+    ):
         with (
             pytest.raises(dp.DataError, match=message),
             opened_shards(f"{local.url}{version}", endpoint=None, embedded_dir=None),
