@@ -90,7 +90,7 @@ def pack_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> tuple[Gated
 def test_an_address_without_a_ray_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{port}': Connection refused; is RAY_ADDRESS"):
+    with pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{port}': .*Connection refused; is RAY_ADDRESS"):
         on_ray._check_answers(f"127.0.0.1:{port}")
     on_ray._check_answers("auto")  # Ray itself looks where that is
 
@@ -178,15 +178,14 @@ def test_a_killed_worker_leaves_no_line_on_stdout(cluster: Any, tmp_path: Path) 
 
 
 def test_a_ray_of_our_own_leaves_nothing_behind(tmp_path: Path) -> None:
-    """No token in the home directory, which every later Ray would ask for; no variable; and it starts twice."""
+    """No token in the home directory, which every later Ray would ask for; and it starts twice."""
     program = """
-import os
 from prep.workers import open_workers
 from tests.prep.workers_tasks import double
 for _ in range(2):
     with open_workers("ray", 1) as workers:
-        print(list(workers.map(double, [1, 2])))
-print([name for name in os.environ if name.startswith("RAY_AUTH")])
+        found = list(workers.map(double, [1, 2]))
+    print(found)
 """
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
@@ -197,7 +196,7 @@ print([name for name in os.environ if name.startswith("RAY_AUTH")])
         text=True,
         timeout=2 * WAIT_S,
     )
-    assert (done.returncode, done.stdout) == (0, "[2, 4]\n[2, 4]\n[]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[2, 4]\n[2, 4]\n"), done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
