@@ -30,7 +30,7 @@ FORMAT = "dali-pipes tuning 1"
 PREFETCH_QUEUE_DEPTH = 2
 
 # Files of another machine about which this process has logged a warning, by path.
-_logged: set[Path] = set()
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,9 @@ class Machine:
             import torch
 
             gpu = torch.cuda.get_device_name(device_id)
-        return cls(cpu=_cpu_name(), cores=cores_of_rank(), gpu=gpu)
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+        return cls(cpu=cpu or platform.machine(), cores=cores_of_rank(), gpu=gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +65,6 @@ class Settings:
     prefetch_queue_depth: int
     hw_decoder_load: float | None = None
     """Part of a batch's JPEGs for the GPU's JPEG engines, in [0, 1]; ``None`` on the CPU, and for DALI's default."""
-
-    def __post_init__(self) -> None:
-        if self.num_threads < 1:
-            raise ValueError(f"num_threads must be positive, got {self.num_threads}")
-        if self.prefetch_queue_depth < 1:
-            raise ValueError(f"prefetch_queue_depth must be positive, got {self.prefetch_queue_depth}")
-        if self.hw_decoder_load is not None and not 0 <= self.hw_decoder_load <= 1:
-            raise ValueError(f"hw_decoder_load must be in [0, 1], got {self.hw_decoder_load}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,26 +90,24 @@ class Tuning:
         """Read the file at ``path``.
 
         Raises:
-            DataError: If the file is missing, or is not a tuning file.
+            DataError: If the file is missing, or is not a tuning file of this version.
         """
-        make = f"make it: dali-pipes tune URL -o {path}"
         try:
             report = read_json(path.read_text())
-        except OSError as exc:
-            raise DataError(f"tuning file '{path}' cannot be read: {exc.strerror}; {make}") from exc
-        except ValueError as exc:
-            raise DataError(f"tuning file '{path}' is not JSON ({exc}); {make}") from exc
-        found = report.get("format") if isinstance(report, dict) else None
-        if found != FORMAT:
-            raise DataError(f"tuning file '{path}': expected format '{FORMAT}', found {found!r}; {make}")
-        try:
-            return cls(
-                machine=Machine(**report["machine"]),
-                settings=Settings(**report["settings"]),
-                measured=report.get("measured", {}),
+            if report["format"] != FORMAT:
+                raise ValueError(f"expected format '{FORMAT}', found {report['format']!r}")
+            # The class of options checks the values of the settings.
+            settings = Settings(**report["settings"])
+            Decode(
+                threads=settings.num_threads,
+                queue_depth=settings.prefetch_queue_depth,
+                engine_share=settings.hw_decoder_load,
             )
-        except (KeyError, TypeError, ValueError) as exc:
-            raise DataError(f"tuning file '{path}' is broken: {exc}; {make}") from exc
+            return cls(machine=Machine(**report["machine"]), settings=settings, measured=report["measured"])
+        except (OSError, KeyError, TypeError, ValueError) as exc:
+            raise DataError(
+                f"tuning file '{path}' cannot be used: {exc}; make it: dali-pipes tune URL -o {path}"
+            ) from exc
 
 
 def choose_settings(decode: Decode, *, device_id: int | None) -> Settings:
@@ -123,46 +115,29 @@ def choose_settings(decode: Decode, *, device_id: int | None) -> Settings:
 
     The defaults are one thread for each core that this rank may keep busy, 2 batches decoded ahead, and DALI's default
     for the JPEG engines. A file made on another machine is not used; this is logged once. A loader on the CPU does not
-    use a GPU's file, and vice versa.
+    use a GPU's file, and vice versa: a job may train on the GPU and validate on the CPU.
 
     Raises:
         DataError: If the tuning file is missing, or is not a tuning file.
     """
     path = decode.tuning or os.environ.get(TUNING_VARIABLE)
-    tuned = _for_this_machine(Path(path), device_id) if path else None
-    found = tuned or Settings(num_threads=cores_of_rank(), prefetch_queue_depth=PREFETCH_QUEUE_DEPTH)
+    found = Settings(num_threads=cores_of_rank(), prefetch_queue_depth=PREFETCH_QUEUE_DEPTH)
+    if path:
+        tuning, here = Tuning.read(Path(path)), Machine.here(device_id)
+        if tuning.machine == here:
+            found = tuning.settings
+        elif (tuning.machine.gpu is None) == (device_id is None) and str(path) not in _logged:
+            _logged.add(str(path))
+            _log.warning(
+                "tuning file '%s' was made on another machine (%s), this is %s: it is not used; make one here: "
+                "dali-pipes tune URL -o %s",
+                path,
+                asdict(tuning.machine),
+                asdict(here),
+                path,
+            )
     return Settings(
         num_threads=decode.threads or found.num_threads,
         prefetch_queue_depth=decode.queue_depth or found.prefetch_queue_depth,
         hw_decoder_load=found.hw_decoder_load if decode.engine_share is None else decode.engine_share,
     )
-
-
-def _for_this_machine(path: Path, device_id: int | None) -> Settings | None:
-    tuning = Tuning.read(path)
-    if (tuning.machine.gpu is None) != (device_id is None):
-        # A job may train on the GPU and validate on the CPU, with one file in its environment.
-        _log.info("tuning file '%s' is for the %s: not used here", path, "CPU" if device_id is not None else "GPU")
-        return None
-    here = Machine.here(device_id)
-    if tuning.machine == here:
-        return tuning.settings
-    if path not in _logged:
-        _logged.add(path)
-        differences = "; ".join(
-            f"{name} {expected!r}, here {getattr(here, name)!r}"
-            for name, expected in asdict(tuning.machine).items()
-            if expected != getattr(here, name)
-        )
-        advice = f"make one here: dali-pipes tune URL -o {path}"
-        _log.warning("tuning file '%s' was made on another machine (%s) and is not used; %s", path, differences, advice)
-    return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())

@@ -36,17 +36,15 @@ CROWDED = 0.2
 NUM_SHARE_BATCHES = 4
 NUM_SHARE_ROUNDS = 3
 _TASKS = Path("/proc/self/task")
-_MEMORY = {"RssAnon": "own_bytes", "RssFile": "file_bytes", "RssShmem": "shared_bytes"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
     """One stage in one epoch, summed over its threads."""
 
-    stage: str
-    threads: int
+    threads: int = 1
     busy_s: float
-    waiting_s: float
+    waiting_s: float = 0.0
     """Waiting for the stage before it; for a stage with its own threads, all the time that they were not busy."""
     queued_s: float = 0.0
     """The part of ``waiting_s`` in which a thread was ready to run, but no core was free."""
@@ -64,12 +62,8 @@ class EpochProfile:
     """Seconds from the epoch's start to its first batch."""
     fetched_bytes: int
     """Brought from the store in this epoch, shard indexes included."""
-    stages: tuple[StageTimes, ...]
+    stages: dict[str, StageTimes]
     """The stages, in the order of the data path."""
-
-    def of(self, stage: str) -> StageTimes:
-        """Return one stage's times."""
-        return next(times for times in self.stages if times.stage == stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +119,8 @@ def profile(
     """Run a loader on the shards at URL (ais://bucket/prefix, a glob of local tars, or a directory). Print how long
     each stage was busy and how long it waited: fetch, stage, read, inputs, decode, transform, hand-over, step.
 
-    Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change; and
-    the memory of the process, and of the cache file, which is not a part of it. The command reads the shards into the
-    cache, as a training does, and writes no other file, unless -o names one.
+    Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change. The
+    command reads the shards into the cache, as a training does, and writes no other file, unless -o names one.
 
     -o trace.json writes a trace that Perfetto opens: when each thread was in which stage, when the step ran, and how
     many of DALI's threads were busy.
@@ -149,72 +142,54 @@ def profile(
         trace = None if output is None else stack.enter_context(recording())
         loader = stack.enter_context(job.open(cache=cache, decode=asked))
         profiles = profile_loader(loader, epochs=epochs, compute_s=compute_ms / 1000, trace=trace)
-        decode, space, memory = loader.parts.decode, loader.parts.share.space, _memory(loader)
-    used: dict[str, Any] = {
-        "num_threads": decode.num_threads,
-        "prefetch_queue_depth": decode.prefetch_queue_depth,
-        "num_fetchers": cache.fetchers,
-        "compute_ms": compute_ms,
-        "cores": cores_of_rank(),
-        "decoded_on_gpu": decode.device_id is not None,
-    }
-    machine = {"cores": used["cores"], "on_gpu": used["decoded_on_gpu"], "is_in_memory": space.is_memory}
-    found = [(epoch, find_bottleneck(epoch, batch_size=job.batch_size, **machine)) for epoch in profiles]
+        decode, is_in_memory = loader.parts.decode, loader.parts.share.space.is_memory
+    cores, on_gpu = cores_of_rank(), decode.device_id is not None
+    found = [
+        (
+            epoch,
+            find_bottleneck(epoch, cores=cores, batch_size=job.batch_size, on_gpu=on_gpu, is_in_memory=is_in_memory),
+        )
+        for epoch in profiles
+    ]
     if as_json:
+        used = {
+            "num_threads": decode.num_threads,
+            "prefetch_queue_depth": decode.prefetch_queue_depth,
+            "num_fetchers": cache.fetchers,
+            "compute_ms": compute_ms,
+            "decoded_on_gpu": on_gpu,
+        }
         report = {
             "machine": asdict(Machine.here(decode.device_id)),
-            "options": {**job.to_json(), **used},
-            "memory": memory,
+            "options": job.to_json() | used,
             "epochs": [asdict(epoch) | asdict(diagnosis) for epoch, diagnosis in found],
         }
         click.echo(json.dumps(report))
     else:
         click.echo("\n\n".join(_text(epoch, diagnosis) for epoch, diagnosis in found))
-        click.echo("\n" + _memory_text(memory))
     if output is not None and trace is not None:
-        _write_trace(trace, output)
-
-
-def _write_trace(trace: "Trace", path: Path) -> None:
-    with writing(path):
-        num_bytes = trace.write(path)
-    print_note(f"wrote {path}, {format_bytes(num_bytes)}; open it in https://ui.perfetto.dev")
-
-
-def _memory(loader: "Loader") -> dict[str, Any]:
-    share = loader.parts.share
-    return {
-        **resident_memory(),
-        "cache_bytes": share.taken_bytes,
-        "cache_directory": str(share.space.directory),
-    }
-
-
-def _memory_text(memory: dict[str, Any]) -> str:
-    own, files, shared, cached = (
-        format_bytes(memory[name]) for name in ("own_bytes", "file_bytes", "shared_bytes", "cache_bytes")
-    )
-    return (
-        f"memory of this process: {own} of its own, {files} of mapped files, {shared} of mapped shared memory; not "
-        f"among these: {cached} of the cache file in {memory['cache_directory']}"
-    )
+        with writing(output):
+            num_bytes = trace.write(output)
+        print_note(f"wrote {output}, {format_bytes(num_bytes)}; open it in https://ui.perfetto.dev")
 
 
 def _text(epoch: EpochProfile, found: Diagnosis) -> str:
-    share = epoch.of("step").waiting_s / epoch.wall_s
-    fetched = f", {epoch.fetched_bytes / 2**20:.0f} MiB fetched" if epoch.fetched_bytes else ""
+    share = epoch.stages["step"].waiting_s / epoch.wall_s
     lines = [
         f"epoch {epoch.epoch}: {epoch.num_samples} samples in {epoch.wall_s:.2f} s "
-        f"({epoch.num_samples / epoch.wall_s:.0f} samples/s){fetched}; the step waits for {share:.0%} of it",
+        f"({epoch.num_samples / epoch.wall_s:.0f} samples/s), {format_bytes(epoch.fetched_bytes)} fetched; the step "
+        f"waits for {share:.0%} of it",
         f"{'stage':<10} {'threads':>7} {'busy s':>8} {'waiting s':>9} {'busy':>5}",
     ]
-    for times in epoch.stages:
-        capacity = times.threads * epoch.wall_s
-        busy = f"{times.busy_s / capacity:.0%}" if capacity else "-"
-        lines.append(f"{times.stage:<10} {times.threads:>7} {times.busy_s:>8.2f} {times.waiting_s:>9.2f} {busy:>5}")
+    for name, times in epoch.stages.items():
+        busy = times.busy_s / (times.threads * epoch.wall_s)
+        lines.append(f"{name:<10} {times.threads:>7} {times.busy_s:>8.2f} {times.waiting_s:>9.2f} {busy:>5.0%}")
     return "\n".join(
         [*lines, f"bottleneck: {found.bottleneck}: {found.why}", *(f"  try: {text}" for text in found.turn)]
     )
+
+
+# The measurement
 
 
 def profile_loader(
@@ -225,44 +200,42 @@ def profile_loader(
     The loader has not been iterated, so that its first epoch stages its shards, as a job's does. After each batch sleep
     ``compute_s`` seconds, in place of a training step.
     """
-    kept: list[BatchInputs] = []
-    loader.parts.decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
-    loader.parts.decode.taken = kept
-    profiles = [_measure_epoch(loader, compute_s=compute_s, kept=kept, trace=trace) for _ in range(epochs)]
-    share = _decode_share(loader.parts.decode, kept)
-    return [_split_decoding(profile, share) for profile in profiles]
+    decode = loader.parts.decode
+    decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
+    first_batches: list[BatchInputs] = []
+    decode.taken = first_batches
+    profiles = [_measure_epoch(loader, compute_s=compute_s, trace=trace) for _ in range(epochs)]
+    share = _decode_share(decode, first_batches)
+    return [replace(profile, stages=_split_decoding(profile.stages, share)) for profile in profiles]
 
 
-def _measure_epoch(
-    loader: "Loader", *, compute_s: float, kept: "list[BatchInputs]", trace: "Trace | None"
-) -> EpochProfile:
-    """Measure one epoch, with ``decode`` for all work of DALI's threads; ``kept`` gets the first batches."""
+def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None") -> EpochProfile:
+    """Measure one epoch, with ``decode`` for all work of DALI's threads."""
+    decode = loader.parts.decode
     before = _read_counters(loader)
     num_samples = num_batches = 0
     first_batch_s = 0.0
-    looked_at, busy_before_s = time.perf_counter(), before["decode"]
+    counted_at, counted_s = time.perf_counter(), before["decode"]
     started = time.perf_counter()
     batches = iter(loader)
     epoch = loader.epoch
     for _ in batches:
         came = time.perf_counter()
-        if not num_batches:
-            first_batch_s = came - started
+        first_batch_s = first_batch_s or came - started
         num_batches, num_samples = num_batches + 1, num_samples + loader.num_valid
-        if len(kept) == NUM_SHARE_BATCHES:
-            loader.parts.decode.taken = None
+        if decode.taken is not None and len(decode.taken) == NUM_SHARE_BATCHES:
+            decode.taken = None
         if compute_s:
             time.sleep(compute_s)
         if trace is not None:
             trace.add("step", came, time.perf_counter())
-            busy_s = sum(on_core_s for on_core_s, _ in dali_thread_times().values())
-            trace.count("DALI threads on a core", (busy_s - busy_before_s) / (came - looked_at), at=looked_at)
-            looked_at, busy_before_s = came, busy_s
+            busy_s, _ = _dali_thread_times()
+            trace.count("DALI threads on a core", (busy_s - counted_s) / (came - counted_at), at=counted_at)
+            counted_at, counted_s = came, busy_s
     wall_s = time.perf_counter() - started
     if trace is not None:
         trace.add(f"epoch {epoch}", started, started + wall_s)
-    after = _read_counters(loader)
-    took = {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in after.items()}
+    took = {name: max(0.0, value - before[name]) for name, value in _read_counters(loader).items()}
     return EpochProfile(
         epoch=epoch,
         num_samples=num_samples,
@@ -277,15 +250,15 @@ def _measure_epoch(
 def _read_counters(loader: "Loader") -> dict[str, float]:
     """Read seconds by stage, summed over threads since the loader was made or, for DALI's threads, began."""
     counts, stager = loader.parts.counts, loader.parts.stager
-    times = dali_thread_times().values()
+    on_core_s, queued_s = _dali_thread_times()
     return {
         "fetch": stager.fetch_time.seconds(),
         "stage": stager.stage_time.seconds(),
         "read": counts.read.seconds() + counts.read_wait.seconds(),
         "shard wait": counts.shard_wait.seconds(),
         "inputs": counts.inputs.seconds(),
-        "decode": sum(on_core_s for on_core_s, _ in times),
-        "queued": sum(ready_s for _, ready_s in times),
+        "decode": on_core_s,
+        "queued": queued_s,
         "decode wait": counts.decode_wait.seconds(),
         "hand-over": counts.hand_over.seconds(),
         "loader": counts.in_loader_s(),
@@ -293,39 +266,46 @@ def _read_counters(loader: "Loader") -> dict[str, float]:
     }
 
 
-def _stages(loader: "Loader", took: dict[str, float], *, wall_s: float) -> tuple[StageTimes, ...]:
+def _dali_thread_times() -> tuple[float, float]:
+    """Sum the times of DALI's threads: seconds on a core, seconds ready without a free core."""
+    on_core_ns = queued_ns = 0
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
+            if (task / "comm").read_text().startswith("[DALI]"):
+                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
+                on_core_ns, queued_ns = on_core_ns + on_core, queued_ns + queued
+    return on_core_ns / 1e9, queued_ns / 1e9
+
+
+def _stages(loader: "Loader", took: dict[str, float], *, wall_s: float) -> dict[str, StageTimes]:
     decode, num_fetchers = loader.parts.decode, loader.parts.stager.num_threads
     # On a GPU each decoder has as many threads of its own.
     decode_threads = decode.num_threads * (1 if decode.device_id is None else 1 + decode.num_decoders)
 
-    def in_threads(stage: str, threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
+    def in_threads(threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
         waiting_s = max(0.0, threads * wall_s - busy_s)
-        return StageTimes(stage=stage, threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
+        return StageTimes(threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
 
-    def in_loop(stage: str, busy_s: float, waiting_s: float = 0.0) -> StageTimes:
-        return StageTimes(stage=stage, threads=1, busy_s=busy_s, waiting_s=waiting_s)
-
-    return (
-        in_threads("fetch", num_fetchers, took["fetch"]),
-        in_threads("stage", num_fetchers, max(0.0, took["stage"] - took["fetch"])),
-        in_loop("read", took["read"], took["shard wait"]),
-        in_loop("inputs", took["inputs"]),
-        in_threads("decode", decode_threads, took["decode"], took["queued"]),
-        in_loop("hand-over", took["hand-over"], took["decode wait"]),
-        in_loop("step", wall_s - took["loader"], took["loader"]),
-    )
+    return {
+        "fetch": in_threads(num_fetchers, took["fetch"]),
+        "stage": in_threads(num_fetchers, max(0.0, took["stage"] - took["fetch"])),
+        "read": StageTimes(busy_s=took["read"], waiting_s=took["shard wait"]),
+        "inputs": StageTimes(busy_s=took["inputs"]),
+        "decode": in_threads(decode_threads, took["decode"], took["queued"]),
+        "hand-over": StageTimes(busy_s=took["hand-over"], waiting_s=took["decode wait"]),
+        "step": StageTimes(busy_s=wall_s - took["loader"], waiting_s=took["loader"]),
+    }
 
 
-def _split_decoding(profile: EpochProfile, decode_share: float) -> EpochProfile:
+def _split_decoding(stages: dict[str, StageTimes], decode_share: float) -> dict[str, StageTimes]:
     """Split ``decode`` into ``decode`` and ``transform``, which share their threads."""
-    stages: list[StageTimes] = []
-    for times in profile.stages:
-        if times.stage == "decode":
-            stages.append(replace(times, busy_s=decode_share * times.busy_s))
-            stages.append(replace(times, stage="transform", busy_s=(1 - decode_share) * times.busy_s))
-        else:
-            stages.append(times)
-    return replace(profile, stages=tuple(stages))
+    split: dict[str, StageTimes] = {}
+    for name, times in stages.items():
+        split[name] = times
+        if name == "decode":
+            split["decode"] = replace(times, busy_s=decode_share * times.busy_s)
+            split["transform"] = replace(times, busy_s=(1 - decode_share) * times.busy_s)
+    return split
 
 
 def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
@@ -361,47 +341,7 @@ def _synchronised_clock() -> float:
     return time.perf_counter()
 
 
-def dali_thread_times() -> dict[int, tuple[float, float]]:
-    """Read the times of DALI's threads: number -> seconds on a core, seconds ready without a free core."""
-    found = {}
-    for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
-            if (task / "comm").read_text().startswith("[DALI]"):
-                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
-                found[int(task.name)] = on_core / 1e9, queued / 1e9
-    return found
-
-
-def resident_memory() -> dict[str, int]:
-    """Read the bytes of this process's pages that are in memory now, by kind; ``RSS``, which ``top`` shows, is the sum.
-
-    ``own_bytes`` are pages of no file: what the process has allocated. ``file_bytes`` are pages of mapped files,
-    libraries above all, which the kernel can drop and shares. ``shared_bytes`` are mapped shared memory: the cache's
-    tables, and blocks that worker processes share. No loader maps a cache file; a control group counts one in /dev/shm
-    all the same. A kernel that does not tell the kinds apart gives zeros.
-    """
-    found = dict.fromkeys(_MEMORY.values(), 0)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name in _MEMORY:
-            found[_MEMORY[name]] = int(rest.split()[0]) * 1024
-    return found
-
-
-_IN_THIS_THREAD = "work in the thread that iterates"
-_INPUTS = Diagnosis(
-    bottleneck="inputs",
-    why=_IN_THIS_THREAD,
-    turn=(
-        "the graph's arrays and parsers (components.array, .json, .parsed, .npy): they run in Python, in the thread "
-        "that iterates; do less there, or do it once in advance: dali-pipes prep transform",
-    ),
-)
-_HAND_OVER = Diagnosis(
-    bottleneck="hand-over",
-    why=_IN_THIS_THREAD,
-    turn=("a larger batch_size", "Outputs(keys=False), where keys are not used"),
-)
+# The diagnosis
 
 
 def find_bottleneck(
@@ -412,83 +352,84 @@ def find_bottleneck(
     The step waits for one of five things: shards (``read`` waits), decoded batches (``hand-over`` waits), or one of the
     three stages that work in the thread that iterates.
     """
-    waited_s = epoch.of("step").waiting_s
-    share = waited_s / epoch.wall_s if epoch.wall_s else 0.0
-    if share < KEEPS_UP:
+    waited_s = epoch.stages["step"].waiting_s
+    if waited_s < KEEPS_UP * epoch.wall_s:
         return Diagnosis(
             bottleneck="step",
-            why=f"the step waits for {share:.1%} of the time: the loader is fast enough",
+            why=f"the step waits for {waited_s / epoch.wall_s:.1%} of the time: the loader is fast enough",
             turn=("nothing in the loader; fewer threads, Decode(threads=), leave more cores to the training",),
         )
-    read, inputs, hand_over = epoch.of("read"), epoch.of("inputs"), epoch.of("hand-over")
+    read, inputs, hand_over = (epoch.stages[name] for name in ("read", "inputs", "hand-over"))
+    faster_cache = "Cache(directory=) in memory (/dev/shm) or on a faster disk: shards are written and read there"
+    disk_advice = () if is_in_memory else (faster_cache,)
     causes = [
-        (read.waiting_s, _shards(epoch, is_in_memory=is_in_memory)),
+        (read.waiting_s, _shards(epoch, disk_advice)),
         (hand_over.waiting_s, _decoding(epoch, cores=cores, batch_size=batch_size, on_gpu=on_gpu)),
-        (read.busy_s, _reading(is_in_memory=is_in_memory)),
-        (inputs.busy_s, _INPUTS),
-        (hand_over.busy_s, _HAND_OVER),
+        (
+            read.busy_s,
+            _in_loop("read", "a larger batch_size: reading costs one call a batch", *disk_advice),
+        ),
+        (
+            inputs.busy_s,
+            _in_loop(
+                "inputs",
+                "the graph's arrays and parsers (components.array, .json, .parsed, .npy): they run in Python, in the "
+                "thread that iterates; do less there, or do it once in advance: dali-pipes prep transform",
+            ),
+        ),
+        (
+            hand_over.busy_s,
+            _in_loop("hand-over", "a larger batch_size", "Outputs(keys=False), where keys are not used"),
+        ),
     ]
     longest_s, found = max(causes, key=lambda cause: cause[0])
     why = f"of the {waited_s:.2f} s that the step waits, {longest_s:.2f} s are for {found.why}"
     return replace(found, why=why)
 
 
-def _shards(epoch: EpochProfile, *, is_in_memory: bool) -> Diagnosis:
-    fetch, stage = epoch.of("fetch"), epoch.of("stage")
-    name = "stage" if stage.busy_s > fetch.busy_s else "fetch"
-    turn = []
-    if name == "fetch":
-        if fetch.busy_s > ALL_BUSY * fetch.threads * epoch.wall_s:
-            turn.append(
-                "more fetchers, Cache(fetchers=): all were busy; if that changes nothing, the network or the store is "
-                "at its limit"
-            )
-        else:
-            turn.append(
-                "the fetchers were not all busy: Cache(max_bytes=) to stage more ahead, or more and smaller shards"
-            )
-        turn.append("Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing")
-    elif not is_in_memory:
-        turn.append("Cache(directory=) in memory (/dev/shm) or on a faster disk: shards are written and synced there")
-    if epoch.first_batch_s > 0.5 * epoch.wall_s:
-        turn.append("Shuffle(ramp_up=True): the first batch then waits for one shard only")
-    rate = epoch.fetched_bytes / 2**20 / epoch.wall_s
-    return Diagnosis(bottleneck=name, why=f"shards ({rate:.0f} MiB/s came)", turn=tuple(turn))
+def _in_loop(stage: str, *turn: str) -> Diagnosis:
+    return Diagnosis(bottleneck=stage, why="work in the thread that iterates", turn=turn)
+
+
+def _shards(epoch: EpochProfile, disk_advice: tuple[str, ...]) -> Diagnosis:
+    fetch, stage = epoch.stages["fetch"], epoch.stages["stage"]
+    advice = ["Shuffle(ramp_up=True): the first batch then waits for one shard only"]
+    if epoch.first_batch_s <= 0.5 * epoch.wall_s:
+        advice.clear()
+    why = f"shards ({format_bytes(int(epoch.fetched_bytes / epoch.wall_s))}/s came)"
+    if stage.busy_s > fetch.busy_s:
+        return Diagnosis(bottleneck="stage", why=why, turn=(*disk_advice, *advice))
+    if fetch.busy_s > ALL_BUSY * fetch.threads * epoch.wall_s:
+        first = "more fetchers, Cache(fetchers=): all were busy; if that changes nothing, the network or the store is "
+        first += "at its limit"
+    else:
+        first = "the fetchers were not all busy: Cache(max_bytes=) to stage more ahead, or more and smaller shards"
+    disk = "Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing"
+    return Diagnosis(bottleneck="fetch", why=why, turn=(first, disk, *advice))
 
 
 def _decoding(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool) -> Diagnosis:
-    decode, transform = epoch.of("decode"), epoch.of("transform")
-    name = "decode" if decode.busy_s >= transform.busy_s else "transform"
-    threads = decode.threads
-    capacity = threads * epoch.wall_s
-    busy = (decode.busy_s + transform.busy_s) / capacity if capacity else 0.0
-    queued = decode.queued_s / capacity if capacity else 0.0
+    decode, transform = epoch.stages["decode"], epoch.stages["transform"]
+    threads, capacity = decode.threads, decode.threads * epoch.wall_s
+    busy, queued = (decode.busy_s + transform.busy_s) / capacity, decode.queued_s / capacity
     why = f"batches being decoded; DALI's {threads} threads are busy for {busy:.0%} of the time"
-    turn = []
     if queued > CROWDED:
         why += f", and for {queued:.0%} ready with no core free"
-        turn.append("fewer threads, Decode(threads=), or fewer other processes: they compete for cores")
+        advice = ["fewer threads, Decode(threads=), or fewer other processes: they compete for cores"]
     elif busy >= ALL_BUSY and threads < cores:
-        turn.append(f"more threads, Decode(threads=): {threads} of {cores} cores decode")
+        advice = [f"more threads, Decode(threads=): {threads} of {cores} cores decode"]
     elif busy >= ALL_BUSY:
-        turn.append("more cores" if on_gpu else "more cores, or device='gpu': all cores decode")
+        advice = ["more cores, or device='gpu': all cores decode"]
     else:
-        turn.append("Decode(queue_depth=3) or more: threads are idle between batches")
+        advice = ["Decode(queue_depth=3) or more: threads are idle between batches"]
         if batch_size < 8 * threads:
-            turn.append(f"a larger batch_size: {batch_size} samples are few for {threads} threads")
+            advice.append(f"a larger batch_size: {batch_size} samples are few for {threads} threads")
     if on_gpu:
-        turn.append("Decode(engine_share=): dali-pipes tune URL")
-    if name == "decode":
-        turn.append(
+        advice.append("Decode(engine_share=): dali-pipes tune URL")
+    if decode.busy_s >= transform.busy_s:
+        advice.append(
             "smaller photos, made once: dali-pipes prep recode --short-side N; or a graph that decodes a crop only"
         )
-    else:
-        turn.append("the graph: fused operators (crop_mirror_normalize), dtype='uint8' or 'float16', a smaller crop")
-    return Diagnosis(bottleneck=name, why=why, turn=tuple(turn))
-
-
-def _reading(*, is_in_memory: bool) -> Diagnosis:
-    turn = ["a larger batch_size: reading costs one call a batch"]
-    if not is_in_memory:
-        turn.append("Cache(directory=) in memory (/dev/shm) or on a faster disk: the cache file is on a disk")
-    return Diagnosis(bottleneck="read", why=_IN_THIS_THREAD, turn=tuple(turn))
+        return Diagnosis(bottleneck="decode", why=why, turn=tuple(advice))
+    advice.append("the graph: fused operators (crop_mirror_normalize), dtype='uint8' or 'float16', a smaller crop")
+    return Diagnosis(bottleneck="transform", why=why, turn=tuple(advice))
