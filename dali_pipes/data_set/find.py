@@ -11,7 +11,7 @@ from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.options import Shards
-from dali_pipes.store.cluster.endpoint import ask_ready, endpoint_for
+from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
 from dali_pipes.store.cluster.transformed import NoEtlError
 from dali_pipes.store.entries import DIRECT
 from dali_pipes.store.shard_set import ShardSet
@@ -126,7 +126,7 @@ def find_shards(
             raise type(exc)(f"data set '{name}': {exc}") from exc
 
     if endpoint is not None and any(is_in_cluster(url, endpoint) for url in firsts.values()):
-        _, sets = ask_ready(endpoint, find_sets)
+        sets = find_sets(check_endpoint(endpoint))
     else:
         # A list that begins with a file may name a bucket: `resolve_shards` refuses that.
         node = endpoint_for(firsts.values(), endpoint=endpoint, embedded_dir=embedded_dir)

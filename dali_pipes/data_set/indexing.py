@@ -59,7 +59,7 @@ from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import XXH64_TYPES
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.patience import Ahead, PatientThreads
+from dali_pipes.store.patience import PatientThreads
 from dali_pipes.store.shard_set import ShardSet, check_bytes, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.
@@ -553,9 +553,6 @@ def read_manifest(store: Store, prefix: str, version: int | None = None) -> Mani
         DataError: If it is not a manifest of this version, or was made for shards read through another ETL.
         StoreError: If the data set has no such version.
     """
-    if store.cluster is not None:
-        # Fetchers look at the map before they ask for shards, which come next; here it costs no time.
-        Ahead(store.cluster.learn_map)
     if version is not None and (found := _read(store, prefix, version_name(prefix, version))) is not None:
         if found.version != version:
             where = store.locate(version_name(prefix, version))

@@ -150,7 +150,7 @@ def list_shards(
     for named in expected:
         if missing := [name for name in named.names if named.store.locate(name) not in listed]:
             if not allow_missing:
-                raise named.missing(missing, is_read=False)
+                raise named.missing(missing)
             _log_missing(named, missing)
         elif len(parts) == 1 and not allow_missing:
             shards = replace(shards, recorded=named.recorded)

@@ -16,9 +16,8 @@ from functools import partial
 
 from dali_pipes.cache.cache import Take
 from dali_pipes.cache.share import CacheShare
-from dali_pipes.errors import CacheError
+from dali_pipes.errors import CacheError, printable
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
-from dali_pipes.fetch.long_waits import Progress
 from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
@@ -94,11 +93,10 @@ def in_fetcher() -> bool:
     return threading.current_thread().name == _THREAD_NAME
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class _Filling:
     """A shard that a thread fills or checks."""
 
-    is_check: bool
     since: float = field(default_factory=time.monotonic)
     received_bytes: int = 0
 
@@ -174,32 +172,25 @@ class Stager(StagingRequests):
         if interrupt is not None:
             raise interrupt
 
-    def progress(self, shards: Sequence[int]) -> Progress:
-        """Say how far these shards have come, which a caller needs."""
+    def progress(self, shards: Sequence[int]) -> str:
+        """Say how far these shards have come, which a caller needs; empty if all are there or there is no space."""
         with self._lock:
             missing = [shard for shard in shards if shard not in self._demand.held]
-            filled = [shard for shard in missing if shard in self._filling]
-            first = min(filled, key=lambda shard: self._filling[shard].since) if filled else (missing or shards)[0]
-            found = Progress(
-                num_shards=len(shards),
-                num_missing=len(missing),
-                missing_bytes=self._demand.bytes_of(missing),
-                url=self._locate(self._manifest.names[first]),
-                state="queued",
-                shard_bytes=self._share.shard_extent(first).size + self._share.index_extent(first).size,
-                num_fetched=len(self._filling),
-            )
-            if filled:
-                filling = self._filling[first]
-                return found._replace(
-                    state="checked" if filling.is_check else "fetched",
-                    since_s=time.monotonic() - filling.since,
-                    received_bytes=filling.received_bytes,
+            if not missing or self._no_space_since is not None:
+                return ""
+            shard = min(missing, key=lambda shard: (shard not in self._filling, shards.index(shard)))
+            url, pid = self._locate(self._manifest.names[shard]), self._share.filled_by(shard)
+            text = f"{len(missing)} of {len(shards)} are missing, '{printable(url)}' among them: "
+            if filling := self._filling.get(shard):
+                num_bytes = self._share.shard_extent(shard).size + self._share.index_extent(shard).size
+                return (
+                    f"{text}{filling.received_bytes / 2**20:.1f} of {num_bytes / 2**20:.1f} MiB came in "
+                    f"{time.monotonic() - filling.since:.0f} s; look at the store, the network and the cache's disk; "
+                    "if they can do more, Cache(fetchers=) fetches more shards at a time"
                 )
-            if self._no_space_since is not None:
-                return found._replace(state="no space")
-            pid = self._share.filled_by(first)
-            return found if pid is None else found._replace(state="elsewhere", pid=pid)
+            if pid is not None:
+                return f"{text}process {pid} of this node is bringing it: look at its log"
+            return f"{text}all threads are busy with other shards: Cache(fetchers=) makes more"
 
     def _ask_for(self, num_asked: int) -> None:
         """Ask the cache once for this many shards: resident ones must be held before other loaders evict them."""
@@ -292,7 +283,7 @@ class Stager(StagingRequests):
         ready = taken.ready.tolist()
         for shard in ready:
             self._hold(shard)
-        self._filling.update((shard, _Filling(is_check=taken.is_there)) for shard in taken.fill.tolist())
+        self._filling.update((shard, _Filling()) for shard in taken.fill.tolist())
         self._release_unwanted(ready)  # asking took a moment: they may not be wanted any more
         if taken.blocked == "space":
             self._make_space()
@@ -387,9 +378,7 @@ class Stager(StagingRequests):
                 Wanted(name, self._share.shard_extent(shard), int(self._manifest.checksums[shard])),
                 Wanted(index_name(name), self._share.index_extent(shard), int(self._manifest.index_checksums[shard])),
             ]
-            filling = self._filling[shard]
-            filling.is_check = False
-            wanted += [one._replace(received=filling.add) for one in coming.add(shard, objects)]
+            wanted += [one._replace(received=self._filling[shard].add) for one in coming.add(shard, objects)]
             try:
                 self._share.reserve_blocks(shard, name=self._locate(name))
             except CacheError as exc:

@@ -43,7 +43,7 @@ from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import Batching, SegmentReader
-from dali_pipes.store.patience import Ahead, Patience, use_patience
+from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.tuning import choose_settings
 
@@ -81,8 +81,6 @@ def open_parts(
     pipeline = open_pipeline() if arguments.select.missing == "skip" else None
     selection = _select(data_set, stored, pipeline, arguments.select)
     inputs = _plan_inputs(data_set, selection, order, state, _grouping(data_set, stored, order, batching))
-    # The first batch's shards are on their way while the graph waits for its example.
-    example = resources.enter_context(Ahead(stored.example)) if pipeline is None else None
     share, stager = _open_cache(data_set, inputs, batching, cache, resources)
     components: list[str] = []  # filled when the graph is known
     open_feed = functools.partial(
@@ -99,8 +97,8 @@ def open_parts(
     epochs = LoaderEpochs(inputs, batching=batching, share=share, counts=counts, open_feed=open_feed)
     epochs.begin(order.epoch if state is None else state.order.epoch, start=0 if state is None else state.delivered)
     _check_length(epochs.current.feed.plan, batching)
-    if example is not None:
-        pipeline = open_pipeline(example=example.result())
+    if pipeline is None:
+        pipeline = open_pipeline(example=stored.example())
     assert pipeline is not None
     components += pipeline.read_components
     stored = stored.without(inputs.selection.excluded)

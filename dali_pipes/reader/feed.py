@@ -76,7 +76,7 @@ class Feed:
         self._samples, self._components, self._share, self._stager = samples, components, share, stager
         self._reader, self._counts = reader, counts
         self._show_progress = show_progress
-        self._long_waits = LongWaits(counts, stager.progress)
+        self._long_waits = LongWaits(stager.progress)
         self._streams: dict[str, Stream] = {}
         # For each lane: the windows that are still to be staged, and those that are staged, by number.
         lanes = batching.lanes_of(plan)

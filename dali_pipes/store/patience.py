@@ -13,11 +13,10 @@ import logging
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from dali_pipes.arguments import as_number
 from dali_pipes.errors import printable
@@ -128,40 +127,6 @@ class PatientThreads(ThreadPoolExecutor):
         self.shutdown(cancel_futures=kind is not None)
 
 
-class Ahead(Generic[_Returned]):
-    """A call that runs in a thread of its own from now on, with the caller's patience.
-
-    When the ``with`` block ends, the call waits for no store any more. The thread then ends with its request, and
-    nobody waits for it.
-    """
-
-    def __init__(self, call: Callable[[], _Returned]) -> None:
-        self._call, self._called = call, Future[_Returned]()
-        self._is_ending = threading.Event()
-        context = contextvars.copy_context()
-        context.run(_ending.set, self._is_ending)
-        try:
-            threading.Thread(target=context.run, args=(self._run,), name="dali-pipes-ahead", daemon=True).start()
-        except RuntimeError:  # the process may not start more threads
-            self._run()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_ending.set()
-
-    def result(self) -> _Returned:
-        """Wait for the end of the call: what it returns; raises what it raises."""
-        return self._called.result()
-
-    def _run(self) -> None:
-        try:
-            self._called.set_result(self._call())
-        except BaseException as exc:  # noqa: BLE001 (raised by `result`)
-            self._called.set_exception(exc)
-
-
 class Waiting:
     """Counts the time for which one request waits for ``whom``, an endpoint of a ``service``.
 
@@ -192,10 +157,10 @@ class Waiting:
         limit_s = self._patience.patience_s if has_answered else self._patience.start_s
         left_s = self._since + limit_s - now
         if left_s <= 0:
-            _outages.end(self._whom, self, is_over=False)
+            _outages.end(self._whom, waited_s=now - self._since, is_over=False)
             return None
         pause_s = max(self.brief_pause_s(), retry_after_s)
-        _outages.tell(self._whom, self, cause, waited_s=now - self._since, limit_s=limit_s)
+        _outages.tell(self._whom, cause, waited_s=now - self._since, limit_s=limit_s)
         return min(pause_s, left_s)
 
     def brief_pause_s(self) -> float:
@@ -217,59 +182,34 @@ class Waiting:
     def progress(self) -> None:
         """Begin anew: the request succeeded, or brought bytes."""
         if self._since is not None:
-            _outages.end(self._whom, self, is_over=True)
+            _outages.end(self._whom, waited_s=self.waited_s, is_over=True)
         self._since, self.num_failures = None, 0
-
-
-@dataclass
-class _Outage:
-    """The requests of this process that wait for one endpoint."""
-
-    since: float
-    told_at: float | None = None
-    waiting: "weakref.WeakSet[Waiting]" = field(default_factory=weakref.WeakSet)
-    """A request that its caller gave up disappears by itself."""
 
 
 class _Outages:
     """Tells the user about waits: one line a minute for each endpoint, however many requests wait."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of: dict[str, _Outage] = {}
+        self._told_at: dict[str, float] = {}
+        self.away: set[str] = set()
+        """The endpoints of which the log has said that they are away."""
 
-    def tell(self, whom: str, request: Waiting, cause: str, *, waited_s: float, limit_s: float) -> None:
+    def tell(self, whom: str, cause: str, *, waited_s: float, limit_s: float) -> None:
         now = time.monotonic()
-        with self._lock:
-            outage = self._of.get(whom)
-            if outage is None or not outage.waiting:
-                outage = self._of[whom] = _Outage(now)
-            outage.waiting.add(request)
-            if waited_s < _QUIET_S or (outage.told_at is not None and now - outage.told_at < _TOLD_EACH_S):
-                return
-            outage.told_at = now
+        if waited_s < _QUIET_S or now - self._told_at.get(whom, float("-inf")) < _TOLD_EACH_S:
+            return
+        self._told_at[whom] = now
+        self.away.add(whom)
         _log.warning(
             "waiting for %s for %.0f s so far, up to %.0f s without progress: %s",
-            whom,
-            waited_s,
-            limit_s,
-            printable(cause),
-        )
+            whom, waited_s, limit_s, printable(cause),
+        )  # fmt: skip
 
-    def end(self, whom: str, request: Waiting, *, is_over: bool) -> None:
-        with self._lock:
-            if (outage := self._of.get(whom)) is None or request not in outage.waiting:
-                return
-            outage.waiting.discard(request)
-            if outage.waiting:
-                return
-            del self._of[whom]
-        if is_over and outage.told_at is not None:
-            _log.warning("%s answers again: going on after %.0f s", whom, time.monotonic() - outage.since)
-
-    def are_told(self) -> bool:
-        with self._lock:
-            return any(outage.told_at is not None and outage.waiting for outage in self._of.values())
+    def end(self, whom: str, *, waited_s: float, is_over: bool) -> None:
+        if whom in self.away:
+            self.away.discard(whom)
+            if is_over:
+                _log.warning("%s answers again: going on after %.0f s", whom, waited_s)
 
 
 _outages = _Outages()
@@ -277,4 +217,4 @@ _outages = _Outages()
 
 def is_outage_told() -> bool:
     """Whether a cluster is away now, and the log has said so."""
-    return _outages.are_told()
+    return bool(_outages.away)

@@ -1,18 +1,16 @@
 """URLs that do not spell the names of their shards: the beginning of names, a directory, a glob of local tars."""
 
-import difflib
 import fnmatch
 import glob
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from dali_pipes.errors import DataError, PipesError, StoreError, printable, shown
+from dali_pipes.errors import DataError, PipesError, StoreError, shown
 from dali_pipes.formats.names import index_name, manifest_name, version_start
 from dali_pipes.formats.texts import Texts
 from dali_pipes.store.base import Store
@@ -20,66 +18,26 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import (
     ending_of,
     extension_of,
-    grown_prefix,
     is_object_name,
     prefix_of,
     stem_of,
     without_nul,
 )
 
-# Data sets, or kinds of other files, that an error shows.
-_NUM_SHOWN = 6
-
-
-def inventory(store: Store, prefix: str) -> str:
-    """What the folder of a prefix holds, those first that are called alike: ``'ais://pets/train-' (9 shards)``.
-
-    A bucket in whose folder there is nothing is listed as a whole. The text is empty if there is nothing, or if it
-    cannot be listed: the error that it is for matters more.
-    """
-    folder = prefix.rpartition("/")[0]
-    try:
-        names = [entry.name for entry in store.list(f"{folder}/" if folder else "")]
-        if not names and folder and store.directory is None:
-            names = [entry.name for entry in store.list("")]
-    except (PipesError, OSError):
-        return ""
-    indexed = {name for name in names if name.endswith(manifest_name(""))}
-    sets = Counter(_set_of(name, indexed) for name in names if ending_of(name))
-    if sets:
-        alike = sorted(sets, key=lambda name: (-difflib.SequenceMatcher(None, name, prefix).ratio(), name))
-        texts = [
-            f"'{printable(store.locate(name))}' ({sets[name]} shard{'' if sets[name] == 1 else 's'}"
-            f"{'' if manifest_name(name) in indexed else ', not indexed'})"
-            for name in alike[:_NUM_SHOWN]
-        ]
-    else:
-        texts = [f"{number} {printable(kind)}" for kind, number in _kinds(names).most_common(_NUM_SHOWN)]
-    more = max(len(sets), 0) - len(texts) if sets else 0
-    return ", ".join(texts) + (f" and {more} more" if more else "")
-
-
-def _set_of(name: str, indexed: set[str]) -> str:
-    """The prefix of a shard's data set; shards that were added to one belong to it."""
-    grown = grown_prefix([name])
-    return grown if grown is not None and manifest_name(grown) in indexed else prefix_of(name)
-
-
-def there_is(store: Store, prefix: str) -> str:
-    """`inventory` as the end of an error's text: ``; there are ...``, or empty."""
-    found = inventory(store, prefix)
-    return f"; what is there: {found}" if found else ""
-
-
-def _kinds(names: list[str]) -> Counter[str]:
-    """The numbers of files by their extensions."""
-    ends = (name.rpartition("/")[2] for name in names)
-    return Counter(f".{end.rpartition('.')[2]}" if "." in end else "without an extension" for end in ends)
-
-
 # A version of a data set is at the end of a URL's last part.
 _VERSION = re.compile(r"(.+)@([1-9][0-9]{0,8})", re.DOTALL)
 _RECORD = re.compile(r"(.*)written(-[0-9]+)?\.json", re.DOTALL)
+
+
+def there_is(store: Store, prefix: str) -> str:
+    """The data sets in a prefix's folder, as the end of an error's text; empty if none is listed."""
+    folder = prefix.rpartition("/")[0]
+    try:
+        names = [entry.name for entry in store.list(f"{folder}/" if folder else "")]
+    except (PipesError, OSError):
+        return ""  # the error that this text is for matters more
+    prefixes = sorted({prefix_of(name) for name in names if ending_of(name)})
+    return f"; found: {shown([store.locate(name) for name in prefixes])}" if prefixes else ""
 
 
 class Listing(NamedTuple):
@@ -173,7 +131,7 @@ class Pattern:
             found = glob.glob(pattern) + glob.glob(f"{glob.escape(f'{folder}/{self.prefix}')}*")  # noqa: PTH207
             return sorted({os.path.relpath(path, folder) for path in found})
         if not folder.is_dir():
-            raise StoreError(f"no such directory: '{folder}', of '{self.url}'{_nearest(folder)}")
+            raise StoreError(f"no such directory: '{folder}', of '{self.url}'")
         return sorted(path.name for path in folder.iterdir() if path.name.startswith(self.prefix))
 
     def choose(self, listed: Sequence[str]) -> list[str]:
@@ -183,32 +141,16 @@ class Pattern:
             StoreError: If there is none.
             ValueError: If they are of several data sets, and the pattern is not a glob.
         """
-        if not listed and self.store.directory is not None and not self.prefix and not self.is_glob:
-            raise StoreError(
-                f"directory '{self.url}' holds no .tar; expected shards such as samples-000000.tar"
-                f"{there_is(self.store, self.prefix)}"
-            )
         found = _plain_first(listed)
         if not found:
+            start = self.url if self.store.directory == Path(self.url) else self.url.rstrip("*/-_")
             raise StoreError(
-                f"'{self.url}' matches no .tar; expected shards such as {self.url.rstrip('*/-_')}-000000.tar"
+                f"'{self.url}' matches no .tar; expected shards such as {start}-000000.tar"
                 f"{there_is(self.store, self.prefix)}"
             )
         if not self.is_glob:
             _check_one_set(found, url=self.url)
         return found
-
-
-def _nearest(folder: Path) -> str:
-    """The folders in the nearest directory that exists, as the end of an error's text; empty without any."""
-    parent = next((path for path in folder.parents if path.is_dir()), None)
-    if parent is None or parent == parent.parent:
-        return ""
-    try:
-        names = sorted(path.name for path in parent.iterdir() if path.is_dir())
-    except OSError:
-        return ""
-    return f"; '{parent}' has the folders {shown(names)}" if names else f"; '{parent}' has no folders"
 
 
 def local_pattern(text: str) -> Pattern | None:
@@ -267,9 +209,8 @@ def _plain_first(found: Sequence[str]) -> list[str]:
 
 def _check_one_set(found: Sequence[str], *, url: str) -> None:
     """Refuse shards of two data sets, for example the packed shards and the shards shuffled from them."""
-    sets = Counter(map(prefix_of, found))
-    if len(sets) > 1:
-        counted = ", ".join(
-            f"'{prefix}' ({count} shard{'' if count == 1 else 's'})" for prefix, count in sorted(sets.items())[:4]
+    prefixes = sorted(set(map(prefix_of, found)))
+    if len(prefixes) > 1:
+        raise ValueError(
+            f"'{url}' holds shards of {len(prefixes)} sets: {shown(prefixes)}; name one of them, or list the shards"
         )
-        raise ValueError(f"'{url}' holds shards of {len(sets)} sets: {counted}; name one of them, or list the shards")

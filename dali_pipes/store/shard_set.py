@@ -91,27 +91,20 @@ class ShardSet:
             )
         return entries
 
-    def missing(self, names: Sequence[str], *, is_read: bool = True) -> StoreError:
-        """The error for some of these shards, which are not in the store; ``is_read``: see `missing_shards`."""
+    def missing(self, names: Sequence[str]) -> StoreError:
+        """The error for some of these shards, which are not in the store."""
+        store = self.store
+        if self.manifest is None and not self.named_by:
+            return named_missing(store, names, num_named=len(self.names))
+        at = f" at {store.endpoint}" if store.endpoint else ""
+        text = f"no shard {shown(list(map(store.locate, names)))}{at}; "
         if self.named_by:
-            causes = "perhaps the command that writes them was stopped"
-            if self.store.cluster is not None:
-                causes = f"perhaps a target of the cluster is away, or {causes.removeprefix('perhaps ')}"
-            where = f" at {self.store.endpoint}" if self.store.endpoint else ""
-            return StoreError(
-                f"no shard {shown([self.store.locate(name) for name in names])}{where}; {self.named_by}, missing: "
-                f"{len(names)} of {len(self.names)}; {causes}; put them back, or write them again; to go on without "
-                f"them: {self.drop_command}; a loader also takes select=Select(allow_missing=True)"
-            )
-        manifest = None if self.manifest is None else self.store.locate(manifest_name(self.prefix))
-        return missing_shards(
-            self.store,
-            names,
-            num_named=len(self.names),
-            manifest=manifest,
-            drop_command=self.drop_command,
-            is_read=is_read,
-        )
+            text += f"{self.named_by}, missing: {len(names)} of {len(self.names)}; "
+            text += "perhaps a target of the cluster is away; " if store.cluster is not None else ""
+        else:
+            manifest = store.locate(manifest_name(self.prefix))
+            text += f"'{manifest}' lists {len(self.names)}, {len(names)} of them missing; "
+        return StoreError(f"{text}{missing_advice(self.drop_command)}")
 
 
 def index_command(store: Store, prefix: str) -> str:
@@ -119,40 +112,22 @@ def index_command(store: Store, prefix: str) -> str:
     return f"dali-pipes prep index '{store.locate(prefix)}'{f' --etl {store.etl}' if store.etl else ''}"
 
 
-def missing_shards(
-    store: Store,
-    missing: Sequence[str],
-    *,
-    num_named: int,
-    manifest: str | None = None,
-    drop_command: str = "",
-    is_read: bool = True,
-) -> StoreError:
-    """The error for shards that are not in their store, and that a user, or the ``manifest`` there, named.
-
-    ``is_read``: for a loader or a command that can read the data set without them.
-    """
-    where = f" at {store.endpoint}" if store.endpoint else ""
-    text = f"no shard {shown([store.locate(name) for name in missing])}{where}; "
-    advice = missing_advice(drop_command) if is_read else dropping_advice(drop_command)
-    if manifest is None:
-        if store.directory is None and (odd := next((name for name in missing if "*" in name), None)):
-            start = store.locate(odd.partition("*")[0])
-            text += f"'*' is no wildcard in a bucket, '{start}' names all shards that start so; "
-        found = there_is(store, os.path.commonprefix(missing))  # noqa: RUF071 (by character is what is meant)
-        return StoreError(f"{text}{num_named} were named{found}")
-    return StoreError(f"{text}'{manifest}' lists {num_named}, {len(missing)} of them missing; {advice}")
+def named_missing(store: Store, missing: Sequence[str], *, num_named: int) -> StoreError:
+    """The error for shards that a user named one by one, and that are not in the store."""
+    at = f" at {store.endpoint}" if store.endpoint else ""
+    text = f"no shard {shown(list(map(store.locate, missing)))}{at}; "
+    if store.directory is None and any("*" in name for name in missing):
+        text += "'*' is no wildcard in a bucket: name the prefix alone; "
+    prefix = os.path.commonprefix(missing)  # noqa: RUF071 (by character is what is meant)
+    return StoreError(f"{text}{num_named} were named{there_is(store, prefix)}")
 
 
 def missing_advice(drop_command: str = "dali-pipes prep index URL --allow-missing") -> str:
-    """What to do about a shard that the manifest lists and the store lacks, as the end of an error's text."""
-    without = "to read the data set without it, pass select=Select(allow_missing=True) (--allow-missing); "
-    return f"put it back; {without}{dropping_advice(drop_command).removeprefix('put it back; ')}"
-
-
-def dropping_advice(drop_command: str) -> str:
-    """The same where a command cannot go on without the shard."""
-    return f"put it back; to drop it for good: {drop_command}"
+    """What to do about a shard that a manifest lists and its store lacks, as the end of an error's text."""
+    return (
+        "put it back; to read the data set without it, pass select=Select(allow_missing=True) (--allow-missing); to "
+        f"drop it for good: {drop_command}"
+    )
 
 
 def check_bytes(store: Store, entry: ObjectEntry, checksum: int) -> None:

@@ -19,7 +19,7 @@ from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import IMPATIENT
 from dali_pipes.store.patterns import Pattern, there_is
 from dali_pipes.store.shard_names import EXTENSIONS, Template, check_object_name, extension_of
-from dali_pipes.store.shard_set import ShardSet, missing_shards
+from dali_pipes.store.shard_set import ShardSet, named_missing
 from dali_pipes.store.urls import is_remote, open_store
 from prep.part import ALL, JobPart
 from prep.shuffle.dsort import DsortSpec
@@ -243,7 +243,7 @@ def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
             raise StoreError(f"'{where}' matches no {spec.input_extension}{there_is(store, spec.inputs.prefix)}")
         shards = shards_of(pattern, found)
         if missing := [name for name in shards.names if store.locate(name) not in found]:
-            raise shards.missing(missing, is_read=False)
+            raise shards.missing(missing)
         return tuple(shards.names)
     listed = [entry.name for entry in store.list_all(spec.inputs.prefix)]
     names, missing, existing = [], [], frozenset(listed)
@@ -254,7 +254,7 @@ def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
         if len(missing) == _NUM_MISSING:
             break  # A template may stand for more names than memory holds.
     if missing:
-        raise missing_shards(store, missing, num_named=len(spec.inputs))
+        raise named_missing(store, missing, num_named=len(spec.inputs))
     return tuple(names)
 
 

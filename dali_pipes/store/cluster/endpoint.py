@@ -3,10 +3,8 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.cluster import embedded_node
@@ -15,21 +13,8 @@ from dali_pipes.store.entries import DIRECT
 from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, MAX_ERROR_BYTES, HttpClient, NoAnswerError
 from dali_pipes.store.http.wire import ProtocolError
 from dali_pipes.store.messages import answer_text
-from dali_pipes.store.patience import Ahead, Waiting, current_patience, pause
+from dali_pipes.store.patience import Waiting, current_patience, pause
 from dali_pipes.store.urls import is_in_cluster, is_remote
-
-Answer = TypeVar("Answer")
-
-
-def ask_ready(endpoint: str, ask: Callable[[str], Answer]) -> tuple[str, Answer]:
-    """`check_endpoint`, and what ``ask`` answers for the endpoint that it returns; both are asked at the same time.
-
-    The check would cost two round trips before each other request. If the first check fails, the cluster was not ready:
-    then that answer does not count, and ``ask`` is called again.
-    """
-    with Ahead(partial(ask, endpoint)) as asked:
-        ready, is_first = _find_ready(endpoint)
-        return ready, asked.result() if is_first else ask(ready)
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -41,11 +26,6 @@ def check_endpoint(endpoint: str) -> str:
         StoreError: If nothing answers there within three seconds, or no server there is a ready AIStore.
         ValueError: If ``endpoint`` is not a URL, or several with commas between them.
     """
-    return _find_ready(endpoint)[0]
-
-
-def _find_ready(endpoint: str) -> tuple[str, bool]:
-    """See `check_endpoint`; and whether the first check of the first proxy succeeded."""
     urls = split_endpoints(endpoint)
     waiting = Waiting(current_patience(), urls[0])
     while True:
@@ -57,9 +37,8 @@ def _find_ready(endpoint: str) -> tuple[str, bool]:
             except StoreError as exc:
                 failure = exc
             else:
-                is_first = number == waiting.num_failures == 0
                 waiting.progress()
-                return ",".join((url, *urls[:number], *urls[number + 1 :])), is_first
+                return ",".join((url, *urls[:number], *urls[number + 1 :]))
         pause_s = waiting.next_pause_s(str(failure), has_answered=False)
         if pause_s is None:
             raise failure

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from aistore.sdk.types import JobSnap
 
 
-# Pages have up to 10,000 names, those of clouds 1,000: so 10 million objects at least can be listed.
-MAX_PAGES = 10_000
-MAX_LISTED_CHARS = 1 << 30
-
-
 def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[list[ObjectEntry]]:
     """The pages of a listing, from a server that may be no AIStore.
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dali_pipes.commands.options import cluster_options
 from dali_pipes.store import patience as module
-from dali_pipes.store.patience import Ahead, Patience, PatientThreads, Waiting, current_patience, pause, use_patience
+from dali_pipes.store.patience import Patience, PatientThreads, Waiting, current_patience, pause, use_patience
 
 
 def test_failures_are_repeated_until_the_patience_is_over() -> None:
@@ -68,7 +68,6 @@ def test_one_line_a_minute_for_all_who_wait_and_one_at_the_end(
     requests[0].next_pause_s("x")
     assert len(caplog.messages) == 2
     for waiting in requests:
-        assert len(caplog.messages) == 2
         waiting.progress()
     assert "http://one-line answers again: going on after" in caplog.messages[2]
     assert len(caplog.messages) == 3
@@ -131,24 +130,3 @@ def test_patience_that_is_no_time_is_misuse(seconds: str) -> None:
     result = CliRunner().invoke(click.command(cluster_options(lambda **_: None)), ["--patience", seconds])
     assert result.exit_code == 2
     assert "--patience" in result.output
-
-
-def test_call_ahead_runs_with_the_patience_of_its_caller_and_waits_no_longer_than_its_block() -> None:
-    """Its result, or its error, comes when it is asked for."""
-    ended = threading.Event()
-
-    def wait() -> None:
-        try:
-            pause(600)
-        finally:
-            ended.set()
-
-    with use_patience(Patience(patience_s=7)), Ahead(current_patience) as asked, Ahead(lambda: 1 // 0) as failed:
-        assert asked.result().patience_s == 7
-        with pytest.raises(ZeroDivisionError):
-            failed.result()
-    with Ahead(wait) as waiting:
-        assert not ended.wait(0.1)
-    assert ended.wait(60)
-    with pytest.raises(module.InterruptedWaitError):
-        waiting.result()

@@ -7,11 +7,11 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dali_pipes as dp
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.urls import is_remote, open_prefix, open_store, parse_shards, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
@@ -32,20 +32,6 @@ ENDPOINT = "http://127.0.0.1:1"  # never asked
 )
 def test_is_remote_knows_buckets_from_paths(url: str | Path, expected: bool) -> None:
     assert is_remote(url) is expected
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["shuffled-000000.tar", "shuffled-000012.tar"], "shuffled-"),
-        (["a/x-0.tar", "a/x-1.tar"], "a/x-"),
-        (["only-000000.tar"], "only-"),  # its digits count too
-        (["cat.tar", "dog.tar"], ""),
-        (["x-1.tar", "x-10.tar"], "x-"),
-    ],
-)
-def test_shared_prefix_ends_before_the_digits(names: list[str], expected: str) -> None:
-    assert shared_prefix(names) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +87,7 @@ def tars(tmp_path: Path) -> Path:
 
 def test_resolve_shards_of_a_directory_with_two_sets_is_refused(tars: Path) -> None:
     """What `pack` and `shuffle` leave in one place are two data sets, not one of every sample twice."""
-    with pytest.raises(ValueError, match=r"holds shards of 2 sets: '.*a-' \(2 shards\), '.*b-' \(1 shard\); name one"):
+    with pytest.raises(ValueError, match=r"holds shards of 2 sets: '.*a-', '.*b-'; name one"):
         resolve_shards(tars, endpoint=None)
 
 
@@ -145,19 +131,6 @@ def test_resolve_shards_of_a_list_shares_the_deepest_directory(tars: Path) -> No
     shards = resolve_shards([tars / "b-000000.tar", tars / "sub" / "c-0.tar"], endpoint=None)
     assert shards.names == ("b-000000.tar", "sub/c-0.tar")
     assert shards.store.url == str(tars)
-
-
-def test_resolve_shards_of_braces_in_a_bucket_asks_nobody() -> None:
-    shards = resolve_shards("ais://pets/x/a-{0..2}.tar", endpoint=ENDPOINT)
-    assert shards.names == ("x/a-0.tar", "x/a-1.tar", "x/a-2.tar")
-    assert (shards.prefix, shards.url) == ("x/a-", "ais://pets/x/a-")
-
-
-def test_resolve_shards_of_a_prefix_in_a_bucket_lists_tars(bucket: AisStore) -> None:
-    bucket.create()
-    for name in ("a-1.tar", "a-0.tar", "a-classes.json", "b-0.tar"):
-        bucket.write(name, b"x")
-    assert resolve_shards(f"{bucket.url}/a-", endpoint=bucket.endpoint).names == ("a-0.tar", "a-1.tar")
 
 
 def test_resolve_shards_with_no_match_names_the_pattern(tars: Path) -> None:
@@ -351,92 +324,65 @@ def test_resolve_shards_of_a_million_names(url: str) -> None:
     assert shards.url == url.partition("{")[0]
 
 
-# Compressed shards
-
-
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """Two sets that are compressed, one that was unpacked beside, one of which a shard is missing among the plain."""
-    names = [f"{kind}-{number}{ending}" for number in range(2) for kind, ending in (("p", ".tgz"), ("q", ".tar.gz"))]
-    names += [
-        "both-0.tgz",
-        "both-0.tar",
-        "both-1.tgz",
-        "both-1.tar",
-        "some-0.tar",
-        "some-1.tgz",
-        "z-0.tar.lz4",
-        "z.zip",
-    ]
-    for name in names:
+    """One set that is compressed, one that was unpacked beside, one of which a shard is missing among the plain."""
+    for name in ("p-0.tgz", "p-1.tgz", "both-0.tgz", "both-0.tar", "some-0.tar", "some-1.tar.gz", "z-0.tar.lz4"):
         (tmp_path / name).touch()
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("url", "names"),
+    ("url", "names", "refused"),
     [
-        ("p-", ["p-0.tgz", "p-1.tgz"]),  # a prefix
-        ("q-{0..1}.tar.gz", ["q-0.tar.gz", "q-1.tar.gz"]),  # a range
-        ("p-*.tgz", ["p-0.tgz", "p-1.tgz"]),  # a glob
-        ("p-1.tgz", ["p-1.tgz"]),
-        (["q-1.tar.gz", "q-0.tar.gz"], ["q-1.tar.gz", "q-0.tar.gz"]),  # a list
+        ("p-", ["p-0.tgz", "p-1.tgz"], "p-0.tgz"),
+        ("p-{0..1}.tgz", ["p-0.tgz", "p-1.tgz"], "p-0.tgz"),
+        ("p-*.tgz", ["p-0.tgz", "p-1.tgz"], "p-0.tgz"),
+        ("p-1.tgz", ["p-1.tgz"], "p-1.tgz"),
+        ("both-", ["both-0.tar"], None),  # the plain ones count
+        ("some-", ["some-0.tar", "some-1.tar.gz"], "some-1.tar.gz"),  # none is left out
     ],
 )
-def test_resolve_shards_of_compressed_ones_where_they_will_do_and_where_not(
-    packed: Path, url: str | list[str], names: list[str]
+def test_compressed_shards_are_named_where_they_will_do_and_refused_where_not(
+    packed: Path, url: str, names: list[str], refused: str | None
 ) -> None:
     """Who reads plain tars says so at once, by name, and what to do."""
-    urls = [f"{packed}/{one}" for one in ([url] if isinstance(url, str) else url)]
-    shards = resolve_shards(urls, endpoint=None, compressed=True)
-    assert list(shards.names) == names
-    assert shards.prefix == f"{names[0][:2]}{names[0][2:3] if len(names) == 1 else ''}".rstrip("0123456789")
-    more = ", and so are 1 more" if isinstance(url, str) and len(names) == 2 else ""
-    with pytest.raises(
-        DataError,
-        match=rf"shard '{packed}/{names[0]}' is compressed{more}: DALI reads .* plain \.tar; "
-        rf"write plain shards: dali-pipes prep shuffle '{re.escape(urls[0])}' --extension \.tar",
-    ):
-        resolve_shards(urls, endpoint=None)
-
-
-def test_resolve_shards_that_were_unpacked_takes_the_plain_ones(packed: Path) -> None:
-    for compressed in (False, True):
-        shards = resolve_shards(packed / "both-", endpoint=None, compressed=compressed)
-        assert shards.names == ("both-0.tar", "both-1.tar")
-
-
-def test_resolve_shards_of_a_set_of_which_some_are_compressed_leaves_none_out(packed: Path) -> None:
-    with pytest.raises(DataError, match=r"some-1\.tgz' is compressed: DALI"):
-        resolve_shards(packed / "some-", endpoint=None)
-    assert resolve_shards(packed / "some-", endpoint=None, compressed=True).names == ("some-0.tar", "some-1.tgz")
+    assert list(resolve_shards(f"{packed}/{url}", endpoint=None, compressed=True).names) == names
+    if refused is None:
+        assert list(resolve_shards(f"{packed}/{url}", endpoint=None).names) == names
+        return
+    text = rf"shard '{packed}/{refused}' is compressed.*: DALI reads .* plain \.tar; write plain shards: .* --extension"
+    with pytest.raises(DataError, match=text):
+        resolve_shards(f"{packed}/{url}", endpoint=None)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize(
-    ("url", "name", "ending"),
-    [
-        ("z-", "z-0.tar.lz4", ".tar.lz4"),
-        ("z-{0..1}.tar.zst", "z-0.tar.zst", ".tar.zst"),
-        ("z.zip", "z.zip", ".zip"),
-    ],
-)
-def test_resolve_shards_that_nothing_here_reads_says_what_does(
-    packed: Path, url: str, name: str, ending: str, compressed: bool
-) -> None:
-    with pytest.raises(DataError, match=rf"'{packed}/{name}' is compressed as \{ending}; DALI reads .*: unpack it"):
+@pytest.mark.parametrize(("url", "ending"), [("z-", ".tar.lz4"), ("z-{0..1}.tar.zst", ".tar.zst"), ("z.zip", ".zip")])
+def test_compression_that_nothing_here_reads_is_refused(packed: Path, url: str, ending: str, compressed: bool) -> None:
+    with pytest.raises(DataError, match=rf"is compressed as \{ending}; DALI reads .*: unpack it"):
         resolve_shards(f"{packed}/{url}", endpoint=None, compressed=compressed)
 
 
-def test_resolve_shards_of_compressed_ones_in_a_bucket(bucket: AisStore) -> None:
+@pytest.mark.parametrize("url", ["train-", "train-{000000..000003}.tar", "train-000000.tar"])
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+def test_wrong_name_is_told_with_the_data_sets_of_the_place(
+    kind: str, url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Whoever split by --by split forgets that the names begin with the output's prefix."""
+    store = LocalStore(tmp_path) if kind == "directory" else request.getfixturevalue("bucket")
+    store.create()
+    for name in ("shuffled-train-000000.tar", "shuffled-train-000001.tar", "samples-000000.tar", "notes.txt"):
+        store.write(name, b"x")
+    with pytest.raises(StoreError, match=rf"; found: '{store.url}/samples-', '{store.url}/shuffled-train-'$"):
+        dp.loader(f"{store.url}/{url}", dp.classification_train(), batch_size=1, endpoint=store.endpoint)
+
+
+def test_missing_directory_or_bucket_is_named(tmp_path: Path, bucket: AisStore) -> None:
+    with pytest.raises(StoreError, match=rf"no such directory: '{tmp_path}/shard', of"):
+        resolve_shards(tmp_path / "shard" / "x-", endpoint=None)
     bucket.create()
-    for number in range(2):
-        bucket.write(f"p-{number}.tgz", b"")
-    for url in ("p-", "p-{0..1}.tgz"):
-        shards = resolve_shards(f"{bucket.url}/{url}", endpoint=bucket.endpoint, compressed=True)
-        assert shards.names == ("p-0.tgz", "p-1.tgz")
-        with pytest.raises(DataError, match=rf"shard '{bucket.url}/p-0\.tgz' is compressed, and so are 1 more"):
-            resolve_shards(f"{bucket.url}/{url}", endpoint=bucket.endpoint)
+    with pytest.raises(StoreError, match=r"no bucket 'ais://no-such' at .* makes one \(found: 'ais://"):
+        resolve_shards("ais://no-such/x-", endpoint=bucket.endpoint)
 
 
 @pytest.mark.parametrize("url", ["s3:/b/x", "ais:b/x", "gs:/b/x", "https:/server/x", "file:a/x"])
@@ -458,6 +404,6 @@ def test_url_with_too_few_slashes_is_no_folder(url: str, tmp_path: Path, monkeyp
 def test_wildcard_in_a_bucket_is_told(bucket: AisStore) -> None:
     bucket.create()
     bucket.write("train-0.tar", b"")
-    told = f"'*' is no wildcard in a bucket, '{bucket.url}/train-' names all shards that start so"
+    told = "'*' is no wildcard in a bucket: name the prefix alone"
     with pytest.raises(StoreError, match=re.escape(told)):
         resolve_shards(f"{bucket.url}/train-*.tar", endpoint=bucket.endpoint).entries()
