@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dali_pipes.graph.outputs import BatchDict as BatchDict
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
+    from dali_pipes.graph.pipelines import ImageOptions as ImageOptions
     from dali_pipes.graph.pipelines import bucketed as bucketed
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
     from dali_pipes.graph.pipelines import classification_train as classification_train
@@ -48,7 +49,9 @@ _NAMES = {
     "errors": "CacheError DataError DecodeError PipesError StoreError WorkerProcessError",
     "graph.inputs": "Components",
     "graph.outputs": "BatchDict",
-    "graph.pipelines": "IMAGENET_MEAN IMAGENET_STD bucketed classification_eval classification_train segmentation",
+    "graph.pipelines": (
+        "IMAGENET_MEAN IMAGENET_STD ImageOptions bucketed classification_eval classification_train segmentation"
+    ),
     "graph.random": "Random",
     "graph.recipes.captions": "captions",
     "graph.recipes.detection": "detection",

@@ -8,6 +8,7 @@ is a plain int or bool, so that the state of a loader is plain JSON. Nothing els
 import numbers
 import operator
 import sys
+from typing import Any, get_args
 
 
 def as_integer(name: str, value: object) -> int:
@@ -49,6 +50,16 @@ def as_number(name: str, value: object) -> float:
     except OverflowError:
         num_bits = int(value).bit_length()  # type: ignore[call-overload]  # only an integer is too large
         raise ValueError(f"{name} must be finite, got an integer of {num_bits} bits") from None
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Check the value of an argument whose type is a `Literal`.
+
+    Raises:
+        ValueError: If it is not one of ``choices``.
+    """
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 def _is_bool(value: object) -> bool:

@@ -82,10 +82,10 @@ def _signature(function: Any, name: str) -> str:
         if parameter.kind is griffe.ParameterKind.keyword_only and not separated:
             parameters.append("*")
             separated = True
-        text = parameter.name
+        text = f"**{parameter.name}" if parameter.kind is griffe.ParameterKind.var_keyword else parameter.name
         if parameter.annotation is not None:
             text += f": {parameter.annotation}"
-        if parameter.default is not None:
+        if parameter.default is not None and not text.startswith("**"):
             text += f" = {parameter.default}"
         parameters.append(text)
     returns = f" -> {function.returns}" if getattr(function, "returns", None) not in (None, "None") else ""

@@ -34,15 +34,15 @@ def crop_position(sizes: Int32s, crop: int) -> Float32s:
     return (start / np.where(slack == 0, 1, slack)).astype(np.float32)
 
 
-def resized_shape(height: Int32s, width: Int32s, shorter_side: int) -> Int32s:
+def resized_shape(sizes: Int32s, shorter_side: int) -> Int32s:
     """Compute the shapes that torchvision's ``Resize(shorter_side)`` gives: int32 [B, 2] (rows, columns).
 
     The longer side is rounded down to whole pixels.
 
-    >>> resized_shape(np.array([200, 301]), np.array([301, 200]), 100).tolist()
+    >>> resized_shape(np.array([[200, 301], [301, 200]]), 100).tolist()
     [[100, 150], [150, 100]]
     """
-    sizes = np.stack([height, width], axis=1).astype(np.int64)
+    sizes = sizes.astype(np.int64)
     shortest = sizes.min(axis=1, keepdims=True)
     return np.where(sizes == shortest, shorter_side, shorter_side * sizes // np.maximum(shortest, 1)).astype(np.int32)
 
@@ -127,22 +127,21 @@ def erased_rectangle(
     return np.concatenate([start, shape], axis=1).astype(np.int32)
 
 
-def covering_crop(height: Int32s, width: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:
+def covering_crop(sizes: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:
     """Compute the largest crops with the aspect ratios of ``shape``, rounded to whole pixels.
 
     Args:
-        height: int32 [B], rows of the photo.
-        width: int32 [B].
+        sizes: int32 [B, 2], rows and columns of the photo.
         shape: int32 [B, 2], rows and columns to which the crop is resized.
         uniforms: float64 [B, 2] in [0, 1), for the place; ``None``: the centre.
 
     Returns:
         int32 [B, 4]: start row, start column, rows, columns.
 
-    >>> covering_crop(np.array([300]), np.array([500]), np.array([[100, 100]]), None).tolist()
+    >>> covering_crop(np.array([[300, 500]]), np.array([[100, 100]]), None).tolist()
     [[0, 100, 300, 300]]
     """
-    size = np.stack([height, width], axis=1).astype(np.int64)
+    size = sizes.astype(np.int64)
     rows, columns = shape[:, 0].astype(np.int64), shape[:, 1].astype(np.int64)
     # The shape fits the photo's width if the photo is the taller of the two, else its height.
     is_taller = size[:, 0] * columns > size[:, 1] * rows

@@ -1,16 +1,18 @@
 """Graphs from encoded bytes to a model's inputs: four to use, to read and to copy.
 
 Each function returns a graph: a function of a sample's components and random numbers that returns outputs by name. A
-graph runs inside a DALI pipeline definition, so it may use any ``fn.`` operator.
+graph runs inside a DALI pipeline definition, so it may use any ``fn.`` operator. `ImageForm` and `PhotoInput` have the
+steps that these graphs, and those of `dali_pipes.graph.recipes`, have in common.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from nvidia.dali import fn, types
 
-from dali_pipes.arguments import as_integer, as_number
+from dali_pipes.arguments import as_integer, check_choice
 from dali_pipes.graph.crop import Int32s, center_crop_start, covering_crop, crop_position, resized_shape
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
@@ -28,78 +30,166 @@ Place = Literal["random", "centre"]
 _DALI_DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
 
+class ImageOptions(TypedDict, total=False):
+    """Arguments that all graphs take by name: how an image is made of a photo's pixels.
+
+    An image is ``dtype`` [B, 3, H, W] or, with ``layout="HWC"``, [B, H, W, 3], on the loader's device: ``(pixel / 255 -
+    mean) / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that.
+    """
+
+    mean: Sequence[float]
+    """Red, green, blue, of pixels in 0..1; by default `IMAGENET_MEAN`."""
+    std: Sequence[float]
+    """Likewise; by default `IMAGENET_STD`."""
+    dtype: Dtype
+    """``"float32"`` (the default), ``"float16"`` or ``"uint8"``."""
+    layout: Layout
+    """``"CHW"`` (the default) or ``"HWC"``."""
+    photo: str | None
+    """The component that holds the photo; by default the only one, see `Components.photo`."""
+    orient: bool | None
+    """Turn each photo, and each mask by its own EXIF data, upright as Pillow's ``exif_transpose`` does. That is the
+    default, see `Components.orient`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageForm:
+    """The checked `ImageOptions` of a graph."""
+
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    dtype: Dtype = "float32"
+    layout: Layout = "CHW"
+    photo: str | None = None
+    orient: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, Dtype)
+        check_choice("layout", self.layout, Layout)
+
+    def photo_of(self, components: Components, *, besides: str | None = None) -> "PhotoInput":
+        """The photo of a sample; ``besides`` is a component that holds something else, such as the mask."""
+        return PhotoInput(components, components.photo(self.photo, besides=besides), components.orient(self.orient))
+
+    def normalised(self, pixels: Any, *, crop: int | None = None, position: Any = None, mirror: Any = 0) -> Any:
+        """Make the image of decoded pixels: cut or pad them to ``crop`` at ``position``, flip and normalise them."""
+        means, stds = np.asarray(self.mean, np.float64) * 255, np.asarray(self.std, np.float64) * 255
+        if self.dtype == "uint8":
+            means, stds = np.zeros_like(means), np.ones_like(stds)
+        arguments = {} if position is None else {"crop_pos_y": position[0], "crop_pos_x": position[1]}
+        return fn.crop_mirror_normalize(
+            pixels,
+            **arguments,
+            **({} if crop is None else {"crop": (crop, crop)}),
+            mirror=mirror,
+            mean=means.tolist(),
+            std=stds.tolist(),
+            out_of_bounds_policy="pad",
+            # A padding pixel is 0 before normalisation, but the operator does not normalise it.
+            fill_values=(-means / stds).tolist(),
+            dtype=_DALI_DTYPES[self.dtype],
+            output_layout=self.layout,
+        )
+
+
+class PhotoInput:
+    """A photo or mask of each sample, and its size, upright if ``orient``."""
+
+    def __init__(self, components: Components, name: str, orient: bool) -> None:
+        self.components, self.name, self.orient = components, name, orient
+        size_of = components.size(name, orient=orient)
+        self.sizes: Callable[[Batch], Int32s] = once_a_batch(lambda batch: np.stack(size_of(batch), axis=1))
+        """Computes heights and widths: int32 [B, 2]."""
+
+    def decoded(self) -> Any:
+        """The whole photo: uint8 [H, W, 3]."""
+        device = self.components.device
+        encoded = self.components[self.name]
+        return fn.decoders.image(encoded, device=device, output_type=types.RGB, adjust_orientation=self.orient)
+
+    def decoded_crop(
+        self, start: Any, shape: Any, *, device: DecoderDevice | None = None, output_type: Any = types.RGB
+    ) -> Any:
+        """Decode only the crop with this start and shape (rows, columns)."""
+        return fn.decoders.image_slice(
+            self.components[self.name],
+            start,
+            shape,
+            axes=(0, 1),
+            device=device or self.components.device,
+            output_type=output_type,
+            adjust_orientation=self.orient,
+        )
+
+    def random_crop(self, random: Random, *, scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Any, Any]:
+        """Draw the crop of training from the stream ``"crop"``: nodes of start and shape."""
+        return random.resized_crop(self.name, scale=scale, ratio=ratio, orient=self.orient, stream="crop")
+
+    def centre_crop(self, crop: int) -> tuple[Any, Any, Any]:
+        """The part of the photo in a centre crop: nodes of start, shape (int32 [2]), and its position in the crop."""
+        array, sizes = self.components.array, self.sizes
+        start = array(lambda batch: np.maximum(center_crop_start(sizes(batch), crop), 0))
+        shape = array(lambda batch: np.minimum(sizes(batch), crop).astype(np.int32))
+        return start, shape, array(lambda batch: crop_position(np.minimum(sizes(batch), crop), crop))
+
+
+def resized(pixels: Any, size: Any, **arguments: Any) -> Any:
+    """Resize to ``size``, (rows, columns) or a node of them, by DALI's antialiased linear filter."""
+    return fn.resize(pixels, size=size, interp_type=types.INTERP_LINEAR, antialias=True, **arguments)
+
+
 def segmentation(
     *,
     crop: int | tuple[int, int] = 350,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
     mask: str | None = None,
     mask_output: str = "mask",
     mask_device: DecoderDevice = "cpu",
-    orient: bool | None = None,
+    **image: Unpack[ImageOptions],
 ) -> Graph:
     """Cut or pad photo and mask to ``crop`` about the centre, normalise the photo, and give the label if there are any.
 
-    All outputs are on the loader's device.
+    On the CPU the images are within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``. On a GPU
+    nvJPEG decodes, and its pixels differ by a few grey levels. A sample whose mask has another size than its photo is
+    bad.
 
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
-            / std``, or with ``dtype="uint8"`` the pixels themselves. Pixels outside the photo are 0 before that. On the
-            CPU the values are within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``. On a GPU
-            nvJPEG decodes, and its pixels differ by a few grey levels.
+        image: [B, 3, crop, crop], see `ImageOptions`.
         mask: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
-            ``mask_output`` gives another name.
         label: int64 [B]; only if the data set has labels.
 
-    A sample whose mask has another size than its photo is bad; with ``orient`` the upright sizes count.
-
     Args:
-        crop: Height and width of image and mask, in pixels: one number, or two equal ones. A photo that is smaller is
-            padded, see ``image``.
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
+        crop: Height and width of image and mask, in pixels: one number, or two equal ones. A smaller photo is padded.
         mask: The component that holds the mask; ``None``: the only one, see `Components.mask`.
         mask_output: Name of the mask among the outputs.
         mask_device: Where a GPU decodes the photos: ``"cpu"`` decodes the masks in DALI's CPU operators, and then
             copies their crops to the GPU; ``"mixed"`` leaves masks to the decoder that the photos have, too. The values
             are the same. Where no GPU decodes, it changes nothing.
-        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does, and each mask by
-            its own; ``None``: if the data set knows the orientations, see `Components.orient`.
+        **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``crop`` is not positive or not square, ``dtype``, ``layout`` or ``mask_device`` is not one of
-            these, or ``mask_output`` is the name of another output.
+        ValueError: If ``crop`` is not positive or not square, an argument is not one of its values, or ``mask_output``
+            is the name of another output.
     """
-    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
-    if mask_device not in get_args(DecoderDevice):
-        raise ValueError(f"mask_device must be one of {', '.join(get_args(DecoderDevice))}, got {mask_device!r}")
+    side, form = check_crop(crop), ImageForm(**image)
+    check_choice("mask_device", mask_device, DecoderDevice)
     if not mask_output or mask_output in ("image", "label"):
         raise ValueError(f"mask_output must be a name other than 'image' and 'label', got {mask_output!r}")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        photo_name = components.photo(photo, besides=mask)
-        mask_name = components.mask(mask, photo=photo_name)
-        components.same_size(photo_name, mask_name)
-        upright = components.orient(orient)
+        photo = form.photo_of(components, besides=mask)
+        ids = PhotoInput(components, components.mask(mask, photo=photo.name), photo.orient)
+        components.same_size(photo.name, ids.name)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
-        start, shape, position = _centre_crop(components, photo_name, crop, orient=upright)
-        pixels = decode_crop(components, photo_name, start, shape, types.RGB, device=components.device, orient=upright)
-        image = normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
+        start, shape, position = photo.centre_crop(side)
+        pixels = form.normalised(photo.decoded_crop(start, shape), crop=side, position=position)
         # PNG is decoded on the CPU in every NVIDIA stack, and DALI runs one "mixed" operator at a time: photos would
         # wait for masks, and the JPEG engines with them.
-        start, shape, position = _centre_crop(components, mask_name, crop, orient=upright)
+        start, shape, position = ids.centre_crop(side)
         device = "cpu" if mask_device == "cpu" else components.device
-        ids = decode_crop(components, mask_name, start, shape, types.GRAY, device=device, orient=upright)
-        values = normalised(
-            components.on_device(ids), crop, position, mean=(0,), std=(1,), dtype="uint8", layout=layout
-        )
-        return {"image": image, mask_output: values} | label_output(components)
+        cut = components.on_device(ids.decoded_crop(start, shape, device=device, output_type=types.GRAY))
+        values = ImageForm(mean=(0,), std=(1,), dtype="uint8", layout=form.layout)
+        outputs = {"image": pixels, mask_output: values.normalised(cut, crop=side, position=position)}
+        return outputs | label_output(components)
 
     return graph
 
@@ -110,23 +200,15 @@ def classification_train(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     flip: float = 0.5,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
-    orient: bool | None = None,
+    **image: Unpack[ImageOptions],
 ) -> Graph:
     """Resize a random crop of the photo to ``crop``, flip and normalise it, and give the label if there are any.
 
     The crop is drawn as torchvision's ``RandomResizedCrop`` draws it, from the sample's own random numbers. Only the
     crop is decoded.
 
-    All outputs are on the loader's device.
-
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
-            / std``, or with ``dtype="uint8"`` the pixels themselves.
+        image: [B, 3, crop, crop], see `ImageOptions`.
         label: int64 [B]; only if the data set has labels.
 
     Args:
@@ -134,42 +216,24 @@ def classification_train(
         scale: Smallest and largest area of the crop, as a share of the photo's.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip.
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
-        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
-            data set knows the orientations, see `Components.orient`.
+        **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``crop`` is not positive or not square, or ``dtype`` or ``layout`` is not one of these.
+        ValueError: If ``crop`` is not positive or not square, or an argument is not one of its values.
     """
-    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
+    side, form = check_crop(crop), ImageForm(**image)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        name = components.photo(photo)
-        upright = components.orient(orient)
-        start, shape = random.resized_crop(name, scale=scale, ratio=ratio, orient=upright, stream="crop")
-        pixels = decode_crop(components, name, start, shape, types.RGB, device=components.device, orient=upright)
-        pixels = fn.resize(pixels, size=(crop, crop), interp_type=types.INTERP_LINEAR, antialias=True)
+        photo = form.photo_of(components)
+        pixels = resized(photo.decoded_crop(*photo.random_crop(random, scale=scale, ratio=ratio)), (side, side))
         mirror = random.coin_flip(flip, stream="flip")
-        image = normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
-        return {"image": image} | label_output(components)
+        return {"image": form.normalised(pixels, crop=side, mirror=mirror)} | label_output(components)
 
     return graph
 
 
 def classification_eval(
-    *,
-    resize: int = 256,
-    crop: int | tuple[int, int] = 224,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
-    orient: bool | None = None,
+    *, resize: int = 256, crop: int | tuple[int, int] = 224, **image: Unpack[ImageOptions]
 ) -> Graph:
     """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label if there
     are any.
@@ -177,132 +241,76 @@ def classification_eval(
     Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``. The resampling is DALI's
     antialiased linear filter, within a few grey levels of Pillow's.
 
-    All outputs are on the loader's device.
-
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``): ``(pixel / 255 - mean)
-            / std``, or with ``dtype="uint8"`` the pixels themselves.
+        image: [B, 3, crop, crop], see `ImageOptions`.
         label: int64 [B]; only if the data set has labels.
 
     Args:
         resize: Shorter side of the resized photo, in pixels. A smaller photo is enlarged.
         crop: Height and width of the image, in pixels: one number, or two equal ones; at most ``resize``, so that the
             photo fills the image.
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
-        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
-            data set knows the orientations, see `Components.orient`.
+        **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``resize`` or ``crop`` is not positive, ``crop`` is not square or larger than ``resize``, or
-            ``dtype`` or ``layout`` is not one of these.
+        ValueError: If ``resize`` or ``crop`` is not positive, ``crop`` is not square or larger than ``resize``, or an
+            argument is not one of its values.
     """
-    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
-    if np.ndim(resize):
-        raise TypeError(
-            f"resize must be one number, the shorter side of the resized photo, got {resize!r}, which would change its "
-            "proportions; for that copy the graph"
-        )
+    side, form = check_crop(crop), ImageForm(**image)
     resize = as_integer("resize", resize)
-    if resize < 1:
-        raise ValueError(f"resize must be positive, got {resize}")
-    if crop > resize:
-        raise ValueError(
-            f"crop must not be larger than resize, got crop={crop} with resize={resize}: the rest would be black; pass "
-            f"resize={crop} or more"
-        )
+    if not side <= resize:
+        raise ValueError(f"crop must not be larger than resize, got crop={side} with resize={resize}")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        name = components.photo(photo)
-        upright = components.orient(orient)
-        size_of = components.size(name, orient=upright)
-
-        @once_a_batch
-        def resized(batch: Batch) -> Int32s:
-            return resized_shape(*size_of(batch), resize)
-
-        pixels = fn.decoders.image(
-            components[name], device=components.device, output_type=types.RGB, adjust_orientation=upright
-        )
-        size = components.array(lambda batch: resized(batch).astype(np.float32))
-        pixels = fn.resize(pixels, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-        position = components.array(lambda batch: crop_position(resized(batch), crop))
-        image = normalised(pixels, crop, position, mean=mean, std=std, dtype=dtype, layout=layout)
-        return {"image": image} | label_output(components)
+        photo = form.photo_of(components)
+        shapes = once_a_batch(lambda batch: resized_shape(photo.sizes(batch), resize))
+        pixels = resized(photo.decoded(), components.array(lambda batch: shapes(batch).astype(np.float32)))
+        position = components.array(lambda batch: crop_position(shapes(batch), side))
+        return {"image": form.normalised(pixels, crop=side, position=position)} | label_output(components)
 
     return graph
 
 
 def bucketed(
-    *,
-    place: Place = "random",
-    flip: float = 0.5,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
-    orient: bool | None = None,
-    text: str | None = None,
+    *, place: Place = "random", flip: float = 0.5, text: str | None = None, **image: Unpack[ImageOptions]
 ) -> Graph:
     """Cut each photo to the aspect ratio of its batch's bucket, resize it to the bucket's shape, flip and normalise it.
 
-    For loaders with ``select=Select(buckets=dali_pipes.buckets(...))``. The cut is the largest one of that aspect
-    ratio, to whole pixels; only it is decoded. It is what covers the shape when the photo is resized until it just
-    covers it.
-
-    Tensors are on the loader's device. H and W differ from batch to batch, and are the same on all ranks in a step.
+    For loaders with ``select=Select(buckets=dali_pipes.buckets(...))``; with the same ``photo`` as ``buckets``. The cut
+    is the largest one of that aspect ratio, to whole pixels; only it is decoded. The plan groups upright photos: with
+    ``orient=False`` turned ones do not fit their batch well.
 
     Outputs:
-        image: ``dtype`` [B, 3, H, W] (``layout="CHW"``) or [B, H, W, 3] (``"HWC"``): ``(pixel / 255 - mean) / std``, or
-            with ``dtype="uint8"`` the pixels themselves.
+        image: [B, 3, H, W], see `ImageOptions`. H and W differ from batch to batch, and are the same on all ranks in a
+            step.
         label: int64 [B]; only if the data set has labels.
         text: list of B str; only with ``text``.
 
     Args:
         place: ``"random"``: each place of the cut is as probable, by the sample's own random numbers; ``"centre"``.
         flip: Probability of a horizontal flip; 0 for evaluation.
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo, the same as that of ``buckets``; ``None``: the only one.
-        orient: Turn each photo upright by its EXIF orientation; ``None``: if the data set knows the orientations, see
-            `Components.orient`. The plan groups upright photos; with ``False`` turned ones do not fit their batch well.
         text: A component with text in UTF-8, such as ``"txt"``, that is delivered as it is.
+        **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``place``, ``dtype`` or ``layout`` is not one of these, or ``flip`` is not in [0, 1]; when the
-            loader is opened: if it has no buckets.
+        ValueError: If an argument is not one of its values; when the loader is opened: if it has no buckets.
     """
-    check_output(dtype=dtype, layout=layout)
-    if place not in get_args(Place):
-        raise ValueError(f"place must be one of {', '.join(get_args(Place))}, got {place!r}")
-    if not 0 <= as_number("flip", flip) <= 1:
-        raise ValueError(f"flip must be in [0, 1], got {flip}")
+    form = ImageForm(**image)
+    check_choice("place", place, Place)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        name = components.photo(photo)
-        upright = components.orient(orient)
-        size_of = components.size(name, orient=upright)
+        photo = form.photo_of(components)
 
         @once_a_batch
         def crop(batch: Batch) -> Int32s:
-            shapes = bucket_shapes(batch)
             places = batch.uniforms("crop", 2) if place == "random" else None
-            return covering_crop(*size_of(batch), shapes, places)
+            return covering_crop(photo.sizes(batch), bucket_shapes(batch), places)
 
         start = components.array(lambda batch: crop(batch)[:, :2])
         shape = components.array(lambda batch: crop(batch)[:, 2:])
-        pixels = decode_crop(components, name, start, shape, types.RGB, device=components.device, orient=upright)
         size = components.array(lambda batch: bucket_shapes(batch).astype(np.float32))
-        pixels = fn.resize(pixels, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-        mirror = random.coin_flip(flip, stream="flip")
-        image = normalised(pixels, None, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
-        outputs = {"image": image} | label_output(components)
+        pixels = resized(photo.decoded_crop(start, shape), size)
+        outputs = {"image": form.normalised(pixels, mirror=random.coin_flip(flip, stream="flip"))}
+        outputs |= label_output(components)
         return outputs if text is None else outputs | {"text": components.text(text)}
 
     return graph
@@ -313,93 +321,13 @@ def label_output(components: Components) -> dict[str, Any]:
     return {"label": components.label} if components.has_labels else {}
 
 
-def _centre_crop(components: Components, photo: str, crop: int, *, orient: bool) -> tuple[Any, Any, Any]:
-    """Compute the part of the photo in a centre crop: start, shape (int32 [2]), and its position in the crop."""
-    size_of = components.size(photo, orient=orient)
-
-    @once_a_batch
-    def sizes(batch: Batch) -> Int32s:
-        return np.stack(size_of(batch), axis=1)  # [B, (height, width)]
-
-    start = components.array(lambda batch: np.maximum(center_crop_start(sizes(batch), crop), 0))
-    shape = components.array(lambda batch: np.minimum(sizes(batch), crop).astype(np.int32))
-    position = components.array(lambda batch: crop_position(np.minimum(sizes(batch), crop), crop))
-    return start, shape, position
-
-
-def decode_crop(
-    components: Components,
-    component: str,
-    start: Any,
-    shape: Any,
-    output_type: Any,
-    *,
-    device: DecoderDevice,
-    orient: bool = False,
-) -> Any:
-    """Decode only the crop with this start and shape (rows, columns), of the upright photo if ``orient``."""
-    return fn.decoders.image_slice(
-        components[component],
-        start,
-        shape,
-        axes=(0, 1),
-        device=device,
-        output_type=output_type,
-        adjust_orientation=orient,
-    )
-
-
-def normalised(
-    pixels: Any,
-    crop: int | None,
-    position: Any | None,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    dtype: Dtype,
-    layout: Layout,
-    mirror: Any = 0,
-) -> Any:
-    means, stds = np.asarray(mean, np.float64), np.asarray(std, np.float64)
-    if dtype == "uint8":
-        means, stds = np.zeros_like(means), np.ones_like(stds)
-    else:
-        means, stds = means * 255, stds * 255
-    crop_arguments = {} if position is None else {"crop_pos_y": position[0], "crop_pos_x": position[1]}
-    if crop is not None:
-        crop_arguments["crop"] = (crop, crop)
-    return fn.crop_mirror_normalize(
-        pixels,
-        **crop_arguments,
-        mirror=mirror,
-        mean=means.tolist(),
-        std=stds.tolist(),
-        out_of_bounds_policy="pad",
-        # A padding pixel is 0 before normalisation, but the operator does not normalise it.
-        fill_values=(-means / stds).tolist(),
-        dtype=_DALI_DTYPES[dtype],
-        output_layout=layout,
-    )
-
-
-def check_crop(*, crop: int | tuple[int, int], dtype: str, layout: str) -> int:
-    """Check arguments that all graphs have, and return the side of the crop."""
+def check_crop(crop: int | tuple[int, int]) -> int:
+    """Check the argument ``crop``, and return the side of the square."""
     if isinstance(crop, tuple | list) and len(crop) == 2:
         if crop[0] != crop[1]:
-            raise ValueError(
-                f"crop must be square, one number or two equal ones, got {crop!r}; for others copy the graph"
-            )
+            raise ValueError(f"crop must be square, got {crop!r}; for other shapes copy the graph")
         crop = crop[0]
     side = as_integer("crop", crop)
     if side < 1:
         raise ValueError(f"crop must be positive, got {side}")
-    check_output(dtype=dtype, layout=layout)
     return side
-
-
-def check_output(*, dtype: str, layout: str) -> None:
-    """Check arguments of the image that all graphs have."""
-    if dtype not in _DALI_DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DALI_DTYPES)}, got {dtype!r}")
-    if layout not in ("CHW", "HWC"):
-        raise ValueError(f"layout must be CHW or HWC, got {layout!r}")

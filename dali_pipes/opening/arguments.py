@@ -127,7 +127,9 @@ def _check_graph(graph: object) -> None:
         raise TypeError(f"{expected}, got {graph!r}")
     with contextlib.suppress(ValueError):  # a function of C may have no signature
         signature = inspect.signature(graph)
-        if signature.parameters and all(one.kind == one.KEYWORD_ONLY for one in signature.parameters.values()):
+        if signature.parameters and all(
+            one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD) for one in signature.parameters.values()
+        ):
             name = getattr(graph, "__name__", "graph")
             raise TypeError(f"{expected}, got the function '{name}', which makes a graph; call it: {name}()")
         try:

@@ -1,22 +1,19 @@
 """A graph for photos with captions: the photo, the text, and the tokens that were made of it when it was packed."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer
 from dali_pipes.arrays import Int64s
+from dali_pipes.graph.crop import Int32s
 from dali_pipes.graph.definition import Graph
-from dali_pipes.graph.inputs import Components, once_a_batch
+from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array
-from dali_pipes.graph.pipelines import IMAGENET_MEAN, IMAGENET_STD, Dtype, Layout, check_crop, decode_crop, normalised
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
-
-Int32s = npt.NDArray[np.int32]
 
 
 def captions(
@@ -25,25 +22,19 @@ def captions(
     scale: tuple[float, float] | None = (0.9, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     flip: float = 0.0,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
-    orient: bool | None = None,
     text: str | None = "txt",
     tokens: str | None = "tokens.npy",
     length: int = 77,
     padding: int = 0,
     end: int | None = None,
+    **image: Unpack[ImageOptions],
 ) -> Graph:
     """Resize a random crop of the photo to ``crop`` and normalise it, and give its caption as text and as tokens.
 
     For validation pass ``scale=None``: then the crop is the largest square about the centre.
 
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``), on the loader's
-            device: ``(pixel / 255 - mean) / std``, or with ``dtype="uint8"`` the pixels themselves.
+        image: [B, 3, crop, crop], see `ImageOptions`.
         text: A list of B `str`; only if ``text`` is not ``None``.
         tokens: int64 [B, length], on the loader's device: the token ids, cut off at ``length``; ``padding`` behind the
             last one. Only if ``tokens`` is not ``None``.
@@ -57,26 +48,20 @@ def captions(
         scale: Smallest and largest area of the crop, as a share of the photo's; ``None``: see above.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip. (A caption may say left or right.)
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
-        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
-            data set knows the orientations, see `Components.orient`.
         text: The component that holds the caption; ``None`` leaves it out.
         tokens: The component that holds its token ids, a ``.npy`` file of integers [N]; ``None`` leaves them out.
         length: Tokens of each sample in a batch.
         padding: The token id behind the last token.
-        end: The token id that ends a caption: if tokens are cut off, it replaces the last one that is left. ``None``:
-            nothing is replaced.
+        end: The token id that ends a caption: if tokens are cut off, it replaces the last one that remains. ``None``
+            replaces nothing.
+        **image: See `ImageOptions`.
 
     Raises:
         TypeError: If an argument has another type.
-        ValueError: If ``crop`` is not positive or not square, ``dtype`` or ``layout`` is not one of these, ``length``
-            is not positive, or both ``text`` and ``tokens`` are ``None``.
+        ValueError: If ``crop`` is not positive or not square, an argument is not one of its values, ``length`` is not
+            positive, or both ``text`` and ``tokens`` are ``None``.
     """
-    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
+    side, form = check_crop(crop), ImageForm(**image)
     length, padding = as_integer("length", length), as_integer("padding", padding)
     end = None if end is None else as_integer("end", end)
     if length < 1:
@@ -85,17 +70,20 @@ def captions(
         raise ValueError("text or tokens must name a component, got None for both; without captions use another graph")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        name = components.photo(photo)
-        upright = components.orient(orient)
+        photo = form.photo_of(components)
+
+        def squares(batch: Batch) -> Int32s:
+            return np.repeat(photo.sizes(batch).min(axis=1, keepdims=True), 2, axis=1)
+
         if scale is None:
-            start, shape = _centre_square(components, name, orient=upright)
+            start = components.array(lambda batch: (photo.sizes(batch) - squares(batch)) // 2)
+            shape = components.array(squares)
         else:
-            start, shape = random.resized_crop(name, scale=scale, ratio=ratio, orient=upright, stream="crop")
-        pixels = decode_crop(components, name, start, shape, types.RGB, device=components.device, orient=upright)
-        pixels = fn.resize(pixels, size=(crop, crop), interp_type=types.INTERP_LINEAR, antialias=True)
-        mirror = random.coin_flip(flip, stream="flip")
-        image = normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
-        outputs: dict[str, Any] = {"image": image}
+            start, shape = photo.random_crop(random, scale=scale, ratio=ratio)
+        pixels = resized(photo.decoded_crop(start, shape), (side, side))
+        outputs: dict[str, Any] = {
+            "image": form.normalised(pixels, crop=side, mirror=random.coin_flip(flip, stream="flip"))
+        }
         if text is not None:
             outputs["text"] = components.text(text)
         if tokens is not None:
@@ -141,17 +129,3 @@ def pad_tokens(ids: Int64s, *, length: int, padding: int, end: int | None) -> In
     if len(ids) > length and end is not None:
         rows[0, -1] = end
     return rows
-
-
-def _centre_square(components: Components, photo: str, *, orient: bool) -> tuple[Any, Any]:
-    """Nodes of start and shape, int32 [2] (rows, columns), of the largest square about the centre."""
-    size_of = components.size(photo, orient=orient)
-
-    @once_a_batch
-    def sizes(batch: Batch) -> Int32s:
-        return np.stack(size_of(batch), axis=1)  # [B, (height, width)]
-
-    def sides(batch: Batch) -> Int32s:
-        return np.repeat(sizes(batch).min(axis=1, keepdims=True), 2, axis=1)
-
-    return components.array(lambda batch: (sizes(batch) - sides(batch)) // 2), components.array(sides)

@@ -4,27 +4,28 @@ Boxes are read, checked, and moved with their photo as torchvision's ``v2`` tran
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn, types
 
-from dali_pipes.arguments import as_integer, as_number
+from dali_pipes.arguments import as_integer, as_number, check_choice
 from dali_pipes.formats.names import read_json
+from dali_pipes.graph.crop import Float64s, Int32s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array
-from dali_pipes.graph.pipelines import IMAGENET_MEAN, IMAGENET_STD, Dtype, Layout, check_crop, decode_crop, normalised
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
 from dali_pipes.graph.random import Random
 
 BoxFormat = Literal["xyxy", "xywh"]
-Float64s = npt.NDArray[np.float64]
 
 SLACK = 1.0
 """Pixels by which a box may reach outside its photo: annotations are rounded. Such a box is cut at the photo's edge."""
 MAX_LABEL = 2**24 - 2
 """The largest class id of a box: ids travel with the boxes as float32, plus 1."""
+_SHOWN_CHARACTERS = 80
 
 
 def detection(
@@ -33,16 +34,11 @@ def detection(
     scale: tuple[float, float] | None = (0.3, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     flip: float = 0.5,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
-    orient: bool | None = None,
     boxes: str = "boxes.json",
     box_format: BoxFormat | None = None,
     max_boxes: int | None = None,
     min_size: float = 1.0,
+    **image: Unpack[ImageOptions],
 ) -> Graph:
     """Resize a random crop of the photo to ``crop``, flip and normalise it, and give the boxes that are left on it.
 
@@ -51,9 +47,8 @@ def detection(
     validation pass ``scale=None, flip=0``: then the whole photo is resized.
 
     Outputs:
-        image: ``dtype`` [B, 3, crop, crop] (``layout="CHW"``) or [B, crop, crop, 3] (``"HWC"``), on the loader's
-            device: ``(pixel / 255 - mean) / std``, or with ``dtype="uint8"`` the pixels themselves. torchvision's
-            detectors normalise by themselves: pass ``mean=(0, 0, 0), std=(1, 1, 1)``.
+        image: [B, 3, crop, crop], see `ImageOptions`. torchvision's detectors normalise by themselves: pass ``mean=(0,
+            0, 0), std=(1, 1, 1)``.
         target: Without ``max_boxes``: a list of B dicts, as torchvision's detectors take them, on the CPU: ``"boxes"``
             float32 [N, 4] (left, top, right, bottom, in pixels of the image) and ``"labels"`` int64 [N].
         boxes: With ``max_boxes``: float32 [B, max_boxes, 4], on the loader's device; 0 behind the last box.
@@ -69,13 +64,6 @@ def detection(
         scale: Smallest and largest area of the crop, as a share of the photo's; ``None`` takes the whole photo.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip.
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the image: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
-        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
-            data set knows the orientations, see `Components.orient`.
         boxes: The component that holds the boxes, in pixels of the photo, of the upright one if photos are turned:
             JSON, ``{"boxes": [[left, top, right, bottom], ...], "labels": [3, ...]}`` or a list of COCO's annotations,
             ``[{"bbox": [left, top, width, height], "category_id": 3}, ...]``, without those with ``"iscrowd": 1``; or,
@@ -84,15 +72,16 @@ def detection(
             for COCO's annotations, else ``"xyxy"``.
         max_boxes: The most boxes of a sample; outputs are then tensors of one shape, on the loader's device.
         min_size: Boxes with a shorter side, in pixels of the image, are left out.
+        **image: See `ImageOptions`.
 
     Raises:
         TypeError: If an argument has another type.
-        ValueError: If ``crop`` is not positive or not square, ``dtype``, ``layout`` or ``box_format`` is not one of
-            these, ``max_boxes`` is not positive, or ``min_size`` is negative.
+        ValueError: If ``crop`` is not positive or not square, an argument is not one of its values, ``max_boxes`` is
+            not positive, or ``min_size`` is negative.
     """
-    crop = check_crop(crop=crop, dtype=dtype, layout=layout)
-    if box_format not in (None, "xyxy", "xywh"):
-        raise ValueError(f"box_format must be xyxy or xywh, got {box_format!r}")
+    side, form = check_crop(crop), ImageForm(**image)
+    if box_format is not None:
+        check_choice("box_format", box_format, BoxFormat)
     if max_boxes is not None and as_integer("max_boxes", max_boxes) < 1:
         raise ValueError(f"max_boxes must be positive, got {max_boxes}")
     if not as_number("min_size", min_size) >= 0:
@@ -105,25 +94,25 @@ def detection(
         if max_boxes is not None and len(rows) > max_boxes:
             raise ValueError(f"expected at most max_boxes={max_boxes} boxes, found {len(rows)}")
         window = {"start": start.tolist(), "shape": shape.tolist()}
-        return move_boxes(rows, **window, size=crop, is_flipped=bool(mirror), min_size=min_size)
+        return move_boxes(rows, **window, size=side, is_flipped=bool(mirror), min_size=min_size)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        name = components.photo(photo, besides=boxes)
-        upright = components.orient(orient)
-        size_of = components.size(name, orient=upright)
-        size = components.array(lambda batch: np.stack(size_of(batch), axis=1))
+        photo = form.photo_of(components, besides=boxes)
+        size = components.array(photo.sizes)
         if scale is None:
             start, shape = components.array(lambda batch: np.zeros((len(batch), 2), np.int32)), size
         else:
-            start, shape = random.resized_crop(name, scale=scale, ratio=ratio, orient=upright, stream="crop")
+            start, shape = photo.random_crop(random, scale=scale, ratio=ratio)
         mirror = random.coin_flip(flip, stream="flip")
-        pixels = decode_crop(components, name, start, shape, types.RGB, device=components.device, orient=upright)
-        pixels = fn.resize(pixels, size=(crop, crop), interp_type=types.INTERP_LINEAR, antialias=True)
-        image = normalised(pixels, crop, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout)
+        pixels = resized(photo.decoded_crop(start, shape), (side, side))
+        outputs = {"image": form.normalised(pixels, crop=side, mirror=mirror)}
         beside = (size, start, shape, mirror)
         if max_boxes is None:
-            target = components.listed(boxes, lambda *found: _target(moved(*found)), beside=beside, empty=_no_boxes)
-            return {"image": image, "target": target}
+            return outputs | {
+                "target": components.listed(
+                    boxes, lambda *found: _target(moved(*found)), beside=beside, empty=lambda: _target(np.zeros((0, 5)))
+                )
+            }
         # Class ids plus 1, so that 0 behind the last box means none.
         with_next_label = np.array([0, 0, 0, 0, 1], np.float32)
         rows = components.parsed(
@@ -135,7 +124,7 @@ def detection(
         )
         padded = fn.pad(rows, axes=(0,), shape=(max_boxes,), fill_value=0)
         labels = fn.cast(padded[:, 4], dtype=types.INT64) - 1
-        return {"image": image, "boxes": padded[:, :4], "box_label": labels, "num_boxes": rows.shape()[0]}
+        return outputs | {"boxes": padded[:, :4], "box_label": labels, "num_boxes": rows.shape()[0]}
 
     return graph
 
@@ -149,20 +138,8 @@ def _target(rows: Float64s) -> dict[str, Any]:
     }
 
 
-def _no_boxes() -> dict[str, Any]:
-    return _target(np.zeros((0, 5)))
-
-
 def read_boxes(data: npt.NDArray[np.uint8], *, is_npy: bool, box_format: BoxFormat | None) -> Float64s:
-    """Read boxes of bytes: float64 [N, 5], left, top, right, bottom and class id.
-
-    Args:
-        data: uint8 [bytes]: a ``.npy`` file of numbers [N, 5], or a JSON document: ``{"boxes": [[left, top, right,
-            bottom], ...], "labels": [3, ...]}``, or annotations as COCO has them, ``[{"bbox": [left, top, width,
-            height], "category_id": 3}, ...]``, of which those with ``"iscrowd": 1`` are left out.
-        is_npy: Whether it is a ``.npy`` file.
-        box_format: ``"xywh"``: left, top, width and height; ``None``: that for annotations as COCO has them, else
-            ``"xyxy"``.
+    """Read boxes of bytes, as `detection` says: float64 [N, 5], left, top, right, bottom and class id.
 
     Raises:
         ValueError: If it is something else.
@@ -178,7 +155,7 @@ def read_boxes(data: npt.NDArray[np.uint8], *, is_npy: bool, box_format: BoxForm
     else:
         document = read_json(bytes(data))
         is_coco = isinstance(document, list)
-        rows = _rows_of_annotations(document) if is_coco else _rows_of_lists(document)
+        rows = _rows_of(document)
     if not np.isfinite(rows).all():
         raise ValueError(f"expected finite numbers, found the box {_shown(rows[~np.isfinite(rows).all(axis=1)][0])}")
     labels = rows[:, 4]
@@ -200,7 +177,7 @@ def check_boxes(boxes: Float64s, *, height: int, width: int) -> None:
     if (wrong := np.flatnonzero((right < left) | (bottom < top))).size:
         raise ValueError(
             f"expected left <= right and top <= bottom, found {_shown(boxes[wrong[0], :4])} (left, top, right, "
-            "bottom); box_format= says how the four numbers are read: 'xyxy', or 'xywh' for left, top, width and height"
+            "bottom); if these are left, top, width and height, pass box_format='xywh'"
         )
     outside = (left < -SLACK) | (top < -SLACK) | (right > width + SLACK) | (bottom > height + SLACK)
     if (wrong := np.flatnonzero(outside)).size:
@@ -218,14 +195,6 @@ def move_boxes(
     As torchvision's ``resized_crop``, ``horizontal_flip`` and ``SanitizeBoundingBoxes(min_size)`` move them: boxes are
     cut at the crop's edges, and those with a side shorter than ``min_size`` are left out, with their class ids.
 
-    Args:
-        boxes: float64 [N, 5]: left, top, right, bottom, class id.
-        start: Row and column at which the crop starts.
-        shape: Its rows and columns.
-        size: Height and width of the result.
-        is_flipped: Whether left and right change places.
-        min_size: Shortest side, in pixels of the result.
-
     >>> boxes = np.array([[10.0, 10, 30, 20, 7], [0, 0, 5, 5, 8]])
     >>> move_boxes(boxes, start=(10, 20), shape=(20, 20), size=40, is_flipped=False, min_size=1).tolist()
     [[0.0, 0.0, 20.0, 20.0, 7.0]]
@@ -239,29 +208,19 @@ def move_boxes(
     return np.asarray(moved[(sides >= min_size).all(axis=1)], np.float64)
 
 
-def _rows_of_lists(document: Any) -> Float64s:
-    if not isinstance(document, dict) or not {"boxes", "labels"} <= document.keys():
+def _rows_of(document: Any) -> Float64s:
+    """Take boxes and class ids out of a JSON document."""
+    try:
+        if isinstance(document, list):
+            # torchvision's own training leaves crowds out, too: their boxes hold many objects.
+            pairs = [(found["bbox"], found["category_id"]) for found in document if not found.get("iscrowd")]
+        else:
+            pairs = list(zip(document["boxes"], document["labels"], strict=True))
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise ValueError(
-            "expected a JSON object with 'boxes' and 'labels', or a list of objects with 'bbox' and 'category_id', "
-            f"found {_shown(document)}"
-        )
-    boxes, labels = document["boxes"], document["labels"]
-    if not isinstance(boxes, list) or not isinstance(labels, list) or len(boxes) != len(labels):
-        raise ValueError(
-            f"expected lists of one length, 'boxes' and 'labels', found {_shown(boxes)} and {_shown(labels)}"
-        )
-    return _rows(zip(boxes, labels, strict=True))
-
-
-def _rows_of_annotations(annotations: list[Any]) -> Float64s:
-    for annotation in annotations:
-        if not isinstance(annotation, dict) or not {"bbox", "category_id"} <= annotation.keys():
-            raise ValueError(f"expected objects with 'bbox' and 'category_id', found {_shown(annotation)}")
-    # torchvision's own training leaves crowds out, too: their boxes hold many objects.
-    return _rows((one["bbox"], one["category_id"]) for one in annotations if not one.get("iscrowd"))
-
-
-def _rows(pairs: Any) -> Float64s:
+            "expected a JSON object with lists of one length, 'boxes' and 'labels', or a list of objects with 'bbox' "
+            f"and 'category_id', found {_shown(document)}"
+        ) from exc
     rows = [[*box, label] if isinstance(box, list) else [box] for box, label in pairs]
     for row in rows:
         # bool is a subclass of int, but [true, ...] is no box.
@@ -275,7 +234,4 @@ def _rows(pairs: Any) -> Float64s:
 
 def _shown(found: Any) -> str:
     text = repr(found.tolist() if isinstance(found, np.ndarray) else found)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-Int32s = npt.NDArray[np.int32]
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,12 +1,12 @@
 """Mix the photos and the labels of a batch, on its device, by numbers that belong to its samples."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arguments import as_integer, as_number
+from dali_pipes.arguments import as_integer, as_number, check_choice
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.pipelines import Layout
@@ -94,10 +94,8 @@ def mix(
         ValueError: If ``num_classes`` is missing or is not the labels' own, if ``image`` has its three colours where
             ``layout`` has none, or if another argument is not one of these.
     """
-    if each not in get_args(Each):
-        raise ValueError(f"each must be one of {', '.join(get_args(Each))}, got {each!r}")
-    if layout not in get_args(Layout):
-        raise ValueError(f"layout must be CHW or HWC, got {layout!r}")
+    check_choice("each", each, Each)
+    check_choice("layout", layout, Layout)
     if missing := [name for name in (OUTPUT, "image", "label") if name not in batch]:
         raise KeyError(
             f"the batch has no '{missing[0]}' (found: {', '.join(batch)}); give the loader dp.mixing(graph), with a "

@@ -1,14 +1,14 @@
 """A graph for self-supervision by several crops of each photo, large and small ones, as DINO takes them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from nvidia.dali import fn, math, types
 
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
-from dali_pipes.graph.pipelines import IMAGENET_MEAN, IMAGENET_STD, Dtype, Layout, check_crop, normalised
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
 from dali_pipes.graph.random import Random
 
 # Of a blur, in pixels: DINO's, and one that changes no pixel.
@@ -34,12 +34,7 @@ def multi_crop(
     grayscale: float = 0.2,
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5),
     solarize: float = 0.2,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    dtype: Dtype = "float32",
-    layout: Layout = "CHW",
-    photo: str | None = None,
-    orient: bool | None = None,
+    **image: Unpack[ImageOptions],
 ) -> Graph:
     """Decode each photo once, and make several random crops of it, global and local ones, each with its own changes.
 
@@ -50,9 +45,8 @@ def multi_crop(
     Crops are drawn as torchvision's ``RandomResizedCrop`` draws them. They are cut out of the decoded photo while it is
     resized, so the pixels at a crop's edge take a little of what lies beside it.
 
-    Outputs, all on the loader's device:
-        global_0, global_1, ...: ``dtype`` [B, 3, size, size] (``layout="CHW"``) or [B, size, size, 3] (``"HWC"``):
-            ``(pixel / 255 - mean) / std``, or with ``dtype="uint8"`` the pixels themselves.
+    Outputs:
+        global_0, global_1, ...: [B, 3, size, size], see `ImageOptions`.
         local_0, local_1, ...: Likewise.
 
     Args:
@@ -65,18 +59,12 @@ def multi_crop(
         blur: Probability of a Gaussian blur of 0.1 to 2 pixels, of the first global crop, the other global crops and
             the local ones.
         solarize: Probability that values of 128 or more are inverted, of the global crops but the first.
-        mean: Red, green, blue, of pixels in 0..1.
-        std: Likewise.
-        dtype: Of the crops: ``"float32"``, ``"float16"`` or ``"uint8"``.
-        layout: ``"CHW"`` or ``"HWC"``.
-        photo: The component that holds the photo; ``None``: the only one, see `Components.photo`.
-        orient: Turn each photo upright by its EXIF orientation, as Pillow's ``exif_transpose`` does; ``None``: if the
-            data set knows the orientations, see `Components.orient`.
+        **image: See `ImageOptions`.
 
     Raises:
         TypeError: If an argument has another type.
-        ValueError: If there are no crops, a size is not positive, a probability is not in [0, 1], or ``dtype`` or
-            ``layout`` is not one of these.
+        ValueError: If there are no crops, a size is not positive, a probability is not in [0, 1], or an argument is
+            not one of its values.
     """
     pairs = {"num_crops": (num_crops, 2), "sizes": (sizes, 2), "scales": (scales, 2), "blur": (blur, 3)}
     for name, (given, length) in pairs.items():
@@ -85,11 +73,11 @@ def multi_crop(
     num_global, num_local = (as_integer("num_crops", number) for number in num_crops)
     if min(num_global, num_local) < 0 or num_global + num_local == 0:
         raise ValueError(f"num_crops must be two numbers of crops, one of them positive, got {num_crops!r}")
-    global_size, local_size = (check_crop(crop=size, dtype=dtype, layout=layout) for size in sizes)
-    for name, value in (("flip", flip), ("jitter", jitter), ("grayscale", grayscale), ("solarize", solarize)):
-        _check_probability(name, value)
-    for value in blur:
-        _check_probability("blur", value)
+    form, (global_size, local_size) = ImageForm(**image), map(check_crop, sizes)
+    probabilities = {"flip": [flip], "jitter": [jitter], "grayscale": [grayscale], "solarize": [solarize], "blur": blur}
+    for name, values in probabilities.items():
+        if wrong := [value for value in values if not 0 <= as_number(name, value) <= 1]:
+            raise ValueError(f"{name} must be in [0, 1], got {wrong[0]}")
     first = _Kind(global_size, scales[0], blur[0], 0.0)
     others = _Kind(global_size, scales[0], blur[1], solarize)
     local = _Kind(local_size, scales[1], blur[2], 0.0)
@@ -97,36 +85,21 @@ def multi_crop(
     kinds |= {f"local_{number}": local for number in range(num_local)}
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
-        name = components.photo(photo)
-        upright = components.orient(orient)
-        # A decoder for each crop would read the photo's bytes ten times.
-        whole = fn.decoders.image(
-            components[name], device=components.device, output_type=types.RGB, adjust_orientation=upright
-        )
+        photo = form.photo_of(components)
+        whole = photo.decoded()  # a decoder for each crop would read the photo's bytes ten times
         outputs = {}
         for output, kind in kinds.items():
-            start, shape = random.resized_crop(name, scale=kind.scale, orient=upright, stream=f"{output}/crop")
-            pixels = _resized_window(whole, start, shape, kind.size)
+            start, shape = random.resized_crop(
+                photo.name, scale=kind.scale, orient=photo.orient, stream=f"{output}/crop"
+            )
+            first = fn.cast(start, dtype=types.FLOAT)
+            pixels = resized(whole, (kind.size, kind.size), roi_start=first, roi_end=first + shape)
             pixels = _changed(pixels, kind, components, random, stream=output, jitter=jitter, grayscale=grayscale)
             mirror = random.coin_flip(flip, stream=f"{output}/flip")
-            outputs[output] = normalised(
-                pixels, kind.size, None, mirror=mirror, mean=mean, std=std, dtype=dtype, layout=layout
-            )
+            outputs[output] = form.normalised(pixels, crop=kind.size, mirror=mirror)
         return outputs
 
     return graph
-
-
-def _resized_window(pixels: Any, start: Any, shape: Any, size: int) -> Any:
-    first = fn.cast(start, dtype=types.FLOAT)
-    return fn.resize(
-        pixels,
-        roi_start=first,
-        roi_end=first + shape,
-        size=(size, size),
-        interp_type=types.INTERP_LINEAR,
-        antialias=True,
-    )
 
 
 def _changed(
@@ -147,8 +120,3 @@ def _changed(
         inverted = (pixels >= 128) * is_solarized * 255
         pixels = fn.cast(math.abs(fn.cast(pixels, dtype=types.INT32) - inverted), dtype=types.UINT8)
     return pixels
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 <= as_number(name, value) <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")

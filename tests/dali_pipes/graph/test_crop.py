@@ -91,5 +91,5 @@ def test_center_crop_start_is_torchvisions(size: int, crop: int) -> None:
 def test_resized_shape_is_torchvisions(height: int, width: int, shorter_side: int) -> None:
     """The longer side is rounded down."""
     expected = resize(torch.empty(1, height, width), [shorter_side]).shape[1:]
-    found = resized_shape(np.array([height], np.int32), np.array([width], np.int32), shorter_side)
+    found = resized_shape(np.array([[height, width]], np.int32), shorter_side)
     assert tuple(found[0].tolist()) == tuple(expected)

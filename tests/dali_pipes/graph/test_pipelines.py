@@ -198,10 +198,10 @@ def test_own_graph_takes_components_labels_and_random_numbers(small_shards: Path
         (lambda: dp.segmentation(crop=0), "crop must be positive, got 0"),
         (lambda: dp.segmentation(dtype="int8"), "dtype must be one of float32, float16, uint8, got 'int8'"),
         (lambda: dp.segmentation(mask_device="gpu"), "mask_device must be one of cpu, mixed, got 'gpu'"),
-        (lambda: dp.classification_train(layout="NCHW"), "layout must be CHW or HWC, got 'NCHW'"),
-        (lambda: dp.classification_eval(resize=0), "resize must be positive, got 0"),
-        (lambda: dp.classification_eval(crop=512), "got crop=512 with resize=256: the rest .* pass resize=512 or more"),
-        (lambda: dp.segmentation(crop=(16, 24)), r"crop must be square, .* got \(16, 24\)"),
+        (lambda: dp.classification_train(layout="NCHW"), "layout must be one of CHW, HWC, got 'NCHW'"),
+        (lambda: dp.classification_eval(resize=0), "got crop=224 with resize=0"),
+        (lambda: dp.classification_eval(crop=512), "got crop=512 with resize=256"),
+        (lambda: dp.segmentation(crop=(16, 24)), r"crop must be square, got \(16, 24\)"),
     ],
 )
 def test_bad_graph_arguments_are_refused(make, text: str) -> None:

@@ -46,7 +46,7 @@ def test_bucket_is_the_nearest_in_the_logarithm_of_the_aspect(of: Buckets, sizes
     found = of.of(heights, widths)
     assert found.dtype == np.uint16
     shares = of.cover(heights, widths)
-    crops = covering_crop(heights, widths, of.shapes[found], None)
+    crops = covering_crop(np.array(sizes), of.shapes[found], None)
     for row, (height, width) in enumerate(sizes):
         away = [abs(math.log(height / width) - math.log(rows / columns)) for rows, columns in of.shapes]
         assert away[found[row]] <= min(away) + 1e-9
@@ -80,9 +80,7 @@ def test_cut_is_the_largest_inside_the_photo(
     """One side is the photo's; the other one is rounded from the ratio; about the centre, or where the numbers say."""
     height, width = size
     uniforms = None if place is None else np.array([place])
-    ((top, left, rows, columns),) = covering_crop(
-        np.array([height]), np.array([width]), np.array([shape]), uniforms
-    ).tolist()
+    ((top, left, rows, columns),) = covering_crop(np.array([size]), np.array([shape]), uniforms).tolist()
     assert 0 <= top <= height - rows
     assert 0 <= left <= width - columns
     assert rows == height or columns == width

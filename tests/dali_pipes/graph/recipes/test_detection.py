@@ -166,7 +166,7 @@ def test_boxes_lie_where_the_pixels_are(tmp_path: Path) -> None:
         ({"boxes": [[1, 1, 9, float("nan")]], "labels": [1]}, "expected finite numbers, found the box"),
         ({"boxes": [[1, 1, 9, 1e999]], "labels": [1]}, "expected finite numbers, found the box"),
         ({"boxes": [[1, 1, 9, 10**400]], "labels": [1]}, "found an integer beyond the range of a float"),
-        ({"boxes": [[9, 1, 1, 9]], "labels": [1]}, r"expected left <= right .*box_format= says how"),
+        ({"boxes": [[9, 1, 1, 9]], "labels": [1]}, r"expected left <= right .*pass box_format='xywh'"),
         ({"boxes": [[1, 1, 42.1, 9]], "labels": [1]}, r"expected boxes on the photo of 30 x 40 pixels \(height x wid"),
         ({"boxes": [[-2, 1, 4, 9]], "labels": [1]}, "expected boxes on the photo of 30 x 40"),
         ({"boxes": [[1, 1, 4]], "labels": [1]}, "expected a box of four numbers and a class id, found"),
@@ -175,12 +175,12 @@ def test_boxes_lie_where_the_pixels_are(tmp_path: Path) -> None:
         ({"boxes": [[1, 1, 4, 4]], "labels": ["cat"]}, "expected a box of four numbers and a class id, found"),
         ({"boxes": [[1, 1, 4, 4]], "labels": [-1]}, r"expected class ids in \[0, \d+\], found -1"),
         ({"boxes": [[1, 1, 4, 4]], "labels": [0.5]}, r"expected class ids in \[0, \d+\], found 0.5"),
-        ({"boxes": [[1, 1, 4, 4]], "labels": []}, "expected lists of one length, 'boxes' and 'labels'"),
-        ({"boxes": 3, "labels": []}, "expected lists of one length, 'boxes' and 'labels'"),
-        ({"labels": []}, "expected a JSON object with 'boxes' and 'labels'"),
-        ([{"bbox": [1, 2, 3, 4]}], "expected objects with 'bbox' and 'category_id'"),
-        ([[1, 2, 3, 4]], "expected objects with 'bbox' and 'category_id'"),
-        ("boxes", "expected a JSON object with 'boxes' and 'labels'"),
+        ({"boxes": [[1, 1, 4, 4]], "labels": []}, "with lists of one length, 'boxes' and 'labels'"),
+        ({"boxes": 3, "labels": []}, "with lists of one length, 'boxes' and 'labels'"),
+        ({"labels": []}, "with lists of one length, 'boxes' and 'labels'"),
+        ([{"bbox": [1, 2, 3, 4]}], "a list of objects with 'bbox' and 'category_id'"),
+        ([[1, 2, 3, 4]], "a list of objects with 'bbox' and 'category_id'"),
+        ("boxes", "with lists of one length, 'boxes' and 'labels'"),
     ],
 )
 def test_sample_of_bad_boxes_is_bad(tmp_path: Path, document: Any, text: str) -> None:
@@ -245,7 +245,7 @@ def test_sample_without_the_component_has_no_boxes(tmp_path: Path, max_boxes: in
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"box_format": "cxcywh"}, "box_format must be xyxy or xywh, got 'cxcywh'"),
+        ({"box_format": "cxcywh"}, "box_format must be one of xyxy, xywh, got 'cxcywh'"),
         ({"max_boxes": 0}, "max_boxes must be positive, got 0"),
         ({"min_size": -1}, "min_size must not be negative, got -1"),
         ({"crop": 0}, "crop must be positive"),

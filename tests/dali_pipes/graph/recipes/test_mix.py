@@ -112,7 +112,7 @@ def test_photos_keep_their_dtype(dtype: torch.dtype) -> None:
         ({}, {"each": "pixel"}, ValueError, "each must be one of batch, sample, got 'pixel'"),
         ({"image": torch.zeros(8, 4, 4, 3)}, {}, ValueError, "which is not layout='CHW'; pass the layout of the graph"),
         ({}, {"layout": "HWC"}, ValueError, "which is not layout='HWC'; pass the layout of the graph"),
-        ({}, {"layout": "NCHW"}, ValueError, "layout must be CHW or HWC"),
+        ({}, {"layout": "NCHW"}, ValueError, "layout must be one of CHW, HWC"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(changed: Any, options: Any, error: type[Exception], text: str) -> None:
