@@ -243,7 +243,6 @@ def divided_runs(
             shards=replace(shards, names=list(shards.names[first:stop])),
             entries=own,
             before=() if before is None else [before.of(row) for row in range(first, stop)],
-            is_first=first == 0,
         )
         first = stop
 

@@ -230,8 +230,6 @@ class IndexRun:
     """Read the shard indexes in the store, which must be there, and not the shards."""
     before: Sequence[Before | None] = ()
     """For each shard the index that may be taken over: see Note [indexed before]; empty: all shards are read."""
-    is_first: bool = True
-    """Whether no other shards of the data set come before these."""
 
 
 class RunSums(NamedTuple):
@@ -260,10 +258,7 @@ class IndexedRun(NamedTuple):
 
     sums: RunSums
     totals: "Totals"
-    components: Sequence[str]
-    """The components of ``columns``, in the order in which they were found."""
-    columns: SampleColumns | None
-    """``None`` if they lack components, because there are too many, and it matters which."""
+    columns: SampleColumns
     num_before: int
     """The number of shard indexes that were taken over."""
 
@@ -296,8 +291,7 @@ def index_run(run: IndexRun, keep: Callable[[str, bytes], None], on_done: Callab
             totals.add(index)
             columns.add(index)
             on_done(1 if run.shards.store.etl else index.shard_bytes)
-    whole = run.is_first or not columns.is_cut
-    return IndexedRun(sums, totals, list(columns.components), columns.finish() if whole else None, num_before)
+    return IndexedRun(sums, totals, columns.finish(), num_before)
 
 
 def known_before(manifest: Manifest | None, row: int, entry: ObjectEntry) -> Before:
@@ -506,14 +500,8 @@ def join_runs(
     for run in runs:
         sums.append(run.sums)
         totals.merge(run.totals)
-        num_shards = len(run.sums.samples)
-        if run.columns is not None:
-            columns.add_columns(run.columns, run.components)
-        else:
-            # Which components are left out depends on the runs before.
-            for name in map(index_name, shards.names[first : first + num_shards]):
-                columns.add(ShardIndex.from_bytes(shards.store.read(name), where=shards.store.locate(name)))
-        first += num_shards
+        columns.add_columns(run.columns, shard=shards.names[first])
+        first += len(run.sums.samples)
     joined = RunSums(*map(np.concatenate, zip(RunSums.empty(), *sums, strict=True)))
     return Manifest(
         names=shards.names,

@@ -4,18 +4,16 @@ A column grows by 1 to 8 bytes a sample, of which a data set may have a billion.
 """
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from io import BufferedRandom
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.column_file import ColumnStream, FileStream, stream_columns
-from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.sample_columns import (
     LABEL_TYPES,
     MAX_COMPONENTS,
@@ -59,10 +57,7 @@ class ColumnsBuilder:
         self._last: list[SampleColumns] = []
         self._last_rows = 0
         self._restart()
-        self.components: dict[str, None] = {}
-        """The components that are collected, in the order in which they were found."""
-        self.is_cut = False
-        """Whether a component was left out, because there are too many."""
+        self._components: set[str] = set()
 
     def __enter__(self) -> "ColumnsBuilder":
         return self
@@ -72,23 +67,21 @@ class ColumnsBuilder:
 
     def add(self, index: ShardIndex) -> None:
         """Add the columns of the next shard."""
-        taken = self._admit(index.offsets)
-        masks = {name: index.offsets[name] >= 0 for name in taken}
+        masks = {name: offsets >= 0 for name, offsets in index.offsets.items()}
         # Masks without a gap are not kept: they would take a byte for each sample and component.
         has = {name: None if mask.all() else mask for name, mask in masks.items()}
-        sizes = {name: photo.upright_size for name, photo in index.photos.items() if name in self.components}
+        sizes = {name: photo.upright_size for name, photo in index.photos.items()}
+        self._admit(has, shard=index.shard)
         self._last.append(SampleColumns(keys=Texts(*pack_texts(index.keys)), labels=index.labels, has=has, sizes=sizes))
         self._last_rows += index.num_samples
         if len(self._last) == _SHARDS_JOINED or self._last_rows >= _ROWS_JOINED:
             self._join_last()
 
-    def add_columns(self, columns: SampleColumns, components: Iterable[str]) -> None:
-        """Add the columns of the next shards, whose components were found in this order: see `components`."""
+    def add_columns(self, columns: SampleColumns, *, shard: str) -> None:
+        """Add the columns of the next shards; ``shard`` is the name of the first, for errors."""
         self._join_last()
-        taken = set(self._admit(components))
-        has = {name: mask for name, mask in columns.has.items() if name in taken}
-        sizes = {name: pair for name, pair in columns.sizes.items() if name in taken}
-        self._append(replace(columns, has=has, sizes=sizes))
+        self._admit(columns.has, shard=shard)
+        self._append(columns)
 
     def finish(self) -> SampleColumns:
         """The columns of all shards that were added, or those that are in no temporary file yet."""
@@ -118,16 +111,14 @@ class ColumnsBuilder:
         header = columns_header(manifest=manifest, components=self._has)
         return stream_columns(columns, header)
 
-    def _admit(self, names: Iterable[str]) -> list[str]:
-        taken = []
-        for name in names:
-            if len(self.components) < MAX_COMPONENTS or name == LABEL_COMPONENT:
-                self.components[name] = None
-            if name in self.components:
-                taken.append(name)
-            else:
-                self.is_cut = True
-        return taken
+    def _admit(self, components: Iterable[str], *, shard: str) -> None:
+        self._components.update(components)
+        if len(self._components) > MAX_COMPONENTS:
+            raise DataError(
+                f"shard '{shard}': the samples up to here have {len(self._components)} components, expected at most "
+                f"{MAX_COMPONENTS}, such as {shown(sorted(self._components))}; a component is what follows the first "
+                "dot of a file's name: if dates or numbers stand there, name the files otherwise and pack again"
+            )
 
     def _join_last(self) -> None:
         """Join the columns of small shards, whose arrays take more memory than their values."""
@@ -169,7 +160,7 @@ class _Column:
 
     def __init__(self, dtype: type[np.generic], files: contextlib.ExitStack) -> None:
         self._dtype, self._files = np.dtype(dtype), files
-        self._file: int | None = None
+        self._file: BufferedRandom | None = None
         self.length = 0
         """The row after the last one that was put."""
         self.total = 0
@@ -184,14 +175,12 @@ class _Column:
             self.total += int(np.count_nonzero(values))
         else:
             self._least, self._greatest = min(self._least, int(values.min())), max(self._greatest, int(values.max()))
-        data, place = memoryview(values.astype(self._dtype).data).cast("B"), first * self._dtype.itemsize
         try:
             if self._file is None:
-                file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # `files` closes it
-                self._file = self._files.enter_context(file).fileno()
-            while data:
-                written = os.pwrite(self._file, data, place)
-                data, place = data[written:], place + written
+                self._file = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (this closes it)
+            self._file.seek(first * self._dtype.itemsize)
+            self._file.write(values.astype(self._dtype).data)
+            self._file.flush()
         except OSError as exc:
             raise StoreError(
                 f"cannot write the columns of {self.length} samples to temporary files: {exc.strerror or exc}; name a "
@@ -213,7 +202,7 @@ class _Column:
     def _pieces(self, length: int) -> Iterator[npt.NDArray[Any]]:
         for first in range(0, length, _ROWS_AT_A_TIME):
             values = np.zeros(min(_ROWS_AT_A_TIME, length - first), self._dtype)
-            view, place = memoryview(values.data).cast("B"), first * self._dtype.itemsize
-            while self._file is not None and view and (num := os.preadv(self._file, [view], place)):
-                view, place = view[num:], place + num
+            if self._file is not None:
+                self._file.seek(first * self._dtype.itemsize)
+                self._file.readinto(values.data)
             yield values

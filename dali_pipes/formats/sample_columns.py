@@ -21,8 +21,7 @@ column         dtype       holds
 =============  ==========  ===========================================================================================
 
 The header, in JSON, has ``manifest``, the `Manifest.shards_digest` of these shards, and ``components``, sorted by name.
-Every sample has each component that has no column ``has/C``. If a data set has more than `MAX_COMPONENTS` components,
-the header lists the first ones and ``cls``.
+Every sample has each component that has no column ``has/C``. A data set has at most `MAX_COMPONENTS` components.
 
 A data set that has grown has several column files, one for each part of its shards: see `dali_pipes.formats.manifest`.
 
@@ -51,9 +50,9 @@ COLUMNS_KIND = "dali-pipes column file"
 
 SAMPLES_AT_A_TIME = 1 << 20
 """Samples of a part: 100 MB with keys of 20 bytes; 1e9 samples have a thousand parts."""
-MAX_COMPONENTS = 64
-"""The limit for a column file. If names hold a date, each sample can have a component of its own; a bitmap for each
-would grow with the square of the data set."""
+MAX_COMPONENTS = 1024
+"""The limit for a data set. If names hold a date, each sample can have a component of its own; a bitmap for each would
+grow with the square of the data set."""
 NO_LABEL = -1
 """The label of a sample without ``cls`` in `Columns.labels`."""
 
@@ -189,7 +188,7 @@ class Columns:
 
     @property
     def components(self) -> list[str]:
-        """The names of the components that samples have, at most `MAX_COMPONENTS` and ``cls``."""
+        """The names of the components that samples have."""
         return sorted(self.samples.has)
 
     def has(self, component: str) -> Bools:
@@ -198,10 +197,9 @@ class Columns:
         Raises:
             DataError: If it is not one of `components`.
         """
-        lacking = lack(self.samples, [component])
-        if lacking is None:
+        if component not in self.samples.has:
             raise self._lacks(f"component '{component}'")
-        return ~lacking
+        return ~lack(self.samples, [component])
 
     def size(self, component: str) -> tuple[Sizes, Sizes]:
         """Heights and widths of a component's upright photos: uint16 or int32 [N] each; 0 if a sample lacks it.
@@ -225,14 +223,13 @@ Where = Callable[[Columns], Bools]
 """A predicate of samples: which of them stay, bool [samples]."""
 
 
-def lack(columns: "SampleColumns | ColumnsPart", names: Sequence[str]) -> Bools | None:
-    """Whether each sample lacks all of these components: bool [N]; ``None`` if one of them is not listed."""
-    if any(name not in columns.has for name in names):
-        return None
+def lack(columns: "SampleColumns | ColumnsPart", names: Sequence[str]) -> Bools:
+    """Whether each sample lacks all of these components: bool [N]."""
     lacking = np.ones(len(columns), np.bool_)
     for name in names:
-        mask = columns.has[name]
-        lacking &= False if mask is None else ~mask
+        if name in columns.has:
+            mask = columns.has[name]
+            lacking &= False if mask is None else ~mask
     return lacking
 
 
@@ -313,8 +310,6 @@ class ColumnRanges:
                 f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
             )
         self.components: list[str] = file.entry("components", "names in order", _are_names_in_order)
-        self.counted = {name for name, count in manifest.components.items() if count}
-        """The components that samples of the manifest have, listed in the file or not."""
         self.photos = [name for name in self.components if f"height/{name}" in file.columns]
         """The components with heights and widths."""
         self._columns: dict[str, npt.NDArray[Any]] = {
@@ -399,30 +394,13 @@ class ColumnRanges:
         return head if len(head) == size or self._head.is_whole else self._read(start, size)
 
 
-class Listed(NamedTuple):
-    """The columns that all files of a data set have together."""
-
-    components: list[str]
-    photos: list[str]
-    has_labels: bool
-
-    @classmethod
-    def of(cls, files: Sequence[ColumnRanges]) -> "Listed":
-        """Leave out a component that a file does not list, although its samples may have it."""
-        components = {name for file in files for name in file.components}
-        photos = {name for file in files for name in file.photos}
-        for file in files:
-            unlisted = file.counted - set(file.components) if len(file.components) >= MAX_COMPONENTS else set()
-            components -= unlisted
-            photos -= (unlisted | set(file.components)) - set(file.photos)
-        return cls(sorted(components), sorted(photos), any(file.has_labels for file in files))
-
-
 class ColumnsPart:
-    """Some rows of a file, as `SampleColumns`, with the columns that all files list; a column is read when needed."""
+    """Some rows of one of the ``files`` of a data set, as `SampleColumns`; a column is read when needed."""
 
-    def __init__(self, file: ColumnRanges, listed: Listed, start: int, stop: int, rows: Int64s | None) -> None:
-        self._file, self._listed = file, listed
+    def __init__(
+        self, file: ColumnRanges, start: int, stop: int, rows: Int64s | None, *, files: Sequence[ColumnRanges]
+    ) -> None:
+        self._file, self._has_labels = file, any(each.has_labels for each in files)
         self._start, self._stop = start, stop
         # The rows that are wanted, counted from ``start``; None: all.
         self._rows = rows
@@ -436,8 +414,10 @@ class ColumnsPart:
             height, width = file.sizes(component, start, stop)
             return _chosen(height, rows), _chosen(width, rows)
 
-        self.has: Mapping[str, Bools | None] = _Lazily(listed.components, read_has)
-        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(listed.photos, read_sizes)
+        components = sorted({name for each in files for name in each.components})
+        photos = sorted({name for each in files for name in each.photos})
+        self.has: Mapping[str, Bools | None] = _Lazily(components, read_has)
+        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(photos, read_sizes)
 
     def __len__(self) -> int:
         return self._stop - self._start if self._rows is None else len(self._rows)
@@ -449,8 +429,7 @@ class ColumnsPart:
 
     @cached_property
     def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None:
-        labels = self._file.labels(self._start, self._stop)
-        return _chosen(labels, self._rows) if self._listed.has_labels else None
+        return _chosen(self._file.labels(self._start, self._stop), self._rows) if self._has_labels else None
 
     def read(self) -> SampleColumns:
         """All columns of the part, in memory."""
@@ -526,7 +505,6 @@ def read_parts(files: Sequence[ColumnRanges], rows: Int64s) -> Iterator[tuple[Ru
     Raises:
         DataError: While iterating, if a file holds invalid values, or was replaced.
     """
-    listed = Listed.of(files)
     firsts = np.cumsum([0, *(len(file.samples) for file in files)])
     bounds = [np.append(0, np.cumsum(file.samples, dtype=np.int64)) for file in files]
     for run in runs_of([file.samples for file in files], rows, max_samples=SAMPLES_AT_A_TIME):
@@ -537,7 +515,7 @@ def read_parts(files: Sequence[ColumnRanges], rows: Int64s) -> Iterator[tuple[Ru
         wanted = None
         if counts.sum() != stop - start:
             wanted = np.concatenate([np.arange(*pair) for pair in zip(starts - start, stops - start, strict=True)])
-        yield run, ColumnsPart(files[run.file], listed, start, stop, wanted)
+        yield run, ColumnsPart(files[run.file], start, stop, wanted, files=files)
     for file in files:
         file.check_unchanged()
 

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.data_set import data_set as data_set_module
-from dali_pipes.data_set import exclusions
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture
@@ -182,28 +181,6 @@ def test_where_that_answers_wrongly_in_parts_is_refused(shards: Path, monkeypatc
         excluded_ordinals(data_set, where=lambda columns: np.ones(35, bool))
     with pytest.raises(ValueError, match=r"where keeps none of the 35 samples of '.*'; the first is '/0'"):
         excluded_ordinals(data_set, where=lambda columns: columns.labels > 7)
-
-
-def test_more_refused_samples_than_memory_has_room_for_are_refused(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exclusions, "MAX_REFUSED", 10)
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    with pytest.raises(ValueError, match=r"where refuses 15 of the first 21 samples .* at most 10"):
-        excluded_ordinals(data_set, where=lambda columns: columns.labels > 1)
-
-
-@pytest.mark.parametrize("has_columns", [True, False])
-def test_more_incomplete_samples_than_memory_has_room_for_are_refused(
-    shards: Path, monkeypatch: pytest.MonkeyPatch, has_columns: bool
-) -> None:
-    monkeypatch.setattr(exclusions, "MAX_REFUSED", 10)
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
-    monkeypatch.setattr(DataSet, "has_columns", lambda _: has_columns)
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    with pytest.raises(ValueError, match=r"component 'cls' is missing in 1\d of the first \d+ samples .* at most 10"):
-        excluded_ordinals(data_set, lacking=["cls"])
 
 
 def test_keys_and_components_are_found_in_parts(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

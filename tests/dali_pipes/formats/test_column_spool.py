@@ -3,8 +3,9 @@
 import errno
 import json
 import os
+import tempfile
 import tracemalloc
-from typing import Any
+from typing import IO
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def fill(builder: ColumnsBuilder, runs: list[list[list[Row]]]) -> None:
             own = ColumnsBuilder()
             for rows in shards:
                 own.add(an_index(rows))
-            builder.add_columns(own.finish(), own.components)
+            builder.add_columns(own.finish(), shard="s.tar")
         else:
             for rows in shards:
                 builder.add(an_index(rows))
@@ -106,10 +107,10 @@ def test_memory_is_flat() -> None:
 
 
 def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> int:
+    def fail() -> IO[bytes]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", fail)
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
     with pytest.raises(
         StoreError, match=r"columns of 1 samples .* No space left on device; name a disk .* with TMPDIR"
     ):

@@ -20,12 +20,10 @@ from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
 from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.formats.sample_columns import (
     MAX_COMPONENTS,
-    ColumnRanges,
     Columns,
     SampleColumns,
     join_columns,
     lack,
-    read_columns,
 )
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.cluster.ais import AisStore
@@ -60,7 +58,7 @@ def built(shards: list[list[Row]]) -> SampleColumns:
     return builder.finish()
 
 
-def a_manifest(counts: list[int], components: Mapping[str, int] | None = None) -> Manifest:
+def a_manifest(counts: list[int]) -> Manifest:
     column = np.array(counts, np.int64)
     return Manifest(
         names=[f"s-{row}.tar" for row in range(len(counts))],
@@ -69,13 +67,7 @@ def a_manifest(counts: list[int], components: Mapping[str, int] | None = None) -
         samples=column,
         index_bytes=column,
         index_checksums=column.astype(np.uint64),
-        components=components or {},
     )
-
-
-def ranges_of(columns: SampleColumns, manifest: Manifest) -> ColumnRanges:
-    data = columns.to_bytes(manifest=manifest.shards_digest)
-    return ColumnRanges(lambda start, size: data[start : start + size], manifest=manifest, where="c")
 
 
 def expect(columns: SampleColumns, rows: list[Row]) -> None:
@@ -142,25 +134,13 @@ def test_components_that_all_have_take_no_room_in_the_file(tmp_path: Path) -> No
     assert columns["has/txt"].tolist() == [0b1000_0000]
 
 
-def test_more_components_than_a_file_knows_are_left_to_the_shard_indexes() -> None:
-    """A date in each name makes a component of each sample; labels are known all the same."""
-    rows = [
-        (f"k{row}", frozenset({f"{row:04d}.jpg", "cls"} if row > 90 else {f"{row:04d}.jpg"}), row) for row in range(99)
-    ]
+def test_too_many_components_are_refused() -> None:
+    """A date in each name makes a component of each sample."""
+    rows = [(f"k{row}", frozenset({f"{row:04d}.jpg"}), row) for row in range(MAX_COMPONENTS)]
     columns = built([rows])
-    assert len(columns.has) == MAX_COMPONENTS + 1
-    assert lack(columns, ["0000.jpg"]).tolist() == [row > 0 for row in range(99)]
-    assert lack(columns, ["0090.jpg"]) is None
-    assert lack(columns, ["cls"]).tolist() == [row <= 90 for row in range(99)]
-    counted = {f"{row:04d}.jpg": 1 for row in range(99)} | {"cls": 8}
-    other = built([[("x", frozenset({"0001.jpg", "0090.jpg"}), 0)]])
-    files = [
-        ranges_of(columns, a_manifest([99], counted)),
-        ranges_of(other, a_manifest([1], {"0001.jpg": 1, "0090.jpg": 1})),
-    ]
-    joined = read_columns(files, np.arange(2))
-    assert lack(joined, ["0001.jpg"]).tolist() == [row != 1 for row in range(99)] + [False]
-    assert lack(joined, ["0090.jpg"]) is None
+    assert lack(columns, ["0000.jpg"]).tolist() == [row > 0 for row in range(MAX_COMPONENTS)]
+    with pytest.raises(DataError, match=r"shard 's.tar': .* 1025 components, expected at most 1024, .* dates"):
+        built([rows, [("x", frozenset({"cls"}), 0)]])
 
 
 def test_columns_are_collected_without_an_object_a_sample() -> None:
