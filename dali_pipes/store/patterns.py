@@ -143,9 +143,10 @@ class Pattern:
         """
         found = _plain_first(listed)
         if not found:
-            start = self.url if self.store.directory == Path(self.url) else self.url.rstrip("*/-_")
+            is_folder = self.store.directory is not None and not (self.prefix or self.is_glob)
+            start = "samples-" if is_folder else f"{self.url.rstrip('*/-_')}-"
             raise StoreError(
-                f"'{self.url}' matches no .tar; expected shards such as {start}-000000.tar"
+                f"'{self.url}' {'holds' if is_folder else 'matches'} no .tar; expected shards such as {start}000000.tar"
                 f"{there_is(self.store, self.prefix)}"
             )
         if not self.is_glob:

@@ -1,4 +1,4 @@
-"""A loader's first requests: those that do not need each other's answers are sent side by side."""
+"""A loader's first requests."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -46,18 +46,15 @@ def open_loader(endpoint: str, cache: Path, *, urls: str = "ais://b/s-", **optio
 
 
 @pytest.mark.parametrize("urls", ["ais://b/s-", "ais://b/s-{000000..000003}.tar"])
-def test_first_requests_are_sent_side_by_side(small_shards: Path, tmp_path: Path, urls: str) -> None:
-    """Health, map and manifest need no other answer, nor do shards wait for the graph's example, or for each other."""
-    together = [
-        {"/v1/health", "/v1/daemon", "/v1/objects/b/s-manifest.safetensors"},
-        {"/v1/objects/b/s-000000.index.safetensors", *(f"/v1/objects/b/s-00000{number}.tar" for number in range(4))},
-    ]
+def test_first_shards_are_asked_for_side_by_side(small_shards: Path, tmp_path: Path, urls: str) -> None:
+    """Shards wait neither for the graph's example, nor for each other."""
+    together = {"/v1/objects/b/s-000000.index.safetensors", *(f"/v1/objects/b/s-00000{n}.tar" for n in range(4))}
     asked: set[str] = set()
     changed = threading.Condition()
     late: list[str] = []
 
     def before(path: str) -> None:
-        others = next((paths for paths in together if path in paths), set())
+        others = together if path in together else set()
         with changed:
             asked.add(path)
             changed.notify_all()
@@ -67,29 +64,6 @@ def test_first_requests_are_sent_side_by_side(small_shards: Path, tmp_path: Path
     with bucket_of(small_shards, before) as server, open_loader(server.endpoint, tmp_path, urls=urls) as loader:
         assert sum(len(batch["image"]) for (batch,) in loader) == loader.num_samples
     assert not late
-
-
-def test_answers_from_before_the_cluster_was_ready_do_not_count(small_shards: Path, tmp_path: Path) -> None:
-    """It has no objects yet, so it seems to have no manifest and no shards."""
-    asked: list[str] = []
-    lacked = threading.Event()
-
-    def before(path: str) -> int | None:
-        asked.append(path)
-        if path == "/v1/health" and asked.count(path) == 1:
-            lacked.wait(LATE_S)  # until the manifest was asked for
-            return 503
-        if asked.count("/v1/health") < 2:
-            lacked.set()
-            return 404
-        return None
-
-    with (
-        bucket_of(small_shards, before) as server,
-        open_loader(server.endpoint, tmp_path, start_patience_s=30) as loader,
-    ):
-        assert lacked.is_set()
-        assert loader.num_samples == 23
 
 
 def test_refused_graph_ends_the_fetches_that_have_begun(small_shards: Path, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_index_shards_error_leaves_no_manifest(tmp_path: Path) -> None:
 
 def test_resolve_shards_nothing_there(tmp_path: Path) -> None:
     """A directory without tars is said to be one."""
-    with pytest.raises(StoreError, match=r"directory '.*' holds no .tar; expected shards such as samples-000000.tar"):
+    with pytest.raises(StoreError, match=r"holds no .tar; expected shards such as samples-000000.tar"):
         resolve_shards(tmp_path, endpoint=None)
 
 
