@@ -5,6 +5,7 @@ used because it holds each member in memory, and importing it takes seconds (it 
 """
 
 import errno
+import io
 import os
 import stat
 import tarfile
@@ -36,8 +37,6 @@ _TAIL_SUM = sum(_TAIL) + 8 * ord(" ")
 
 # A tar ends with two empty blocks and is filled up to a multiple of twenty blocks.
 MAX_FILL = 22 * BLOCK
-
-_NUL_BLOCK = bytes(BLOCK)
 
 
 class Range(NamedTuple):
@@ -104,147 +103,98 @@ def stream_tar(
             a receiver that knows the length does not take the stream for complete.
         StoreError: If a file cannot be read.
     """
-    pieces = _Pieces(shard, num_bytes)
+    buffer, filled = memoryview(bytearray(min(CHUNK_BYTES, num_bytes))), 0
     files = Files()
     try:
-        for key, members in entries:
-            for component, part in members:
-                name = f"{key}.{component}"
-                size = len(part) if isinstance(part, bytes) else files.open(part)
-                # Mostly the buffer has space for all of it: a generator for each piece would take as long as reading.
-                header = member_header(name, size)
-                if not pieces.fill(header):
-                    yield from pieces.add(header)
-                if isinstance(part, bytes):
-                    yield from pieces.add(part)
-                elif not pieces.fill_from(files, size):
-                    yield from pieces.add_from(files, size)
-                rest = _NUL_BLOCK[: -size % BLOCK]
-                if not pieces.fill(rest):
-                    yield from pieces.add(rest)
-            on_sample()
-        yield from pieces.finish()
+        for size, read_into in _contents(entries, files, shard=shard, num_bytes=num_bytes, on_sample=on_sample):
+            remaining = size
+            while remaining:
+                num = read_into(buffer[filled : filled + min(remaining, len(buffer) - filled)])
+                remaining, filled = remaining - num, filled + num
+                if filled == len(buffer):
+                    yield buffer
+                    filled = 0
+        if filled:
+            yield buffer[:filled]
     finally:
         files.close()
 
 
-class _Pieces:
-    """A buffer that is filled, yielded and filled again."""
+def _contents(
+    entries: Iterable[Entry], files: "Files", *, shard: str, num_bytes: int, on_sample: Callable[[], None]
+) -> Iterator[tuple[int, Callable[[memoryview], int]]]:
+    """The size of each header, component and fill of a tar, and the function that reads it into a buffer."""
+    total = fill = 0
+    for key, members in entries:
+        for component, part in members:
+            size = files.open(part)
+            header = bytes(fill) + member_header(f"{key}.{component}", size)
+            fill = -size % BLOCK
+            total += len(header) + size
+            if total + fill + 2 * BLOCK > num_bytes:
+                raise _changed(shard, f"at least {total + fill + 2 * BLOCK}", num_bytes)
+            yield len(header), io.BytesIO(header).readinto
+            yield size, files.read_into
+        on_sample()
+    end = num_bytes - total
+    if end - fill >= MAX_FILL:
+        raise _changed(shard, str(total + fill + 2 * BLOCK), num_bytes)
+    yield end, io.BytesIO(bytes(end)).readinto
 
-    def __init__(self, shard: str, num_bytes: int) -> None:
-        self._view = memoryview(bytearray(min(CHUNK_BYTES, num_bytes)))
-        self._shard = shard
-        self._num_bytes = num_bytes
-        self._filled = self._total = 0
 
-    def fill(self, data: bytes) -> bool:
-        """Add ``data`` and return ``True``, if that leaves space in the buffer."""
-        stop = self._filled + len(data)
-        if stop >= len(self._view):
-            return False
-        self._count(len(data))
-        self._view[self._filled : stop] = data
-        self._filled = stop
-        return True
-
-    def add(self, data: bytes) -> Iterator[memoryview]:
-        self._count(len(data))
-        yield from self._put(data)
-
-    def fill_from(self, files: "Files", size: int) -> bool:
-        """Add ``size`` bytes of the open file and return ``True``, if that leaves space in the buffer."""
-        stop = self._filled + size
-        if stop >= len(self._view):
-            return False
-        self._count(size)
-        while self._filled < stop:
-            self._filled += files.read_into(self._view[self._filled : stop])
-        return True
-
-    def add_from(self, files: "Files", size: int) -> Iterator[memoryview]:
-        self._count(size)
-        while size:
-            num = files.read_into(self._view[self._filled : self._filled + min(size, len(self._view) - self._filled)])
-            size -= num
-            yield from self._advance(num)
-
-    def finish(self) -> Iterator[memoryview]:
-        # Two empty blocks, and zeros that fill the last record.
-        if self._num_bytes - self._total >= MAX_FILL:
-            raise self._changed(self._total + 2 * BLOCK)
-        yield from self._put(bytes(self._num_bytes - self._total))
-        if self._filled:
-            yield self._view[: self._filled]
-
-    def _put(self, data: bytes) -> Iterator[memoryview]:
-        start = 0
-        while start < len(data):
-            num = min(len(data) - start, len(self._view) - self._filled)
-            self._view[self._filled : self._filled + num] = data[start : start + num]
-            start += num
-            yield from self._advance(num)
-
-    def _count(self, num: int) -> None:
-        self._total += num
-        # Space for the two blocks that end a tar: without them the stream is not complete.
-        if self._total + 2 * BLOCK > self._num_bytes:
-            raise self._changed(self._total + 2 * BLOCK)
-
-    def _advance(self, num: int) -> Iterator[memoryview]:
-        self._filled += num
-        if self._filled == len(self._view):
-            self._filled = 0
-            yield self._view
-
-    def _changed(self, found: int) -> DataError:
-        what = "at least " if found > self._num_bytes else ""
-        return DataError(
-            f"shard '{self._shard}' came out at {what}{found} bytes, {self._num_bytes} were planned: source files "
-            "changed while they were packed; run it again"
-        )
+def _changed(shard: str, found: str, num_bytes: int) -> DataError:
+    return DataError(
+        f"shard '{shard}' came out at {found} bytes, {num_bytes} were planned: source files changed while they were "
+        "packed; run it again"
+    )
 
 
 class Files:
-    """Reads parts, one at a time. A file with ranges stays open, because the next range is mostly in the same file."""
+    """Reads parts, one at a time. A file stays open until another one is needed: the next range is mostly in it."""
 
     def __init__(self) -> None:
-        self._path: str | None = None
-        self._file = -1
-        self._remote: StoredFile | UnpackedFile | ParquetCells | None = None
+        self._data: bytes | None = None
+        self._file: str | StoredFile | UnpackedFile | ParquetCells | None = None
+        self._descriptor = -1
         self._offset = 0
 
-    def open(self, part: str | Range) -> int:
+    def open(self, part: Part) -> int:
         """Open a part and return its size."""
-        if isinstance(part, str):
-            self._open_path(part)
-            self._offset = 0
-            return os.fstat(self._file).st_size
-        if not isinstance(part.file, Path):
-            if part.file != self._remote:
-                self.close()
-            self._remote = part.file
-        elif str(part.file) != self._path:
-            self._open_path(str(part.file))
-        self._offset = part.offset
-        return part.size
+        self._data = part if isinstance(part, bytes) else None
+        self._offset = part.offset if isinstance(part, Range) else 0
+        if isinstance(part, bytes):
+            return len(part)
+        file = part.file if isinstance(part, Range) else part
+        file = str(file) if isinstance(file, Path) else file
+        if file != self._file:
+            self.close()
+            self._descriptor = open_regular(file) if isinstance(file, str) else -1
+            self._file = file
+        return part.size if isinstance(part, Range) else os.fstat(self._descriptor).st_size
 
     def read_into(self, view: memoryview) -> int:
-        if self._remote is not None:
-            num = self._remote.read_into(view, offset=self._offset)
-            where = self._remote.url
-        else:
-            where = str(self._path)
+        """Read the next bytes of the open part, at least one, and return their number."""
+        if self._data is not None:
+            found = self._data[self._offset : self._offset + len(view)]
+            num = len(found)
+            view[:num] = found
+        elif isinstance(self._file, str):
             try:
-                num = os.preadv(self._file, [view], self._offset)
+                num = os.preadv(self._descriptor, [view], self._offset)
             except OSError as exc:
-                raise StoreError(f"cannot read '{where}': {exc.strerror or exc}") from exc
+                raise StoreError(f"cannot read '{self._file}': {exc.strerror or exc}") from exc
+        else:
+            assert self._file is not None, "a part is open"
+            num = self._file.read_into(view, offset=self._offset)
         if not num:
-            raise DataError(f"'{where}' ends at byte {self._offset}: it was cut while it was packed; run it again")
+            name = self._file if isinstance(self._file, str) else getattr(self._file, "url", "")
+            raise DataError(f"'{name}' ends at byte {self._offset}: it was cut while it was packed; run it again")
         self._offset += num
         return num
 
-    def read(self, size: int) -> bytes:
-        """All ``size`` bytes of the open part."""
+    def read(self, size: int, *, offset: int = 0) -> bytes:
+        """Skip ``offset`` bytes of the open part, and read ``size``."""
+        self._offset += offset
         buffer = memoryview(bytearray(size))
         num = 0
         while num < size:
@@ -253,16 +203,11 @@ class Files:
 
     def close(self) -> None:
         """Can be called twice."""
-        if self._file >= 0:
-            os.close(self._file)
-        if self._remote is not None:
-            self._remote.close()
-        self._path, self._file, self._remote = None, -1, None
-
-    def _open_path(self, path: str) -> None:
-        self.close()
-        self._file = open_regular(path)
-        self._path = path
+        if isinstance(self._file, str):
+            os.close(self._descriptor)
+        elif self._file is not None:
+            self._file.close()
+        self._data = self._file = None
 
 
 def open_regular(path: str) -> int:
