@@ -15,6 +15,13 @@ import dali_pipes as dp
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
+from prep.pack import pack as packing
+from prep.sources.record import Source
+
+
+def pack(source: Source, **fields: Any) -> packing.PackReport:
+    """Pack records by a `prep.pack.pack.PackJob` of these fields."""
+    return packing.pack(source, packing.PackJob(**fields))
 
 
 @dataclass(frozen=True)

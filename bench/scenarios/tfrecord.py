@@ -46,7 +46,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
-from prep.pack.pack import pack
+from prep.pack.pack import PackJob, pack
 from prep.sources.tars import tars
 
 OURS, WEBDATASET, TFRECORD = READER_NAMES = ("tar, dali_pipes", "tar, readers.webdataset", "tfrecord, readers.tfrecord")
@@ -139,7 +139,8 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
 
     def _pack(self, place: Path) -> int:
         store = LocalStore(place)
-        num_samples = pack(tars(self.given), store=store, on_bad="keep", max_bytes=self.max_bytes).num_samples
+        job = PackJob(store=store, on_bad="keep", max_bytes=self.max_bytes)
+        num_samples = pack(tars(self.given), job).num_samples
         index_shards(resolve_shards(place, endpoint=None))
         return num_samples
 

@@ -307,11 +307,11 @@ def _demo_shards(directory: Path) -> tuple["ShardSet", str]:
     """Pack the demo photos into shards; returns the shards and the name of the photos."""
     from dali_pipes.store.local import LocalStore
     from dali_pipes.store.urls import resolve_shards
-    from prep.pack.pack import pack
+    from prep.pack.pack import PackJob, pack
     from prep.sources.demo_photos import demo_photos
 
     photos = demo_photos(show_progress=True)
-    pack(photos, store=LocalStore(directory), show_progress=True)
+    pack(photos, PackJob(store=LocalStore(directory), show_progress=True))
     return resolve_shards(directory, endpoint=None), photos.name
 
 

@@ -303,10 +303,10 @@ def _pack(
 
 def pack_to(source: "Source", store: "Store", prefix: str, **options: Any) -> "PackReport":
     """Pack a source under a prefix, with the values of `pack_options`, and print what was left out or noted."""
+    from prep.pack.pack import PackJob
     from prep.pack.pack import pack as pack_records
 
-    recode = take_recoding(options)
-    report = pack_records(source, store=store, prefix=prefix, recode=recode, **options)
+    report = pack_records(source, PackJob(store=store, prefix=prefix, recode=take_recoding(options), **options))
     print_packed(report, source)
     return report
 

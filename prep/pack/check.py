@@ -1,10 +1,8 @@
 """Check all records before anything is written: find the bad ones, and the bytes that each takes in a tar."""
 
-import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, printable
@@ -23,14 +21,15 @@ from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES
-from prep.photos.masks import HEADER_BYTES, PhotoSize, mask_problem, mask_size_problem, photo_size
+from prep.photos.masks import PhotoSize, mask_problem, mask_size_problem, photo_size
 from prep.sources.record import HEAD_BYTES, Source, as_entry
-from prep.tar.parquet import ParquetCells
-from prep.tar.writer import Entry, Part, Range, open_regular, tar_bytes
+from prep.tar.writer import Entry, Files, Part, Range, tar_bytes
 from prep.workers import Report, Workers
 
-# Most masks are smaller.
-MASK_BYTES = 1 << 16
+# First bytes that are read: enough of most photos to know their size, and all of most masks.
+PHOTO_HEAD_BYTES, MASK_BYTES = 1 << 11, 1 << 16
+_GREY_8 = (8, 0)
+"""Bit depth and colour type in a PNG's header."""
 # Records of a task: some 10 ms of work, so that the processes end together.
 NUM_RECORDS = 500
 # Below this, starting processes takes longer than the work.
@@ -136,46 +135,86 @@ def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
 
 
 def _check_entries(task: _Task, report: Report) -> Checked:
-    found = Checked()
-    for key, parts in task.entries:
-        _check_names(key, parts, source=task.source)
-        _check_record(key, parts, task, found)
+    found, files = Checked(), Files()
+    try:
+        for key, parts in task.entries:
+            _check_names(key, parts, source=task.source)
+            _check_record(key, parts, task, files, found)
+    finally:
+        files.close()
     report(len(task.entries))
     return found
 
 
-def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, found: Checked) -> None:
+class _Component(NamedTuple):
+    """A component, and its first bytes."""
+
+    part: Part
+    num_bytes: int
+    head: bytes
+    files: Files
+
+    def read(self, offset: int, num: int) -> bytes:
+        """At most ``num`` bytes from an offset on."""
+        stop = min(offset + num, self.num_bytes)
+        if stop <= len(self.head):
+            return self.head[offset:stop]
+        self.files.open(self.part)
+        return self.files.read(stop - offset, offset=offset)
+
+    @classmethod
+    def open(cls, part: Part, files: Files, *, num_head: int) -> "_Component":
+        if isinstance(part, Range) and part.head is not None:
+            return cls(part, part.size, part.head, files)
+        num_bytes = files.open(part)
+        return cls(part, num_bytes, files.read(min(num_head, num_bytes)), files)
+
+    def header(self) -> PhotoHeader:
+        """The header of a photo, with what all its bytes say; they are read if its first and last do not suffice."""
+        if isinstance(self.part, Range) and self.part.photo is not None:
+            return self.part.photo
+        header = read_photo_header(self.head)
+        if self.num_bytes > MAX_PHOTO_BYTES or header.format == "unknown":
+            return header
+        if not header.height:
+            header = read_photo_header(self.read(0, LONG_HEAD_BYTES))
+        # The checksums of a PNG are all over it.
+        is_known = bool(header.height) and header.format != "PNG"
+        if is_known and has_end(self.read(max(0, self.num_bytes - END_BYTES), END_BYTES), header.format):
+            return header
+        return read_whole_photo_header(self.read(0, self.num_bytes))
+
+
+def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, files: Files, found: Checked) -> None:
     """Append the result of one record to ``found``."""
     total = 0
     reasons: dict[str, str] = {}
     notes: list[str] = []
     unread: set[str] = set()
     good: dict[str, _Component] = {}
-    for component, part in parts:
-        is_mask = component in task.masks
-        # Each file is opened once, so all of a mask is read, and the part of its photo that has the size.
-        num = MASK_BYTES if is_mask else HEADER_BYTES if is_photo(component) else HEAD_BYTES
+    for name, part in parts:
+        is_mask = name in task.masks
+        num_head = MASK_BYTES if is_mask else PHOTO_HEAD_BYTES if is_photo(name) else HEAD_BYTES
         try:
-            head, num_bytes = _head(part, num)
+            component = _Component.open(part, files, num_head=num_head)
+            header = component.header() if is_photo(name) else None
         except StoreError as exc:
             # A file of one sample concerns this record alone; a file of many ends the pack.
             if not isinstance(part, str):
                 raise
-            unread.add(component)
-            reasons[component] = f"{component}: {exc}"
+            unread.add(name)
+            reasons[name] = f"{name}: {exc}"
             continue
-        total += tar_bytes(f"{key}.{component}", num_bytes)
-        header = _header(part, head, num_bytes) if is_photo(component) else None
-        if problem := _problem(head, num_bytes, header, task.rules, is_mask=is_mask):
-            reasons[component] = f"{component} {problem}"
+        total += tar_bytes(f"{key}.{name}", component.num_bytes)
+        if problem := _problem(component, header, task.rules, is_mask=is_mask):
+            reasons[name] = f"{name} {problem}"
             continue
         format = header.format.removeprefix("A") if header else None  # an APNG is a PNG by its name
-        if format and format != _FORMATS.get(component.rpartition(".")[2].lower()):
-            notes.append(f"{component} is a {format}")
+        if format and format != _FORMATS.get(name.rpartition(".")[2].lower()):
+            notes.append(f"{name} is a {format}")
         if format and task.masks:
-            good[component] = _Component(part, head, num_bytes)
-    if not task.masks.isdisjoint(good):
-        _check_masks(good, reasons, masks=task.masks)
+            good[name] = component
+    _check_masks(good, reasons, masks=task.masks)
     number = len(found.sizes)
     found.sizes.append(total)
     if reasons:
@@ -188,34 +227,17 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, foun
             found.empty.add(number)
 
 
-class _Component(NamedTuple):
-    """A photo or mask, and its first bytes."""
-
-    part: Part
-    head: bytes
-    num_bytes: int
-
-    def read(self, offset: int, num: int) -> bytes:
-        stop = min(offset + num, self.num_bytes)
-        if stop <= len(self.head):
-            return self.head[offset:stop]
-        return _read_part(self.part, offset, stop - offset)[0]
-
-
 def _check_masks(photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str]) -> None:
     """Add a reason for each 8-bit grey PNG that is damaged or has another size than its photo."""
+    if masks.isdisjoint(photos):
+        return
     name = next((name for name in photos if name not in masks), None)
     expected = photo_size(photos[name].read, photos[name].num_bytes) if name is not None else None
-    for component, mask in photos.items():
-        if component not in masks:
-            continue
-        if mask.num_bytes > MAX_PHOTO_BYTES:
-            reasons[component] = f"{component} has {mask.num_bytes} bytes, a mask has at most {MAX_PHOTO_BYTES}"
-            continue
-        data = mask.read(0, mask.num_bytes)
+    for component in sorted(masks & photos.keys()):
+        data = photos[component].read(0, photos[component].num_bytes)
         problem = mask_problem(data)
-        header = read_photo_header(data)
         if problem is None and expected is not None:
+            header = read_photo_header(data)
             found = PhotoSize.of(header.height, header.width, read_orientation(data, header.format).value)
             problem = mask_size_problem(str(name), expected, found)
         if problem is not None:
@@ -236,72 +258,16 @@ def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) ->
             check_utf8(name, what=f"{source}: the name of file '{printable(path)}'")
 
 
-def _problem(
-    head: bytes, num_bytes: int, header: PhotoHeader | None, rules: PhotoRules, *, is_mask: bool
-) -> str | None:
+def _problem(component: _Component, header: PhotoHeader | None, rules: PhotoRules, *, is_mask: bool) -> str | None:
     """Why a component is bad, as a text that follows its name, or ``None``; ``header`` is that of a photo."""
-    if not num_bytes:
+    head = component.head
+    if not component.num_bytes:
         return "is empty"
     if header is None:
         return None
-    problem = bytes_problem(num_bytes) or rules.problem(header)
+    problem = bytes_problem(component.num_bytes) or rules.problem(header)
     if problem is not None and header.format == "unknown":
         return f"{problem} (starts with {head[:4].hex(' ')})"
-    if problem is not None or not is_mask:
-        return problem
-    if header.format != "PNG":
-        return f"is a {header.format}, a mask must be an 8-bit grey PNG"
-    # IHDR: bit depth, colour type.
-    if tuple(head[24:26]) != (8, 0):
-        pixels = f"bit depth {head[24]}, colour type {head[25]}"
-        return f"is not an 8-bit grey PNG ({pixels}), class ids would be lost"
-    return None
-
-
-def _header(part: Part, head: bytes, num_bytes: int) -> PhotoHeader:
-    """The header of a photo, with what all its bytes say; they are read if its first and last ones do not suffice."""
-    if isinstance(part, Range) and part.photo is not None:
-        return part.photo
-    header = read_photo_header(head)
-    if num_bytes > MAX_PHOTO_BYTES or header.format == "unknown":
-        return header
-    if not header.height:
-        header = read_photo_header(_read_part(part, 0, LONG_HEAD_BYTES)[0])
-    # The checksums of a PNG are all over it.
-    is_known = bool(header.height) and header.format != "PNG"
-    if is_known and has_end(_read_part(part, num_bytes - END_BYTES, END_BYTES)[0], header.format):
-        return header
-    return read_whole_photo_header(head if len(head) == num_bytes else _read_part(part, 0, num_bytes)[0])
-
-
-def _head(part: Part, num: int) -> tuple[bytes, int]:
-    """The first bytes of a component, and its size."""
-    if isinstance(part, Range) and part.head is not None:
-        return part.head, part.size
-    return _read_part(part, 0, num)
-
-
-def _read_part(part: Part, offset: int, num: int) -> tuple[bytes, int]:
-    """``num`` bytes of a component from an offset on, and the component's size."""
-    if isinstance(part, bytes):
-        return part[offset : offset + num], len(part)
-    if isinstance(part, Range):
-        if isinstance(part.file, ParquetCells):
-            return _read_cell(part, part.file, offset, min(num, part.size - offset)), part.size
-        assert isinstance(part.file, Path), "photos in a bucket or a compressed tar were read when they were found"
-        return _read_part(str(part.file), part.offset + offset, min(num, part.size - offset))[0], part.size
-    file = open_regular(part)
-    try:
-        return os.pread(file, num, offset), os.fstat(file).st_size
-    except OSError as exc:
-        raise StoreError(f"cannot read '{part}': {exc.strerror or exc}") from exc
-    finally:
-        os.close(file)
-
-
-def _read_cell(part: Range, cells: ParquetCells, offset: int, num: int) -> bytes:
-    buffer = bytearray(num)
-    done = 0
-    while done < num and (count := cells.read_into(memoryview(buffer)[done:], offset=part.offset + offset + done)):
-        done += count
-    return bytes(buffer[:done])
+    if problem is None and is_mask and (header.format != "PNG" or tuple(head[24:26]) != _GREY_8):
+        return "is not an 8-bit grey PNG, as masks must be; class ids would be lost"
+    return problem

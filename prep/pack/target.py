@@ -6,16 +6,15 @@ written, so running an interrupted pack again finishes it.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import version_start
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store, StoreAccess
-from prep.pack.tasks import Stored, StreamTask, is_stored
+from prep.pack.tasks import ShardTask, Stored, is_stored
 from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
@@ -26,21 +25,21 @@ if TYPE_CHECKING:
 _RECORD = 20 * BLOCK
 MAX_FILES = 10**6
 """Numbers in names have six digits."""
+MIN_SHARED_BYTES = 64 << 20
+"""Fewer bytes than this are written or compared in this process: starting others takes longer."""
 
 
-class PlannedFile(Protocol):
-    """A file that a job will write."""
+class PlannedShard(NamedTuple):
+    """A shard that a job will write."""
+
+    name: str
+    num_bytes: int
+    numbers: Sequence[int]
+    """The numbers of its records."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def num_bytes(self) -> int: ...
-    @property
-    def num_samples(self) -> int: ...
-
-
-File = TypeVar("File", bound=PlannedFile)
-Task = TypeVar("Task", bound=StreamTask)
+    def num_samples(self) -> int:
+        return len(self.numbers)
 
 
 def check_limits(*, prefix: str, **limits: int | None) -> None:
@@ -91,37 +90,29 @@ def _finished_bytes(filled: int) -> int:
     return -(-(filled + 2 * BLOCK) // _RECORD) * _RECORD
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileWorkers:
-    """Worker processes that write or compare the files of a job, several at a time."""
-
-    workers: Workers
-    min_shared_bytes: int
-    """Fewer bytes than this are worked on in this process: starting others takes longer."""
-    show_progress: bool
-
-    def run(
-        self,
-        function: Callable[[Task, Report], bool],
-        tasks: Iterable[Task],
-        files: Sequence[PlannedFile],
-        *,
-        what: str,
-    ) -> list[bool]:
-        """Run `write_file` or `is_stored` for each file, and return the results; the bar ``what`` counts samples."""
-        if not files:
-            return []
-        is_small = len(files) == 1 or sum(file.num_bytes for file in files) < self.min_shared_bytes
-        total = sum(file.num_samples for file in files)
-        with bar(what=what, total=total, unit="samples", shown=self.show_progress) as drawn:
-            done = self.workers.map(
-                function,
-                tasks,
-                inline=lambda _: is_small,
-                on_progress=drawn.update,
-                name=lambda task: f"'{task.name}'",
-            )
-            return list(done)
+def run_tasks(
+    workers: Workers,
+    function: Callable[[ShardTask, Report], bool],
+    tasks: Iterable[ShardTask],
+    shards: Sequence[PlannedShard],
+    *,
+    what: str,
+    show_progress: bool,
+) -> list[bool]:
+    """Run `write_file` or `is_stored` for the task of each shard, several at a time, and return the results."""
+    if not shards:
+        return []
+    is_small = len(shards) == 1 or sum(shard.num_bytes for shard in shards) < MIN_SHARED_BYTES
+    total = sum(shard.num_samples for shard in shards)
+    with bar(what=what, total=total, unit="samples", shown=show_progress) as drawn:
+        done = workers.map(
+            function,
+            tasks,
+            inline=lambda _: is_small,
+            on_progress=drawn.update,
+            name=lambda task: f"'{task.name}'",
+        )
+        return list(done)
 
 
 class Target:
@@ -139,52 +130,54 @@ class Target:
         """The objects under the prefix, by name, before the pack writes."""
         if store.exists():
             self.existing = {entry.name: entry for entry in store.list_all(prefix)}
+        self.stale: list[str] = []
+        """The shards to be deleted at the end; see `find_stale`."""
         self._overwrite = overwrite
         self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.tar")
 
-    def stale(self, files: Sequence[PlannedFile]) -> list[str]:
-        """The numbered shards of another pack beyond the planned ones, to be deleted at the end.
+    def find_stale(self, shards: Sequence[PlannedShard]) -> None:
+        """Find the numbered shards of another pack beyond the planned ones.
 
         Raises:
             StoreError: If there are such shards, or shards of another size under the planned names, and they must stay.
         """
-        sizes = {file.name: file.num_bytes for file in files}
-        stale = [name for name in self.existing if self._pattern.fullmatch(name) and name not in sizes]
-        others = [name for name, size in sizes.items() if self.size(name) not in (None, size)]
+        sizes = {shard.name: shard.num_bytes for shard in shards}
+        self.stale = [name for name in self.existing if self._pattern.fullmatch(name) and name not in sizes]
+        others = [*self.stale, *(name for name, size in sizes.items() if self.size(name) not in (None, size))]
         versions = [name for name in self.existing if name.startswith(version_start(self.prefix))]
-        if (stale or others) and versions:
+        if others and versions:
             raise StoreError(
                 f"'{self.store.locate(self.prefix)}' is a data set with versions, {shown(versions)}; "
                 "pack under another prefix, or delete it first"
             )
-        if (stale or others) and not self._overwrite:
+        if others and not self._overwrite:
             raise StoreError(
-                f"'{self.store.locate(self.prefix)}' holds shards of another pack: "
-                f"{shown(stale + others)}; --overwrite replaces them, or pack under another prefix"
+                f"'{self.store.locate(self.prefix)}' holds shards of another pack: {shown(others)}; --overwrite "
+                "replaces them, or pack under another prefix"
             )
-        return stale
 
-    def missing(self, files: Sequence[File], task: Callable[[File, Stored], Task], workers: FileWorkers) -> list[File]:
-        """The planned files that the store does not have, byte for byte.
+    def missing(
+        self, shards: Sequence[PlannedShard], task: Callable[..., ShardTask], run: Callable[..., list[bool]]
+    ) -> list[PlannedShard]:
+        """The planned shards that the store does not have, byte for byte.
 
-        ``task`` makes the task that compares a file with the stored object of the same name and size.
+        ``task(shard, stored=...)`` makes the task that compares a shard with the stored object of its name and size;
+        ``run`` is `run_tasks` with its workers.
 
         Raises:
-            StoreError: If the store has files of the same size and other content, and they must stay.
+            StoreError: If the store has shards of the same size and other content, and they must stay.
         """
-        suspects = [file for file in files if self.size(file.name) == file.num_bytes]
-        same = workers.run(
-            is_stored, (task(file, self._stored(file.name)) for file in suspects), suspects, what="compare"
-        )
-        there = {file.name for file, is_same in zip(suspects, same, strict=True) if is_same}
-        others = [file.name for file in suspects if file.name not in there]
+        suspects = [shard for shard in shards if self.size(shard.name) == shard.num_bytes]
+        tasks = (task(shard, stored=self._stored(shard.name)) for shard in suspects)
+        are_same = run(is_stored, tasks, suspects, what="compare")
+        same = {shard.name for shard, is_same in zip(suspects, are_same, strict=True) if is_same}
+        others = [shard.name for shard in suspects if shard.name not in same]
         if others and not self._overwrite:
-            more = f", and {len(others) - 1} more are" if len(others) > 1 else ""
             raise StoreError(
-                f"'{self.store.locate(others[0])}' is there with other content{more}; "
-                "--overwrite replaces it, or pack under another prefix"
+                f"'{self.store.locate(self.prefix)}' holds shards with other content: {shown(others)}; --overwrite "
+                "replaces them, or pack under another prefix"
             )
-        return [file for file in files if file.name not in there]
+        return [shard for shard in shards if shard.name not in same]
 
     @cached_property
     def access(self) -> StoreAccess:

@@ -4,7 +4,6 @@ It is a module of its own, because the imports of `prep.pack.pack` (numpy among 
 a second.
 """
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -118,9 +117,7 @@ def read_stored(file: Path | StoredFile) -> Iterator[memoryview]:
 class CopiedTarget:
     """A target, and a directory that gets the same bytes under the same names; pickles, for a worker.
 
-    Nothing is made or read twice. A file of the copy gets its name when the target has its bytes. Before that it has no
-    name, on file systems that know files without names (most do); on others its name begins with ``.partial-``, and it
-    is deleted when its writer ends.
+    A file of the copy gets its name when the target has its bytes; what is not finished is deleted.
     """
 
     target: StreamTarget | None
@@ -130,31 +127,23 @@ class CopiedTarget:
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """Create or replace an object and then its copy; each is there whole or not at all."""
         path = self.directory / name
-        with _writing(path), unnamed_file(path) as (stream, publish):
+        try:
+            with unnamed_file(path) as (stream, publish):
 
-            def copied() -> Iterator[memoryview]:
-                # The store may start another attempt, from the first byte on.
-                with _writing(path):
+                def copied() -> Iterator[memoryview]:
+                    # The store may start another attempt, from the first byte on.
                     stream.seek(0)
                     stream.truncate()
-                for chunk in chunks():
-                    with _writing(path):
+                    for chunk in chunks():
                         stream.write(chunk)
-                    yield chunk
+                        yield chunk
 
-            if self.target is not None:
-                self.target.write_stream(name, copied, num_bytes=num_bytes)
-            else:
-                for _ in copied():
-                    pass
-            stream.flush()
-            assert stream.tell() == num_bytes, "the stream's length was announced"
-            publish()
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StoreError(f"cannot write the copy '{path}': {exc.strerror or exc}") from exc
+                if self.target is not None:
+                    self.target.write_stream(name, copied, num_bytes=num_bytes)
+                else:
+                    for _ in copied():
+                        pass
+                stream.flush()
+                publish()
+        except OSError as exc:
+            raise StoreError(f"cannot write the copy '{path}': {exc.strerror or exc}") from exc

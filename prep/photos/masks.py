@@ -8,10 +8,6 @@ from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES
 from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from prep.photos.details import HEAD_BYTES, photo_details
 
-HEADER_BYTES = 2048
-"""Enough of most photos to know their size."""
-
-
 Reader = Callable[[int, int], bytes]
 """Takes an offset and a number of bytes, and returns the bytes there; at the end of the photo there may be fewer."""
 
@@ -29,11 +25,10 @@ class PhotoSize(NamedTuple):
 
 def photo_size(read: Reader, num_bytes: int) -> PhotoSize | None:
     """Size by the header of a photo of ``num_bytes``; ``None`` if it has no readable header."""
-    num_bytes = min(num_bytes, MAX_PHOTO_BYTES)
-    head = read(0, HEADER_BYTES)
-    if not head.startswith(b"\xff\xd8\xff"):
-        head = read(0, num_bytes)  # a TIFF's header may be anywhere, and the EXIF data of a PNG or WEBP
-    details = photo_details(head) or photo_details(read(0, HEAD_BYTES)) or photo_details(read(0, num_bytes))
+    details = photo_details(read(0, HEAD_BYTES))
+    # A TIFF's header may be anywhere, and the EXIF data of a PNG or WEBP, too.
+    if details is None or details.format != "JPEG":
+        details = photo_details(read(0, min(num_bytes, MAX_PHOTO_BYTES)))
     if details is None or not details.height or not details.width:
         return None
     return PhotoSize.of(details.height, details.width, details.orientation)

@@ -26,7 +26,7 @@ from dali_pipes.formats.manifest import Manifest, ShardsPart
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, recoded_name
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_without_manifest
-from prep.pack.pack import NoRecordLeftError, PackReport, pack
+from prep.pack.pack import NoRecordLeftError, PackJob, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
 from prep.versions.known import Compared, leave_out_known, warn_of_same_photos
@@ -96,7 +96,7 @@ def add(
         any_components: Allow records that lack a component which all samples of the data set have.
         dry_run: Check and plan only.
         show_progress: Draw bars.
-        packing: Further arguments of `prep.pack.pack.pack`: ``max_count``, ``max_bytes``, ``on_bad``,
+        packing: Further fields of `prep.pack.pack.PackJob`: ``max_count``, ``max_bytes``, ``on_bad``,
             ``recode``, ``jobs``, ``on`` (who also indexes) and others; no ``prefix``, ``overwrite`` or ``copy``. A
             share in ``max_bad`` is one of all records, the known ones included.
 
@@ -150,8 +150,7 @@ def add(
     part = f"{WHAT}-{token}-"
     prefix = f"{old.prefix}{part}"
     try:
-        packed = pack(
-            source,
+        job = PackJob(
             store=old.store,
             prefix=prefix,
             dry_run=dry_run,
@@ -159,6 +158,7 @@ def add(
             check_components=None if any_components else partial(_check_components, old, source.name),
             **packing,
         )
+        packed = pack(source, job)
     except NoRecordLeftError as exc:
         if not some_known or (packing["max_bad"] is not None and not packing["max_bad"].allows(exc.num_left_out, of=0)):
             raise

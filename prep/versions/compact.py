@@ -20,7 +20,7 @@ from dali_pipes.formats.names import columns_name, index_name, version_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.pack.target import FileWorkers, plan_shards
+from prep.pack.target import PlannedShard, plan_shards, run_tasks
 from prep.pack.tasks import ShardTask, write_file
 from prep.tar.writer import Entry, Range, tar_bytes
 from prep.versions.add import TOKEN_DIGITS
@@ -30,8 +30,6 @@ from prep.workers import Workers
 
 WHAT = "compact"
 _BLOCK_BYTES = 1 << 20
-# Below this, starting processes takes longer than writing.
-_MIN_SHARED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +170,9 @@ def _write(store: Store, planned: list[_Planned], *, jobs: int | None, show_prog
     tasks = (
         ShardTask(name=shard.name, num_bytes=shard.num_bytes, target=access, entries=shard.entries) for shard in planned
     )
+    shards = [PlannedShard(shard.name, shard.num_bytes, range(shard.num_samples)) for shard in planned]
     with Workers(jobs) as workers:
-        file_workers = FileWorkers(workers=workers, min_shared_bytes=_MIN_SHARED_BYTES, show_progress=show_progress)
-        file_workers.run(write_file, tasks, planned, what=WHAT)
+        run_tasks(workers, write_file, tasks, shards, what=WHAT, show_progress=show_progress)
 
 
 def _write_version(

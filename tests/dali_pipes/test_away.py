@@ -28,8 +28,7 @@ from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
-from tests.builders import fill_bucket, make_samples, write_shards
+from tests.builders import fill_bucket, make_samples, pack, write_shards
 from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
 from tests.faults import faulty
 from tests.scripted import Script, scripted

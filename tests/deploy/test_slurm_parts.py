@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.store.local import LocalStore
-from prep.pack.pack import pack
+from tests.builders import pack
 from tests.deploy.conftest import JOB, Slurm, write_program
 from tests.deploy.dockerfile import ROOT
 from tests.prep.commands.calls import run_prep

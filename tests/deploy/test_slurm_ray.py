@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.store.local import LocalStore
-from prep.pack.pack import pack
 from prep.sources.pets import pets
+from tests.builders import pack
 from tests.deploy.conftest import Slurm, write_program
 from tests.deploy.dockerfile import ROOT
 from tests.sources import write_pets

@@ -3,15 +3,16 @@
 import sys
 from pathlib import Path
 
-from prep.pack import pack as packing
+from prep.pack import target as target_module
+from tests.builders import pack
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.sources import make_source
 
 
 def main(target: str, gate: str) -> None:
-    packing.MIN_SHARED_BYTES = 0
+    target_module.MIN_SHARED_BYTES = 0
     store = GatedStore(Path(target), held="samples-000001.tar", gate=Path(gate))
-    report = packing.pack(make_source(43), store=store, max_count=10, on="ray")
+    report = pack(make_source(43), store=store, max_count=10, on="ray")
     print(len(report.shards))
 
 

@@ -17,13 +17,13 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import Template
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
 from prep.sources.imagefolder import imagefolder
 from prep.sources.pets import pets
 from prep.sources.record import Source
 from prep.sources.tables import table
 from prep.sources.tars import tars
+from tests.builders import pack
 from tests.sources import encode_photo, write_pets
 
 # Modules that are programs: importing one runs it.

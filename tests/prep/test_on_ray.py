@@ -21,14 +21,15 @@ from prep.etl.run import Output, transform_shards
 from prep.index import index_shards
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
-from prep.pack import pack as packing
-from prep.pack.pack import PackReport, pack
+from prep.pack import target
+from prep.pack.pack import PackReport
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
 from prep.versions.add import add
 from prep.versions.publish import open_newest
 from prep.workers import WORKERS_KINDS, on_ray, open_workers
+from tests.builders import pack
 from tests.prep.ray_nodes import WAIT_S, expect_only_its_tasks_were_repeated, killing, without_head
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.prep.workers_tasks import double
@@ -66,7 +67,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sets go to the workers, too."""
-    monkeypatch.setattr(packing, "MIN_SHARED_BYTES", 0)
+    monkeypatch.setattr(target, "MIN_SHARED_BYTES", 0)
 
 
 def contents(store: LocalStore, names: tuple[str, ...]) -> list[bytes]:

@@ -16,10 +16,9 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_set import ShardSet
 from prep.commands.group import prep
-from prep.pack.pack import pack
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.builders import make_samples, open_loader, write_shards, write_tar
+from tests.builders import make_samples, open_loader, pack, write_shards, write_tar
 from tests.sources import make_source
 
 LAST = "samples-000003.tar"

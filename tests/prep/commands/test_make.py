@@ -13,9 +13,8 @@ from PIL import Image
 import dali_pipes as dp
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
-from prep.pack.pack import pack
 from prep.sources.demo_photos import demo_photos
-from tests.builders import photo_bytes, tar_bytes
+from tests.builders import pack, photo_bytes, tar_bytes
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import write_pets
@@ -110,7 +109,7 @@ def test_interrupted_run_goes_on(photos: Path, tmp_path: Path, lost: list[str]) 
 def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, tmp_path: Path) -> None:
     _make(*QUICK, photos, tmp_path / "out")
     (photos / "cat" / "40.jpg").write_bytes(photo_bytes(40, 64, 48))
-    _make(*QUICK, photos, tmp_path / "out", expect=StoreError, match="is there with other content; --overwrite")
+    _make(*QUICK, photos, tmp_path / "out", expect=StoreError, match="holds shards with other content: .*--overwrite")
     found = _json(*QUICK, photos, tmp_path / "out", "--overwrite")
     assert [made["num_samples"] for made in found["sets"]] == [41]
     assert found["sets"][0]["was_indexed"] is False

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from prep.commands.group import prep
-from prep.pack.pack import pack
+from tests.builders import pack
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import encode_photo, make_source
 

@@ -138,7 +138,7 @@ def test_function_makes_new_components_and_a_tar_without_time_or_owner() -> None
 
 def test_identity_gives_the_bytes_that_pack_writes(tmp_path: Path) -> None:
     """A transform that changes no sample leaves all bytes of our shards unchanged."""
-    from prep.pack.pack import pack
+    from tests.builders import pack
     from tests.sources import make_source
 
     pack(make_source(5), store=LocalStore(tmp_path), prefix="s-", max_count=10, max_bytes=1 << 20)

@@ -707,8 +707,8 @@ def test_shard_that_goes_away_is_an_error_with_its_name(tmp_path: Path, monkeypa
 
 def test_pets_sample_is_as_its_readme_says(pets_dir: Path, tmp_path: Path) -> None:
     """Real photos: an RGBA PNG under a .jpg name and EXIF orientations of 0 are no matter; nothing is wrong."""
-    from prep.pack.pack import pack
     from prep.sources.pets import pets
+    from tests.builders import pack
 
     store, prefix = open_target(str(tmp_path / "out"), endpoint=None)
     pack(pets(pets_dir), store=store, prefix=prefix, max_count=100, on_bad="keep")

@@ -20,12 +20,13 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import OnBad, open_target, pack
+from prep.pack.pack import OnBad, open_target
 from prep.pack.target import ShardPlan, plan_shards
 from prep.sources.imagefolder import imagefolder
 from prep.sources.pets import pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range, tar_bytes
+from tests.builders import pack
 from tests.sources import encode_mask, encode_photo, make_source, start_python, write_pets
 from tests.turned_photos import exif_block, with_exif
 
@@ -227,6 +228,7 @@ def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> No
 GIF = encode_photo("gif", mode="L")
 UNKNOWN = "holds no photo of a known format, expected JPEG, PNG, WEBP, BMP or PNM"
 PNG = encode_photo("png")
+NO_MASK = "trimap.png is not an 8-bit grey PNG, as masks must be"
 RGBA_PNG = encode_photo("png", mode="RGBA")
 BAD = [
     ({"image_jpg": GIF}, "image.jpg holds a GIF, expected JPEG, PNG, WEBP, BMP or PNM"),
@@ -235,8 +237,8 @@ BAD = [
     ({"jpg": encode_photo(), "json": b""}, "json is empty"),
     ({"jpg": b"<html>"}, f"jpg {UNKNOWN} (starts with 3c 68 74 6d)"),
     ({"jpg": b"\xff"}, f"jpg {UNKNOWN} (starts with ff)"),
-    ({"jpg": encode_photo(), "trimap_png": PNG}, "trimap.png is not an 8-bit grey PNG (bit depth 8, colour type 2)"),
-    ({"jpg": encode_photo(), "trimap_png": encode_photo()}, "trimap.png is a JPEG, a mask must be an 8-bit grey PNG"),
+    ({"jpg": encode_photo(), "trimap_png": PNG}, NO_MASK),
+    ({"jpg": encode_photo(), "trimap_png": encode_photo()}, NO_MASK),
     ({"jpg": encode_photo(), "trimap_png": encode_mask()[:-12]}, "trimap.png is cut off: it has no whole IEND chunk"),
     (
         {"jpg": encode_photo(), "trimap_png": encode_mask().replace(b"IDATx", b"IDATy")},
@@ -453,7 +455,7 @@ def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, m
     path = tmp_path / "a.jpg"
     path.write_bytes(encode_photo())
     source = _source(Record(key="a", components={"jpg": path}, label=0))
-    monkeypatch.setattr("prep.pack.target.Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 30_000) and [])
+    monkeypatch.setattr("prep.pack.target.Target.find_stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 30_000))
     with pytest.raises(DataError, match=r"shard 'samples-000000\.tar' came out at .* source files changed"):
         pack(source, store=LocalStore(tmp_path / "out"))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-written.json"]
@@ -485,7 +487,7 @@ def test_pack_finishes_what_was_interrupted(store: Store) -> None:
     [
         (make_source(40), 10, r"holds shards of another pack: 'samples-000003\.tar'"),  # one shard too many
         (make_source(23), 5, r"'samples-000003\.tar', 'samples-000004\.tar', 'samples-000000\.tar' and 1 more;"),
-        (make_source(23, seed=1), 10, r"samples-000000\.tar' is there with other content"),  # same sizes
+        (make_source(23, seed=1), 10, r"holds shards with other content: 'samples-000000\.tar'"),  # same sizes
     ],
 )
 def test_pack_over_other_shards_is_refused_and_done_with_overwrite(
@@ -523,7 +525,7 @@ def test_pack_leaves_other_prefixes_alone(store: Store) -> None:
 LONG_PACK = """
 import sys
 from pathlib import Path
-from prep.pack.pack import pack
+from tests.builders import pack
 from prep.sources.record import Record, Source
 from dali_pipes.store.local import LocalStore
 
@@ -567,7 +569,7 @@ NO_ROOM = """
 import resource, sys
 from pathlib import Path
 from dali_pipes.errors import StoreError
-from prep.pack.pack import pack
+from tests.builders import pack
 from dali_pipes.store.local import LocalStore
 from tests.sources import make_source
 
@@ -607,7 +609,7 @@ def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes for the smallest set, too."""
     monkeypatch.setattr("prep.pack.check.MIN_SHARED_RECORDS", 0)
     monkeypatch.setattr("prep.pack.check.NUM_RECORDS", 5)
-    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
 
 
 @pytest.mark.usefixtures("_shared")
@@ -650,18 +652,21 @@ def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
 PEAK = """
 import json, resource, sys
 from pathlib import Path
-from prep.pack.pack import pack
+from prep.pack.pack import PackJob, pack
 from prep.sources.record import Record, Source
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 
 folder, where, num = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = AisStore(where, "peak") if where.startswith("http") else LocalStore(Path(where))
-pack(Source(name="small", records=[Record(key="a", components={"json": b"1"}, label=0)], classes={}), store=store)
+small = Record(key="a", components={"json": b"1"}, label=0)
+pack(Source(name="small", records=[small], classes={}), PackJob(store=store))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 records = [Record(key=str(number), components={"bin": folder / "big"}, label=0) for number in range(num)]
 source = Source(name="big", records=records, classes={})
-report = pack(source, store=store, prefix="big-", max_bytes=1 << 40, max_count=num // 2, jobs=int(sys.argv[4]))
+report = pack(
+    source, PackJob(store=store, prefix="big-", max_bytes=1 << 40, max_count=num // 2, jobs=int(sys.argv[4]))
+)
 own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 print(json.dumps([report.num_bytes, own - before, workers]))
 """
@@ -690,7 +695,7 @@ def test_pack_conflict_in_the_last_shard_is_found_before_the_first_is_written(st
     for name in ("samples-000000.tar", "samples-000001.tar"):
         store.delete(name)
     before = _contents(store)
-    with pytest.raises(StoreError, match=r"samples-000002\.tar' is there with other content; --overwrite"):
+    with pytest.raises(StoreError, match=r"holds shards with other content: 'samples-000002\.tar'; --overwrite"):
         pack(make_source(23), store=store, max_count=10)
     assert _contents(store) == before
 
@@ -703,7 +708,7 @@ def test_pack_again_into_a_bucket_of_another_checksum_writes_nothing_anew(node: 
     _set_checksum(store, checksum_type)
     assert pack(make_source(23), store=store, max_count=10).num_written == 3
     assert pack(make_source(23), store=store, max_count=10).num_written == 0
-    with pytest.raises(StoreError, match=r"is there with other content, and 2 more are; --overwrite"):
+    with pytest.raises(StoreError, match=r"holds shards with other content: .*; --overwrite"):
         pack(make_source(23, seed=1), store=store, max_count=10)
     assert pack(make_source(23, seed=1), store=store, max_count=10, overwrite=True).num_written == 3
 

@@ -17,9 +17,9 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.pack.tasks import CopiedTarget
 from prep.sources.record import Record, Source
+from tests.builders import pack
 from tests.sources import encode_photo, make_source, start_python
 
 
@@ -46,7 +46,7 @@ def test_copy_has_the_bytes_of_what_is_uploaded(
 ) -> None:
     """Under the same names, with the class table: a data set of its own. Without asking for it there is none."""
     if is_shared:
-        monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+        monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
     copy = tmp_path / "copy"
     assert _pack(store, copy) == (3, 3)
     assert _contents(LocalStore(copy)) == _contents(store)
@@ -92,7 +92,7 @@ def test_copy_where_other_shards_are_is_refused_or_replaced(store: Store, tmp_pa
     with pytest.raises(StoreError, match=rf"'{copy}/a/x-' holds shards of another pack: 'a/x-000003\.tar'"):
         _pack(store, copy)
     (copy / "a" / "x-000003.tar").unlink()
-    with pytest.raises(StoreError, match=rf"'{copy}/a/x-000000\.tar' is there with other content, and 2 more are"):
+    with pytest.raises(StoreError, match=rf"'{copy}/a/x-' holds shards with other content: 'a/x-000000\.tar'"):
         _pack(store, copy, count=12)
     assert _contents(LocalStore(copy)) == {name: others[name] for name in others if name != "a/x-000003.tar"}
     assert not isinstance(store, LocalStore) or not store.directory.exists()
@@ -129,7 +129,7 @@ def test_copy_of_a_pack_that_fails_leaves_no_part(
     path = tmp_path / "a.jpg"
     path.write_bytes(encode_photo())
     source = Source(name="s", records=[Record(key="a", components={"jpg": path}, label=0)], classes={})
-    monkeypatch.setattr("prep.pack.target.Target.stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000) and [])
+    monkeypatch.setattr("prep.pack.target.Target.find_stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000))
     with pytest.raises(DataError, match="source files changed"):
         pack(source, store=store, copy=tmp_path / "copy")
     assert [entry.name for entry in store.list("")] == ["samples-written.json"]

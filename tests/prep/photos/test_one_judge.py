@@ -10,10 +10,9 @@ from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify
-from prep.pack.pack import pack
 from prep.photos.decoders import Undecodable, open_decoder
 from prep.sources.record import Record, Source
-from tests.builders import Sample, image_bytes, write_shards
+from tests.builders import Sample, image_bytes, pack, write_shards
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,

@@ -14,13 +14,13 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.local import LocalStore
-from prep.pack.pack import PackReport, pack
+from prep.pack.pack import PackReport
 from prep.recode.photos import Recoding
 from prep.recode.stage import recode_source
 from prep.sources.imagefolder import photo_folder
 from prep.sources.record import Record, Source
 from prep.workers import Workers
-from tests.builders import image_bytes, mask_bytes, photo_bytes, read_tar
+from tests.builders import image_bytes, mask_bytes, pack, photo_bytes, read_tar
 from tests.hostile_photos import pixels_of, undecodable
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran

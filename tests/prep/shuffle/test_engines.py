@@ -21,7 +21,6 @@ from dali_pipes.store.shard_names import Template
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.shuffle import dsort
 from prep.shuffle.contents import read_contents, read_shard
 from prep.shuffle.key_map import Grouping, parse_key_map
@@ -31,7 +30,7 @@ from prep.shuffle.request import Engine, Request, epoch_prefix, epoch_seed
 from prep.shuffle.shuffle import shuffle
 from prep.sources.record import Source
 from prep.workers import Workers
-from tests.builders import read_tar, tar_bytes
+from tests.builders import pack, read_tar, tar_bytes
 from tests.sources import make_source
 
 NUM_SAMPLES = 43

@@ -27,7 +27,6 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.part import JobPart
 from prep.shuffle import exchange
 from prep.shuffle.exchange import MAX_GAP_BYTES, runs, sections
@@ -35,7 +34,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
-from tests.builders import read_tar, tar_bytes
+from tests.builders import pack, read_tar, tar_bytes
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.sources import make_source, start_python
 

@@ -14,14 +14,13 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.shuffle import shuffle as shuffle_module
 from prep.shuffle.dsort import DsortSpec
 from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.builders import read_tar, tar_bytes
+from tests.builders import pack, read_tar, tar_bytes
 from tests.sources import make_source
 
 NUM_SAMPLES = 43

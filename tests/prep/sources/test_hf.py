@@ -11,8 +11,8 @@ import webdataset
 
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
-from prep.pack.pack import pack
 from prep.sources.hf import find_parquet, hf, read_schema
+from tests.builders import pack
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.sources import encode_mask, encode_photo
 

@@ -9,9 +9,9 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
-from prep.pack.pack import pack
 from prep.sources.imagefolder import imagefolder, photo_folder
 from prep.sources.pets import download_pets, pets
+from tests.builders import pack
 from tests.sources import encode_photo, write_pets
 
 NAMES = {"Abyssinian_2": 1, "Abyssinian_10": 1, "great_pyrenees_7": 16}

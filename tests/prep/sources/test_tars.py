@@ -13,9 +13,8 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.sources.tars import tars
-from tests.builders import Sample, write_tar
+from tests.builders import Sample, pack, write_tar
 from tests.sources import encode_photo, make_source
 
 
@@ -50,7 +49,7 @@ def _resolve(store: Store, prefix: str = "samples-") -> Any:
 def test_tars_keep_samples_order_bytes_and_classes(
     store: Store, tmp_path: Path, max_count: int, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
     shards = _resolve(store)
     source = tars(shards, jobs=jobs)
     assert source.classes == {0: "zero", 1: "one", 2: "two"}
@@ -77,7 +76,7 @@ def test_tars_that_are_compressed_give_the_same_shards(
     store: Store, tmp_path: Path, ending: str, max_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By prefix, by range and as a list; by processes, and compared when it is run again."""
-    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
     plain, out = LocalStore(tmp_path / "plain"), LocalStore(tmp_path / "out")
     shards = pack(tars(_resolve(store)), store=plain, max_count=max_count, jobs=1).shards
     _compress(store, ending)

@@ -10,9 +10,8 @@ from webdataset.writer import default_handlers, encode_based_on_extension1
 
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
-from prep.pack.pack import pack
 from prep.sources.record import Record, Source, encode_value
-from tests.builders import image_bytes
+from tests.builders import image_bytes, pack
 
 VALUES = [
     ("txt", "grüße"),

@@ -16,13 +16,13 @@ from dali_pipes.store.cluster.transfer import BucketAccess
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
-from prep.pack.pack import open_target, pack
+from prep.pack.pack import open_target
 from prep.sources.imagefolder import imagefolder
 from prep.versions.add import AddReport, add
 from prep.versions.compact import CompactReport, compact
 from prep.versions.publish import Newest, open_newest
 from prep.versions.remove import RemoveReport, remove
-from tests.builders import photo_bytes
+from tests.builders import pack, photo_bytes
 
 
 class Place(NamedTuple):

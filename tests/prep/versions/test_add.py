@@ -17,12 +17,12 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
-from prep.pack.pack import open_target, pack
+from prep.pack.pack import open_target
 from prep.recode.photos import Recoding
 from prep.sources.imagefolder import imagefolder
 from prep.sources.record import Record, Source
 from prep.versions.add import add, fit_classes
-from tests.builders import Sample, photo_bytes, write_tar
+from tests.builders import Sample, pack, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
 

@@ -12,9 +12,8 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.cluster.ais import AisStore
 from prep.index import index_shards
-from prep.pack.pack import pack
 from prep.sources.imagefolder import imagefolder
-from tests.builders import Sample, write_tar
+from tests.builders import Sample, pack, write_tar
 from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
 
 

@@ -20,9 +20,9 @@ from prep.embedded.connection import Headers
 from prep.embedded.routes import Handler as RoutesHandler
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
-from prep.pack.pack import pack
 from prep.sources.tars import tars
 from prep.workers import Workers
+from tests.builders import pack
 from tests.sources import make_source
 
 DATA = bytes(range(256)) * 40_000  # 10 MB: no socket's buffer holds it
@@ -235,7 +235,7 @@ def test_stream_and_upload_are_read_back_and_listed_with_their_checksum(anywhere
 
 def test_pack_into_a_bucket_and_reshard_there(anywhere: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """By processes; the second run finds all there."""
-    monkeypatch.setattr("prep.pack.pack.MIN_SHARED_BYTES", 0)
+    monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
     assert pack(make_source(40), store=anywhere, max_count=10, jobs=2).num_written == 4
     assert pack(make_source(40), store=anywhere, max_count=10, jobs=2).num_written == 0
     source = tars(resolve_shards(f"{anywhere.url}/samples-", endpoint=anywhere.endpoint), jobs=2)
