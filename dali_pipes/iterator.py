@@ -18,8 +18,8 @@ from dali_pipes.errors import printable
 from dali_pipes.graph.dali_internals import ITERATOR_ATTRIBUTES, set_epoch_size
 from dali_pipes.graph.outputs import BatchDict
 from dali_pipes.integrations.dali_iterator import DaliArguments, DaliIterator
-from dali_pipes.integrations.data_loader import EachIter, LoaderBatches, OutputNames
-from dali_pipes.integrations.torch_dataset import DictBatches, LoaderDataset
+from dali_pipes.integrations.data_loader import DictBatches, EachIter, LoaderBatches, OutputNames
+from dali_pipes.integrations.torch_dataset import LoaderDataset
 from dali_pipes.opening.arguments import LoaderArguments
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.processes.ranks import NOTHING
@@ -226,7 +226,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         """Give the batches to a loop that was written for ``DALIClassificationIterator`` or another DALI iterator.
 
         With ``output_map=["data", "label"], column_labels=True`` the loop runs unchanged. The arguments after
-        ``reader_name`` are those of DALI's iterators that change nothing here: the log says so.
+        ``reader_name`` are those of DALI's iterators; they change nothing here, and must fit what the loader does.
 
         Args:
             output_map: New names of the graph's outputs, in their order; ``None``: the graph's own names.
@@ -248,8 +248,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return DaliIterator(given.pop("self"), DaliArguments(**given))
 
     def as_dicts(self) -> DictBatches:
-        """Give the ``len(loader)`` batches of an epoch as plain dicts, without the list around each."""
-        return DictBatches(self.delivery)
+        """Give batches as plain dicts, without the list around each: ``as_dataloader(each_iter="rest")``."""
+        return LoaderBatches(self.delivery, outputs=None, each_iter="rest")
 
     def as_dataset(self) -> LoaderDataset:
         """Give the batches to torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or to

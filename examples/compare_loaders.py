@@ -80,7 +80,7 @@ def dali_feed(shards: ShardSet, options: LoaderOptions, *, shuffle: bool, dtype:
         outputs=dp.Outputs(keys=True),
         endpoint=shards.store.endpoint,
     ) as loader:
-        yield loader.as_dicts
+        yield lambda: iter(loader.as_dicts())
 
 
 @contextlib.contextmanager

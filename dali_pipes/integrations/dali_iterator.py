@@ -2,12 +2,9 @@
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -18,8 +15,6 @@ from dali_pipes.integrations.data_loader import iterated_elsewhere
 
 if TYPE_CHECKING:
     from dali_pipes.delivery import Delivery
-
-_log = logging.getLogger(__name__)
 
 _AUTO_RESET = {False: False, None: False, "no": False, True: True, "yes": True}  # as DALI takes it
 
@@ -50,7 +45,7 @@ class DaliArguments:
             raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {self.auto_reset!r}")
 
     def check(self, *, policy: str, rank_samples: int) -> None:
-        """Compare them with the loader's policy and the samples of a rank; log those that change nothing.
+        """Compare them with the loader's policy and the samples of a rank.
 
         Raises:
             ValueError: If one contradicts what the loader does.
@@ -72,17 +67,6 @@ class DaliArguments:
                 "last_batch_padded=False has an epoch begin after the samples that filled the last batch of the epoch "
                 "before; a loader gives each sample once an epoch; leave it out"
             )
-        without_effect = {
-            "fill_last_batch": self.fill_last_batch is not None,
-            "last_batch_padded": self.last_batch_padded is not None,
-            "dynamic_shape": bool(self.dynamic_shape),
-            "prepare_first_batch": self.prepare_first_batch,
-        }
-        if any(without_effect.values()):
-            _log.warning(
-                "as_dali() got arguments that change nothing: %s; leave them out",
-                ", ".join(name for name, is_given in without_effect.items() if is_given),
-            )
 
 
 class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
@@ -92,10 +76,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     the ``loader``, a `dali_pipes.iterator.Loader`.
     """
 
-    # What DALI's own iterators keep beside the attributes of the loader; some loops read it.
-    _last_batch_padded = True  # after FILL the next epoch begins at its beginning
-    _prepare_first_batch = False
-    _is_stick_to_shard = False  # each epoch deals out all samples anew
+    _last_batch_padded = True  # as DALI's iterators say it: after FILL the next epoch begins at its beginning
 
     def __init__(self, loader: DALIGenericIterator, arguments: DaliArguments) -> None:
         # DALI's own constructor would claim the pipeline a second time; the attributes that it sets are the loader's.
@@ -183,33 +164,6 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         else:
             num_steps = batching.num_steps(plan) - batching.num_steps(plan, start=position)
         return num_steps * batching.batch_size
-
-    @property
-    def _size_no_pad(self) -> int:
-        """Samples of the epoch over all ranks."""
-        return self._delivery.num_samples
-
-    @property
-    def _shards_num(self) -> int:
-        """Ranks. What DALI calls a shard is a rank's part of the epoch."""
-        return self._delivery.parts.batching.process.world_size
-
-    @property
-    def _shards_id(self) -> npt.NDArray[np.int64]:
-        return np.array([self._delivery.parts.batching.process.rank], np.int64)
-
-    @property
-    def _counter_per_gpu(self) -> npt.NDArray[np.int64]:
-        """Samples that each rank has had of the epoch before its start: none."""
-        return np.zeros(self._shards_num, np.int64)
-
-    @property
-    def _shard_sizes_per_gpu(self) -> npt.NDArray[np.int64]:
-        """Samples of each rank: those of whole steps, and even parts of short last ones, as under ``PARTIAL``."""
-        batching, plan = self._delivery.parts.batching, self._delivery.current.feed.plan
-        return plan.samples_of_ranks(batch_size=batching.batch_size, world_size=self._shards_num)
-
-    _shard_sizes_per_gpu_initial = _shard_sizes_per_gpu
 
 
 def _checked_names(graph_outputs: list[str], output_map: Sequence[str] | None, *, added: Sequence[str]) -> list[str]:

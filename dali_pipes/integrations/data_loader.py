@@ -33,14 +33,14 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, get_args
 
 from torch import distributed
 from torch.utils.data import Dataset
 
 from dali_pipes.arguments import as_integer
 from dali_pipes.delivery import Delivery, Use, alone
-from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
+from dali_pipes.graph.outputs import LABEL_OUTPUT, BatchDict, label_advice
 from dali_pipes.processes.ranks import GIVEN
 
 _log = logging.getLogger(__name__)
@@ -231,6 +231,14 @@ class LoaderBatches:
             ValueError: If the loader gives no such output.
         """
         return _form(self._outputs, [*self.delivery.parts.decode.output_names, *self.delivery.added_outputs])
+
+
+class DictBatches(Protocol):
+    """The type of `LoaderBatches` that give plain dicts."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[BatchDict]: ...
 
 
 class Iteration(Iterator[Any]):

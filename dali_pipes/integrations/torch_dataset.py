@@ -11,9 +11,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from dali_pipes.delivery import Delivery
 from dali_pipes.graph.outputs import BatchDict
-from dali_pipes.integrations.data_loader import LoaderBatches, iterated_elsewhere
+from dali_pipes.integrations.data_loader import LoaderBatches
 
 # Classes that give the batches of rank 0's data set to all ranks, or each rank a part of the batches of its own.
 _DEALERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
@@ -21,41 +20,6 @@ _WAY_OUT = (
     "give the trainer loader.as_dataloader() instead, which it leaves alone: see docs/how-to/trainers.md; or keep this "
     "DataLoader out of prepare()"
 )
-
-
-class DictBatches(Iterator[BatchDict]):
-    """A loader's epochs, as plain dicts. Made by `Loader.as_dicts`.
-
-    As the loader's own: after `break`, iterating again continues the epoch; after its end it starts the next one.
-    """
-
-    def __init__(self, delivery: Delivery) -> None:
-        self._delivery = delivery
-        self._token: object | None = None  # of an iteration that has begun
-        self._is_over = False
-
-    def __len__(self) -> int:
-        """Batches of the loader's whole epoch."""
-        return self._delivery.num_batches_of()
-
-    def __iter__(self) -> "DictBatches":
-        self._token, self._is_over = None, False
-        return self
-
-    def __next__(self) -> BatchDict:
-        if self._is_over:
-            raise StopIteration  # and not the next epoch's first batch
-        if self._token is None:
-            self._delivery.begin()
-            self._token = object()
-        elif self._delivery.taker not in (None, self._token):
-            raise iterated_elsewhere()
-        try:
-            batch: BatchDict = self._delivery.next_batch(taker=self._token)
-            return batch
-        except StopIteration:
-            self._is_over = True
-            raise
 
 
 class LoaderDataset(IterableDataset[BatchDict]):

@@ -231,12 +231,6 @@ class Plan:
         """Return the position after so many samples from ``start`` on, those of all ranks that were delivered."""
         return min(start + num_used, self.num_samples)
 
-    def samples_of_ranks(self, *, batch_size: int, world_size: int) -> Int64s:
-        """int64 [ranks]: the samples of each rank in the epoch, under ``PARTIAL``."""
-        steps, left = divmod(self.num_samples, batch_size * world_size)
-        ranks = np.arange(world_size, dtype=np.int64)
-        return steps * batch_size + left // world_size + (ranks < left % world_size)
-
     def last_edge(self, position: int) -> int:
         """Return the last position up to this one from which an epoch can go on."""
         return position

@@ -259,12 +259,6 @@ class ShapedPlan(Plan):
         at = int(np.searchsorted(self._group_stops, position, side="right"))
         return int(self._group_stops[at - 1]) if at else 0
 
-    def samples_of_ranks(self, *, batch_size: int, world_size: int) -> Int64s:
-        """int64 [ranks]: the samples of each rank in the epoch, under ``PARTIAL``."""
-        assert batch_size * world_size == self.grouping.group_size, "the plan is made for its batch size"
-        sizes, ranks = self._group_sizes[:, None], np.arange(world_size)
-        return np.asarray((sizes // world_size + (ranks < sizes % world_size)).sum(axis=0), np.int64)
-
     def steps(
         self,
         *,

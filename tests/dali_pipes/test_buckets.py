@@ -391,16 +391,13 @@ def test_two_windows_are_enough_room(shards: Path, tmp_path: Path, policy: str) 
 
 
 def test_attributes_of_dalis_iterators(shards: Path) -> None:
-    """What loops of DALI's read: samples so far, and of each rank."""
+    """What loops of DALI's read: samples so far."""
     ranks = [open_loader(shards, rank=rank, world_size=3) for rank in range(3)]
     faces = [loader.as_dali() for loader in ranks]
-    counted = [0, 0, 0]
     for number in range(len(faces[0])):
-        for rank, face in enumerate(faces):
+        for face in faces:
             next(face)
-            counted[rank] += ranks[rank].num_valid
             assert face._counter == 4 * (number + 1)
-    assert faces[0]._shard_sizes_per_gpu.tolist() == counted
     for loader in ranks:
         loader.close()
 

@@ -32,10 +32,9 @@ open_loader = partial(builders.open_loader, batch_size=5, shuffle=False)
 
 FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {
     "loader": lambda loader: lambda: next(loader)[0],
-    "dicts": lambda loader: loader.as_dicts().__next__,
     "dali": lambda loader: lambda: next(loader.as_dali(output_map=["a", "b", "c"]))[0],
     # A new iteration of as_dataset() would be the next epoch; this one goes on.
-    "dataloader": lambda loader: iter(loader.as_dataloader(each_iter="rest")).__next__,
+    "dataloader": lambda loader: iter(loader.as_dicts()).__next__,
 }
 
 

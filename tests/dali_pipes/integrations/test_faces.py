@@ -62,7 +62,7 @@ FACES = {
         wrap=lambda loader: loader.as_dali(output_map=["data", "label"], column_labels=True),
         keys=lambda batch: batch[0]["key"],
     ),
-    "as_dicts": Face(wrap=lambda loader: loader.as_dicts(), stateful=lambda face: face._delivery),
+    "as_dicts": Face(wrap=lambda loader: loader.as_dicts()),
     "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset, after_break="next"),
     "as_dataset, torchdata": Face(
         wrap=lambda loader: StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0),
@@ -71,7 +71,6 @@ FACES = {
     "as_dataloader": Face(
         wrap=lambda loader: loader.as_dataloader(("label", "key")), keys=lambda batch: batch[1], after_break="next"
     ),
-    "as_dataloader, rest": Face(wrap=lambda loader: loader.as_dataloader(each_iter="rest")),
     "as_dataloader, same": Face(
         wrap=lambda loader: loader.as_dataloader({"name": "key"}, each_iter="same"),
         keys=lambda batch: batch["name"],
