@@ -47,7 +47,6 @@ from dali_pipes.formats.orientation import UPRIGHT, read_orientation
 from dali_pipes.formats.photo_header import (
     MAX_PHOTO_BYTES,
     PHOTO_FORMATS,
-    PhotoHeader,
     is_photo,
     read_photo_header,
     read_whole_photo_header,
@@ -96,11 +95,11 @@ def index_shard(
             occurs twice, or a label is not an integer or not in the class table; names the shard.
     """
     archive = ArchiveReader(stream, shard=shard, size=size)
-    rows: list[_Row] = []
+    rows: list[IndexRow] = []
     keys: set[str] = set()
     for member in archive:
         _add_member(rows, keys, member, shard=shard, classes=classes)
-    return _columns(rows, shard=shard, archive=archive)
+    return index_of_rows(rows, shard=shard, archive=archive)
 
 
 def parse_label(data: bytes, *, shard: str, key: str) -> int:
@@ -122,16 +121,30 @@ def parse_label(data: bytes, *, shard: str, key: str) -> int:
 
 
 @dataclass(kw_only=True)
-class _Row:
+class IndexRow:
+    """One sample of a shard index."""
+
     key: str
     label: int = 0
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     photos: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     """Component -> height, width, format, orientation."""
 
+    def add_photo(self, component: str, member: Member) -> bytes:
+        """Add format and size of a photo, by its head and its end, and its orientation; returns the bytes read."""
+        data = member.take(READ_BYTES)
+        if len(data) < member.size and (member.size > MAX_PHOTO_BYTES or read_photo_header(data).format == "unknown"):
+            header, orientation = read_photo_header(data), UPRIGHT
+        else:
+            data += member.read()
+            header = read_whole_photo_header(data)
+            orientation = read_orientation(data, header.format).value
+        self.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format), orientation)
+        return data
+
 
 def _add_member(
-    rows: list[_Row], keys: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
+    rows: list[IndexRow], keys: set[str], member: Member, *, shard: str, classes: Mapping[int, str] | None
 ) -> None:
     key, component = member.key, member.component
     check_member_name(member.name, shard=shard)
@@ -143,7 +156,7 @@ def _add_member(
                 "together: sort the files by name before you pack them"
             )
         keys.add(key)
-        rows.append(_Row(key=key))
+        rows.append(IndexRow(key=key))
     row = rows[-1]
     if component in row.places:
         raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
@@ -157,20 +170,7 @@ def _add_member(
             table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
             raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
     elif is_photo(component):
-        header, orientation = _photo_header(member)
-        row.photos[component] = (header.height, header.width, PHOTO_FORMATS.index(header.format), orientation)
-
-
-def _photo_header(member: Member) -> tuple[PhotoHeader, int]:
-    """Format and size of a photo, by its head and its end, and its orientation."""
-    data = member.take(READ_BYTES)
-    if len(data) < member.size:
-        header = read_photo_header(data)
-        if header.format == "unknown" or member.size > MAX_PHOTO_BYTES:
-            return header, UPRIGHT
-        data += member.read()
-    header = read_whole_photo_header(data)
-    return header, read_orientation(data, header.format).value
+        row.add_photo(component, member)
 
 
 def check_member_name(name: str, *, shard: str) -> None:
@@ -181,7 +181,8 @@ def check_member_name(name: str, *, shard: str) -> None:
     raise DataError(f"shard '{shard}', member '{printable(name)}': its name {found}; rename it and pack again")
 
 
-def _columns(rows: list[_Row], *, shard: str, archive: ArchiveReader) -> ShardIndex:
+def index_of_rows(rows: list[IndexRow], *, shard: str, archive: ArchiveReader) -> ShardIndex:
+    """The index of a shard with these samples, after ``archive`` was read."""
     components = sorted({component for row in rows for component in row.places})
     places = {c: np.array([row.places.get(c, (-1, 0)) for row in rows], np.int64) for c in components}
     photos = {}

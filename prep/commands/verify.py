@@ -1,5 +1,6 @@
 """``dali-pipes prep verify``."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from prep.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from prep.inspect.verify_set import VerifyReport
+    from prep.inspect.verify import VerifyReport
     from prep.left_out import MaxBad
     from prep.part import JobPart
 
@@ -36,16 +37,11 @@ def _parse_values(context: click.Context, parameter: click.Parameter, text: str 
         return None
     found: list[int] = []
     for part in text.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise click.BadParameter(f"expected numbers such as '1,2,3' or '0-20,255', got '{text}'")
-        last = last if dash else first
-        # Digits are counted first: Python refuses to convert very long ones.
-        if max(len(first.lstrip("0")), len(last.lstrip("0"))) > 3 or max(int(first), int(last)) > 255:
-            raise click.BadParameter(f"a mask's values are 0 to 255, got '{text}'")
-        if int(first) > int(last):
-            raise click.BadParameter(f"a range must begin with its smaller number, got '{part.strip()}'")
-        found += range(int(first), int(last) + 1)
+        match = re.fullmatch(r"\s*([0-9]{1,3})(?:-([0-9]{1,3}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= 255:
+            raise click.BadParameter(f"expected numbers from 0 to 255 such as '1,2,3' or '0-20,255', got '{text}'")
+        found += range(first, last + 1)
     return tuple(found)
 
 

@@ -1,45 +1,92 @@
 """Verify shards: read every byte, decode every photo, and compare all files that describe the shards.
 
-A worker process takes a shard, or a part of a shard's samples if there are fewer shards than cores. It reads the shard
-front to back, and decodes each photo when it comes to it (`prep.inspect.verify_shard`). Part 0 of a shard also checks
-the tar itself, names, labels and the shard's index. This process checks the set as a whole (`prep.inspect.verify_set`).
-A worker holds one member and one decoded photo at a time, of at most 4 bytes for each of ``max_pixels``.
+A worker process takes a shard at a time, reads it front to back, and decodes each photo when it comes to it
+(`prep.inspect.verify_shard`); it holds one member and one decoded photo. This process compares the shards with the
+manifest, the column file and each other, which takes about 60 bytes of memory for each sample.
 """
 
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import xxhash
 
+from dali_pipes.arrays import Bools, UInt64s
+from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class_table
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.names import index_name
+from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_names import ComponentCounts
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
+from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.inspect.findings import ShardFinding
-from prep.inspect.verify_set import INDEX_ADVICE, READ_ADVICE, SetChecker, VerifyReport
-from prep.inspect.verify_shard import Checks, ShardReport, index_problem, verify_shard
+from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, missing_components, note, usual_components
+from prep.inspect.verify_shard import Checks, ShardReport, chosen_roles, verify_shard
+from prep.left_out import as_reason
 from prep.photos.decoders import DecoderName, choose_decoder, open_decoder
 from prep.workers import Report, WorkersKind, open_workers
 
-# A task is sent to a worker process, and a class table may be long.
-_NO_SUMS: Mapping[str, Any] = {"components": {}, "classes": {}, "photos": {}, "labels": {}}
+if TYPE_CHECKING:
+    from dali_pipes.formats.sample_columns import SampleColumns
+
+MAX_FINDINGS = 100_000
+"""The largest number of findings that a report holds. Further findings are counted and written to the quarantine."""
+_INDEX_ADVICE = "index the shards anew: dali-pipes prep index URL"
+_READ_ADVICE = f"{_INDEX_ADVICE} --anew"  # without --anew, an index that is not what its shard holds may be taken over
 # Bytes for each worker: for fewer bytes, the start of a worker takes longer than its work.
 _BYTES_A_WORKER = 8 << 20
-_ADVICE = (
+_DEAD_ADVICE = (
     "either memory ran out or a decoder crashed on a photo; run it with --workers 1 on this shard, or with another "
     "--decoder"
 )
+
+
+@dataclass(kw_only=True)
+class VerifyReport:
+    """The result of `verify`."""
+
+    url: str
+    num_shards: int
+    decoder: DecoderName
+    num_samples: int = 0
+    num_decoded: int = 0
+    num_bytes: int = 0
+    elapsed_s: float = 0
+    components: dict[str, int] = field(default_factory=dict)
+    """component -> number of samples that have it."""
+    mask_values: dict[int, int] = field(default_factory=dict)
+    """Value of a mask's pixels -> the number of masks that have it."""
+    findings: list[ShardFinding] = field(default_factory=list)
+    """The first `MAX_FINDINGS`, in the shards' order; findings of the set as a whole come last."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Kind of finding (a key of `prep.inspect.findings.KINDS`) -> the number of all such findings."""
+    reasons: dict[str, Counter[str]] = field(default_factory=dict)
+    """Kind of finding of a sample -> what is wrong, without what belongs to one sample alone -> the number of such
+    findings."""
+    num_bad_samples: int = 0
+    """Bad samples that can be left out, each counted once."""
+
+    @property
+    def num_problems(self) -> int:
+        """The number of findings that are not notes."""
+        return sum(number for kind, number in self.counts.items() if kind != "note")
+
+    @property
+    def num_set_problems(self) -> int:
+        """The number of findings that leaving out samples does not mend."""
+        return self.num_problems - sum(self.counts[kind] for kind in SAMPLE_KINDS)
 
 
 def verify(
@@ -62,12 +109,12 @@ def verify(
         shards: The shards. Their manifest, shard indexes, column file and class table are checked, too, if they exist.
         missing: URLs or paths of further shards of the set, which the store lacks; each is a finding.
         beyond: URLs or paths of shards beside the set that no manifest lists; each is a finding.
-        decoder: ``"dali"`` or ``"pillow"``, see `prep.photos.decoders.open_decoder`; ``None``: DALI's, if installed.
+        decoder: See `prep.photos.decoders.open_decoder`; ``None``: DALI's, if it is installed.
         masks: Components that are masks; ``None``: see `dali_pipes.formats.photo_names.photo_roles`.
         mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
-        workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes;
-            on Ray, the cluster's CPUs.
+        workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes
+            or shards; on Ray, the cluster's CPUs.
         on: Who works: see `prep.workers.open_workers`.
         quarantine: A file to which bad samples that can be left out are added, for a loader's ``Select(exclude=...)``.
         show_progress: Draw a bar, in bytes.
@@ -86,59 +133,52 @@ def verify(
     started = time.perf_counter()
     report = VerifyReport(url=shards.url, num_shards=len(shards.names), decoder=decoder)
     with contextlib.ExitStack() as resources:
-        checker = SetChecker(shards, report, masks=masks)
+        checker = _SetChecker(shards, report, masks)
         checker.compare(missing=missing, beyond=beyond)
         if quarantine is not None:
             checker.quarantine = resources.enter_context(Quarantine(quarantine, manifest=checker.digest, made_now=True))
         checks = Checks(
-            masks=None if checker.masks is None else tuple(checker.masks),
+            counts=checker.counts,
+            masks=None if masks is None else tuple(masks),
             mask_values=None if mask_values is None else frozenset(mask_values),
             photos=PhotoRules(max_pixels=max_pixels),
             classes=checker.classes,
         )
         sizes = [entry.size for entry in shards.entries()]
         if workers is None and on == "processes":
-            workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER)
+            workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER, len(sizes))
         is_dali = decoder == "dali"
         pool = resources.enter_context(
-            open_workers(on, workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_ADVICE)
+            open_workers(on, workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_DEAD_ADVICE)
         )
         pool.check_reach(directory for directory in [shards.store.directory] if directory is not None)
-        tasks = _tasks(shards, sizes, checker, num_parts=-(-pool.jobs // len(shards.names)))
-        check = partial(_verify, shards.store, decoder, checks)
+        tasks = (
+            _Task(shard, size, checker.listed_index(row))
+            for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True))
+        )
         drawn = resources.enter_context(bar(what="verify", total=sum(sizes), unit="B", shown=show_progress))
-        # Only a few tasks run ahead of the report that is added next, because reports wait in memory.
-        for part in pool.map(
-            check, tasks, on_progress=drawn.update, name=lambda task: f"shard '{task.shard}'", max_ahead=2 * pool.jobs
-        ):
-            checker.add(part)
+        parts = pool.map(
+            partial(_verify, shards.store, decoder, checks),
+            tasks,
+            on_progress=drawn.update,
+            name=lambda task: f"shard '{task.shard}'",
+            max_ahead=2 * pool.jobs,  # reports wait in memory
+        )
+        for row, part in enumerate(parts):
+            checker.add(row, part)
         checker.finish()
     report.elapsed_s = time.perf_counter() - started
     return report
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """A shard, or a part of its samples."""
+# In a worker
 
-    row: int
+
+class _Task(NamedTuple):
     shard: str
     size: int
-    part: int
-    num_parts: int
-    listed: Manifest | None
-    """The manifest's row of the shard, without class table and sums; ``None``: there is no manifest."""
-
-
-def _tasks(shards: ShardSet, sizes: Sequence[int], checker: SetChecker, *, num_parts: int) -> Iterator[_Task]:
-    listed = checker.listed
-    for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True)):
-        one = None if listed is None else replace(listed.take(np.array([row])), **_NO_SUMS)
-        for part in range(num_parts):
-            yield _Task(row=row, shard=shard, size=size, part=part, num_parts=num_parts, listed=one)
-
-
-# In a worker
+    listed_index: tuple[int, int] | None
+    """Bytes and checksum of the shard's index, by the manifest; ``None`` without a manifest."""
 
 
 def _silence() -> None:
@@ -151,50 +191,199 @@ _decoder = cache(open_decoder)
 
 
 def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, report: Report) -> ShardReport:
-    found = ShardReport(row=task.row, part=task.part)
     with store.open(task.shard) as stream:
-        verify_shard(
-            cast("BinaryIO", _Counted(stream, report, num_parts=task.num_parts)),
-            found,
-            shard=task.shard,
-            size=task.size,
-            num_parts=task.num_parts,
-            decoder=_decoder(decoder),
-            checks=checks,
-        )
-    listed = task.listed if found.is_whole else None
-    if listed is not None and (problem := _index_problem(store, listed, found)):
-        found.findings.append(ShardFinding("index", task.shard, "", "", problem))
-    found.headers.clear()
+        found = verify_shard(stream, shard=task.shard, size=task.size, decoder=_decoder(decoder), checks=checks)
+    if task.listed_index is not None and found.can_be_indexed:
+        name = index_name(task.shard)
+        data = store.find(name)
+        problem = ""
+        if data is None:
+            problem = f"does not exist; {_INDEX_ADVICE}"
+        elif (len(data), checksum(data)) != task.listed_index:
+            problem = f"is not the one that the manifest lists; {_INDEX_ADVICE}"
+        elif data != found.index.to_bytes():
+            problem = f"says something else than the shard holds; {_READ_ADVICE}"
+        if problem:
+            found.findings.append(ShardFinding("index", task.shard, "", "", f"its index '{name}' {problem}"))
+    report(task.size)
     return found
 
 
-def _index_problem(store: Store, listed: Manifest, report: ShardReport) -> str | None:
-    name = index_name(listed.names[0])
-    data = store.find(name)
-    if data is None:
-        return f"its index '{name}' does not exist; {INDEX_ADVICE}"
-    expected = (int(listed.index_bytes[0]), int(listed.index_checksums[0]))
-    if (len(data), checksum(data)) != expected:
-        return (
-            f"its index '{name}' has {len(data)} bytes, xxhash2 {checksum(data):016x}; the manifest says "
-            f"{expected[0]}, {expected[1]:016x}; {INDEX_ADVICE}"
-        )
-    try:
-        index = listed.shard_index(0, data, where=name)
-        problem = index_problem(index, report)
-    except DataError as exc:
-        return str(exc)
-    return problem and f"its index '{name}' {problem}; {READ_ADVICE}"
+# The set as a whole
 
 
-class _Counted:
-    """Reports the bytes that are read from a stream, divided by the number of parts, so that their sum is the size."""
+class _Kept(NamedTuple):
+    """The samples of a shard that were not removed, for the comparison with other shards."""
 
-    def __init__(self, stream: BinaryIO, report: Report, *, num_parts: int) -> None:
-        self._stream, self._report, self._num_parts = stream, report, num_parts
+    keys: Texts
+    digests: UInt64s
+    """XXH64 of each key."""
+    has: Mapping[str, Bools]
+    """Component -> which samples have it."""
 
-    def read(self, size: int) -> bytes:
-        piece = self._stream.read(size)
-        self._report(len(piece) // self._num_parts)
-        return piece
+
+class _SetChecker:
+    """Adds the reports of shards to the report of the set, and compares the shards with each other."""
+
+    def __init__(self, shards: ShardSet, report: VerifyReport, masks: Sequence[str] | None) -> None:
+        self._shards, self._report, self._masks = shards, report, masks
+        self.counts: ComponentCounts | None = None
+        """Of the whole data set, by its manifest."""
+        self.quarantine: Quarantine | None = None
+        self.digest = ""
+        """The manifest's digest; empty: there is no manifest."""
+        self._listed: Manifest | None = None
+        """The manifest of these shards alone, in their order."""
+        self.classes: Mapping[int, str] = {}
+        self._columns: SampleColumns | None = None
+        self._bad: set[tuple[str, str]] = set()
+        """Shard and key of bad samples."""
+        self._kept: list[_Kept] = []
+        self._mask_values = np.zeros(256, np.int64)
+        self._open()
+
+    def _open(self) -> None:
+        """Read manifest, column file and class table, if they exist and are not damaged."""
+        shards, store = self._shards, self._shards.store
+        where = store.locate(manifest_name(shards.prefix))
+        manifest = None
+        with self._finding("manifest"):
+            manifest = find_manifest(shards)
+            if manifest is None:
+                self._find(note(f"no manifest '{where}': the shards are not indexed"))
+            else:
+                self.digest, self.classes = manifest.digest, manifest.classes
+                self.counts = ComponentCounts(manifest.components, manifest.num_samples)
+                self._listed = manifest.select(shards.names, where=where)
+        if manifest is not None and self._listed is not None:
+            with self._finding("columns"):
+                if (columns := find_columns(shards, manifest)) is None:
+                    self._find(note(f"no column file '{store.locate(columns_name(shards.prefix))}'"))
+                else:
+                    self._columns = columns.of_shards(manifest.samples, manifest.rows_of(shards.names, where=where))
+        with self._finding("manifest"):
+            self.classes = self.classes or read_class_table(store, shards.prefix) or {}
+
+    @contextlib.contextmanager
+    def _finding(self, kind: str) -> Iterator[None]:
+        """Turn a `DataError` into a finding."""
+        try:
+            yield
+        except DataError as exc:
+            self._find(ShardFinding(kind, "", "", "", str(exc)))
+
+    def compare(self, *, missing: Sequence[str], beyond: Sequence[str]) -> None:
+        """Report the shards (URLs or paths) that the store lacks, and those that no manifest lists."""
+        has_versions = self._listed is not None and self._listed.version > 1
+        adding = f"dali-pipes prep add TAR '{self._shards.url}'" if has_versions else self._shards.index_command
+        for kind, locations, text in (
+            ("gone", missing, f"is not there: put it back, or leave it out: {self._shards.drop_command}"),
+            ("beyond", beyond, f"is there, and no loader reads it; to add it to the data set: {adding}"),
+        ):
+            for location in locations:
+                self._find(ShardFinding(kind, location, "", "", text))
+
+    def listed_index(self, row: int) -> tuple[int, int] | None:
+        """Bytes and checksum of a shard's index, by the manifest."""
+        listed = self._listed
+        return None if listed is None else (int(listed.index_bytes[row]), int(listed.index_checksums[row]))
+
+    def add(self, row: int, part: ShardReport) -> None:
+        """Add the next shard's report."""
+        report, index, listed = self._report, part.index, self._listed
+        # (names that are not UTF-8 are findings)
+        names = [key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for key in index.keys]
+        keys, has = Texts(*pack_texts(names)), {name: offsets >= 0 for name, offsets in index.offsets.items()}
+        kept = np.arange(index.num_samples)
+        if listed is not None and index.num_samples == listed.samples[row]:
+            kept = np.setdiff1d(kept, listed.removed_in(row))
+        removed_keys = {index.keys[at] for at in np.setdiff1d(np.arange(index.num_samples), kept).tolist()}
+        for finding in part.findings:
+            if finding.kind not in SAMPLE_KINDS or finding.key not in removed_keys:
+                self._find(finding)
+        report.num_bytes += index.shard_bytes
+        report.num_samples += len(kept)
+        report.num_decoded += part.num_decoded
+        self._mask_values += part.mask_values
+        digests = np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64, len(names))
+        self._kept.append(_Kept(keys.take(kept), digests[kept], {name: rows[kept] for name, rows in has.items()}))
+        if part.is_whole and listed is not None:
+            self._compare_with_manifest(row, index, listed)
+            self._compare_with_columns(row, index, keys, has, listed)
+
+    def finish(self) -> None:
+        """Compare the shards with each other, after all were added."""
+        report = self._report
+        components = Counter[str]()
+        for kept in self._kept:
+            components.update({name: int(rows.sum()) for name, rows in kept.has.items()})
+        report.components = dict(sorted(components.items()))
+        usual = usual_components(report.components, report.num_samples)
+        roles = chosen_roles(self.counts or ComponentCounts(report.components, report.num_samples), self._masks)
+        for shard, kept in zip(self._shards.names, self._kept, strict=True):
+            for finding in missing_components(shard, kept.keys, kept.has, usual=usual, roles=roles):
+                self._find(finding)
+        self._find_duplicates()
+        values = np.flatnonzero(self._mask_values)
+        report.mask_values = {int(value): int(self._mask_values[value]) for value in values}
+
+    def _find(self, finding: ShardFinding) -> None:
+        report = self._report
+        report.counts[finding.kind] += 1
+        if len(report.findings) < MAX_FINDINGS:
+            report.findings.append(finding)
+        if finding.kind not in SAMPLE_KINDS:
+            return
+        report.reasons.setdefault(finding.kind, Counter())[as_reason(finding.text)] += 1
+        self._bad.add((finding.shard, finding.key))
+        report.num_bad_samples = len(self._bad)
+        if self.quarantine is not None:
+            # The file refuses a tab in a name. Such a name is a finding itself, and no index accepts it.
+            with contextlib.suppress(DataError):
+                self.quarantine.add(finding.shard, finding.key, finding.component, finding.text)
+
+    def _compare_with_manifest(self, row: int, index: ShardIndex, listed: Manifest) -> None:
+        expected = tuple(int(column[row]) for column in (listed.shard_bytes, listed.checksums, listed.samples))
+        found = (index.shard_bytes, index.shard_checksum, index.num_samples)
+        if expected != found:
+            described = "{} bytes, xxhash2 {:016x}, {} samples"
+            text = f"has {described.format(*found)}; the manifest says {described.format(*expected)}; {_READ_ADVICE}"
+            self._find(ShardFinding("manifest", index.shard, "", "", text))
+
+    def _compare_with_columns(
+        self, row: int, index: ShardIndex, keys: Texts, has: Mapping[str, Bools], listed: Manifest
+    ) -> None:
+        if self._columns is None or index.num_samples != listed.samples[row]:
+            return  # another number of samples is a finding of kind "manifest"
+        columns = self._columns.of_shards(listed.samples, np.array([row]))
+        nowhere, everywhere = np.zeros(len(keys), np.bool_), np.ones(len(keys), np.bool_)
+        labels = np.zeros(len(keys), np.int64) if index.labels is None else index.labels
+        if columns.keys != keys:
+            problem = "keys"
+        elif columns.labels is not None and (columns.labels != labels).any():
+            problem = "labels"
+        elif any(
+            (has.get(name, nowhere) != (everywhere if rows is None else rows)).any()
+            for name, rows in columns.has.items()
+        ):
+            problem = "components"
+        else:
+            return
+        text = f"the column file has other {problem} than the shard; {_INDEX_ADVICE}"
+        self._find(ShardFinding("columns", index.shard, "", "", text))
+
+    def _find_duplicates(self) -> None:
+        counts = [len(kept.keys) for kept in self._kept]
+        shard_of = np.repeat(np.arange(len(counts)), counts)
+        firsts = np.cumsum(counts) - counts
+        digests = np.concatenate([np.zeros(0, np.uint64), *(kept.digests for kept in self._kept)])
+        order = np.argsort(digests, kind="stable")
+        for at in np.flatnonzero(digests[order][1:] == digests[order][:-1]).tolist():
+            (earlier, key), (later, same_key) = (
+                (int(shard_of[row]), self._kept[shard_of[row]].keys[int(row - firsts[shard_of[row]])])
+                for row in order[at : at + 2]
+            )
+            # Within a shard it is a finding of the shard already.
+            if earlier != later and key == same_key:
+                text = f"is in shard '{self._shards.names[earlier]}' too"
+                self._find(ShardFinding("duplicate", self._shards.names[later], key, "", text))

@@ -6,6 +6,7 @@ read. The page's size is bounded, see `SAMPLE_BYTES` and `REST_BYTES`.
 
 import base64
 import io
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,21 @@ from dali_pipes.arrays import Int64s
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import printable
 from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Exclusion
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.contact_sheet import OPACITY, TILE, mask_colours, values_of_masks
-from prep.inspect.findings import KINDS, MAX_LISTED, IndexProblems, ShardFinding
+from prep.inspect.findings import (
+    KINDS,
+    ShardFinding,
+    missing_components,
+    refused_photos,
+    unknown_labels,
+    usual_components,
+    wrong_mask_sizes,
+)
 from prep.inspect.html import (
     columns,
     data_script,
@@ -55,6 +66,8 @@ MAX_COLUMNS = 200
 """Columns of a chart; more classes or shards share them."""
 KNOWN_BAD = "samples that a quarantine lists"
 """The words for a kind of finding that `KINDS` does not have."""
+MAX_LISTED = 100
+"""Findings of one kind that are listed; all are counted."""
 _NUM_BINS = 40
 _SHORT_CHARS = 80
 
@@ -85,7 +98,7 @@ def view_page(
     """
     chosen = ChosenSamples(shards, options, show_progress=show_progress)
     manifest = chosen.indexed.manifest
-    info, columns, problems = _add_up(chosen.indexed, chosen.places, show_progress=show_progress)
+    info, columns, problems = _add_up(chosen.indexed, show_progress=show_progress)
     samples = chosen.read(side=TILE, with_texts=True)
     findings, counts = _all_findings(problems, samples, known_bad)
     body = [
@@ -104,11 +117,33 @@ def view_page(
     return Page(html=html, keys=[sample.key for sample in samples], num_matching=chosen.num_matching, bad=dict(bad))
 
 
-def _add_up(
-    indexed: IndexedSet, chosen: Sequence[tuple[int, int]], *, show_progress: bool
-) -> tuple[SetInfo, IndexColumns, IndexProblems]:
+class IndexProblems:
+    """Counts what shard indexes show to be bad, and lists the first findings of each kind."""
+
+    def __init__(self, indexed: IndexedSet) -> None:
+        self._manifest, self._roles = indexed.manifest, indexed.roles
+        self._usual = usual_components(self._manifest.components, self._manifest.num_samples)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Kind of finding and reason, see `as_reason` -> number of findings."""
+        self.listed: list[ShardFinding] = []
+
+    def add(self, index: ShardIndex) -> None:
+        has = {name: offsets >= 0 for name, offsets in index.offsets.items()}
+        for finding in itertools.chain(
+            refused_photos(index, PhotoRules()),
+            wrong_mask_sizes(index, self._roles),
+            missing_components(index.shard, index.keys, has, usual=self._usual, roles=self._roles),
+            unknown_labels(index, self._manifest.classes),
+        ):
+            kind = finding.kind
+            if sum(number for (of, _), number in self.counts.items() if of == kind) < MAX_LISTED:
+                self.listed.append(finding)
+            self.counts[kind, as_reason(finding.text)] += 1
+
+
+def _add_up(indexed: IndexedSet, *, show_progress: bool) -> tuple[SetInfo, IndexColumns, IndexProblems]:
     info, columns = SetInfo.of(indexed), IndexColumns()
-    problems = IndexProblems(indexed, watched={(indexed.manifest.names[row], at) for row, at in chosen})
+    problems = IndexProblems(indexed)
     with bar(what="indexes", total=info.num_shards, unit="shards", shown=show_progress, delay_s=1) as drawn:
         for row, index in indexed.each():
             columns.add(row, index)
@@ -125,7 +160,7 @@ def _all_findings(
     found = [(finding, "index") for finding in problems.listed]
     counts = Counter(problems.counts)
     for finding in (problem for sample in samples for problem in sample.problems):
-        if (finding.shard, finding.key, finding.component) not in problems.refused:
+        if finding[:4] not in {one[:4] for one in problems.listed}:
             counts["photo", as_reason(finding.text)] += 1
             found.append((finding, "pixels"))
     for number, one in enumerate(known_bad):

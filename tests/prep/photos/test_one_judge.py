@@ -122,7 +122,4 @@ def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)
     (finding,) = (finding for finding in report.findings if finding.kind == "index")
-    assert (
-        "has a JPEG of 10 x 10 pixels as component 'jpg' of key 'a'; in the shard it is a JPEG of 40 x 50"
-        in finding.text
-    )
+    assert "says something else than the shard holds; index the shards anew" in finding.text
