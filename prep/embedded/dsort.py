@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -29,8 +28,6 @@ from prep.shuffle.plan import ShufflePlan, make_plan
 from prep.shuffle.request import Request
 from prep.workers import Workers
 
-_NEVER = "0001-01-01T00:00:00Z"
-_NO_STATS = {"total_ms": "0", "count": "0", "min_ms": "9223372036854775807", "max_ms": "0", "avg_ms": "0"}
 _PHASES = ("local_extraction", "meta_sorting", "shard_creation")
 
 
@@ -67,90 +64,81 @@ def parse_job_spec(message: Mapping[str, Any]) -> DsortSpec:
     return spec
 
 
-@dataclass
-class _Phase:
-    started_ns: int = 0
-    ended_ns: int = 0
-
-    def json(self) -> dict[str, Any]:
-        end_ns = self.ended_ns or time.time_ns()
-        return {
-            "started_time": _timestamp(self.started_ns),
-            "end_time": _timestamp(self.ended_ns),
-            "elapsed": end_ns - self.started_ns if self.started_ns else 0,
-            "running": bool(self.started_ns and not self.ended_ns),
-            "finished": bool(self.ended_ns),
-        }
-
-
-@dataclass
 class SortJob:
-    """Runs a spec in a thread of its own, and writes its status to the storage at every step."""
+    """Runs a spec in a thread of its own.
 
-    spec: DsortSpec
-    storage: Storage
-    node: str
-    """The target's name in statuses."""
-    endpoint: str
-    """Address of the node; key maps are read from there only."""
-    job: str = field(default_factory=lambda: f"srt-{os.urandom(5).hex()}")
-    num_extracted: int = 0
-    extracted_bytes: int = 0
-    num_files: int = 0
-    num_planned: int = 0
-    num_created: int = 0
-    error: str = ""
-    _phases: dict[str, _Phase] = field(default_factory=lambda: {name: _Phase() for name in _PHASES})
+    Args:
+        spec: The job.
+        storage: The node's objects.
+        node: The target's name in errors.
+        endpoint: Address of the node; key maps are read from there only.
+    """
 
-    def start(self) -> str:
-        """Start the thread and return the job's id."""
+    def __init__(self, spec: DsortSpec, storage: Storage, node: str, *, endpoint: str) -> None:
+        self.spec, self.storage, self.node, self.endpoint = spec, storage, node, endpoint
+        self.id = f"srt-{os.urandom(5).hex()}"
+        self.is_aborted = False
+        self._num_extracted = self._extracted_bytes = self._num_files = self._num_planned = self._num_created = 0
+        self._error = ""
+        self._phases = {name: [0, 0] for name in _PHASES}  # when it began and ended, in nanoseconds
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended, also by an error."""
+        return bool(self._error or self._phases["shard_creation"][1])
+
+    def start(self) -> None:
+        """Start the thread."""
         self.storage.bucket_info(self.spec.source.name)
         with suppress(BucketExistsError):
             self.storage.create_bucket(self.spec.target.name)  # as AIS does
-        self._save()
-        threading.Thread(target=self._run, name=self.job, daemon=True).start()
-        return self.job
+        threading.Thread(target=self._run, name=self.id, daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._sort()
         except _AbortedError:
-            self.error = f"t[{self.node}]: [dsort] {self.job} aborted"
+            self._error = f"t[{self.node}]: [dsort] {self.id} aborted"
         except (PipesError, ValueError, OSError) as exc:
-            self.error = str(exc)
+            self._error = str(exc)
         except Exception as exc:
             # A bug. The client that waits for the job must hear of it, too.
-            self.error = f"{type(exc).__name__}: {exc}"
+            self._error = f"{type(exc).__name__}: {exc}"
             raise
-        finally:
-            self._save()
 
     def _sort(self) -> None:
         with self._phase("local_extraction"):
-            contents, request = self._extract()
+            request = self._request()
+            if request is not None:
+                with Workers(1) as workers:
+                    contents = read_input(request, request.shards.entries(), workers)
+                self._num_extracted = len(request.shards.names)
+                self._extracted_bytes = int(contents.num_bytes.sum())
+                self._num_files = int(contents.num_members.sum())
         with self._phase("meta_sorting"):
-            plan = self._plan(request, contents) if request is not None and contents is not None else None
-        with self._phase("shard_creation"), Workers(1) as workers:
+            plan = self._plan(request, contents) if request is not None else None
+        with self._phase("shard_creation"):
             if plan is None:
                 return
-            with Exchange(plan, workers) as exchange:
+            with Workers(1) as workers, Exchange(plan, workers) as exchange:
                 for output in plan.outputs:
                     self._check_aborted()
                     exchange.write([output])
-                    self.num_created += 1
-                    self._save()
+                    self._num_created += 1
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         self._check_aborted()
-        phase = self._phases[name]
-        phase.started_ns = time.time_ns()
-        self._save()
+        self._phases[name][0] = time.time_ns()
         yield
-        phase.ended_ns = time.time_ns()
+        self._phases[name][1] = time.time_ns()
 
-    def _extract(self) -> tuple[Contents | None, Request | None]:
-        """The contents of the input shards that exist, as AIS does by default, and the request to shuffle them."""
+    def _check_aborted(self) -> None:
+        if self.is_aborted:
+            raise _AbortedError
+
+    def _request(self) -> Request | None:
+        """The request for the input shards that exist, as AIS does by default; ``None`` if there are none."""
         spec = self.spec
         source, target = (AisStore(self.endpoint, bucket.name) for bucket in (spec.source, spec.target))
         inputs = spec.inputs
@@ -158,8 +146,8 @@ class SortJob:
         existing = frozenset(self.storage.list_names(spec.source.name))
         shards = ShardSet(store=source, names=tuple(name for name in names if name in existing))
         if not shards.names:
-            return None, None
-        request = Request(
+            return None
+        return Request(
             shards,
             target=None if spec.target == spec.source else target,
             outputs=spec.outputs,
@@ -169,11 +157,6 @@ class SortJob:
             extension=spec.output_extension,
             engine="exchange",
         )
-        with Workers(1) as workers:
-            contents = read_input(request, shards.entries(), workers)
-        self.num_extracted = len(shards.names)
-        self.extracted_bytes, self.num_files = int(contents.num_bytes.sum()), int(contents.num_members.sum())
-        return contents, request
 
     def _plan(self, request: Request, contents: Contents) -> ShufflePlan:
         try:
@@ -184,7 +167,7 @@ class SortJob:
         is_one_bucket = self.spec.source == self.spec.target
         if replaced := set(plan.names).intersection(request.shards.names if is_one_bucket else ()):
             raise DataError(f"output shard '{min(replaced)}' is an input too; choose another output_format")
-        self.num_planned = len(plan.outputs)
+        self._num_planned = len(plan.outputs)
         return plan
 
     def _key_map(self) -> KeyMap:
@@ -200,57 +183,52 @@ class SortJob:
             data, where=f"key map '{url}'", separator=self.spec.ekm_file_sep, extension=self.spec.output_extension
         )
 
-    def _check_aborted(self) -> None:
-        if self.storage.is_job_aborted(self.job):
-            raise _AbortedError
-
-    def _save(self) -> None:
-        self.storage.write_job(self.job, {self.node: self._json()})
-
-    def _json(self) -> dict[str, Any]:
-        failed = bool(self.error)
-        done = failed or bool(self._phases["shard_creation"].ended_ns)
-        extraction, sorting, creation = (phase.json() for phase in self._phases.values())
-        metrics = {
-            "local_extraction": extraction
-            | {
-                "total_count": str(len(self.spec.inputs)),
-                "extracted_count": str(self.num_extracted),
-                "extracted_size": str(self.extracted_bytes),
-                "extracted_record_count": str(self.num_files),
-                "extracted_to_disk_count": "0",
-                "extracted_to_disk_size": "0",
-            },
-            "meta_sorting": sorting | {"sent_stats": _NO_STATS, "recv_stats": _NO_STATS},
-            "shard_creation": creation
-            | {
-                "to_create": str(self.num_planned),
-                "created_count": str(self.num_created),
-                "moved_shard_count": "0",
-            },
-            "description": self.spec.description,
-            **({"errors": [self.error]} if failed else {}),
-            "aborted": failed,
-            "archived": done,
+    def status(self) -> dict[str, Any]:
+        """The status as AIS reports it; numbers come as text, except durations."""
+        extraction, sorting, creation = (_phase_status(*times) for times in self._phases.values())
+        extraction |= {
+            "total_count": str(len(self.spec.inputs)),
+            "extracted_count": str(self._num_extracted),
+            "extracted_size": str(self._extracted_bytes),
+            "extracted_record_count": str(self._num_files),
+            "extracted_to_disk_count": "0",
+            "extracted_to_disk_size": "0",
         }
-        names = ("started_meta_sorting", "started_shard_creation", "finished_shard_creation")
-        phases = zip(names, self._phases.values(), strict=True)
+        creation |= {
+            "to_create": str(self._num_planned),
+            "created_count": str(self._num_created),
+            "moved_shard_count": "0",
+        }
+        ended = {"aborted": bool(self._error), "archived": self.is_done}
         return {
-            "id": self.job,
+            "id": self.id,
             "src-bck": wire.bucket_json(self.spec.source.name),
             "dst-bck": wire.bucket_json(self.spec.target.name),
             "started_time": extraction["started_time"],
             "finish_time": creation["end_time"],
-            **{name: phase.json()["elapsed"] for name, phase in phases if phase.started_ns},
-            "loc-objs": str(self.num_extracted),
-            "loc-bytes": str(self.extracted_bytes),
-            "Metrics": metrics,
-            "aborted": failed,
-            "archived": done,
+            "loc-objs": str(self._num_extracted),
+            "loc-bytes": str(self._extracted_bytes),
+            "Metrics": {
+                "local_extraction": extraction,
+                "meta_sorting": sorting,
+                "shard_creation": creation,
+                "description": self.spec.description,
+                **({"errors": [self._error]} if self._error else {}),
+                **ended,
+            },
+            **ended,
         }
 
 
+def _phase_status(started_ns: int, ended_ns: int) -> dict[str, Any]:
+    return {
+        "started_time": _timestamp(started_ns),
+        "end_time": _timestamp(ended_ns),
+        "elapsed": (ended_ns or time.time_ns()) - started_ns if started_ns else 0,
+        "running": bool(started_ns and not ended_ns),
+        "finished": bool(ended_ns),
+    }
+
+
 def _timestamp(time_ns: int) -> str:
-    if not time_ns:
-        return _NEVER
-    return f"{datetime.fromtimestamp(time_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09}Z"
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat() if time_ns else "0001-01-01T00:00:00Z"

@@ -7,7 +7,6 @@ with the node, however it ends. Jobs and ETLs are known to this process alone, a
 
 import os
 import threading
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -75,22 +74,6 @@ _load = cache(load_transform)
 # In the node
 
 
-@dataclass
-class _Job:
-    """A transform of several objects from bucket to bucket, in a thread."""
-
-    id: str
-    bucket: str
-    to_bucket: str
-    etl: _Etl
-    started: str
-    num_objects: int = 0
-    num_bytes: int = 0
-    error: str = ""
-    object_errors: list[dict[str, Any]] = field(default_factory=list)
-    is_done: bool = False
-
-
 class Etls:
     """The ETLs of one node. Thread-safe; methods raise `RefusalError`.
 
@@ -105,7 +88,8 @@ class Etls:
         self._storage, self._endpoint, self._node, self._only = storage, endpoint, node, only
         self._lock = threading.Lock()
         self._etls: dict[str, _Etl] = {}
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, dict[str, Any]] = {}  # id -> status, as AIS reports it
+        self._object_errors: dict[str, list[dict[str, Any]]] = {}  # of a job
 
     def close(self) -> None:
         """End all ETLs. Can be called twice."""
@@ -151,8 +135,7 @@ class Etls:
     def details(self, name: str, *, job: str) -> dict[str, Any]:
         """Describe an ETL, and the errors of one of its jobs."""
         init = {key: self._find(name).message.get(key) for key in ("name", "communication", "runtime")}
-        failed = self._jobs[job].object_errors if job in self._jobs else []
-        return {"init_msg": init, "obj_errors": failed}
+        return {"init_msg": init, "obj_errors": self._object_errors.get(job, [])}
 
     def transform(self, name: str, bucket: str, object_name: str) -> bytes:
         """Return an object's transformed bytes; also raises `ObjectMissingError`."""
@@ -176,28 +159,27 @@ class Etls:
         for name in names:
             wire.check_object_name(f"{prepend}{name}")
         etl = self._find(wire.field_of(value, "id", str))
-        job = _Job(os.urandom(6).hex(), bucket, to_bucket, etl, datetime.now(UTC).isoformat())
-        self._jobs[job.id] = job
-        threading.Thread(target=self._run_job, args=(job, names, prepend), daemon=True).start()
-        return job.id
+        job: dict[str, Any] = {
+            "id": os.urandom(6).hex(),
+            "kind": "etl-listrange",
+            "start-time": datetime.now(UTC).isoformat(),
+            "src-bck": wire.bucket_json(bucket),
+            "dst-bck": wire.bucket_json(to_bucket),
+            "stats": {"loc-objs": 0, "loc-bytes": 0},
+            "aborted": False,
+            "abort-err": "",
+            "is_idle": False,
+        }
+        self._jobs[job["id"]] = job
+        objects = [(name, f"{prepend}{name}") for name in names]
+        threading.Thread(target=self._run_job, args=(job, etl.name, objects), daemon=True).start()
+        return str(job["id"])
 
     def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]]:
         """Return the progress of a job, by target."""
-        job = self._jobs.get(job_id)
-        if job is None:
+        if job_id not in self._jobs:
             raise RefusalError(404, f'xaction "{job_id}" does not exist', "ErrNotFound")
-        snapshot = {
-            "id": job.id,
-            "kind": "etl-listrange",
-            "start-time": job.started,
-            "src-bck": wire.bucket_json(job.bucket),
-            "dst-bck": wire.bucket_json(job.to_bucket),
-            "stats": {"loc-objs": job.num_objects, "loc-bytes": job.num_bytes},
-            "aborted": bool(job.error),
-            "abort-err": job.error,
-            "is_idle": job.is_done,
-        }
-        return {self._node: [snapshot]}
+        return {self._node: [self._jobs[job_id]]}
 
     def _find(self, name: str, *, to_run: bool = False) -> _Etl:
         with self._lock:
@@ -207,18 +189,19 @@ class Etls:
             raise RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')
         return etl
 
-    def _run_job(self, job: _Job, names: list[str], prepend: str) -> None:
-        for name in names:
+    def _run_job(self, job: dict[str, Any], etl: str, objects: list[tuple[str, str]]) -> None:
+        bucket, to_bucket = job["src-bck"]["name"], job["dst-bck"]["name"]
+        for name, to_name in objects:
             try:
-                data = self.transform(job.etl.name, job.bucket, name)
-                self._storage.write(job.to_bucket, f"{prepend}{name}", [memoryview(data)])
+                data = self.transform(etl, bucket, name)
+                self._storage.write(to_bucket, to_name, [memoryview(data)])
             except (RefusalError, ObjectMissingError, BucketMissingError, OSError) as exc:
                 is_missing = isinstance(exc, ObjectMissingError | BucketMissingError)
-                text = f"ais://{job.bucket}/{name} does not exist" if is_missing else str(exc)
+                text = f"ais://{bucket}/{name} does not exist" if is_missing else str(exc)
                 code = exc.status if isinstance(exc, RefusalError) else 404 if is_missing else 507
-                job.object_errors.append({"obj_name": name, "msg": text, "ecode": code})
-                job.error = text  # the job stops here, as AIS's default is
+                self._object_errors[job["id"]] = [{"obj_name": name, "msg": text, "ecode": code}]
+                job |= {"aborted": True, "abort-err": text}  # the job stops here, as AIS's default is
                 break
-            job.num_objects += 1
-            job.num_bytes += len(data)
-        job.is_done = True
+            job["stats"]["loc-objs"] += 1
+            job["stats"]["loc-bytes"] += len(data)
+        job["is_idle"] = True

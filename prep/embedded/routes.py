@@ -7,7 +7,8 @@ As in a cluster, the proxy redirects a request for an object (301 for GET, 307 f
 import json
 import os
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -15,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 
 from dali_pipes.store.checksums import NO_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
-from prep.embedded import wire
+from prep.embedded import peer, wire
 from prep.embedded.connection import NodeConnection
 from prep.embedded.etl import Etls
 from prep.embedded.s3 import answer_s3
@@ -25,35 +26,61 @@ from prep.embedded.storage import (
     BucketProps,
     ChecksumMismatchError,
     ObjectMissingError,
+    Storage,
 )
 from prep.embedded.wire import RefusalError
 
 if TYPE_CHECKING:
-    from prep.embedded.node import Node
+    from prep.embedded.dsort import SortJob
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RANGE_CHUNK_BYTES = 1 << 20
 _OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid", "etl_name"}
 
 
+@dataclass(kw_only=True)
+class Node:
+    """One process that is a whole cluster, proxy and target at one address: what its connections share."""
+
+    storage: Storage
+    port: int
+    etls: Etls | None = None
+    """The transforms; ``None`` if the node runs none."""
+    is_open: bool = False
+    """Whether processes of other users may use the node."""
+    before_request: Callable[[NodeConnection], None] | None = None
+    sort_jobs: dict[str, "SortJob"] = field(default_factory=dict)
+    started_ns: int = field(default_factory=time.time_ns)
+    uuid: str = field(default_factory=lambda: os.urandom(6).hex())
+
+    def __post_init__(self) -> None:
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.proxy_id, self.target_id = f"embp{self.port}", f"embt{self.port}"
+
+
 class Handler(NodeConnection):
     """Answers the requests of one connection."""
+
+    _is_target = False
 
     def setup(self) -> None:
         """Take the node from the server."""
         super().setup()
         self.node: Node = self.server.node  # type: ignore[attr-defined]  # socketserver's own type
-        self._is_target = False
 
     def handle(self) -> None:
         """Answer the own user's processes; refuse others without reading what they send."""
-        reason = self.node.refuses(self.client_address)
-        if reason is None:
+        if self.node.is_open or peer.peer_uid(self.client_address, ("127.0.0.1", self.node.port)) == os.geteuid():
             super().handle()
-        else:
-            body = self._error_body(RefusalError(403, reason))
-            error = body.decode().strip()  # for a HEAD, whose client ignores the body
-            self.refuse_connection(403, body, [("Content-Type", "application/json"), ("Hdr-Error", error)])
+            return
+        self.command = self.path = ""
+        reason = (
+            f"this embedded node answers only processes of its own user, id {os.geteuid()}; run your command as that "
+            "user, start a node of your own, or let its owner start it with: dali-pipes prep embedded --open"
+        )
+        body = self._error_body(RefusalError(403, reason))
+        error = body.decode().strip()  # for a HEAD, whose client ignores the body
+        self.refuse_connection(403, body, [("Content-Type", "application/json"), ("Hdr-Error", error)])
 
     def dispatch(self) -> None:
         """Answer one request."""
@@ -69,7 +96,7 @@ class Handler(NodeConnection):
         except UnicodeEncodeError as exc:
             self._refuse(RefusalError(400, f"a text of the request is not Unicode: {exc}"))
         except OSError as exc:
-            if isinstance(exc, ConnectionError) or self.has_answered:
+            if isinstance(exc, ConnectionError | TimeoutError) or self.has_answered:
                 raise
             # 507, because the SDK would retry after 500 for a minute and a half.
             message = f"{self.command} {self._path}: the node cannot use its folder: {exc.strerror}"
@@ -111,12 +138,13 @@ class Handler(NodeConnection):
 
                 spec = parse_job_spec(self.read_json())
                 job = SortJob(spec, self.node.storage, self.node.target_id, endpoint=self.node.endpoint)
-                self.answer_text(job.start())
+                job.start()
+                self.node.sort_jobs[job.id] = job
+                self.answer_text(job.id)
             case "GET", ["v1", "sort"] if (job_id := self._query.get("uuid")) is not None:
-                status = self.node.storage.read_job(job_id)
-                if status is None:
+                if job_id not in self.node.sort_jobs:
                     raise RefusalError(404, f"[dsort] {job_id} does not exist")
-                self.answer_text(json.dumps(status))
+                self.answer_text(json.dumps({self.node.target_id: self.node.sort_jobs[job_id].status()}))
             case "DELETE", ["v1", "sort", "abort"]:
                 self._abort_sort(self._query.get("uuid", ""))
             case _, ["v1", "etl", *rest]:
@@ -171,33 +199,18 @@ class Handler(NodeConnection):
                 self.answer(200)
             case "GET", "list":
                 self._list(bucket, value())
-            case "GET", "summary-bck":
-                storage.bucket_info(bucket)
-                if not value().get("uuid"):  # a cluster starts a job here; the client asks again with the job's id
-                    self.answer_text(os.urandom(5).hex(), status=202)
-                else:
-                    self.answer_text(json.dumps([self._summary(bucket, wire.field_of(value(), "prefix", str))]))
             case "POST", "etl-listrange" if self.node.etls is not None:
                 self.answer_text(self._etls().start_job(bucket, value()))
             case _, action:
                 raise wire.unsupported(f"{self.command} {self._path}, action '{action}'")
 
     def _bucket_head(self, bucket: str) -> None:
+        if "bsumm_remote" in self._query:
+            raise wire.unsupported(f"{self.command} {self._path} with a summary")
         bucket_id, created_ns = self.node.storage.bucket_info(bucket)
         props = self.node.storage.bucket_props(bucket)
-        headers = [("Ais-Bucket-Props", wire.bucket_props(props, bucket_id=bucket_id, created_ns=created_ns))]
-        if "bsumm_remote" not in self._query:
-            self.answer(200, headers=headers)
-        elif "uuid" not in self._query:
-            self.answer(202, headers=[*headers, ("Ais-Xaction-Id", os.urandom(5).hex())])
-        else:
-            headers.append(("Ais-Bucket-Summ", json.dumps(self._summary(bucket, ""))))
-            self.answer(200, headers=[*headers, ("Ais-Xaction-Id", self._query["uuid"])])
-
-    def _summary(self, bucket: str, prefix: str) -> dict[str, Any]:
-        storage = self.node.storage
-        sizes = [meta.num_bytes for meta in storage.heads(bucket, storage.list_names(bucket, prefix=prefix))]
-        return wire.bucket_summary(bucket, sizes, disk_bytes=storage.disk_bytes())
+        header = wire.bucket_props(props, bucket_id=bucket_id, created_ns=created_ns)
+        self.answer(200, headers=[("Ais-Bucket-Props", header)])
 
     def _list(self, bucket: str, message: dict[str, Any]) -> None:
         storage, flags = self.node.storage, wire.field_of(message, "flags", int)
@@ -289,8 +302,6 @@ class Handler(NodeConnection):
             "version": [("Ais-Version", str(meta.version))],
             "copies": [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "[/]")],
             "location": [("Ais-Location", self._location())],
-            "etag": [("Etag", wire.etag(meta))],
-            "last-modified": [("Last-Modified", wire.last_modified(meta))],
             **{prop: [] for prop in ("name", "size", "custom", "ec", "chunked", "")},
         }
         headers = [("Ais-Present", "true")]
@@ -321,13 +332,13 @@ class Handler(NodeConnection):
 
     # Jobs
 
-    def _abort_sort(self, job: str) -> None:
-        status = self.node.storage.read_job(job)
-        if status is None:
-            raise RefusalError(404, f"dsort job {job} does not exist", "ErrNotFound")
-        if all(target["archived"] for target in status.values()):
-            raise RefusalError(410, f"[dsort] {job} is already archived")
-        self.node.storage.abort_job(job)
+    def _abort_sort(self, job_id: str) -> None:
+        if job_id not in self.node.sort_jobs:
+            raise RefusalError(404, f"dsort job {job_id} does not exist", "ErrNotFound")
+        job = self.node.sort_jobs[job_id]
+        if job.is_done:
+            raise RefusalError(410, f"[dsort] {job_id} is already archived")
+        job.is_aborted = True
         self.answer(200)
 
     def _etls(self) -> Etls:

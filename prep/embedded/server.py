@@ -1,7 +1,7 @@
 """Answer AIStore's HTTP API on loopback, from a folder, in a process of its own or in a thread.
 
-# Note [threads]: each connection and each dSort job has a thread. They share only the `Node`, and its `Storage` and
-`Etls` are thread-safe.
+# Note [threads]: each connection and each job has a thread. They share only the `Node`, whose `Storage` and `Etls` are
+thread-safe.
 """
 
 import os
@@ -14,13 +14,12 @@ from socketserver import TCPServer, ThreadingMixIn
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 from prep.embedded.connection import NodeConnection
 from prep.embedded.etl import Etls
-from prep.embedded.node import Node
-from prep.embedded.routes import Handler
+from prep.embedded.routes import Handler, Node
 from prep.embedded.storage import Storage
 
 
 class NodeServer(ThreadingMixIn, TCPServer):
-    """Serves a storage, on 127.0.0.1 only, to processes of this user only.
+    """One process that is a whole cluster: proxy and target at one address, 127.0.0.1, for processes of this user.
 
     Args:
         storage: The objects.
@@ -100,12 +99,7 @@ def serve_forever(
     with (
         Storage(directory) as storage,
         NodeServer(
-            storage,
-            port=port,
-            allow_etl=allow_etl,
-            etl_function=etl_function,
-            is_open=is_open,
-            before_request=delay,
+            storage, port=port, allow_etl=allow_etl, etl_function=etl_function, is_open=is_open, before_request=delay
         ) as server,
     ):
         if is_open:

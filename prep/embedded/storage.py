@@ -6,19 +6,16 @@
                         .props        the bucket's properties
                         a%2Fb.obj     an object: its bytes, then its metadata, then a footer with their length
                         0f..e1.long   the same for a name too long for a file name; the name is in the metadata
-           jobs/ID.json               the status of a dSort job
-           jobs/ID.abort              a mark: the job is asked to stop
            scratch/NODE/              files that a running node is writing; removed when its lock is free
 
-Bytes and metadata are in one file, so they cannot disagree, even if a process is killed. All state is on disk, so
-several nodes may serve one folder. Nothing is synced to disk: an object that a power failure left without its footer
-does not exist.
+Bytes and metadata are in one file, so they cannot disagree, even if a process is killed. All objects are on disk, so
+several nodes may serve one folder; a job belongs to its node. Nothing is synced to disk: an object that a power failure
+left without its footer does not exist.
 """
 
 import fcntl
 import json
 import os
-import re
 import shutil
 import struct
 import time
@@ -27,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 from urllib.parse import quote, unquote
 
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
@@ -89,14 +86,13 @@ class Storage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         claim_folder(folder)
-        self._buckets, self._jobs, scratches = folder / BUCKETS, folder / "jobs", folder / "scratch"
-        for part in (self._buckets, self._jobs, scratches):
+        self._buckets, scratches = folder / BUCKETS, folder / "scratch"
+        for part in (self._buckets, scratches):
             part.mkdir(parents=True, exist_ok=True)
-        self.node = os.urandom(6).hex()
-        self._scratch = scratches / self.node
+        self._scratch = scratches / os.urandom(6).hex()
         with _locked(folder / ".lock", os.O_CREAT):
             for old in scratches.iterdir():
-                if not self.is_alive(old.name):
+                if not _is_locked(old / ".lock"):
                     shutil.rmtree(old, ignore_errors=True)
             self._scratch.mkdir()
             self._lock = os.open(self._scratch / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -114,20 +110,6 @@ class Storage:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def is_alive(self, node: str) -> bool:
-        """Whether the node with this id still runs."""
-        try:
-            lock = os.open(self.folder / "scratch" / node / ".lock", os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
 
     # Buckets
 
@@ -176,10 +158,14 @@ class Storage:
 
     def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
         """Set the properties; objects that are stored already stay as they are."""
+        temporary = self._scratch_path()
         try:
-            self._replace(self._buckets / bucket / _PROPS_FILE, asdict(props))
+            temporary.write_text(json.dumps(asdict(props)))
+            temporary.rename(self._buckets / bucket / _PROPS_FILE)
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise BucketMissingError(bucket) from exc
+        finally:
+            temporary.unlink(missing_ok=True)
 
     # Objects
 
@@ -309,54 +295,8 @@ class Storage:
             except ObjectMissingError:
                 continue
 
-    def disk_bytes(self) -> int:
-        """Return the size of the file system."""
-        return shutil.disk_usage(self.folder).total
-
-    # Jobs
-
-    def write_job(self, job: str, targets: dict[str, Any]) -> None:
-        """Replace the status of a dSort job: target -> its part."""
-        self._replace(self._jobs / f"{job}.json", {"runner": self.node, "targets": targets})
-
-    def read_job(self, job: str) -> dict[str, Any] | None:
-        """Return a job's status by target, as ``GET /v1/sort?uuid=`` answers, or ``None`` for an unknown job.
-
-        A job whose node ended before the job is reported as aborted.
-        """
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", job):
-            return None
-        try:
-            known = json.loads((self._jobs / f"{job}.json").read_bytes())
-        except FileNotFoundError:
-            return None
-        targets: dict[str, Any] = known["targets"]
-        for target, status in targets.items():
-            if not status["archived"] and not self.is_alive(known["runner"]):
-                for part in (status, status["Metrics"]):
-                    part |= {"aborted": True, "archived": True}
-                status["Metrics"]["errors"] = [f"t[{target}]: the node that ran [dsort] {job} has gone"]
-        return targets
-
-    def abort_job(self, job: str) -> None:
-        """Ask the node that runs a job to stop it."""
-        (self._jobs / f"{job}.abort").touch()
-
-    def is_job_aborted(self, job: str) -> bool:
-        """Whether a job was asked to stop."""
-        return (self._jobs / f"{job}.abort").exists()
-
     def _scratch_path(self) -> Path:
         return self._scratch / os.urandom(8).hex()
-
-    def _replace(self, path: Path, value: dict[str, Any]) -> None:
-        """Write JSON into a file in one step."""
-        temporary = self._scratch_path()
-        try:
-            temporary.write_text(json.dumps(value))
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _path(self, bucket: str, name: str) -> Path:
         short = quote(name, safe="")
@@ -387,6 +327,21 @@ def _read_meta(descriptor: int) -> ObjectMeta | None:
         return None
     meta = ObjectMeta(**json.loads(os.pread(descriptor, text_bytes, start - text_bytes)))
     return meta if meta.num_bytes == start - text_bytes else None
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a running process holds the lock of this file."""
+    try:
+        lock = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 @contextmanager

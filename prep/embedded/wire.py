@@ -102,63 +102,10 @@ def check_checksum_type(name: str) -> None:
 
 
 def bucket_props(props: BucketProps, *, bucket_id: int, created_ns: int) -> str:
-    """Return the header ``Ais-Bucket-Props`` of a bucket with AIS's defaults, without mirroring and erasure coding."""
-    limit = {"interval": "1m", "max_tokens": 1000, "enabled": False}
-    values = {
-        "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
-        "write_policy": {"data": "immediate", "md": "immediate"},
-        "provider": "ais",
-        "Renamed": "",
-        "checksum": {
-            "type": props.checksum_type,
-            "validate_cold_get": False,
-            "validate_warm_get": False,
-            "validate_obj_move": False,
-            "enable_read_range": props.read_range,
-        },
-        "extra": {"http": {}, "aws": {}, "gcp": {}, "oci": {}},
-        "rate_limit": {"backend": limit | {"num_retries": 3}, "frontend": limit | {"burst_size": 375}},
-        "ec": {
-            "compression": "never",
-            "bundle_multiplier": 2,
-            "burst_buffer": 256,
-            "objsize_limit": 262144,
-            "data_slices": 1,
-            "parity_slices": 1,
-            "enabled": False,
-            "disk_only": False,
-        },
-        "chunks": {"objsize_limit": "0B", "max_monolithic_size": "1TiB", "chunk_size": "1GiB"},
-        "mirror": {"copies": 2, "burst_buffer": 512, "enabled": False},
-        "lru": {"dont_evict_time": "2h0m", "capacity_upd_time": "10m", "batch_size": 32768, "enabled": False},
-        "access": "18446744073709551615",
-        "features": "0",
-        "bid": str(bucket_id),
-        "created": str(created_ns),
-        "versioning": {"enabled": True, "validate_warm_get": False, "synchronize": False},
-    }
+    """Return the header ``Ais-Bucket-Props``, with those of AIS's properties that the node has."""
+    checksum = {"type": props.checksum_type, "enable_read_range": props.read_range}
+    values = {"provider": "ais", "checksum": checksum, "bid": str(bucket_id), "created": str(created_ns)}
     return json.dumps(values)
-
-
-def bucket_summary(bucket: str, sizes: list[int], *, disk_bytes: int) -> dict[str, Any]:
-    """Count and sum a bucket's objects. ``size_on_disk`` is the sum of their bytes."""
-    total = sum(sizes)
-    return bucket_json(bucket) | {
-        "ObjCount": {"obj_count_present": str(len(sizes)), "obj_count_remote": "0"},
-        "ObjSize": {
-            "obj_min_size": min(sizes, default=0),
-            "obj_avg_size": total // len(sizes) if sizes else 0,
-            "obj_max_size": max(sizes, default=0),
-        },
-        "TotalSize": {
-            "size_on_disk": str(total),
-            "size_all_present_objs": str(total),
-            "size_all_remote_objs": "0",
-            "total_disks_size": str(disk_bytes),
-        },
-        "used_pct": total * 100 // disk_bytes if disk_bytes else 0,
-        "is_present": True,
-    }
 
 
 def listing(

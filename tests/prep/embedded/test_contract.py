@@ -118,17 +118,6 @@ def test_bucket_with_a_bad_name_is_refused(client: Client, name: str) -> None:
     assert refused.value.status_code == 400
 
 
-def test_bucket_summary_and_info_count_objects(bucket: Bucket) -> None:
-    """Both functions of the SDK give the number and the bytes of the objects."""
-    for index in range(3):
-        put(bucket, f"a-{index}", b"x" * (index + 1))
-    summary = bucket.summary()
-    assert summary["ObjCount"]["obj_count_present"] == "3"
-    assert summary["TotalSize"]["size_all_present_objs"] == "6"
-    _, info = bucket.info()
-    assert (info["ObjSize"]["obj_min_size"], info["ObjSize"]["obj_max_size"]) == (1, 3)
-
-
 # Objects
 
 

@@ -54,17 +54,13 @@ def endpoint(storage: Storage) -> Iterator[str]:
 def run(storage: Storage, endpoint: str, *, abort: bool = False, **changes: object) -> dict[str, Any]:
     """Run a job and return its last status."""
     job = SortJob(parse_job_spec(SPEC | changes), storage, "target", endpoint=endpoint)
-    if abort:
-        storage.abort_job(job.job)
+    job.is_aborted = abort
     job.start()
     deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        status = storage.read_job(job.job)
-        assert status is not None
-        if status["target"]["archived"]:
-            return dict(status["target"])
+    while not job.is_done and time.monotonic() < deadline_s:
         time.sleep(0.005)
-    raise AssertionError(status)
+    assert job.is_done
+    return job.status()
 
 
 def read_all(storage: Storage, prefix: str) -> dict[str, bytes]:
@@ -99,22 +95,6 @@ def test_abort_stops_the_job(storage: Storage, endpoint: str) -> None:
     assert (status["aborted"], status["Metrics"]["aborted"]) == (True, True)
     assert status["Metrics"]["errors"] == [f"t[target]: [dsort] {status['id']} aborted"]
     assert read_all(storage, "out-") == {}
-
-
-def test_job_of_a_node_that_has_gone_is_aborted(tmp_path: Path) -> None:
-    """A client that waits through another node does not wait for ever."""
-    storage = Storage(tmp_path)
-    job = SortJob(parse_job_spec(SPEC), storage, "target", endpoint="")
-    job._save()  # begun, and not ended
-    with Storage(tmp_path) as other:
-        before = other.read_job(job.job)
-        assert before is not None
-        assert not before["target"]["aborted"]
-        storage.close()
-        after = other.read_job(job.job)
-        assert after is not None
-        assert after["target"]["aborted"]
-        assert "has gone" in after["target"]["Metrics"]["errors"][0]
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,13 @@ def test_folder_that_takes_no_more_is_507_and_nothing_changes(node: ServerProces
     resource.prlimit(node._process.pid, resource.RLIMIT_FSIZE, no_limit)
     bucket.object("dir/new").get_writer().put_content(bytes(3 << 20))
     assert bucket.object("dir/new").props.size == 3 << 20
+
+
+def test_slowed_node_waits_before_each_answer_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Two nodes over one folder, as `bench windows` has them; the proxy's answer and the target's each wait once."""
+    latency_s = 0.1
+    with start(tmp_path) as fast, start(tmp_path, latency_s=latency_s) as slow:
+        sdk(fast.endpoint).bucket("b").create().object("a").get_writer().put_content(b"bytes")
+        since_s = time.monotonic()
+        assert bytes(sdk(slow.endpoint).bucket("b").object("a").get_reader().read_all()) == b"bytes"
+        assert time.monotonic() - since_s >= 2 * latency_s
