@@ -32,11 +32,10 @@ import numpy as np
 
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.cache.extents import OTHER_DIRECTORY
-from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, SHARED_FROM_BYTES, CacheFiles, OpenCacheFile, share_columns
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, CacheFiles, OpenCacheFile
 from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.table import NOBODY, NUM_SLOTS, State, StateTable, is_unfinished
 from dali_pipes.errors import CacheError
-from dali_pipes.formats.manifest import Manifest
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -139,15 +138,6 @@ class NodeCache:
         return os.dup(self._joined[slot].file)
 
     @exclusive
-    def share_columns(self, slot: int, manifest: Manifest) -> None:
-        """Move a large manifest's columns into memory that all loaders of the slot's cache file share."""
-        columns = manifest.shard_columns()
-        if sum(column.nbytes for column in columns.values()) < SHARED_FROM_BYTES:
-            return
-        if (shared := share_columns(self._files.own, self._slots.key(slot), columns)) is not None:
-            manifest.move(shared)
-
-    @exclusive
     def status(self) -> list[CacheFileStatus]:
         self._files.sweep()
         found = []
@@ -171,7 +161,7 @@ class NodeCache:
 
     @exclusive
     def clear(self) -> tuple[int, int]:
-        """Drop all shards that nobody holds, and remove unused cache files, and files that were moved aside.
+        """Drop all shards that nobody holds, and remove unused cache files.
 
         Returns:
             Bytes freed, and bytes still held.
@@ -185,12 +175,7 @@ class NodeCache:
             else:
                 self._files.remove(key)
         held = self._files.used_bytes()
-        return before - held + self._files.own.remove_damaged(), held
-
-    @exclusive
-    def damaged(self) -> dict[str, int]:
-        """List the files that were moved aside, because they could not be read, and the bytes that each takes."""
-        return self._files.own.damaged()
+        return before - held, held
 
     @exclusive
     def join(

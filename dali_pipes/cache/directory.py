@@ -1,4 +1,4 @@
-"""Open, lock and remove the files of a user's own cache directory, and move unreadable files aside.
+"""Open, lock and remove the files of a user's own cache directory.
 
 The directory is opened once, and names are looked up in it, not in a path: whoever may write to the directories above
 can put another one at the path, but not under an open descriptor. So the cache also works below a directory that others
@@ -20,12 +20,11 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
 import stat
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,14 +35,8 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
-DAMAGED = ".damaged"
-"""The end of the name of a file that was moved aside."""
-
 # struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.
 _FLOCK = struct.Struct("@hhqqi4x")
-
-# Errors of open(2) for names that this user cannot open as a file: a link, a directory, a socket.
-_NOT_A_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM, errno.ETXTBSY}
 
 
 class DamagedFileError(CacheError):
@@ -51,7 +44,7 @@ class DamagedFileError(CacheError):
 
 
 def open_own(name: str | Path, *, directory: int | None = None, flags: int = 0) -> int:
-    """Open a file of this user for reading and writing, and return its descriptor; it never waits, nor follows a link.
+    """Open a file of this user for reading and writing, and return its descriptor; a link is not followed.
 
     Args:
         name: The file's name.
@@ -59,26 +52,13 @@ def open_own(name: str | Path, *, directory: int | None = None, flags: int = 0) 
         flags: Further flags of open(2). A file that is made has mode 0600.
 
     Raises:
-        DamagedFileError: If the name belongs to anything but a file of this user with one name.
-        OSError: If it cannot be opened for another reason.
+        DamagedFileError: If it belongs to another user, who may have put it there while the directory was open to all.
+        OSError: If it cannot be opened.
     """
-    wanted = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | flags
-    try:
-        file = os.open(name, wanted, 0o600, dir_fd=directory)
-    except OSError as exc:
-        if exc.errno in _NOT_A_FILE:
-            raise DamagedFileError(f"'{name}' is not a file that this user can read and write: {exc.strerror}") from exc
-        raise
-    try:
-        found = os.fstat(file)
-        # A file with a second name may be any file of this user, which nobody meant for the cache.
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-            raise DamagedFileError(f"'{name}' is not a file of this user's cache")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            os.fchmod(file, 0o600)
-    except BaseException:
+    file = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600, dir_fd=directory)
+    if os.fstat(file).st_uid != os.geteuid():
         os.close(file)
-        raise
+        raise DamagedFileError(f"'{name}' is not a file of this user")
     return file
 
 
@@ -114,15 +94,6 @@ class OwnDirectory:
         if file >= 0:
             os.close(file)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Exclude other processes here, also before there is a lock file."""
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self.file, fcntl.LOCK_UN)
-
     def names(self) -> list[str]:
         """List the names in it, in no order."""
         return os.listdir(self.file)  # noqa: PTH208 (of a descriptor)
@@ -150,46 +121,14 @@ class OwnDirectory:
         os.rename(name, other, src_dir_fd=self.file, dst_dir_fd=self.file)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a directory is moved aside. Nothing happens if there is no such name."""
-        try:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.file)
-        except FileNotFoundError:
-            pass
-        except (IsADirectoryError, PermissionError):
-            self.set_aside(name, "a directory has its name")
 
-    def set_aside(self, name: str, cause: str) -> None:
-        """Give a file that cannot be used another name, which no loader reads, and log that."""
-        taken, number = set(self.names()), 0
-        while f"{name}.{number}{DAMAGED}" in taken:
-            number += 1
-        other = f"{name}.{number}{DAMAGED}"
-        try:
-            self.rename(name, other)
-        except FileNotFoundError:
-            return
-        _log.warning(
-            "the cache's file '%s' is damaged (%s): it is called '%s' from now on, and a new one is made; "
-            "dali-pipes cache clear removes it",
-            self.path / name,
-            cause,
-            other,
-        )
-
-    def damaged(self) -> dict[str, int]:
-        """List what was moved aside, and the bytes that each name takes."""
-        return {name: self.stat(name).st_blocks * 512 for name in self.names() if name.endswith(DAMAGED)}
-
-    def remove_damaged(self) -> int:
-        """Remove what was moved aside, directories with all that is in them; returns the bytes freed."""
-        freed = 0
-        for name, num_bytes in self.damaged().items():
-            try:
-                os.unlink(name, dir_fd=self.file)
-            except (IsADirectoryError, PermissionError):
-                shutil.rmtree(name, ignore_errors=True, dir_fd=self.file)
-            freed += num_bytes
-        return freed
+    def discard(self, name: str, cause: str) -> None:
+        """Remove a file that cannot be used, and log that."""
+        _log.warning("the cache's file '%s' is damaged (%s): a new one is made", self.path / name, cause)
+        self.remove(name)
 
     def _not_own(self) -> CacheError:
         return CacheError(f"'{self.path}' is not this user's own directory; remove it, or {OTHER_DIRECTORY}")

@@ -7,37 +7,26 @@
         slots                       the loaders at work: which cache file, how many bytes each has reserved
         KEY.image, KEY.table        one data set's cache file, and the state of its shards
         KEY.source                  the URL of its shards
-        KEY.columns                 the manifest's columns, which its loaders share; only if they are large
-        NAME.0.damaged              a file that could not be used, moved aside: nothing reads it
 
 # Note [removed]: the code removes a cache file only if no loader has a slot for it, but a user may remove a running
 job's files. The open files then exist for that job alone, and the next loader makes another cache file of the same
 name. So a loader keeps the table that it joined with, and never marks its shards ready in another one.
 
-# Note [damaged]: a file that cannot be what its name says is moved aside, and a new one is made; files of other data
-sets are not concerned. A loader that still uses the cache file keeps its open files, as in Note [removed]. A slot
-whose row was changed is emptied if its loader is gone. If the loader lives, nobody knows which shards it holds, so
-nobody changes the cache until it ends.
-
-# Note [columns]: every loader reads the manifest from its store. If it is large, the first loader of a cache file
-writes its columns beside it, so that the loaders of a machine hold them once. Each one compares the file with its own
-columns, maps it, and drops its own: nothing is believed that the store did not say.
+# Note [damaged]: a cache file whose table cannot be what its name says is removed, and a new one is made; those of
+other data sets are not concerned. A loader that still uses the cache file keeps its open files, as in Note [removed].
 """
 
 import contextlib
 import errno
-import logging
 import mmap
 import os
 import re
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.cache.directory import DamagedFileError, LockFile, Mutex, OwnDirectory
@@ -46,8 +35,6 @@ from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id, is_unf
 from dali_pipes.errors import CacheError
 
 Result = TypeVar("Result")
-
-_log = logging.getLogger(__name__)
 
 _SLOT = np.dtype(
     [
@@ -58,23 +45,17 @@ _SLOT = np.dtype(
         ("cache_bytes", "<i8"),
         ("group", "<u8"),
         ("image", "S32"),
-        ("checksum", "<u4"),
     ]
 )
-# The bytes of a row that its checksum covers: all but ``used`` and ``waiting``.
-_CHECKED = slice(2, -4)
 # The file begins with the version that wrote it; then come the slots.
 _SLOTS_START = 64
-_SLOTS_MAGIC = b"DALIPIS3"
+_SLOTS_MAGIC = b"DALIPIS4"
 _SLOTS_BYTES = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
 _MUTEX_BYTE = 0
 FIRST_SLOT_BYTE = 1
 # The names of a cache file, its table and its source, and of a table that is being made (with a dot before it).
 _KEY = re.compile("[0-9a-f]{32}")
-_SUFFIXES = ("table", "image", "source", "columns")
-
-SHARED_FROM_BYTES = 4 << 20
-"""Smaller columns, of some 60,000 shards, are not worth a file."""
+_SUFFIXES = ("table", "image", "source")
 
 GOES_ON = 0
 """Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.cache`."""
@@ -106,18 +87,10 @@ class Slots:
 
     def write(self, slot: int, *, reserved: int, cache_bytes: int, group: int, key: str) -> None:
         """Give a slot to a loader of this process, or change its row."""
-        row = np.array((1, GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode(), 0), _SLOT)
-        row["checksum"] = zlib.crc32(row.tobytes()[_CHECKED])
-        self.rows[slot] = row
+        self.rows[slot] = (1, GOES_ON, os.getpid(), reserved, cache_bytes, group, key.encode())
 
     def empty(self, slot: int) -> None:
         self.rows[slot] = np.zeros((), _SLOT)
-
-    def damaged(self) -> list[int]:
-        """List the slots whose rows no loader wrote."""
-        written = np.flatnonzero((self.rows["used"] != 0) | (self.rows["checksum"] != 0)).tolist()
-        rows = {slot: self.rows[slot].tobytes() for slot in written}
-        return [slot for slot, row in rows.items() if row[0] != 1 or zlib.crc32(row[_CHECKED]) != _last_number(row)]
 
     def least_bytes(self) -> int | None:
         """The smallest ``cache_bytes`` of the loaders at work; ``None`` without loaders."""
@@ -188,7 +161,7 @@ class CacheFiles:
         self.opened: dict[str, OpenCacheFile] = {}
         """All cache files there, by key."""
         try:
-            self.lock = self._open_lock()
+            self.lock = LockFile("lock", directory=self.own.file)
             self._mutex = Mutex(self.lock, _MUTEX_BYTE)
             try:
                 self.slots = self._mutex.run(self._open_slots)
@@ -298,13 +271,6 @@ class CacheFiles:
 
     def _look(self) -> None:
         """Open new cache files, forget removed ones, and repair tables whose change was interrupted."""
-        for slot in self.slots.damaged():
-            if self._is_alive(slot):
-                raise CacheError(
-                    f"'{self.root}/slots' is damaged: slot {slot}, of a loader at work; wait until it ends, or "
-                    f"{OTHER_DIRECTORY}"
-                )
-            self.slots.empty(slot)
         tables, others = self._list()
         for key in others.keys() - tables.keys():
             # A process ended while it made or removed a cache file: no other process has the mutex.
@@ -339,7 +305,7 @@ class CacheFiles:
         return tables, others
 
     def _open(self, key: str, place: tuple[int, int]) -> None:
-        """Open a cache file, or move it aside. Note [damaged]."""
+        """Open a cache file; remove a damaged one. Note [damaged]."""
         table, file = None, -1
         try:
             table = StateTable(f"{key}.table", directory=self.own.file)
@@ -353,7 +319,7 @@ class CacheFiles:
                 table.close()
             if not isinstance(exc, DamagedFileError | FileNotFoundError):
                 raise
-            self.own.set_aside(f"{key}.table", str(exc))
+            self.own.discard(f"{key}.table", str(exc))
             self.remove(key)
             return
         self.opened[key] = OpenCacheFile(table, file, place)
@@ -371,37 +337,17 @@ class CacheFiles:
                         os.close(file)
             self.own.remove(name)
 
-    def _open_lock(self) -> LockFile:
-        try:
-            return LockFile("lock", directory=self.own.file)
-        except DamagedFileError:
-            with self.own.alone():  # another process may have put it right meanwhile
-                try:
-                    return LockFile("lock", directory=self.own.file)
-                except DamagedFileError as exc:
-                    self.own.set_aside("lock", str(exc))
-                    return LockFile("lock", directory=self.own.file)
-
     def _open_slots(self) -> Slots:
         has_loaders = any(self.lock.is_locked(FIRST_SLOT_BYTE + slot) for slot in range(NUM_SLOTS))
-        try:
-            file = self.own.open("slots", flags=os.O_CREAT)
-        except DamagedFileError as exc:
-            if has_loaders:
-                raise CacheError(
-                    f"'{self.root}' has loaders at work, and no file of their slots ({exc}); wait until they end, "
-                    f"or {OTHER_DIRECTORY}"
-                ) from exc
-            self.own.set_aside("slots", str(exc))
-            file = self.own.open("slots", flags=os.O_CREAT)
+        file = self.own.open("slots", flags=os.O_CREAT)
         try:
             # Reserved: on a full tmpfs, a write to a page that does not exist is a SIGBUS.
             os.posix_fallocate(file, 0, _SLOTS_BYTES)
             if os.pread(file, len(_SLOTS_MAGIC), 0) != _SLOTS_MAGIC:
                 if has_loaders:
                     raise CacheError(
-                        f"'{self.root}' is in use by loaders of another version of dali-pipes; wait until they end, or "
-                        f"{OTHER_DIRECTORY}"
+                        f"'{self.root}' is in use by loaders of another version of dali-pipes, or '{self.root}/slots' "
+                        f"is damaged; wait until they end, or {OTHER_DIRECTORY}"
                     )
                 os.pwrite(file, bytes(_SLOTS_BYTES - _SLOTS_START), _SLOTS_START)
                 os.pwrite(file, _SLOTS_MAGIC, 0)
@@ -413,64 +359,3 @@ class CacheFiles:
 def cache_root(directory: Path) -> Path:
     """Return the path of the cache's own directory: each user has one, which nobody else can read."""
     return directory / f"dali-pipes-{os.geteuid()}"
-
-
-def _last_number(row: bytes) -> int:
-    return int.from_bytes(row[-4:], "little")
-
-
-def share_columns(
-    files: OwnDirectory, key: str, columns: Mapping[str, npt.NDArray[Any]]
-) -> dict[str, npt.NDArray[Any]] | None:
-    """Map the file of these columns, which is made if it is not there. Note [columns].
-
-    Returns:
-        Read-only arrays of the same values; ``None`` if no file can be made or mapped, as on a full disk.
-    """
-    name = f"{key}.columns"
-    try:
-        try:
-            return _mapped_columns(files, name, columns)
-        except FileNotFoundError:
-            pass
-        except DamagedFileError as exc:
-            files.set_aside(name, str(exc))
-        _write_columns(files, name, f".{key}.partial", columns)
-        return _mapped_columns(files, name, columns)
-    except (OSError, DamagedFileError) as exc:
-        _log.info("the manifest's columns are not shared: '%s' cannot be used (%s)", files.path / name, exc)
-        return None
-
-
-def _write_columns(files: OwnDirectory, name: str, partial: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    files.remove(partial)
-    file = files.open(partial, flags=os.O_CREAT | os.O_EXCL)
-    try:
-        with os.fdopen(file, "wb") as stream:
-            stream.writelines(np.ascontiguousarray(column).data for column in columns.values())
-        files.rename(partial, name)
-    except BaseException:
-        files.remove(partial)
-        raise
-
-
-def _mapped_columns(
-    files: OwnDirectory, name: str, columns: Mapping[str, npt.NDArray[Any]]
-) -> dict[str, npt.NDArray[Any]]:
-    """The columns in the file. Raises `DamagedFileError` if they are others."""
-    num_bytes = sum(column.nbytes for column in columns.values())
-    file = files.open(name)
-    try:
-        if (found := os.fstat(file).st_size) != num_bytes:
-            raise DamagedFileError(f"'{name}' has {found} bytes, expected {num_bytes}")
-        memory = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(file)
-    shared, start = {}, 0
-    for column, own in columns.items():
-        # The columns of 8 bytes come first, so each begins at a multiple of its item's size.
-        shared[column] = np.frombuffer(memory, own.dtype, len(own), start)
-        start += own.nbytes
-        if not np.array_equal(shared[column], own):
-            raise DamagedFileError(f"'{name}' holds another column '{column}' than the store's manifest")
-    return shared

@@ -26,7 +26,6 @@ _NETWORK = (
 )
 _HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _CGROUP = Path("/sys/fs/cgroup")
-# cgroup v1 says "no limit" with a number near 2**63.
 _UNLIMITED = 1 << 60
 
 
@@ -130,7 +129,7 @@ def available_memory() -> int:
 
 
 def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
-    """Compute the bytes that this process's control group, and those above it, may still take.
+    """Compute the bytes that this process's control group, and those above it, may still take (version 2 of cgroups).
 
     Without a limit it is a huge number. ``cgroups`` is the text of ``/proc/self/cgroup``; ``None``: read it.
     """
@@ -139,44 +138,23 @@ def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
             cgroups = Path("/proc/self/cgroup").read_text()
         except OSError:
             return _UNLIMITED
-    left = _UNLIMITED
-    for folder, limit_name, usage_name in parse_cgroup(cgroups, root=root):
-        limit, usage = _number(folder / limit_name), _number(folder / usage_name)
-        if limit is None or usage is None or limit >= _UNLIMITED:
-            continue
-        left = min(left, max(0, limit - usage + _reclaimable(folder / "memory.stat")))
-    return left
-
-
-def parse_cgroup(text: str, *, root: Path) -> list[tuple[Path, str, str]]:
-    """List folders that may limit memory, with the names of limit and usage there; the process's own group comes first.
-
-    >>> [str(folder) for folder, _, _ in parse_cgroup("0::/a/b", root=Path("/cg"))]
-    ['/cg/a/b', '/cg/a', '/cg']
-    >>> parse_cgroup("5:memory:/a", root=Path("/cg"))[0]
-    (PosixPath('/cg/memory/a'), 'memory.limit_in_bytes', 'memory.usage_in_bytes')
-    """
-    found = []
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            base, names = root, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        # In a container the path may be the host's, which is not mounted here; then the root is the container's group.
-        inner = Path(path.lstrip("/"))
-        found += [(base / folder, *names) for folder in (inner, *inner.parents)]
-    return found
+    own = next((line.removeprefix("0::/") for line in cgroups.splitlines() if line.startswith("0::/")), None)
+    if own is None:
+        return _UNLIMITED
+    remaining = _UNLIMITED
+    # In a container the path may be the host's, which is not mounted here; then the root is the container's group.
+    for folder in (root / own, *(root / parent for parent in Path(own).parents)):
+        limit, usage = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit is not None and usage is not None:
+            remaining = min(remaining, max(0, limit - usage + _reclaimable(folder / "memory.stat")))
+    return remaining
 
 
 def _reclaimable(path: Path) -> int:
     """Compute how much of a group's usage the kernel can reclaim: pages of files, but not of a tmpfs."""
     try:
         pairs = dict(line.split()[:2] for line in path.read_text().splitlines() if len(line.split()) >= 2)
-        file, shmem = int(pairs.get("file", pairs.get("cache", 0))), int(pairs.get("shmem", 0))
+        file, shmem = int(pairs.get("file", 0)), int(pairs.get("shmem", 0))
     except (OSError, ValueError):
         return 0
     return max(0, file - shmem)

@@ -88,11 +88,6 @@ class CacheShare:
             )
             try:
                 self._file = self._cache.open_cache_file(self._slot)
-                try:
-                    self._cache.share_columns(self._slot, manifest)
-                except BaseException:
-                    os.close(self._file)
-                    raise
             except BaseException:
                 self._cache.leave(self._slot)
                 raise

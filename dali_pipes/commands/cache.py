@@ -30,14 +30,13 @@ def cache() -> None:
 @json_option
 def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
     """List the cache files, with the number of their shards, how many of these are resident and held, and the processes
-    that use them; then the damaged files that were moved aside.
+    that use them.
 
     The command reads only the cache's tables.
     """
     from dali_pipes.cache.cache import NodeCache
 
     rows: list[dict[str, Any]] = []
-    damaged: list[dict[str, Any]] = []
     for directory in _caches(cache_dir):
         with contextlib.closing(NodeCache(directory)) as opened:
             rows += [
@@ -55,12 +54,8 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
                 }
                 for status in opened.status()
             ]
-            damaged += [
-                {"cache": str(directory), "damaged": name, "bytes": num_bytes}
-                for name, num_bytes in opened.damaged().items()
-            ]
     if as_json:
-        click.echo(json.dumps(rows + damaged))
+        click.echo(json.dumps(rows))
         return
     for row in rows:
         users = f"used by {', '.join(map(str, row['pids']))}" if row["pids"] else "unused"
@@ -69,12 +64,7 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
             f"{format_bytes(row['resident_bytes'])} of {format_bytes(row['image_bytes'])}, {row['num_held']} held, "
             f"{users}"
         )
-    for row in damaged:
-        click.echo(
-            f"{row['cache']}: damaged file '{row['damaged']}', {format_bytes(row['bytes'])}; no loader reads it, and "
-            "dali-pipes cache clear removes it"
-        )
-    if not rows and not damaged:
+    if not rows:
         click.echo("no cache files")
 
 
@@ -153,9 +143,7 @@ def warm(
 @cache_option
 @json_option
 def clear(*, cache_dir: Path | None, as_json: bool) -> None:
-    """Evict all shards that no loader holds, and remove cache files that no loader uses, and damaged files that were
-    moved aside.
-    """
+    """Evict all shards that no loader holds, and remove cache files that no loader uses."""
     from dali_pipes.cache.cache import NodeCache
 
     freed = held = 0

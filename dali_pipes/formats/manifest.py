@@ -49,7 +49,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from dali_pipes.arrays import Int64s, UInt64s
@@ -405,18 +404,6 @@ class Manifest:
             f"index '{where}' is of {described.format(index.shard, *found)}; the manifest lists "
             f"{described.format(name, *expected)}; rebuild it: dali-pipes prep index URL"
         )
-
-    def shard_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All that has an entry for each shard: `SHARD_COLUMNS`, and the two columns of the names."""
-        name_bytes, name_ends = pack_texts(self.names)
-        return {name: getattr(self, name) for name in SHARD_COLUMNS} | {"ends": name_ends, "bytes": name_bytes}
-
-    def move(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Hold the same `shard_columns` in other memory, which processes share. Whoever has the manifest has them."""
-        names = cast("Texts", self.names)
-        names.data, names.ends = columns["bytes"], columns["ends"]
-        for name in SHARD_COLUMNS:
-            object.__setattr__(self, name, columns[name])
 
     def to_bytes(self) -> bytes:
         """The manifest's file; the same manifest always gives the same bytes."""

@@ -13,7 +13,7 @@ KEY, OTHER = "a" * 32, "b" * 32
 
 
 class _CacheFile(Target):
-    """A file of a cache directory with two full cache files; "refused" is one that is moved aside, or fetched anew."""
+    """A file of a cache directory with two full cache files; "refused" is one that is fetched anew."""
 
     file: ClassVar[str]
 
@@ -32,7 +32,7 @@ class _CacheFile(Target):
         is_refused = False
         for key in (KEY, OTHER):
             loader = Loader(self._run, key)
-            is_refused |= loader.hold_all() > 0 or bool(loader.cache.damaged())
+            is_refused |= loader.hold_all() > 0
             if wrong := loader.wrong():
                 raise BrokenPromiseError(f"a loader believes wrong bytes of shards {wrong}")
             loader.close()
