@@ -105,8 +105,6 @@ class Delivery:
         self.counts = Counts()
         self.num_valid = 0
         self.substituted: tuple[int, ...] = ()
-        self.shapes: dict[str, str] = {}
-        """Kind and shape of each output of the first batch, by name; empty before it."""
         self.taker: object | None = None
         """A token of the face's iteration, or of the loader's own loop, that took the last batch; ``None``: the loader
         was put to another position since."""
@@ -316,8 +314,6 @@ class Delivery:
             if batch.substituted:
                 valid[list(batch.substituted)] = False
             delivered["valid"] = valid
-        if not self.shapes:
-            self.shapes = {name: _shape_of(output) for name, output in delivered.items()}
         return delivered
 
     @alone
@@ -478,10 +474,3 @@ class Delivery:
 
 def _closed() -> ValueError:
     return ValueError("this loader is closed; make another")
-
-
-def _shape_of(output: Any) -> str:
-    """Kind and shape of one output of a batch: ``uint8 [64, 224, 224, 3]``, ``list of str``."""
-    if isinstance(output, list):
-        return f"list of {type(output[0]).__name__}" if output else "list"
-    return f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"

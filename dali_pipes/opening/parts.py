@@ -5,11 +5,10 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dali_pipes.bad_samples import BadSamplesSeen, Repair
@@ -25,7 +24,6 @@ from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import span
 from dali_pipes.opening.arguments import LoaderArguments
@@ -324,29 +322,14 @@ def _check_length(plan: Plan, batching: Batching) -> None:
             f"batch_size={batching.batch_size} on {batching.process.world_size} rank(s) takes "
             f"{batching.global_batch_size}; pass a smaller batch_size, or last_batch_policy='PARTIAL'"
         )
-    if isinstance(plan, ShapedPlan):
-        _warn_of_dropped(plan, num_dropped=plan.num_dropped(batching.global_batch_size))
-
-
-def _warn_of_dropped(plan: ShapedPlan, *, num_dropped: int) -> None:
-    """Say how many samples ``DROP`` leaves out: those at the end of each bucket, in each window."""
-    if not num_dropped:
-        return
-    _log.warning(
-        "last_batch_policy='DROP' leaves %d of %d samples out of epoch %d, the last ones of each bucket in each window",
-        num_dropped,
-        plan.num_samples,
-        plan.order.epoch,
-    )
-    counts, needed = plan.grouping.counts(plan.pools), plan.grouping.group_size
-    never = np.flatnonzero(counts.any(axis=0) & (counts < needed).all(axis=0))
-    if len(never):
+    if isinstance(plan, ShapedPlan) and (num_dropped := plan.num_dropped(batching.global_batch_size)):
         _log.warning(
-            "no window has the %d samples of a step in bucket %s: its %d samples never come; pass a smaller "
-            "batch_size, a larger window, fewer buckets (max_aspect, step), or last_batch_policy='PARTIAL'",
-            needed,
-            ", ".join(map(plan.grouping.name, never.tolist())),
-            counts[:, never].sum(),
+            "last_batch_policy='DROP' leaves %d of %d samples out of epoch %d, the last ones of each bucket in each "
+            "window; samples of a rare bucket may never come: pass last_batch_policy='PARTIAL', a smaller batch_size, "
+            "a larger window or fewer buckets (max_aspect, step)",
+            num_dropped,
+            plan.num_samples,
+            plan.order.epoch,
         )
 
 
@@ -354,7 +337,6 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
     """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
-    _log_turned(pipeline.inputs.decoded, stored.turned)
     if bad_samples.on_error == "raise":
         for component in sorted({*pipeline.inputs.decoded.components, *pipeline.inputs.photos}):
             stored.check_photos(component)
@@ -362,21 +344,6 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
         if is_added and name in pipeline.output_names:
             raise ValueError(
                 f"Outputs({option}=True) adds '{name}', which is an output of the graph already; rename that"
-            )
-
-
-def _log_turned(photos: DecodedPhotos, turned: Mapping[str, int]) -> None:
-    """Say that photos are turned and their masks are not: whether these were drawn on upright photos, no size tells."""
-    for photo, mask in photos.same_size:
-        of_photo, of_mask = (sum(turned.get(name, 0) for name in names.split(";")) for names in (photo, mask))
-        if photo in photos.upright and of_photo != of_mask:
-            _log.info(
-                "%d photos '%s' and %d masks '%s' are turned by EXIF orientations; a mask without one is taken to be "
-                "drawn on the upright photo: look at some, dali-pipes prep view URL, or pass orient=False",
-                of_photo,
-                photo,
-                of_mask,
-                mask,
             )
 
 

@@ -51,7 +51,7 @@ _LAUNCHERS = (
 )
 
 # What can tell the rank, from the worst to the best.
-_SOURCES = ("nothing", "the launcher's variables", "jax.distributed", "torch.distributed", "arguments")
+_SOURCES = ("default", "the launcher's variables", "jax.distributed", "torch.distributed", "arguments")
 NOTHING, _LAUNCHER, _JAX, _TORCH, GIVEN = _SOURCES
 
 

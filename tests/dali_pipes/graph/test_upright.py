@@ -1,6 +1,5 @@
 """Photos with EXIF orientations, from a folder of files to a batch: upright as Pillow turns them, or as stored."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -252,22 +251,6 @@ def test_a_mask_of_the_stored_pixels_is_refused_with_the_way_out(tmp_path: Path)
     stored = batch_of(shards, dp.segmentation(crop=30, dtype="uint8", orient=False), batch_size=2, shuffle=False)
     assert torch.equal(stored["image"][0], stored["image"][1])
     assert torch.equal(stored["mask"][0], stored["mask"][1])
-
-
-def test_the_log_says_that_photos_are_turned_and_masks_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Orientation 3 keeps the size: no comparison can tell on which pixels the mask was drawn."""
-    caplog.set_level(logging.INFO, "dali_pipes.opening")
-    masks = [stored_photo(mask_of(slope()), "PNG"), turned_photo(mask_of(slope()), 3, "PNG")]
-    for number, mask in enumerate(masks):
-        samples = [Sample("a", {"jpg": turned_photo(slope(), 3), "png": mask})]
-        shards = write_shards(tmp_path / f"{number}", samples, per_shard=1)
-        batch_of(shards, dp.segmentation(crop=30), batch_size=1)
-    (said,) = [text for text in caplog.messages if "orientations" in text]
-    assert said.startswith(
-        "1 photos 'jpg' and 0 masks 'png' are turned by EXIF orientations; a mask without one is taken"
-    )
 
 
 def change_index(shards: Path, orientation: npt.NDArray[np.uint8] | None, turned: dict[str, int] | None) -> None:
