@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import secrets
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -68,13 +67,13 @@ class LoaderCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each figure as a metric, with a sample for each loader that has the figure."""
-        loaders = [({**dict(labels), **self._labels}, figures) for labels, figures in LOADERS.read().items()]
+        loaders = LOADERS.read()
         for figure in FIGURES:
             kind = "counter" if figure.is_counter else "gauge"
             metric = Metric(figure.metric.removesuffix("_total"), figure.help, kind)
-            for labels, figures in loaders:
+            for labels, figures in loaders.items():
                 if figure.name in figures:
-                    metric.add_sample(figure.metric, labels, figures[figure.name])
+                    metric.add_sample(figure.metric, dict(labels) | self._labels, figures[figure.name])
             yield metric
 
 
@@ -87,21 +86,20 @@ class TextfileWriter:
         self._collector = LoaderCollector(labels=labels)
         self.path: Path = directory / f"dali_pipes_{secrets.token_hex(4)}.prom"
         self._key, self._mode, self._every_s = key, mode, every_s
-        self._pid, self._is_over, self._has_failed = os.getpid(), threading.Event(), False
+        self._pid, self._is_over = os.getpid(), threading.Event()
         self._file: IO[bytes] | None = None  # the written one, whose lock it holds
-        self._thread: threading.Thread | None = None
-        if (earlier := _writers.get(key)) is not None:
-            earlier.close()
+        self._thread = threading.Thread(target=self._work, name="dali-pipes-metrics", daemon=True)
+        if key in _writers:
+            _writers[key].close()
         _writers[key] = self
         atexit.register(self.close)
         try:
             self.living_files()
             self.update()
-            self._thread = threading.Thread(target=self._work, name="dali-pipes-metrics", daemon=True)
-            self._thread.start()
         except BaseException:
             self.close()
             raise
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +112,7 @@ class TextfileWriter:
         if self._is_over.is_set() or os.getpid() != self._pid:
             return
         self._is_over.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
         atexit.unregister(self.close)
         if _writers.get(self._key) is self:
@@ -130,13 +128,15 @@ class TextfileWriter:
         """Find the files of other processes that live, and remove those of others."""
         own = {writer.path for writer in list(_writers.values())}  # to look at a lock of this process would end it
         living = []
-        for path in sorted(self.path.parent.glob(_FILES)):
-            if path not in own:
-                with contextlib.suppress(OSError):  # gone, or of another user
-                    if _is_locked(path):
-                        living.append(path)
-                    else:
-                        path.unlink()
+        for path in sorted({*self.path.parent.glob(_FILES)} - own):
+            try:
+                with path.open("r+b") as file:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            except (BlockingIOError, PermissionError):  # of another user: it may live
+                living.append(path)
+            except FileNotFoundError:
+                pass
         return living
 
     def update(self) -> None:
@@ -152,22 +152,21 @@ class TextfileWriter:
             Path(name).replace(self.path)
         except BaseException:
             file.close()
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
+            Path(name).unlink(missing_ok=True)
             raise
         if self._file is not None:
             self._file.close()
         self._file = file
 
     def _work(self) -> None:
+        last_error = ""
         while not self._is_over.wait(self._every_s):
             try:
                 self.update()
-                self._has_failed = False
+                last_error = ""
             except OSError as exc:
-                if not self._has_failed:
-                    _log.warning("cannot give metrics by '%s': %s; trying again", self.path, exc.strerror)
-                self._has_failed = True
+                if last_error != (last_error := str(exc)):
+                    _log.warning("cannot give metrics by '%s': %s; trying again", self.path, last_error)
 
 
 class NodeMetrics(TextfileWriter, Collector):
@@ -188,21 +187,27 @@ class NodeMetrics(TextfileWriter, Collector):
         return self._server is not None
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures of all processes of the node that serve at this port."""
-        found = {metric.name: metric for metric in self._collector.collect()}
-        series = {frozenset(sample.labels.items()) for metric in found.values() for sample in metric.samples}
+        """Yield the figures of all processes of the node that serve at this port; each series once."""
+        metrics = {metric.name: metric for metric in self._collector.collect()}
+        known = {frozenset(sample.labels.items()) for metric in metrics.values() for sample in metric.samples}
         for path in self.living_files():
             with contextlib.suppress(OSError):
-                added = set()
-                for metric in text_string_to_metric_families(path.read_text()):
-                    for sample in metric.samples:
-                        added.add(labels := frozenset(sample.labels.items()))
-                        if labels not in series and metric.name in found:
-                            found[metric.name].samples.append(sample)
-                if twice := series & added:
-                    self._warn(dict(next(iter(twice))))
-                series |= added
-        yield from found.values()
+                families = list(text_string_to_metric_families(path.read_text()))
+                added = {frozenset(sample.labels.items()) for family in families for sample in family.samples}
+                for family in families:
+                    new = [sample for sample in family.samples if frozenset(sample.labels.items()) not in known]
+                    if family.name in metrics:
+                        metrics[family.name].samples += new
+                if added & known and not self._has_warned:
+                    self._has_warned = True
+                    _log.warning(
+                        "two processes serve the same labels at port %d (%s), and only one of them is shown: tell the "
+                        "jobs apart by labels={'run': ...}, or by another port",
+                        self._port,
+                        dict(next(iter(added & known))),
+                    )
+                known |= added
+        yield from metrics.values()
 
     def close(self) -> None:
         """Stop serving; another process of the node takes the port. Can be called twice."""
@@ -236,25 +241,12 @@ class NodeMetrics(TextfileWriter, Collector):
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._server, _ = start_http_server(self._port, self._host, self._registry)
             self._port_lock = lock
+        except BlockingIOError:
+            lock.close()
         except OSError as exc:
             lock.close()
-            if exc.errno in (errno.EAGAIN, errno.EACCES):
-                return
-            if exc.errno == errno.EADDRINUSE:
-                raise OSError(
-                    exc.errno, f"port {self._port} of '{self._host}' is taken by another program; pass another port="
-                ) from exc
-            raise OSError(exc.errno, f"cannot serve at port {self._port} of '{self._host}': {exc.strerror}") from exc
-
-    def _warn(self, labels: Mapping[str, str]) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "two processes serve the same labels at port %d (%s), and only one of them is shown: tell the jobs "
-                "apart by labels={'run': ...}, or by another port",
-                self._port,
-                ", ".join(f"{name}='{value}'" for name, value in labels.items()),
-            )
+            reason = "another program has it; pass another port=" if exc.errno == errno.EADDRINUSE else exc.strerror
+            raise OSError(exc.errno, f"cannot serve at port {self._port} of '{self._host}': {reason}") from exc
 
 
 def serve(port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None) -> NodeMetrics:
@@ -299,35 +291,24 @@ def write_textfile(
     """
     if not as_number("every_s", every_s) > 0:
         raise ValueError(f"every_s must be positive, got {every_s}")
-    found = Path(directory).resolve()
-    if not found.is_dir():
+    path = Path(directory).resolve()
+    if not path.is_dir():
         raise NotADirectoryError(
             f"'{directory}' is not a directory; name the one of the node exporter's --collector.textfile.directory"
         )
-    # The exporter is another user.
-    return TextfileWriter(found, found, every_s=every_s, labels=labels, mode=0o644)
+    return TextfileWriter(path, path, every_s=every_s, labels=labels, mode=0o644)  # the exporter is another user
 
 
 def _node_directory(port: int) -> Path:
     """Make the directory in which the processes of this user meet that serve at a port; other users may not enter."""
     root = Path(tempfile.gettempdir()) / f"dali-pipes-metrics-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OSError(errno.EPERM, f"'{root}' must be a directory of this user alone; remove it, or set TMPDIR")
+    status = root.lstat()
+    if root.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"'{root}' must be a directory of this user alone; remove it, or set TMPDIR")
     directory = root / str(port)
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; a file of another user may be locked."""
-    try:
-        with path.open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
 
 
 def _forget_in_child() -> None:

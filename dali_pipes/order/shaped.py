@@ -60,6 +60,12 @@ class BucketGrouping:
     def __init__(self, of: BucketIds, *, shapes: Int64s, group_size: int) -> None:
         self.of, self.shapes, self.group_size = of, shapes, group_size
 
+    def counts(self, pools: Sequence[Groups]) -> Int64s:
+        """int64 [pools, buckets]: samples of each bucket in each pool."""
+        num = len(self.shapes)
+        counts = [np.bincount(groups.bucket, weights=groups.size, minlength=num) for groups in pools]
+        return np.array(counts).reshape(-1, num).astype(np.int64)
+
     def groups(self, ordinals: Int64s, words: Stream | None, *, pool: int) -> Groups:
         """Cut the samples of each bucket into groups; ``words`` shuffle the full groups, ``None``: by bucket.
 

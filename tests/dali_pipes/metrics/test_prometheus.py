@@ -145,7 +145,7 @@ def test_a_port_of_another_program_is_an_error_that_names_it(closed_port: int) -
     with socket.socket() as other:
         other.bind(("127.0.0.1", closed_port))
         other.listen()
-        with pytest.raises(OSError, match=f"port {closed_port} of '127.0.0.1' is taken by another program"):
+        with pytest.raises(OSError, match=f"port {closed_port} of '127.0.0.1': another program has it"):
             dp.metrics.serve(closed_port)
     dp.metrics.serve(closed_port).close()
 
