@@ -20,7 +20,6 @@ from dali_pipes.graph.photos import PhotoHeaders, header_problems, photo_bytes, 
 from dali_pipes.reader.batch import Batch, Places, SampleRules
 
 UInt8s = npt.NDArray[np.uint8]
-_NO_PIXELS = np.zeros(0, np.int64)
 _DAMAGED = PHOTO_FORMATS.index(DAMAGED_PNG)
 
 
@@ -35,8 +34,6 @@ class BatchInputs(NamedTuple):
     """For each other input of the graph, by its name, an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})
     """The outputs that are not tensors, by name: one Python object for each sample."""
-    pixels: Int64s = _NO_PIXELS
-    """int64 [B]: the pixels of each sample's photos, as decoded in full."""
 
     def part(self, positions: Sequence[int]) -> "BatchInputs":
         """Take the inputs of some samples; ``batch`` is still the whole batch."""
@@ -49,16 +46,7 @@ class BatchInputs(NamedTuple):
             {component: taken(samples) for component, samples in self.encoded.items()},
             {name: stack(taken(values)) for name, values in self.arrays.items()},
             {name: taken(values) for name, values in self.lists.items()},
-            self.pixels[list(positions)],
         )
-
-    def filled_up(self, *, batch_size: int, max_batch_pixels: int | None) -> "BatchInputs | None":
-        """Repeat the smallest sample to a full batch of at most ``max_batch_pixels``; ``None`` if it is full."""
-        smallest = int(np.argmin(self.pixels))
-        num = batch_size
-        if max_batch_pixels is not None:
-            num = min(num, max_batch_pixels // max(1, int(self.pixels[smallest])))
-        return self.part([smallest] * num) if num > len(self.batch) else None
 
 
 def complete_batch(
@@ -93,7 +81,7 @@ def complete_batch(
     replacements = judged.copies
     if rules.missing == "empty":
         replacements = replacements | _black_pixels(asked, batch)
-    return BatchInputs(batch, _with_replacements(encoded, replacements), arrays, lists, judged.pixels), {}
+    return BatchInputs(batch, _with_replacements(encoded, replacements), arrays, lists), {}
 
 
 class JudgedPhotos(NamedTuple):

@@ -3,16 +3,12 @@
 Written for DALI 2.4. `tests/dali_pipes/graph/test_dali_internals.py` checks all assumptions of this module.
 """
 
-import functools
-import itertools
-import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from nvidia.dali import backend, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
@@ -21,54 +17,23 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 if TYPE_CHECKING:
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-_log = logging.getLogger(__name__)
+# Memory of CPU tensors: DALI takes the first of these thresholds that is set.
 
-# Memory of CPU tensors: ``DALI_MALLOC_POOL_THRESHOLD``, and when DALI reads it.
-
-_THRESHOLD = "DALI_MALLOC_POOL_THRESHOLD"
-_THRESHOLDS = (_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")  # DALI takes the first that is set
-_BLOCK_BYTES = 100 << 10  # above the threshold
+_THRESHOLDS = ("DALI_MALLOC_POOL_THRESHOLD", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
 
 
-@functools.cache
-def pool_host_memory() -> bool:
-    """Have DALI reuse the memory of CPU tensors from 64 KiB on; return whether it does.
+def pool_host_memory() -> None:
+    """Have DALI reuse the memory of CPU tensors from 64 KiB on, unless the environment has a threshold.
 
     By default DALI takes all tensors below 32 MiB from ``malloc``, which returns their pages to the kernel and gets new
     ones for the next batch: up to one page fault for each 4 KiB. The pool gives back nothing while the process lives,
-    and batches of varying sizes leave gaps in it: with DALI's own reader it grew to some hundred MiB for tens of MiB in
-    use. It is safe for threads. Page-locked memory has a pool of its own.
+    and batches of varying sizes leave gaps in it.
 
-    DALI reads the threshold when it first allocates, and never again. A threshold in the environment is respected,
-    also one of glibc's; the environment is as before when this returns. If DALI has allocated before, the log says
-    once that the pool cannot be used any more.
+    DALI reads the threshold when it first allocates. If it has done so before the first loader is opened, this changes
+    nothing; then set the variable in the environment of the job.
     """
-    is_chosen = any(os.environ.get(name) for name in _THRESHOLDS)  # DALI takes an empty one for none
-    before = os.environ.get(_THRESHOLD)
-    if not is_chosen:
-        os.environ[_THRESHOLD] = "64k"
-    try:
-        is_pooled = _has_host_pool()
-    finally:
-        if before is None:
-            os.environ.pop(_THRESHOLD, None)
-        else:
-            os.environ[_THRESHOLD] = before
-    if not is_pooled and not is_chosen:
-        _log.info(
-            "DALI was used before the first loader, so it takes new memory for each batch, which costs CPU time; open "
-            "the loader first, or set %s=64k in the environment of the job",
-            _THRESHOLD,
-        )
-    return is_pooled
-
-
-def _has_host_pool() -> bool:
-    # ``malloc`` keeps a header before each block, so its blocks never touch. The pool cuts them from larger ones.
-    part = backend.TensorCPU(np.zeros(_BLOCK_BYTES // 2, np.uint8))
-    lists = [backend.TensorListCPU([part, part]) for _ in range(8)]  # each is a copy in a block of its own
-    starts = [blocks[0].data_ptr() for blocks in lists]
-    return any(after - before == _BLOCK_BYTES for before, after in itertools.pairwise(starts))
+    if not any(os.environ.get(name) for name in _THRESHOLDS):  # DALI takes an empty one for none
+        os.environ[_THRESHOLDS[0]] = "64k"
 
 
 # Operators: ``Pipeline._ops``, and of an operator ``spec``, ``name``, ``inputs`` and ``outputs``.
@@ -187,12 +152,6 @@ def add_decoder_arguments(decoders: Iterable[Any], **arguments: float | int) -> 
                 decoder.spec.AddArg(name, value)
 
 
-def photos_of(decoder: Any, nodes: Mapping[str, Any]) -> list[str]:
-    """List the names of the ``nodes`` whose bytes a decoder gets."""
-    found = _sources(decoder.inputs[:1])
-    return [name for name, node in nodes.items() if id(node.source) in found]
-
-
 def is_mixed(operator: Any) -> bool:
     """Whether an operator takes its inputs from the CPU and gives its outputs on the GPU, as decoders on a GPU do."""
     return "device: mixed" in argument_lines(operator)
@@ -246,29 +205,17 @@ def _takes_a_seed(name: str) -> bool:
     return schema is not None and bool(schema.HasRandomSeedArg())
 
 
-# Running a pipeline: ``_first_iter``, ``_check_api_type_scope`` and ``_skip_api_check``.
+# Running a pipeline: ``_first_iter`` and ``_check_api_type_scope``.
 
 
 class QuickPipeline(Pipeline):  # type: ignore[misc]
-    """A pipeline with less work for each batch: DALI's makes a new class in each of five calls, 7 us each."""
+    """A pipeline that may be called in any way, also after `DALIGenericIterator` has claimed it for its own calls.
+
+    To check the calls, DALI makes a new class in each of five calls a batch, 7 us each.
+    """
 
     def _check_api_type_scope(self, type: Any) -> AbstractContextManager[None]:
-        if not self._skip_api_check:
-            self._check_api_type(type)
-        return _UncheckedCalls(self)
-
-
-class _UncheckedCalls:
-    # Inside this context the pipeline may be called in any way.
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline, self._was_skipped = pipeline, pipeline._skip_api_check
-
-    def __enter__(self) -> None:
-        self._was_skipped, self._pipeline._skip_api_check = self._pipeline._skip_api_check, True
-
-    def __exit__(self, *_: object) -> None:
-        self._pipeline._skip_api_check = self._was_skipped
+        return nullcontext()
 
 
 def schedule_batch(pipeline: Pipeline) -> None:
@@ -278,16 +225,7 @@ def schedule_batch(pipeline: Pipeline) -> None:
     batch before it can deliver the first.
     """
     pipeline._first_iter = False
-    with iterator_scope(pipeline):
-        pipeline.schedule_run()
-
-
-def iterator_scope(pipeline: Pipeline) -> AbstractContextManager[None]:
-    """Run ``pipeline`` inside this context as an iterator would.
-
-    `DALIGenericIterator` claims its pipelines when it is made; from then on DALI refuses calls from elsewhere.
-    """
-    return pipeline._check_api_type_scope(types.PipelineAPIType.ITERATOR)  # type: ignore[no-any-return]
+    pipeline.schedule_run()
 
 
 # Pipelines in forked processes. Destroying a pipeline joins its threads. A forked child has none of them and would wait

@@ -4,7 +4,6 @@ The decode pipeline lives as long as its loader: the decoders' threads and, on a
 once. Whenever a batch is scheduled, the pipeline takes the next one from its feed, in the thread that iterates.
 """
 
-import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from dali_pipes.graph.dali_internals import (
     QuickPipeline,
     decoders_behind,
     inputs_in_use,
-    iterator_scope,
     keep_in_children,
     on_gpu,
     outputs_of,
@@ -36,8 +34,6 @@ from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.buffers import as_dali
 from dali_pipes.reader.samples import StoredSamples
-
-_log = logging.getLogger(__name__)
 
 
 class DecodePipeline:
@@ -83,7 +79,6 @@ class DecodePipeline:
         self.scheduled: deque[BatchInputs] = deque()
         """Batches that were pulled and not yet delivered, oldest first: DALI loses a batch that it cannot decode."""
         self._delivered: deque[tuple[Any, BatchInputs]] = deque()  # with an event, see Note [pinned bytes]
-        self._ahead: deque[BatchInputs] = deque()  # pulled from the feed, and not yet by DALI
         self.waits_on_host = False
         """Whether `take` waits until a GPU has made the outputs: set it to measure how long that takes."""
         self.taken: list[BatchInputs] | None = None
@@ -105,7 +100,6 @@ class DecodePipeline:
         would have one batch's pixels and another's labels.
         """
         self.scheduled.clear()
-        self._ahead.clear()
         pipeline = QuickPipeline(
             batch_size=self._batch_size,
             num_threads=self.num_threads,
@@ -128,11 +122,10 @@ class DecodePipeline:
             outputs = self._graph(components, Random(components))
             nodes = output_nodes(outputs, components)
             decoders = decoders_behind(nodes)
-            starts_full = set_up_engines(
+            shard = self._example.rows.of_whole_shards()  # its index is at hand
+            set_up_engines(
                 decoders,
-                photos=components.inputs.components,
-                # The index of the example's shard is at hand; this shard stands for all.
-                places=self._example.rows.of_whole_shards().places,
+                [shard.places(component) for component in components.inputs.components],
                 hw_decoder_load=self._hw_decoder_load,
                 batch_size=self._batch_size,
                 max_pixels=samples.rules.photos.max_pixels,
@@ -146,8 +139,6 @@ class DecodePipeline:
         keep_in_children(pipeline)
         self.pipeline: Any = pipeline
         self.inputs: GraphInputs = inputs
-        self.starts_full = starts_full
-        """Whether a short batch must not be the first that is decoded, see Note [the engines' share]."""
         self.output_names = list(outputs)
         self.num_decoders = len(decoders)
         """Decoding operators on which an output depends."""
@@ -195,31 +186,7 @@ class DecodePipeline:
 
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
-        if self.starts_full and not self.scheduled:
-            self._start_full()
         schedule_batch(self.pipeline)
-
-    # Note [the engines' share]: a decoder gives the JPEG engines the same number of photos of every batch: their share
-    # of the first batch that it ever decodes. After a short first batch (the last of an epoch, to which a job resumes)
-    # the engines would be left idle for the loader's whole life. So a full batch is decoded first and discarded.
-    def _start_full(self) -> None:
-        inputs = self.feed()
-        if inputs is None:
-            return
-        full = inputs.filled_up(batch_size=self._batch_size, max_batch_pixels=self._max_batch_pixels)
-        if full is not None:
-            self._ahead.append(full)
-            try:
-                schedule_batch(self.pipeline)
-                self._discard()
-                self.starts_full = False
-            except RuntimeError:
-                _log.debug("a full batch could not be decoded before the first one", exc_info=True)
-            finally:
-                self.scheduled.clear()
-        else:
-            self.starts_full = False
-        self._ahead.append(inputs)
 
     def take(self) -> tuple[BatchInputs, dict[str, Any]]:
         """Wait for the oldest batch in flight; return its inputs, and its outputs by name: DALI tensors, or lists.
@@ -232,25 +199,24 @@ class DecodePipeline:
                 next one.
             ValueError: If an output's samples are not all of one shape.
         """
-        with iterator_scope(self.pipeline):
-            tensor_lists = iter(self.pipeline.share_outputs(self._consumer_stream()))
-            inputs = self.scheduled.popleft()
-            self._keep_while_copied(inputs)
-            outputs: dict[str, Any] = {}
-            for name in self.output_names:
-                if name in inputs.lists:
-                    outputs[name] = inputs.lists[name]
-                    continue
-                tensor_list = next(tensor_lists)
-                if name == self.inputs.packed:
-                    outputs[name] = Packed.of(tensor_list)
-                    continue
-                if not tensor_list.is_dense_tensor():
-                    raise ValueError(
-                        f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
-                    )
+        tensor_lists = iter(self.pipeline.share_outputs(self._consumer_stream()))
+        inputs = self.scheduled.popleft()
+        self._keep_while_copied(inputs)
+        outputs: dict[str, Any] = {}
+        for name in self.output_names:
+            if name in inputs.lists:
+                outputs[name] = inputs.lists[name]
+                continue
+            tensor_list = next(tensor_lists)
+            if name == self.inputs.packed:
+                outputs[name] = Packed.of(tensor_list)
+            elif tensor_list.is_dense_tensor():
                 outputs[name] = tensor_list.as_tensor()
-            self.pipeline.release_outputs()
+            else:
+                raise ValueError(
+                    f"output '{name}' of the graph has samples of different shapes; crop, resize or pad them alike"
+                )
+        self.pipeline.release_outputs()
         if self.taken is not None:
             self.taken.append(inputs)
         return inputs, outputs
@@ -290,30 +256,24 @@ class DecodePipeline:
         """Decode one batch as `decode` does, but discard the outputs."""
         self._schedule_alone(inputs)
         try:
-            self._discard()
-        finally:
-            self.scheduled.clear()
-
-    def _discard(self) -> None:
-        """Wait for the oldest batch in flight and drop its outputs."""
-        with iterator_scope(self.pipeline):
             self.pipeline.share_outputs()
             self.pipeline.release_outputs()
+        finally:
+            self.scheduled.clear()
 
     def drain(self) -> None:
         """Discard the batches in flight and prepare for another epoch's feed."""
         self.feed = lambda: None
-        with iterator_scope(self.pipeline):
-            self.pipeline.schedule_run()  # pulls the end of the epoch: without it reset() does nothing
-            for _ in range(len(self.scheduled) + 1):
-                try:
-                    self.pipeline.share_outputs()
-                except StopIteration:
-                    break
-                except RuntimeError:
-                    continue  # a discarded batch could not be decoded
-                self.pipeline.release_outputs()
-            self.pipeline.reset()
+        self.pipeline.schedule_run()  # pulls the end of the epoch: without it reset() does nothing
+        for _ in range(len(self.scheduled) + 1):
+            try:
+                self.pipeline.share_outputs()
+            except StopIteration:
+                break
+            except RuntimeError:
+                continue  # a discarded batch could not be decoded
+            self.pipeline.release_outputs()
+        self.pipeline.reset()
         self.scheduled.clear()
         if any(self._waiting.values()):
             self.rebuild()  # an iteration that was cut short has taken only some of its inputs
@@ -355,7 +315,7 @@ class DecodePipeline:
     def _next_input(self, name: str) -> Any:
         """Return one input's data for DALI; the first input of an iteration pulls the batch for all inputs."""
         if not self._waiting[name]:
-            inputs = self._ahead.popleft() if self._ahead else self.feed()
+            inputs = self.feed()
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)

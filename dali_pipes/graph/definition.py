@@ -1,6 +1,6 @@
 """Check what a graph returns, find which photos it decodes and how, and prepare a GPU's JPEG engines for it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,6 @@ from dali_pipes.graph.dali_internals import (
     add_decoder_arguments,
     decoded_inputs,
     is_mixed,
-    photos_of,
     shared_crops,
 )
 from dali_pipes.graph.inputs import Components, DecodedPhotos, GraphInputs
@@ -85,79 +84,54 @@ def decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapp
 def _check_orientations(
     decoded: Mapping[str, Set[bool]], sized: Iterable[tuple[str, bool]], *, turned: Mapping[str, int]
 ) -> None:
-    """Compare the sizes that a graph asks for with what its decoders give.
-
-    Args:
-        decoded: Component -> whether its decoders turn photos upright, as `decoded_inputs` finds it.
-        sized: Components whose size the graph asked for, each with whether the size is that of the upright photo.
-        turned: `Manifest.turned`. A data set without photos that are turned takes any graph.
-
-    Raises:
-        DataError: If the photos of a component are turned, and the graph decodes them in another way than it sizes
-            them: names the component, and the arguments that must be equal.
-    """
+    """Compare the sizes that a graph asks for with what its decoders give: ``decoded`` is from `decoded_inputs`."""
     for component, orient in sorted(sized):
         num_turned = sum(turned.get(name, 0) for name in component.split(";"))
         if num_turned and component in decoded and orient not in decoded[component]:
+            kinds = {True: "upright", False: "stored"}
             raise DataError(
-                f"the graph asks for sizes or crops of {_seen(orient)} photos '{component}', and decodes them as "
-                f"{_seen(not orient)} ones: adjust_orientation={not orient}; {num_turned} photos of the data set have "
-                "an EXIF orientation that turns them. In the graph, give one value to all: orient = "
-                f"components.orient(), components.size('{component}', orient=orient), random.resized_crop(..., "
-                "orient=orient) and fn.decoders...(..., adjust_orientation=orient)"
+                f"the graph asks for sizes or crops of {kinds[orient]} photos '{component}', and decodes them as "
+                f"{kinds[not orient]} ones; {num_turned} photos of the data set have an EXIF orientation that turns "
+                "them. Give one value to all: orient = components.orient(), components.size(..., orient=orient), "
+                "random.resized_crop(..., orient=orient) and fn.decoders...(..., adjust_orientation=orient)"
             )
-
-
-def _seen(orient: bool) -> str:
-    return "upright" if orient else "stored"
 
 
 def set_up_engines(
     decoders: Sequence[Any],
+    photos: Iterable[Places],
     *,
-    photos: Mapping[str, Any],
-    places: Callable[[str], Places],
     hw_decoder_load: float | None,
     batch_size: int,
     max_pixels: int,
-) -> bool:
-    """Give decoders the engines' share, and those on a GPU the size to preallocate for; return whether engines decode.
+) -> None:
+    """Give decoders the JPEG engines' share, and those on a GPU a size for which their engines allocate in advance.
 
     Args:
         decoders: Operators of a pipeline that is not built yet. They keep what the graph has set.
-        photos: The nodes of encoded bytes, by component.
-        places: Gives the places of a component's photos, of which `size_hint` chooses the size.
+        photos: The places of some photos that stand for all, by component.
         hw_decoder_load: Share of a batch's JPEGs that the engines decode; ``None``: DALI's default.
         batch_size: Samples in a full batch.
         max_pixels: A photo of more pixels is never decoded.
     """
     if hw_decoder_load is not None:
         add_decoder_arguments(decoders, hw_decoder_load=float(hw_decoder_load))
-    mixed = [decoder for decoder in decoders if is_mixed(decoder)]
-    if hw_decoder_load == 0 or not mixed:
-        return False
-    for decoder in mixed:
-        decoded = [places(component) for component in photos_of(decoder, photos)]
-        hint = size_hint(decoded, batch_size=batch_size, max_pixels=max_pixels)
-        if hint is not None:
-            add_decoder_arguments([decoder], preallocate_height_hint=hint[0], preallocate_width_hint=hint[1])
-    return True
+    hint = size_hint(photos, most=min(MAX_PREALLOCATED_BYTES // (3 * batch_size), max_pixels))
+    if hint is not None and hw_decoder_load != 0:
+        mixed = [decoder for decoder in decoders if is_mixed(decoder)]
+        add_decoder_arguments(mixed, preallocate_height_hint=hint[0], preallocate_width_hint=hint[1])
 
 
-def size_hint(photos: Sequence[Places], *, batch_size: int, max_pixels: int) -> tuple[int, int] | None:
-    """Choose the height and width for which a decoder's engines preallocate; ``None`` without a JPEG that fits.
+def size_hint(photos: Iterable[Places], *, most: int) -> tuple[int, int] | None:
+    """Find height and width of the largest JPEG of at most ``most`` pixels; ``None`` without one.
 
-    It is the largest height and the largest width of the JPEGs, from the smallest photo up, as long as ``batch_size``
-    pictures of that size fit `MAX_PREALLOCATED_BYTES`. So one huge photo costs no memory in advance: the engines then
-    allocate for it when it comes. Photos of more than ``max_pixels`` are bad and never come.
+    So one huge photo costs no memory in advance: the engines allocate for it when it comes.
     """
-    heights, widths = np.concatenate(
-        [np.empty((2, 0), np.int64)]
-        + [np.stack([places.height, places.width])[:, places.format == _JPEG] for places in photos],
-        axis=1,
-    )
-    order = np.argsort(heights * widths, kind="stable")
-    tallest, widest = np.maximum.accumulate(heights[order]), np.maximum.accumulate(widths[order])
-    most = min(MAX_PREALLOCATED_BYTES // (3 * batch_size), max_pixels)
-    num_fit = int(np.searchsorted(tallest * widest, most, side="right"))
-    return (int(tallest[num_fit - 1]), int(widest[num_fit - 1])) if num_fit else None
+    hint = None
+    for places in photos:
+        pixels = np.where(places.format == _JPEG, places.height * places.width, 0)
+        pixels[pixels > most] = 0
+        if pixels.any() and (hint is None or pixels.max() > hint[0] * hint[1]):
+            at = int(pixels.argmax())
+            hint = int(places.height[at]), int(places.width[at])
+    return hint

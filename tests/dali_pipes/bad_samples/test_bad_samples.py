@@ -472,24 +472,6 @@ def test_operator_that_fails_for_one_sample_is_named(tmp_path: Path, good_sample
         assert "C++" not in bad.cause
 
 
-def test_the_batch_before_a_short_first_one_may_fail(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """On a GPU a full batch of the smallest photo is decoded first: here it fails, and nothing else changes."""
-    small = make_samples([(10, 10)], first=2)[0]
-    shards = write_shards(tmp_path, [*good_samples[:2], small], per_shard=3)
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        pixels = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
-        return {"image": fn.crop(pixels, crop=(32, 32))}
-
-    with open_loader(shards, graph=graph) as loader:
-        loader.parts.decode.starts_full = True
-        for _ in range(2):
-            assert [batch["key"] for (batch,) in loader] == [["s00000", "s00001", "s00001"]]
-        (bad,) = loader.bad_samples
-        assert bad.key == "s00002"
-        assert not loader.parts.decode.starts_full, "the second epoch's short batch has no bad sample left"
-
-
 def test_array_function_that_fails_names_the_batch(tmp_path: Path, good_shards: Path) -> None:
     """The error is the user's own, with a note; no batch is lost, so it comes again."""
 

@@ -13,7 +13,6 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
 from dali_pipes.commands.tune import find_graph
-from dali_pipes.graph.dali_internals import iterator_scope
 from tests.builders import Sample, mask_bytes, open_loader, photo_bytes, write_shards
 from tests.dali_pipes.raw import raw
 
@@ -220,10 +219,9 @@ def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path
         second.run(inputs)  # a second one comes through, too: nothing is left of the first
         second.feed = iter([inputs]).__next__
         second.schedule()
-        with iterator_scope(second.pipeline):
-            outputs = second.pipeline.share_outputs()
-            shapes = [{np.asarray(output[0]).shape[-1]} for output in outputs]
-            second.pipeline.release_outputs()
+        outputs = second.pipeline.share_outputs()
+        shapes = [{np.asarray(output[0]).shape[-1]} for output in outputs]
+        second.pipeline.release_outputs()
         second.close()
     assert sorted(map(max, shapes)) == [1, 3], "a mask's one channel and a photo's three, before they are normalised"
 

@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
 from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.graph.definition import Graph
+from dali_pipes.graph.definition import Graph, size_hint
+from dali_pipes.reader.batch import Places
 from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.urls import resolve_shards
 
@@ -59,15 +62,13 @@ def photo_and_mask(components: dp.Components, random: dp.Random) -> dict[str, An
 
 
 def test_engines_preallocate_for_the_largest_photo(small_shards: Path) -> None:
-    """Of the first shard, whose index is at hand; decoders of other formats and without engines get no hint."""
+    """Of the first shard, whose index is at hand; decoders without engines get no hint."""
     pipeline = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.25)
     assert arguments(pipeline, "hw_decoder_load") == ["0.750000", "0.250000"], "the graph's own share stays"
-    assert arguments(pipeline, "preallocate_height_hint") == ["58", "-"]
-    assert arguments(pipeline, "preallocate_width_hint") == ["68", "-"]
-    assert pipeline.starts_full
+    assert arguments(pipeline, "preallocate_height_hint") == ["53", "53"]
+    assert arguments(pipeline, "preallocate_width_hint") == ["68", "68"]
     without = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.0)
     assert arguments(without, "preallocate_width_hint") == ["-", "-"]
-    assert not without.starts_full
 
 
 def test_retries_leave_the_engines_out(small_shards: Path) -> None:
@@ -75,13 +76,35 @@ def test_retries_leave_the_engines_out(small_shards: Path) -> None:
     pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), hw_decoder_load=0.5)
     retry = pipeline.second_pipeline(hw_decoder_load=0.0)
     assert [arguments(one, "hw_decoder_load") for one in (pipeline, retry)] == [["0.500000"], ["0.000000"]]
-    assert (pipeline.starts_full, retry.starts_full) == (True, False)
 
 
 def test_the_cpu_has_no_engines_to_set_up(small_shards: Path) -> None:
     pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), device_id=None)
     assert arguments(pipeline, "preallocate_width_hint") == ["-"]
-    assert not pipeline.starts_full
+
+
+def photos(*sizes: tuple[int, int], kind: str = "JPEG") -> Places:
+    height, width = np.array(sizes, np.int64).reshape(-1, 2).T
+    return Places(height * 0, height, height, width, np.full(len(sizes), PHOTO_FORMATS.index(kind)), height * 0 + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([photos((30, 20), (10, 70))], (10, 70)),  # the most pixels
+        ([photos((30, 20)), photos((5, 130))], (5, 130)),  # of any component
+        ([photos((30, 20), (200, 300))], (30, 20)),  # 60,000 pixels a sample are not preallocated
+        ([photos((200, 300))], None),  # none fits
+        ([photos((30, 20), kind="PNG")], None),  # engines decode JPEGs only
+        ([photos(), photos((0, 0))], None),  # no photo, or a header that cannot be read
+        ([], None),
+    ],
+)
+def test_size_hint_is_of_the_largest_jpeg_that_memory_allows(
+    given: list[Places], expected: tuple[int, int] | None
+) -> None:
+    """Here for photos of 10,000 pixels."""
+    assert size_hint(given, most=10_000) == expected
 
 
 CHANGES = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
