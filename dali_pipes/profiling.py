@@ -6,9 +6,7 @@ profilers do: they do not distinguish loaders.
 """
 
 import contextlib
-import functools
 import json
-import logging
 import os
 import sys
 import threading
@@ -17,8 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-
-_log = logging.getLogger(__name__)
 
 MAX_RANGES = 1_000_000
 """Ranges that a trace keeps, the first ones: some 150 MB, a quarter of an hour of a fast loader."""
@@ -30,8 +26,7 @@ _DOMAIN = "dali-pipes"
 
 # What shows ranges: "nvtx", "torch" and "trace" -> a function that makes a range's context of its name.
 _listeners: dict[str, Callable[[str], AbstractContextManager[Any]]] = {}
-_asked: bool | None = None  # the argument of `annotate`; None: on if a profiler is found
-_changing = threading.Lock()
+_follows_profiler = True  # the environment does not decide
 
 
 def begin_range(name: str) -> contextlib.ExitStack | None:
@@ -103,74 +98,58 @@ def recording() -> Iterator[Trace]:
     Raises:
         RuntimeError: If another recording is running.
     """
-    with _changing:
-        if "trace" in _listeners:
-            raise RuntimeError("stages are being recorded already; one recording at a time")
-        trace = Trace()
-        _listeners["trace"] = trace.range
+    trace = Trace()
+    if _listeners.setdefault("trace", trace.range) != trace.range:
+        raise RuntimeError("stages are being recorded already; one recording at a time")
     try:
         yield trace
     finally:
         del _listeners["trace"]
 
 
-def annotate(wanted: bool | None = None) -> None:
-    """Turn on or off the display of stages in profilers: NVTX's domain ``dali-pipes``, and ``torch.profiler``.
-
-    Args:
-        wanted: With ``None``, the default, NVTX is on if a profiler that listens to it started the process, and
-            ``torch.profiler`` while it runs.
-    """
-    global _asked
-    with _changing:
-        _asked = wanted
-        wants_nvtx = wanted if wanted is not None else any(os.environ.get(name) for name in _INJECTIONS)
-        _show("nvtx", _nvtx_range() if wants_nvtx else None)
-        _show("torch", _torch_range() if wanted else None)
-
-
 def follow_environment() -> None:
-    """Follow the variable ``DALI_PIPES_ANNOTATE``, 1 or 0, unless `annotate` was called with a bool.
+    """Show the stages in profilers as the variable ``DALI_PIPES_ANNOTATE`` says: 1 always, 0 never.
+
+    Without it they are shown in NVTX's domain ``dali-pipes`` if a profiler that listens to NVTX started the process,
+    and in ``torch.profiler`` while it runs.
 
     Raises:
         ValueError: If the variable has another value.
     """
-    if _asked is not None:
-        return
+    global _follows_profiler
     value = os.environ.get(ANNOTATE_VARIABLE, "")
     if value not in ("", "0", "1"):
         raise ValueError(f"{ANNOTATE_VARIABLE} must be 0 or 1, got {value!r}")
-    annotate(value == "1" if value else None)
+    _follows_profiler = not value
+    _show("torch", _torch_range, wanted=value == "1")
+    _show("nvtx", _nvtx_range, wanted=value == "1" or (not value and any(map(os.environ.get, _INJECTIONS))))
 
 
 def look_for_profiler() -> None:
     """Notice whether ``torch.profiler`` was started or stopped since the last batch."""
-    if _asked is not None:
-        return
-    # A flag of torch's; a profiler runs only where torch is imported.
-    autograd = sys.modules.get("torch.autograd")
-    is_there = autograd is not None and autograd._profiler_enabled()
-    if is_there != ("torch" in _listeners):
-        _show("torch", _torch_range() if is_there else None)
+    if _follows_profiler:
+        # A flag of torch's; a profiler runs only where torch is imported.
+        autograd = sys.modules.get("torch.autograd")
+        is_running = autograd is not None and autograd._profiler_enabled()
+        if is_running != ("torch" in _listeners):
+            _show("torch", _torch_range, wanted=is_running)
 
 
-def _show(where: str, listener: Callable[[str], AbstractContextManager[Any]] | None) -> None:
-    if listener is None:
-        _listeners.pop(where, None)
-    else:
+def _show(where: str, listener: Callable[[str], AbstractContextManager[Any]], *, wanted: bool) -> None:
+    if wanted:
         _listeners[where] = listener
+    else:
+        _listeners.pop(where, None)
 
 
-def _nvtx_range() -> Callable[[str], AbstractContextManager[Any]] | None:
-    try:
-        import nvtx  # type: ignore[import-untyped]  # comes with DALI
-    except ImportError:
-        _log.warning("no NVTX ranges: the package nvtx is not installed; install: pip install nvtx")
-        return None
-    return functools.partial(nvtx.annotate, domain=_DOMAIN)
+def _nvtx_range(name: str) -> AbstractContextManager[Any]:
+    import nvtx  # type: ignore[import-untyped]  # comes with DALI
+
+    shown: AbstractContextManager[Any] = nvtx.annotate(name, domain=_DOMAIN)
+    return shown
 
 
-def _torch_range() -> Callable[[str], AbstractContextManager[Any]]:
+def _torch_range(name: str) -> AbstractContextManager[Any]:
     from torch.profiler import record_function
 
-    return lambda name: record_function(f"{_DOMAIN}: {name}")
+    return record_function(f"{_DOMAIN}: {name}")

@@ -21,9 +21,10 @@ def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is asked for, whatever the environment or another test says."""
     for name in (profiling.ANNOTATE_VARIABLE, *profiling._INJECTIONS):
         monkeypatch.delenv(name, raising=False)
-    profiling.annotate(None)
+    profiling.follow_environment()
     yield
-    profiling.annotate(None)
+    monkeypatch.undo()
+    profiling.follow_environment()
 
 
 def opened(shards: Path, *, cache_dir: Path | None = None) -> Loader:
@@ -127,14 +128,6 @@ def test_environment_with_another_value_is_refused(small_shards: Path, monkeypat
     monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "yes")
     with pytest.raises(ValueError, match="DALI_PIPES_ANNOTATE must be 0 or 1, got 'yes'"):
         opened(small_shards)
-
-
-def test_what_a_program_says_is_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader that is made later does not undo it."""
-    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "0")
-    profiling.annotate(True)
-    profiling.follow_environment()
-    assert is_shown()
 
 
 def test_profilers_that_take_nvtx_are_found_by_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
