@@ -3,41 +3,160 @@
 `obstore` lists, signs, writes and deletes. It reads no object: our client reads what it has signed.
 """
 
+import base64
+import binascii
 import builtins
 import contextlib
+import hashlib
+import hmac
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from urllib.parse import quote, urlencode
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cloud.client import CloudClient, NoBucketError
-from dali_pipes.store.cloud.settings import CloudSettings
+from dali_pipes.store.cloud.objects import ADDRESSES, CHAINS, CloudObjects, NoBucketError, Refusal, refused
+from dali_pipes.store.cloud.settings import STALL_S, CloudSettings
 from dali_pipes.store.entries import SERVERS, ObjectEntry
-from dali_pipes.store.http.answers import MissingObjectError
-from dali_pipes.store.http.objects import ObjectFetcher
-from dali_pipes.store.patience import current_patience
+from dali_pipes.store.http.answers import MissingObjectError, ObjectRequest
+from dali_pipes.store.http.client import HttpAccess
+from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile, RetryPolicy
+from dali_pipes.store.patience import Patience, PatienceOverError, Waiting, current_patience, pause
 from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
+    from dali_pipes.store.cloud.settings import ObstoreStore
     from dali_pipes.store.listings import Found
 
+T = TypeVar("T")
+
+WHOLE_BYTES = 16 << 20
+"""An object of at most this size is written by one request, a larger one by parts of at least this size."""
+# S3 takes 10,000 parts, and Azure 50,000.
+_MAX_PARTS = 9_000
+# An object's URL is asked for again long before it expires.
+_SIGNED_FOR = timedelta(hours=1)
+_USED_FOR_S = 45 * 60.0
+# Where a machine in a cloud asks for its credentials. No other machine has such a server, and no wait mends that.
+_METADATA_SERVERS = ("169.254.", "metadata.google")
+_AZURE_VERSION = "2023-11-03"
 _BUFFER_BYTES = 1 << 20
 _PAGE = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAKERS = {
+    "s3": "aws s3 mb s3://{bucket}",
+    "gs": "gcloud storage buckets create gs://{bucket}",
+    "az": "az storage container create --name {bucket}",
+}
+
+# `obstore` answers no request in a child that is forked after it began: its threads stay in the parent.
+_is_begun = False
+_is_forked = False
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = _is_begun
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+class CloudRequests:
+    """Sends `obstore`'s requests for one bucket until they are done or refused, or the patience is at its end."""
+
+    def __init__(self, settings: CloudSettings, patience: Patience) -> None:
+        self.settings, self.patience = settings, patience
+        chain = CHAINS.get(settings.scheme)
+        self.source = CloudObjects(
+            self.signed,
+            locate=lambda name: f"{settings.url}/{name}",
+            access=HttpAccess.of_cloud(settings.origin),
+            service=settings.cloud,
+            advice=f"credentials are looked for in this order: {chain}" if chain else "",
+            address=ADDRESSES.get(settings.scheme, "check the URL"),
+        )
+        """The bucket's objects for readers; it also notes whether the server has ever answered."""
+
+    @property
+    def store(self) -> "ObstoreStore":
+        """`obstore`'s store.
+
+        Raises:
+            StoreError: If this process was forked from one that used `obstore`: a request would wait forever.
+        """
+        global _is_begun
+        if _is_forked:
+            raise StoreError(
+                f"'{self.settings.url}' is used in a forked process, and its parent has used a cloud before; start the "
+                "process by 'spawn' or 'forkserver' (multiprocessing_context= of torch's DataLoader)"
+            )
+        _is_begun = True
+        return self.settings.opened
+
+    def send(self, where: str, request: Callable[[Any, "ObstoreStore"], T], *, asks_server: bool = True) -> T:
+        """Send a request; raises `FileExistsError` where it is refused because the object exists, else `StoreError`."""
+        store = self.store  # opened first: a missing package has an error of its own
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        waiting = Waiting(self.patience, self.settings.origin, service=self.settings.cloud)
+        while True:
+            try:
+                result = request(obstore, store)
+            except AlreadyExistsError:
+                self.source.has_answered = True
+                raise FileExistsError(where) from None
+            except (BaseError, FileNotFoundError) as exc:
+                refusal = Refusal.of_error(exc)
+                self.source.has_answered |= bool(refusal.status)
+                if refusal.is_passing:
+                    self._check_credentials(exc)
+                    pause_s = waiting.next_pause_s(str(refusal), has_answered=self.source.has_answered)
+                    if pause_s is not None:
+                        pause(pause_s)
+                        continue
+                    if waiting.num_failures:
+                        over: PatienceOverError = waiting.over(str(refusal))
+                        raise StoreError(f"'{where}' at {self.settings.origin}: {over}") from None
+                raise refused(self.settings, where, refusal) from None
+            self.source.has_answered |= asks_server
+            waiting.progress()
+            return result
+
+    def signed(self, name: str) -> ObjectRequest:
+        """The request that brings an object's bytes: a signed URL, or a plain one for public objects."""
+        settings = self.settings
+        if settings.is_anonymous:
+            return ObjectRequest(settings.plain_url(name))
+        url = _azure_url(settings, name) if settings.scheme == "az" else None
+        if url is None:
+            # Who pays (AWS_REQUEST_PAYER) is in the URL: S3 refuses fields x-amz-* that are not signed.
+            sign: Any = lambda obstore, store: obstore.sign(store, "GET", name, _SIGNED_FOR)  # noqa: E731
+            url = str(self.send(f"{settings.url}/{name}", sign, asks_server=False))
+        return ObjectRequest(url, expires_s=_USED_FOR_S)
+
+    def _check_credentials(self, exc: Exception) -> None:
+        if any(server in str(exc) for server in _METADATA_SERVERS):
+            raise StoreError(
+                f"no credentials for '{self.settings.url}'; they are looked for in this order: "
+                f"{CHAINS[self.settings.scheme]}"
+            ) from None
 
 
 class CloudStore(Store):
-    """A bucket of a cloud. ``settings`` say how it is reached."""
+    """A bucket of a cloud, or a server's files. Any thread may use it. It is its own `access`."""
 
-    def __init__(self, settings: CloudSettings) -> None:
+    def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
         self.settings = settings
-        self._client = CloudClient(settings, current_patience())
+        self._requests = CloudRequests(settings, patience or current_patience())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._client,)
+        return _reopen, (self.settings, self._requests.patience)
 
     @property
     def url(self) -> str:
@@ -53,15 +172,10 @@ class CloudStore(Store):
         if self._is_read_only:
             return True
         try:
-            self._list_some()
+            self._requests.send(self.url, lambda obstore, store: next(iter(obstore.list(store, chunk_size=1)), None))
         except NoBucketError:
             return False
         return True
-
-    def _list_some(self) -> None:
-        import obstore
-
-        self._client.send(self.url, lambda: next(iter(obstore.list(self._client.store, chunk_size=1)), None))
 
     def create(self) -> None:
         """Check that the bucket exists: where it is, who may read it and who pays is decided when it is made.
@@ -77,8 +191,6 @@ class CloudStore(Store):
             )
 
     def list(self, prefix: str) -> Sequence[ObjectEntry]:
-        import obstore
-
         from dali_pipes.store.listings import EntriesBuilder
 
         if self._is_read_only:
@@ -91,10 +203,10 @@ class CloudStore(Store):
         position = _just_before(prefix) if prefix != folder + slash and self.settings.is_sorted else None
         found = EntriesBuilder(self.locate(prefix))
 
-        def list_on() -> None:
+        def list_on(obstore: Any, store: "ObstoreStore") -> None:
             """Go on after the last page that came."""
             nonlocal position
-            for page in obstore.list(self._client.store, folder or None, offset=position, chunk_size=_PAGE):
+            for page in obstore.list(store, folder or None, offset=position, chunk_size=_PAGE):
                 found.extend(
                     ObjectEntry(
                         name=row["path"],
@@ -111,7 +223,7 @@ class CloudStore(Store):
                 if position > prefix and not position.startswith(prefix):
                     return
 
-        self._client.send(self.locate(prefix), list_on)
+        self._requests.send(self.locate(prefix), list_on)
         return found.finish()
 
     def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
@@ -127,21 +239,21 @@ class CloudStore(Store):
 
     def read(self, name: str) -> bytes:
         with self._reading(name):
-            return self._client.objects.read(name)
+            return self.objects.read(name)
 
     def find(self, name: str) -> bytes | None:
         try:
-            return self._client.objects.read(name)
+            return self.objects.read(name)
         except MissingObjectError:
             return None
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self._reading(name):
-            return self._client.objects.read(name, start=start, size=size) if size else b""
+            return self.objects.read(name, start=start, size=size) if size else b""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         with self._reading(name):
-            return cast("BinaryIO", io.BufferedReader(self._client.objects.open(name), _BUFFER_BYTES))
+            return cast("BinaryIO", io.BufferedReader(self.objects.open(name), _BUFFER_BYTES))
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -151,8 +263,68 @@ class CloudStore(Store):
             what = f"bucket '{self.url}'" if exc.is_bucket else f"object '{self.locate(name)}'"
             raise StoreError(f"no {what} at {self.settings.origin} ({exc.said})") from None
 
+    @cached_property
+    def objects(self) -> ObjectFetcher:
+        """Reads the bucket's objects; any thread may use it."""
+        return self.open_fetcher()
+
+    def open_fetcher(self) -> ObjectFetcher:
+        # It holds the requests and not this store: in a circle, its connections would stay open.
+        return ObjectFetcher(
+            self._requests.source, retry=RetryPolicy(silence_s=STALL_S), patience=self._requests.patience
+        )
+
+    def access(self) -> "CloudStore":
+        return self
+
+    def file(self, name: str, *, size: int) -> ObjectFile:
+        """See `dali_pipes.store.base.StoreAccess`."""
+        return ObjectFile(self, name, size)
+
+    def known_checksum(self, entry: ObjectEntry) -> None:
+        """See `StoreAccess`: a listing has no checksum of the bytes. An ETag is none, if the object has parts."""
+
     def write(self, name: str, data: bytes) -> None:
-        self.access().write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
+        self.write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        """See `StoreAccess`. The object appears when its last part is there; before, nothing is seen of it."""
+        self._check_writable()
+        errors: list[BaseException] = []
+
+        def pieces() -> Iterator[bytes]:
+            """The chunks, copied: a caller fills its buffer again. Its own errors come out of obstore as others."""
+            num = 0
+            try:
+                for chunk in chunks():
+                    num += chunk.nbytes
+                    if num > num_bytes:
+                        break
+                    yield bytes(chunk)
+                if num != num_bytes:
+                    raise StoreError(
+                        f"'{self.locate(name)}' is not written: expected {num_bytes} bytes, got {num} or more: did a "
+                        "file change while it was read? run the command again"
+                    )
+            except GeneratorExit:
+                raise
+            except BaseException as exc:
+                errors.append(exc)
+                raise
+
+        def put(obstore: Any, store: "ObstoreStore") -> None:
+            if num_bytes <= WHOLE_BYTES:
+                obstore.put(store, name, b"".join(pieces()), use_multipart=False)
+                return
+            part_bytes = max(WHOLE_BYTES, -(-num_bytes // _MAX_PARTS))
+            obstore.put(store, name, pieces(), use_multipart=True, chunk_size=part_bytes, max_concurrency=2)
+
+        try:
+            self._requests.send(self.locate(name), put)
+        except StoreError:
+            if errors:
+                raise errors[0] from None
+            raise
 
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         """See `Store.write_new`; the server itself refuses a name that is taken (``If-None-Match: *``).
@@ -160,39 +332,28 @@ class CloudStore(Store):
         A writer that finds its own bytes there has written them: an earlier attempt, whose answer was lost. So two jobs
         that write the same bytes both succeed.
         """
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
         self._check_writable()
         # Asked first, for servers that ignore the condition: there, only writers at the same time are not told.
         if (found := self.find(name)) is not None:
             return found == data
-        with self._client.asking(self.locate(name)):
-            try:
-                self._client.attempt(
-                    lambda: obstore.put(self._client.store, name, data, mode="create", use_multipart=False)
-                )
-            except AlreadyExistsError:
-                return self.read(name) == data
+        try:
+            self._requests.send(
+                self.locate(name),
+                lambda obstore, store: obstore.put(store, name, data, mode="create", use_multipart=False),
+            )
+        except FileExistsError:
+            return self.read(name) == data
         return True
 
     def size(self, name: str) -> int | None:
-        import obstore
-
-        found = self._client.find(self.locate(name), lambda: obstore.head(self._client.store, name))
-        return None if found is None else int(found["size"])
+        with contextlib.suppress(MissingObjectError):
+            return int(self._requests.send(self.locate(name), lambda obstore, store: obstore.head(store, name)["size"]))
+        return None
 
     def delete(self, name: str) -> None:
-        import obstore
-
         self._check_writable()
-        self._client.find(self.locate(name), lambda: obstore.delete(self._client.store, name))
-
-    def access(self) -> CloudClient:
-        return self._client
-
-    def open_fetcher(self) -> ObjectFetcher:
-        return self._client.open_fetcher()
+        with contextlib.suppress(MissingObjectError):
+            self._requests.send(self.locate(name), lambda obstore, store: obstore.delete(store, name))
 
     @property
     def _is_read_only(self) -> bool:
@@ -201,13 +362,6 @@ class CloudStore(Store):
     def _check_writable(self) -> None:
         if self._is_read_only:
             raise StoreError(f"'{self.url}' is read by {self.settings.scheme}://, which writes nothing")
-
-
-_MAKERS = {
-    "s3": "aws s3 mb s3://{bucket}",
-    "gs": "gcloud storage buckets create gs://{bucket}",
-    "az": "az storage container create --name {bucket}",
-}
 
 
 def _just_before(prefix: str) -> str:
@@ -220,16 +374,52 @@ def _just_before(prefix: str) -> str:
     return f"{prefix[:-1]}{chr(last - 1)}~" if ord("!") < last < 128 else prefix[:-1]
 
 
-@lru_cache(maxsize=8)
-def _reopen(client: CloudClient) -> CloudStore:
-    store = CloudStore.__new__(CloudStore)
-    store.settings, store._client = client.settings, client
-    return store
-
-
 def _written_ns(time: datetime) -> tuple[int, int]:
     ns = (time - _EPOCH) // timedelta(microseconds=1) * 1000
     return ns, ns
+
+
+def _azure_url(settings: CloudSettings, name: str) -> str | None:
+    """The URL that brings an object's bytes; ``None`` if `obstore` signs it, as it does without an account's key.
+
+    Raises:
+        StoreError: If the key is not base64, or there is none and `obstore` would sign the name wrongly.
+    """
+    options, plain = settings.options, settings.plain_url(name)
+    if sas := options.get("azure_storage_sas_token") or options.get("azure_storage_sas_key"):
+        return f"{plain}?{sas.lstrip('?')}"
+    key = options.get("azure_storage_account_key") or options.get("azure_storage_access_key")
+    account = options.get("azure_storage_account_name")
+    if key and account:
+        return f"{plain}?{_azure_signature(f'/blob/{account}/{settings.bucket}/{name}', key, where=settings.url)}"
+    # obstore signs the quoted name, and Azure checks the plain one.
+    if quote(name, safe="/-_.~") != name:
+        raise StoreError(
+            f"'{settings.url}/{name}': a name with spaces, signs or letters beyond ASCII can be read with "
+            "an account's key or an access signature only; set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, "
+            "or rename the object"
+        )
+    return None
+
+
+def _azure_signature(blob: str, key: str, *, where: str) -> str:
+    """The fields of a service signature of one blob, for reading."""
+    until = (datetime.now(UTC) + _SIGNED_FOR).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Rights, start, end, blob, policy, address, protocol, version, kind; then seven fields that are not used.
+    text = "\n".join(["r", "", until, blob, "", "", "", _AZURE_VERSION, "b", *[""] * 7])
+    try:
+        digest = hmac.new(base64.b64decode(key, validate=True), text.encode(), hashlib.sha256).digest()
+    except binascii.Error:
+        raise StoreError(f"cannot sign for '{where}': the account's key is not base64") from None
+    return urlencode(
+        {"sp": "r", "se": until, "sv": _AZURE_VERSION, "sr": "b", "sig": base64.b64encode(digest).decode()}
+    )
+
+
+@lru_cache(maxsize=8)
+def _reopen(settings: CloudSettings, patience: Patience) -> CloudStore:
+    """Open a store once in a process that unpickles it for each task."""
+    return CloudStore(settings, patience)
 
 
 def open_bucket(scheme: str, bucket: str) -> CloudStore:

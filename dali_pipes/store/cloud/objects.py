@@ -1,17 +1,18 @@
-"""Answers of clouds and web servers about an object: whether they are its bytes, and what follows if not.
+"""Answers of clouds and web servers: whether they are an object's bytes, and what follows if not.
 
 A store of a cloud finds the credentials and signs; here are only requests that are signed already. A signature ends
 after some time, and so do the credentials with which it was made. So an object is signed for anew when its signature is
 old, and once when it is refused: a run of days needs no more than a store whose credentials are refreshed.
-
 """
 
 import re
 import time
 from collections.abc import Callable
 from html import unescape
+from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, printable
+from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.http.answers import (
     INDEX_ANEW,
     FaultError,
@@ -34,8 +35,11 @@ _USED_SHARE = 0.8
 _REFUSED = (401, 403)
 # With status 400 in place of 403.
 _REFUSED_CODES = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "AuthorizationQueryParametersError")
-# With a status that says nothing of it.
-_PASSING_CODES = ("RequestTimeout", "SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "InternalError")
+# With a status that says nothing of it. In the last two, the bytes that arrived are not those that were signed.
+_PASSING_CODES = (
+    "RequestTimeout", "SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "InternalError",
+    "XAmzContentSHA256Mismatch", "BadDigest",
+)  # fmt: skip
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _ADVICE = {
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it (NTP)",
@@ -45,6 +49,96 @@ _ADVICE = {
     "InvalidAccessKeyId": "the access key does not exist there: does the endpoint belong to it?",
 }
 _IF_MATCH = "If-Match"
+CHAINS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile (AWS_PROFILE, ~/.aws), a web identity, the role of "
+    "the machine; for public data set AWS_SKIP_SIGNATURE=true",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, `gcloud auth application-default login`, the "
+    "account of the machine; for public data set GOOGLE_SKIP_SIGNATURE=true",
+    "az": "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "
+    "AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, the identity of the machine; for public data set "
+    "AZURE_SKIP_SIGNATURE=true",
+}
+"""Where credentials are looked for, for messages."""
+ADDRESSES = {
+    "s3": "set AWS_ENDPOINT_URL for a server that is not Amazon's",
+    "gs": "set GOOGLE_BASE_URL or STORAGE_EMULATOR_HOST for a server that is not Google's",
+    "az": "set AZURE_STORAGE_ENDPOINT for a server that is not Microsoft's",
+}
+"""Which variable names the server, for messages."""
+# Parts of the text of `obstore`'s errors: the status, and in the debugging part what the system said of a connection.
+_STATUS = re.compile(r"status code: (\d{3})")
+_CAUSE = re.compile(r"^\s*(?:message|error): \"([^\"\n]+)\",$", re.MULTILINE)
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_UNTRUSTED = "certificate cannot be trusted"
+
+
+class NoBucketError(MissingObjectError):
+    """The server has no such bucket."""
+
+
+class Refusal(NamedTuple):
+    """What a server answered instead of doing what it was asked."""
+
+    status: int
+    """HTTP's status; 0 if nothing answered."""
+    code: str
+    """The cloud's own word, such as ``NoSuchKey``; may be empty."""
+    said: str
+    region: str = ""
+    """The region in which the bucket is, if the server named it."""
+
+    @classmethod
+    def of_text(cls, status: int, text: str, *, code: str = "", reason: str = "", region: str = "") -> "Refusal":
+        """Read the elements of an error in XML; other texts are the message themselves."""
+        code = _element(text, "Code") or code
+        said = _element(text, "Message") or ("" if code or "<" in text else text)
+        region = region or _element(text, "Region")
+        # A value that is not a region's name is left out: errors repeat it as a setting.
+        region = region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
+        return cls(status, printable(code), printable(" ".join(said.split()) or reason), region)
+
+    @classmethod
+    def of_error(cls, exc: BaseException) -> "Refusal":
+        """Read what `obstore`'s error says; of the debugging part, with whole requests, only the system's words."""
+        text, _, debugging = str(exc).partition("\n\nDebug source:")
+        if status := _STATUS.search(text):
+            return cls.of_text(int(status[1]), text if "<" in text else text[status.end() :])
+        # The last is the nearest to the cause: "Connection refused".
+        cause = ": ".join([text.rpartition(" - ")[2] or type(exc).__name__, *_CAUSE.findall(debugging)[-1:]])
+        if "InvalidContentType" in debugging:
+            cause += ": the server does not speak TLS (its address begins with http://)"
+        if wrong := _CERTIFICATE.search(debugging):
+            cause += f": its {_UNTRUSTED} ({wrong[1]}); set SSL_CERT_FILE to the file of the CA"
+        return cls(404 if isinstance(exc, FileNotFoundError) else 0, "", printable(cause))
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.said}" if self.code else self.said
+        return f"{self.status} {text}" if self.status else text
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether another attempt may succeed: the server is away, or asks for a pause."""
+        if self.status:
+            return is_passing(self.status) or self.code in _PASSING_CODES
+        return not any(text in self.said for text in ("not supported", _UNTRUSTED))
+
+
+def refused(settings: CloudSettings, where: str, refusal: Refusal) -> StoreError:
+    """The error for a request of `obstore` that was refused."""
+    at = f"'{where}' at {settings.origin}"
+    if refusal.code in _NO_BUCKET_CODES:
+        text = f"no bucket '{settings.url}' at {settings.origin} ({refusal}); make it first, or check its name"
+        return NoBucketError(text, said=str(refusal), is_bucket=True)
+    if refusal.status == 404:
+        return MissingObjectError(f"no object {at} ({refusal})", said=str(refusal))
+    advice = ""
+    if refusal.region or refusal.status in REDIRECTS or "Region" in refusal.code:
+        advice = f"; the bucket is in another region: set AWS_REGION={refusal.region or 'to it'}"
+    elif refusal.status in _REFUSED and settings.scheme in CHAINS:
+        advice = f"; credentials are looked for in this order: {CHAINS[settings.scheme]}"
+    elif not refusal.status and refusal.is_passing:
+        advice = f"; is it the right address? {ADDRESSES.get(settings.scheme, 'check the URL')}"
+    return StoreError(f"{at}: {refusal}{advice}")
 
 
 class CloudObjects(ObjectSource):
@@ -105,14 +199,11 @@ class CloudObjects(ObjectSource):
         return Version(answer.headers.get("ETag") or answer.headers.get("Last-Modified"))
 
     def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
-        """See `ObjectSource.check_head`.
-
-        Raises:
-            DataError: Also if Google Cloud Storage unpacks the object on the way.
-        """
+        """See `ObjectSource.check_head`; also refuses an object that Google Cloud Storage unpacks on the way."""
         item.num_refused = 0
         stored = answer.headers.get("X-Goog-Stored-Content-Encoding", "identity")
-        if stored != "identity" and not answer.headers.get("Content-Encoding"):
+        encoding = answer.headers.get("Content-Encoding", "identity")
+        if stored != "identity" and encoding in ("", "identity"):
             raise DataError(
                 f"'{item.where}' is stored with the Content-Encoding '{printable(stored)}', and {self.service} unpacks "
                 "it on the way; upload it without (gcloud storage cp without -Z, gsutil cp without -z)"
@@ -120,7 +211,6 @@ class CloudObjects(ObjectSource):
         try:
             super().check_head(item, part, answer)
         except DataError as exc:
-            encoding = answer.headers.get("Content-Encoding", "identity")
             if encoding in ("", "identity"):
                 raise
             raise DataError(
@@ -133,27 +223,40 @@ class CloudObjects(ObjectSource):
     ) -> Exception:
         """See `ObjectSource.refusal`. A signature that is refused is made anew once."""
         self.has_answered = True
-        status, (code, said) = answer.status, _said(answer, body)
-        text = f"{status} {code}: {said}" if code else answer_text(status, said, reason=answer.reason)
+        refusal = Refusal.of_text(
+            answer.status,
+            body.decode(errors="replace"),
+            code=answer.headers.get("X-Ms-Error-Code"),
+            reason=answer.reason,
+            region=answer.headers.get("X-Amz-Bucket-Region"),
+        )
+        status, code = answer.status, refusal.code
+        text = str(refusal) if code else answer_text(status, refusal.said, reason=answer.reason)
+        told = f"{item.address}: {text}"
         if (wrong := self._refused_range(item, answer)) is not None:
             return wrong
         if status == 412:
             return self._replaced_meanwhile(item, part)
-        if is_passing(status) or code in _PASSING_CODES:
+        if refusal.is_passing:
             return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
-        if (region := _region(answer, body)) and status in (400, *REDIRECTS):
-            return self._other_region(item, answer, region)
+        if refusal.region and status in (400, *REDIRECTS):
+            return StoreError(
+                f"{item.address}: {status}: the bucket is in the region '{refusal.region}'; set "
+                f"AWS_REGION={refusal.region}, and an endpoint of this region if AWS_ENDPOINT_URL names one"
+            )
         if status in _REFUSED or code in _REFUSED_CODES:
-            if self._is_refused_anew(item, asked):
-                return StoreError(f"{item.address}: {text}{self._refused_advice(status, code)}")
-            return FaultError(text, is_fruitless=True)
-        told = f"{item.address}: {text}"
+            if not self._is_refused_anew(item, asked):
+                return FaultError(text, is_fruitless=True)
+            advice = [known for known in (_ADVICE.get(code), self._advice) if known]
+            if status == 403 and code in ("", "AccessDenied"):
+                advice.append("an object that is missing is refused in the same way where the bucket may not be listed")
+            return StoreError("; ".join([told, *advice]))
         if code in _NO_BUCKET_CODES:
             text = f"{told}; is it the right name, endpoint and account?"
             return MissingObjectError(text, said=code, is_bucket=True)
         if status in (404, 410):
-            advice = INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
-            return MissingObjectError(f"{told}; was it deleted? {advice}", said=text)
+            advice_ = INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
+            return MissingObjectError(f"{told}; was it deleted? {advice_}", said=text)
         return StoreError(told)
 
     def given_up(
@@ -185,37 +288,6 @@ class CloudObjects(ObjectSource):
                 item.signed = None
                 item.num_refused += 1
         return item.num_refused > 1
-
-    def _refused_advice(self, status: int, code: str) -> str:
-        advice = [text for text in (_ADVICE.get(code), self._advice) if text]
-        if status == 403 and code in ("", "AccessDenied"):
-            advice.append(
-                "an object that is missing is refused in the same way to credentials that may not list the bucket"
-            )
-        return "".join(f"; {text}" for text in advice)
-
-    def _other_region(self, item: WantedObject, answer: Answer, region: str) -> StoreError:
-        return StoreError(
-            f"{item.address}: {answer.status}: the bucket is in the region '{region}'; set AWS_REGION={region}, and an "
-            "endpoint of this region if AWS_ENDPOINT_URL names one"
-        )
-
-
-def _said(answer: Answer, body: bytes) -> tuple[str, str]:
-    """A cloud's code and message, from XML; code is empty for other answers, whose text is the message."""
-    text = body.decode(errors="replace")
-    code = _element(text, "Code") or answer.headers.get("X-Ms-Error-Code")
-    said = _element(text, "Message") or ("" if code or "<" in text else text)
-    return printable(code), printable(" ".join(said.split()) or answer.reason)
-
-
-def _region(answer: Answer, body: bytes) -> str:
-    """The region that an answer names as the bucket's; empty if it names none.
-
-    A value that is not a region's name is left out: errors repeat it as a setting.
-    """
-    region = answer.headers.get("X-Amz-Bucket-Region") or _element(body.decode(errors="replace"), "Region")
-    return region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
 
 
 def _element(text: str, name: str) -> str:

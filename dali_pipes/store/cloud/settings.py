@@ -67,7 +67,7 @@ class CloudSettings:
     scheme: str
     bucket: str
     """The bucket, the container, or for HTTP the host."""
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """obstore's options. They hold secrets."""
 
     def __post_init__(self) -> None:

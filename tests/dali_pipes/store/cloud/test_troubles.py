@@ -22,9 +22,8 @@ import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cloud import client
-from dali_pipes.store.cloud.bucket import CloudStore
-from dali_pipes.store.cloud.client import WHOLE_BYTES
+from dali_pipes.store.cloud import bucket
+from dali_pipes.store.cloud.bucket import WHOLE_BYTES, CloudStore
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import open_store
 from tests.faults import faulty
@@ -83,7 +82,7 @@ os.waitpid(pid, 0)
 def test_signed_url_of_an_odd_name_brings_it(store: Store, name: str) -> None:
     assert isinstance(store, CloudStore)
     store.write(name, b"bytes")
-    with urllib.request.urlopen(store.access().request_for(name).url) as answer:
+    with urllib.request.urlopen(store._requests.signed(name).url) as answer:
         assert answer.read() == b"bytes"
     assert [entry.name for entry in store.list("")] == [name]
 
@@ -98,7 +97,7 @@ def test_container_is_read_by_an_access_signature(request: pytest.FixtureRequest
     store = open_store(url, endpoint=None)[0]
     assert isinstance(store, CloudStore)
     store.write("a b.tar", b"bytes")
-    with urllib.request.urlopen(store.access().request_for("a b.tar").url) as answer:
+    with urllib.request.urlopen(store._requests.signed("a b.tar").url) as answer:
         assert answer.read() == b"bytes"
 
 
@@ -119,7 +118,7 @@ def test_odd_name_without_a_key_of_azure_is_an_error(monkeypatch: pytest.MonkeyP
     store = open_store("az://some", endpoint=None)[0]
     assert isinstance(store, CloudStore)
     with pytest.raises(StoreError, match=r"'az://some/a b.tar': a name with spaces.*AZURE_STORAGE_ACCOUNT_KEY"):
-        store.access().request_for("a b.tar")
+        store._requests.signed("a b.tar")
 
 
 def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ class SlowHandler(SimpleHTTPRequestHandler):
 def test_only_silence_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that takes longer than the limit is read; one whose server falls silent is an error."""
     pytest.importorskip("obstore", reason="needs the extra cloud")
-    monkeypatch.setattr(client, "STALL_S", 2)
+    monkeypatch.setattr(bucket, "STALL_S", 2)
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
