@@ -54,19 +54,6 @@ def test_openings_exclude_each_other(tmp_path: Path) -> None:
     one.close()
 
 
-def test_kill_ends_a_lock(tmp_path: Path) -> None:
-    """SIGKILL, which no program can answer."""
-    file = LockFile(tmp_path / "lock")
-    process = start(
-        "file = LockFile(Path(sys.argv[1]))\nfile.lock(7)\nprint('locked', flush=True)\ntime.sleep(60)", path_of(file)
-    )
-    assert file.is_locked(7)
-    process.kill()
-    process.communicate()
-    assert not file.is_locked(7)
-    file.close()
-
-
 def path_of(file: LockFile) -> str:
     return str(Path(f"/proc/self/fd/{file.file}").readlink())
 

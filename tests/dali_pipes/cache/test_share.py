@@ -20,7 +20,7 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.errors import CacheError, DataError
+from dali_pipes.errors import CacheError
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import make_samples, samples_and_shards, write_shards
@@ -258,47 +258,6 @@ def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) ->
         job.close()
 
 
-def test_key_is_of_all_that_lies_in_the_cache_file(shards: Path, tmp_path: Path) -> None:
-    """An index that was made anew, of the same shards, is other bytes."""
-    indexed = DataSet(resolve_shards(shards, endpoint=None))
-    key = cache_file_key(indexed.whole)
-    assert len(key) == 32
-    assert cache_file_key(DataSet(resolve_shards(shards, endpoint=None)).whole) == key
-    changed = indexed.whole.index_checksums.copy()
-    changed[3] ^= 1
-    object.__setattr__(indexed.whole, "index_checksums", changed)
-    assert cache_file_key(indexed.whole) != key
-
-
-def test_wrong_bytes_leave_nothing_and_can_be_mended(tmp_path: Path, cache_dir: Path) -> None:
-    """A shard that was replaced: the error names it, its extent has no blocks; put back, it is fetched."""
-    directory = write_shards(tmp_path / "shards", make_samples([(40, 33)] * 4), per_shard=2)
-    job = Job(directory, cache_dir)
-    path = directory / "s-000001.tar"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + b"x")
-    with pytest.raises(DataError, match=r"s-000001.tar' has the xxhash2"):
-        job.stager.need([0, 1])
-    assert job.share.extent_bytes[1] > 0
-    assert blocks(cache_dir) <= job.share.extent_bytes[0]
-    path.write_bytes(data)
-    job.stager.need([0, 1])
-    job.check(0, 1)
-    job.close()
-
-
-def test_read_in_a_window_of_one_shard(shards: Path, cache_dir: Path) -> None:
-    """Room for one shard at a time: each takes the place of the one before, on disk and in the table."""
-    largest = int(Job(shards, cache_dir).share.extent_bytes.max())
-    job = Job(shards, cache_dir / "..", reserved=largest, cache_bytes=largest)
-    for shard in (*job.all, *job.all):
-        job.stager.need([shard])
-        job.check(shard)
-        assert blocks(cache_dir / "..") <= largest
-        job.stager.done([shard])
-    job.close()
-
-
 def test_component_without_bytes_is_not_read_ahead(
     shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,19 +293,6 @@ def fcntl_add_seals(file: int) -> None:
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
 
 
-def test_close_gives_all_up(shards: Path, cache_dir: Path) -> None:
-    """Twice is as good as once; what it held another can evict."""
-    job = Job(shards, cache_dir)
-    job.stager.need(job.all)
-    job.close()
-    job.close()
-    cache = NodeCache(cache_dir)
-    (status,) = cache.status()
-    assert (status.num_held, status.pids, status.num_resident) == (0, (), 8)
-    assert status.source == str(shards) or str(shards) in status.source
-    cache.close()
-
-
 def test_cache_file_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Path) -> None:
     """No slot is kept by one that failed."""
     indexed = DataSet(resolve_shards(shards, endpoint=None))
@@ -368,3 +314,15 @@ def test_cache_file_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Pa
     cache = NodeCache(cache_dir)
     assert cache.status()[0].pids == ()
     cache.close()
+
+
+def test_key_is_of_all_that_lies_in_the_cache_file(shards: Path, tmp_path: Path) -> None:
+    """An index that was made anew, of the same shards, is other bytes."""
+    indexed = DataSet(resolve_shards(shards, endpoint=None))
+    key = cache_file_key(indexed.whole)
+    assert len(key) == 32
+    assert cache_file_key(DataSet(resolve_shards(shards, endpoint=None)).whole) == key
+    changed = indexed.whole.index_checksums.copy()
+    changed[3] ^= 1
+    object.__setattr__(indexed.whole, "index_checksums", changed)
+    assert cache_file_key(indexed.whole) != key

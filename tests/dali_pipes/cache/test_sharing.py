@@ -12,7 +12,6 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache
-from dali_pipes.cache.extents import punch
 from tests.builders import Sample, make_samples, open_windowed, samples_and_shards, write_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
@@ -202,24 +201,6 @@ def test_consumed_shards_are_punched_while_the_loader_goes_on(
             assert sorted(seen) == list(range(NUM_SAMPLES))
         cache.close()
     assert num_dropped > 5
-
-
-def test_extents_are_read_at_their_place(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
-    """The test of the tests: a shard whose blocks are freed behind the cache's back is noticed."""
-    with dp.loader(
-        str(shards), summed, batch_size=3, shuffle=False, device="cpu", cache=dp.Cache(directory=cache_dir)
-    ) as loader:
-        loader.parts.stager.need(list(range(20)))
-        extent = loader.parts.share.shard_extent(7)
-        punch(extent.file, extent.start, extent.size)
-        rows = [
-            {name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}
-            for (batch,) in loader
-            for row in range(len(batch["ordinal"]))
-        ]
-    check_rows([row for row in rows if row["ordinal"] // 3 != 7], samples)
-    with pytest.raises(AssertionError):
-        check_rows([row for row in rows if row["ordinal"] // 3 == 7], samples)
 
 
 @pytest.mark.slow

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dali_pipes.cache.directory import DamagedFileError
 from dali_pipes.cache.extents import extent_starts
-from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id
+from dali_pipes.cache.table import State, StateTable, boot_id
 
 STARTS = extent_starts([5000, 1, 4096, 9000, 12_000, 300])
 NUM_SHARDS = len(STARTS) - 1
@@ -110,45 +109,6 @@ def test_a_change_that_fails_is_put_right(table: StateTable) -> None:
     assert not table.is_dirty
 
 
-def test_life_of_a_shard(table: StateTable) -> None:
-    """EMPTY, FILLING, READY, DROPPING, EMPTY; its owner is known while there is one; filling holds it."""
-    table.open_row(5)
-    assert table.state[3] == State.EMPTY
-    with table.changing():
-        table.fill([3], 5)
-    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.FILLING, 5, 12_288)
-    assert table.held(np.array([2, 3]), [5]).tolist() == [False, True]
-    with table.changing():
-        table.finish([3])
-    assert (table.state[3], table.owner[3], table.checked[3]) == (State.READY, -1, 1)
-    with table.changing():
-        table.fill([3], 5)
-    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.CHECKING, 5, 12_288)
-    with table.changing():
-        assert table.end_check(np.array([3])).tolist() == []
-    assert (table.state[3], table.owner[3]) == (State.UNCHECKED, -1)
-    with table.changing():
-        table.drop([3], 6)
-    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.DROPPING, 6, 12_288)
-    with table.changing():
-        table.remove([3])
-    assert (table.state[3], table.owner[3], table.resident_bytes) == (State.EMPTY, -1, 0)
-
-
-def test_rows_of_holds_are_apart(table: StateTable) -> None:
-    """One slot's row says nothing of another's; opened again, it is empty."""
-    for slot in (0, 1, NUM_SLOTS - 1):
-        table.open_row(slot)
-    table.holds[1, [0, 5]] = 1
-    table.holds[NUM_SLOTS - 1, 5] = 1
-    every = np.arange(NUM_SHARDS)
-    assert np.flatnonzero(table.held(every, [1])).tolist() == [0, 5]
-    assert np.flatnonzero(table.held(every, [0, NUM_SLOTS - 1])).tolist() == [5]
-    assert not table.held(every, []).any()
-    table.open_row(1)
-    assert not table.held(every, [1]).any()
-
-
 def test_pages_are_reserved_before_they_are_written(shared_memory: Path) -> None:
     """A write to a page for which a full tmpfs has no space is a SIGBUS; only rows of unused slots have no pages."""
     num_shards = 50_000
@@ -193,21 +153,6 @@ def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
     assert data == b"x" * int(STARTS[2]) + bytes(int(STARTS[-1] - STARTS[2]))
     assert os.fstat(share).st_blocks * 512 == STARTS[2]
     os.close(share)
-
-
-def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Of another version, cut off, or empty: an error names it."""
-    (tmp_path / "empty").touch()
-    (tmp_path / "other").write_bytes(b"\1" * 100_000)
-    StateTable(tmp_path / "short", starts=STARTS).close()
-    os.truncate(tmp_path / "short", 5000)
-    for name, text in (
-        ("empty", "is not a state table"),
-        ("other", "is not a state table"),
-        ("short", "has 5000 bytes"),
-    ):
-        with pytest.raises(DamagedFileError, match=f"{name}' {text}"):
-            StateTable(tmp_path / name)
 
 
 def test_a_million_shards_open_without_reading_them(tmp_path: Path) -> None:

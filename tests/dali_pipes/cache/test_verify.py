@@ -139,15 +139,6 @@ def test_loaders_at_work_share_a_check(
     assert len(set(checked)) == (2 * NUM_SHARDS if num_checks else 0)
 
 
-def test_check_waits_until_a_shard_is_wanted(open_job: Callable[..., Job]) -> None:
-    """The first batch waits for the check of its own shards, and not of others."""
-    fill_and_close(open_job)
-    job = open_job()
-    job.stager.need([5])
-    table = job.share._cache._joined[job.share._slot].table
-    assert np.flatnonzero(table.checked).tolist() == [5]
-
-
 def test_fallen_checker_loses_nothing(tmp_path: Path) -> None:
     """A loader that is killed while it checks a shard, or gives up, leaves its bytes; also to one that reads them."""
 

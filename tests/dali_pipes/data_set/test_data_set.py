@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.errors import CacheError, DataError
-from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.formats.names import columns_name, index_name
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import Sample, make_samples, samples_and_shards, write_shards, write_tar
@@ -67,34 +66,6 @@ def test_shards_without_an_index_are_indexed_and_their_indexes_staged(
     assert sorted(path.name for path in directory.iterdir()) == ["s-000000.tar", "s-000001.tar"]
 
 
-def test_columns_are_those_of_the_shards_in_their_order(shards: Path, tmp_path: Path) -> None:
-    """Of three of five; of shards without an index as they were made, with nothing written."""
-    part = DataSet(resolve_shards([shards / f"s-{number:06d}.tar" for number in (4, 0, 3)], endpoint=None))
-    columns = part.columns()
-    assert columns.keys.tolist() == [f"s{row:05d}" for row in (8, 9, 0, 1, 6, 7)]
-    assert columns.labels.tolist() == [row % 5 + 1 for row in (8, 9, 0, 1, 6, 7)]
-    assert columns.shards.tolist() == [f"s-{number:06d}.tar" for number in (4, 4, 0, 0, 3, 3)]
-    plain = write_shards(tmp_path / "plain", make_samples([(30, 30)] * 4), per_shard=2, index=False)
-    made = DataSet(resolve_shards(plain, endpoint=None))
-    assert made.has_columns()
-    assert made.columns().keys.tolist() == [f"s{row:05d}" for row in range(4)]
-    assert len(list(plain.iterdir())) == 2
-
-
-def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
-    """All else works, and it is said what to do."""
-    write_shards(tmp_path, make_samples([(30, 30)] * 4), per_shard=2)
-    (tmp_path / columns_name("s-")).unlink()
-    indexed = DataSet(resolve_shards(tmp_path, endpoint=None))
-    assert not indexed.has_columns()
-    assert len(stage(indexed, tmp_path)) == 2
-    with pytest.raises(
-        DataError,
-        match=rf"no column file '{tmp_path}/s-columns.safetensors', .*: dali-pipes prep index '{tmp_path}/s-'",
-    ):
-        indexed.columns()
-
-
 def test_shards_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     """Empty archives."""
     write_tar(tmp_path / "e-0.tar", [])
@@ -112,14 +83,6 @@ def test_empty_shard_among_others_is_staged_as_they_are(tmp_path: Path) -> None:
     assert len(stage(indexed, tmp_path / "cache")) == 2
 
 
-def test_image_without_room_is_refused(shards: Path, tmp_path: Path) -> None:
-    """Before anything is fetched."""
-    indexed = DataSet(resolve_shards(shards, endpoint=None))
-    total = int(indexed.extent_bytes.sum())
-    with pytest.raises(CacheError, match=f"the shards take {total} bytes"):
-        indexed.open_share(reserved=total, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=total - 1)
-
-
 def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_path: Path) -> None:
     """What is staged is what was indexed: a link that points elsewhere later is found out by size or checksum."""
     directory = tmp_path / "links"
@@ -131,22 +94,6 @@ def test_symbolic_link_as_a_shard_is_its_target_at_the_time(shards: Path, tmp_pa
     (tmp_path / "cache").mkdir()
     with pytest.raises(DataError, match=r"l-0.tar' has \d+ bytes, the manifest says \d+"):
         stage(indexed, tmp_path / "cache")
-
-
-def test_fetcher_of_a_directory_stops(shards: Path, tmp_path: Path) -> None:
-    """Told to stop, it says that the object is not there."""
-    indexed = DataSet(resolve_shards(shards, endpoint=None))
-    share = indexed.open_share(reserved=None, is_windowed=False, group=1, cache_dir=tmp_path, cache_bytes=None)
-    try:
-        share.take([0])
-        checksum = int(indexed.manifest.checksums[0])
-        fetcher = indexed.open_fetcher()
-        name, extent = indexed.manifest.names[0], share.shard_extent(0)
-        assert not fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: True)
-        assert fetcher.fetch([Wanted(name, extent, checksum)], stopped=lambda: False)
-        assert extent.checksum() == checksum
-    finally:
-        share.close()
 
 
 def test_staging_needs_neither_dali_nor_torch(shards: Path, tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture
-from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.errors import DataError
+from dali_pipes.formats.names import columns_name
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.formats.sample_columns import Columns
-from dali_pipes.store.cluster import embedded_node
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.builders import Sample, write_tar
@@ -153,11 +151,6 @@ def test_listed_key_that_no_shard_has_is_named(
         excluded_ordinals(indexed, exclude=path)
 
 
-def test_list_that_is_not_there_is_named(indexed: Counted) -> None:
-    with pytest.raises(StoreError, match=r"cannot read 'none\.tsv'"):
-        excluded_ordinals(indexed, exclude="none.tsv")
-
-
 def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:
     """A shard by its combined name, or by its own where one set only has it; never a guess."""
     other = tmp_path / "other"
@@ -211,19 +204,6 @@ def test_where_keeps_what_it_says(indexed: Counted) -> None:
 def test_where_that_gives_no_choice_is_refused(indexed: Counted, where: Any, text: str) -> None:
     with pytest.raises(TypeError, match=f"where must return a numpy array of bool, {text}"):
         excluded_ordinals(indexed, where=where)
-
-
-def test_where_that_keeps_nothing_is_refused(indexed: Counted) -> None:
-    """With a key as an example of what there would be to keep."""
-    with pytest.raises(ValueError, match=r"where keeps none of the 20 samples of '.*/s-'; the first is 'cat/00'"):
-        excluded_ordinals(indexed, where=lambda columns: np.strings.startswith(columns.keys, "cow/"))
-
-
-def test_where_by_labels_that_are_not_there_is_refused(tmp_path: Path) -> None:
-    write_tar(tmp_path / "s-0.tar", [Sample("a", {"txt": b"x"})])
-    index_shards(resolve_shards(tmp_path, endpoint=None))
-    with pytest.raises(DataError, match=r"no labels \(component 'cls'\) to choose by, in 1 samples .* \(found: txt\)"):
-        excluded_ordinals(DataSet(resolve_shards(tmp_path, endpoint=None)), where=lambda columns: columns.labels > 0)
 
 
 def test_all_that_is_left_out_together_may_not_be_all(indexed: Counted, listed: Callable[[str], Path]) -> None:
@@ -330,22 +310,3 @@ def test_ordinals_are_those_of_a_loop(
         assert len(expected) == len(ordinals)
         return
     assert found == expected
-
-
-def test_samples_of_a_bucket_are_chosen_as_local_ones(
-    shards: Path, tmp_path: Path, listed: Callable[[str], Path]
-) -> None:
-    """With the index that lies there, and with one that is made on the fly."""
-    with embedded_node.start(tmp_path / "node") as node:
-        store = AisStore(node.endpoint, "chosen")
-        store.create()
-        for path in shards.glob("*.tar"):
-            store.upload(path.name, path)
-        path = listed("s-000001.tar\tcat/05\ndog/19\n")
-        for _ in range(2):
-            indexed = DataSet(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))
-            chosen = excluded_ordinals(indexed, exclude=path, where=lambda c: c.labels != 2, lacking=["jpg;jpeg"])
-            assert chosen.excluded.tolist() == [2, 5, 7, 10, 14, 19]
-            index_shards(resolve_shards("ais://chosen/s-", endpoint=node.endpoint))
-        assert store.size(manifest_name("s-")) is not None
-        assert indexed.indexes is None

@@ -6,11 +6,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from dali_pipes.data_set.indexing import index_shard, parse_label
+from dali_pipes.data_set.indexing import index_shard
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, split_key
@@ -79,14 +77,6 @@ def test_index_shard_of_a_webdataset_writers_tar(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_index_shard_of_pax_with_records_before_each_member() -> None:
-    """dSort writes PAX headers with records: data start 1,536 bytes in, not 512."""
-    data = tar_bytes([("a.cls", b"1")], format=tarfile.PAX_FORMAT, mtime=1.25)
-    index = index_of(data)
-    assert index.offsets["cls"].tolist() == [1536]
-    assert contents(index, data) == {"a": {"cls": b"1"}}
-
-
 def test_index_shard_passes_over_what_is_no_sample() -> None:
     """Directories, links, hidden files and names without a dot, between the members of a sample or not."""
     stream = io.BytesIO()
@@ -119,15 +109,6 @@ def test_split_key_is_webdatasets(name: str) -> None:
     assert split_key(name) == (None if expected == (None, None) else expected)
 
 
-def test_index_shard_missing_components_are_marked() -> None:
-    """Offset -1, size 0, and no label where there is no cls."""
-    index = index_of(tar_bytes([("a.cls", b"4"), ("b.txt", b"x")]))
-    assert index.offsets["cls"].tolist() == [512, -1]
-    assert index.offsets["txt"].tolist() == [-1, 1536]
-    assert index.labels.tolist() == [4, 0]
-    assert index_of(tar_bytes([("b.txt", b"x")])).labels is None
-
-
 def test_index_shard_reads_photo_headers() -> None:
     """Height, width and format of photo and mask, of a PNG under a .jpg name too; 0 where there is no header."""
     png = mask_bytes(0, 31, 17)
@@ -151,11 +132,6 @@ def test_index_shard_size_of_a_bomb_is_read_not_refused() -> None:
     bomb[16:24] = struct.pack(">II", 60_000, 60_000)
     photo = index_of(tar_bytes([("a.png", bytes(bomb))])).photos["png"]
     assert (photo.height.tolist(), photo.width.tolist()) == ([60_000], [60_000])
-
-
-def test_index_shard_of_an_empty_archive_has_no_samples() -> None:
-    """Only end blocks: no sample, where DALI's own inference makes one of empty components."""
-    assert index_of(tar_bytes([])).num_samples == 0
 
 
 WHOLE = tar_bytes([("a.cls", b"1"), ("b.cls", b"2" * 700)])
@@ -196,31 +172,6 @@ def test_index_shard_bad_samples_are_refused_by_name(members: list, text: str) -
         index_of(tar_bytes(members), classes={1: "cat", 2: "dog"})
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [(b"7", 7), (b" 12\n", 12), (b"-1", -1), (b"+3", 3), (b"007", 7), (b"9223372036854775807", 2**63 - 1)],
-)
-def test_parse_label(data: bytes, expected: int) -> None:
-    """ASCII digits with a sign or white space around them."""
-    assert parse_label(data, shard="t.tar", key="a") == expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.dictionaries(
-        st.text("abcdefgh/ é", min_size=1, max_size=140).filter(lambda key: split_key(f"{key}.x") == (key, "x")),
-        st.dictionaries(st.sampled_from(["bin", "seg.bin", "txt"]), st.binary(max_size=1500), min_size=1),
-        max_size=6,
-    ),
-    st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
-)
-def test_index_shard_finds_all_bytes(samples: dict[str, dict[str, bytes]], format: int) -> None:
-    """Whatever the keys and sizes: each component's bytes stand where the index says."""
-    members = [(f"{key}.{name}", data) for key, parts in samples.items() for name, data in parts.items()]
-    data = tar_bytes(members, format=format)
-    assert contents(index_of(data), data) == samples
-
-
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
@@ -240,20 +191,6 @@ def test_index_files_round_trip(small_shards: Path) -> None:
         index = ShardIndex.from_bytes(file, where=name)
         assert index.to_bytes() == file
         assert contents(index, shard) == contents(index_shard(io.BytesIO(shard), shard=name), shard)
-
-
-def test_index_shards_twice_writes_the_same_bytes(tmp_path: Path) -> None:
-    """Indexing again changes nothing: no time, no path, no hash order goes into the files."""
-    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
-    index_shards(resolve_shards(tmp_path, endpoint=None))
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
-    assert sorted(before) == [
-        "s-000000.index.safetensors",
-        "s-000001.index.safetensors",
-        "s-columns.safetensors",
-        "s-manifest.safetensors",
-    ]
 
 
 def test_index_shards_takes_the_class_table_that_pack_left(tmp_path: Path) -> None:
@@ -286,12 +223,6 @@ def test_index_shards_error_leaves_no_manifest(tmp_path: Path) -> None:
         index_shards(resolve_shards(tmp_path, endpoint=None))
     assert not (tmp_path / manifest_name("s-")).exists()
     assert not (tmp_path / columns_name("s-")).exists()
-
-
-def test_resolve_shards_nothing_there(tmp_path: Path) -> None:
-    """A directory without tars is said to be one."""
-    with pytest.raises(StoreError, match=r"holds no .tar; expected shards such as samples-000000.tar"):
-        resolve_shards(tmp_path, endpoint=None)
 
 
 def test_index_shard_member_name_that_is_not_utf8_is_named() -> None:

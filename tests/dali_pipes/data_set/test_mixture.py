@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dali_pipes.cache.extents import Extent
-from dali_pipes.data_set.data_set import DataSet, MixtureFetcher, check_class_tables, join_manifests, split_set
+from dali_pipes.data_set.data_set import DataSet, check_class_tables, join_manifests
 from dali_pipes.data_set.find import Mixture, NamedSets, find_shards
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.formats.manifest import Manifest, checksum
+from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, index_name
 from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.builders import Sample, make_samples, write_shards, write_tar
@@ -96,7 +92,7 @@ def test_mixture_that_cannot_be_is_refused(sets: Any, weights: Any, kind: type[E
 
 def test_set_that_is_not_there_is_named(pets: Path, tmp_path: Path) -> None:
     """Which of the data sets the error is about."""
-    with pytest.raises(StoreError, match=rf"data set 'other': directory '{tmp_path}' holds no .tar"):
+    with pytest.raises(StoreError, match=rf"data set 'other': '{tmp_path}' holds no .tar"):
         find(Mixture({"pets": pets, "other": tmp_path}))
     with pytest.raises(ValueError, match="data set 'other': shards must name at least one tar, got an empty list"):
         find(Mixture({"pets": pets, "other": []}))
@@ -214,44 +210,6 @@ def test_sets_of_buckets_and_directories_are_mixed(pets: Path, endpoint: str, tm
         stage(indexed, tmp_path / "other")
 
 
-def test_sets_that_share_a_store_share_a_fetcher(pets: Path, texts: Path, tmp_path: Path) -> None:
-    """Opened when the first object is wanted; closed with all others, twice if need be."""
-    opened: list[str] = []
-
-    class CountedStore(LocalStore):
-        def open_fetcher(self) -> LocalFetcher:
-            opened.append(self.url)
-            return super().open_fetcher()
-
-    stores = {name: CountedStore(path) for name, path in (("a", pets), ("b", texts), ("c", pets))}
-    fetcher = MixtureFetcher(stores)
-    assert opened == []
-    with (tmp_path / "image").open("w+b") as image:
-        for set_, path in (("c", pets), ("a", pets), ("c", pets), ("b", texts)):
-            data = (path / "s-000001.tar").read_bytes()
-            extent = Extent(image.fileno(), 0, len(data))
-            assert fetcher.fetch([Wanted(f"{set_}/s-000001.tar", extent, checksum(data))], stopped=lambda: False)
-            assert extent.read() == data
-    assert opened == [str(pets), str(texts)]
-    fetcher.close()
-    fetcher.close()
-
-
-def test_one_name_is_a_mixture_too(pets: Path, tmp_path: Path) -> None:
-    indexed = DataSet(find(Mixture({"only": pets})))
-    assert indexed.manifest.names[0] == "only/s-000000.tar"
-    assert (indexed.set_names, indexed.set_shards) == (("only",), [5])
-    assert len(stage(indexed, tmp_path)) == 5
-    single = DataSet(resolve_shards(pets, endpoint=None))
-    assert (single.set_names, single.set_shards, single.weights) == (("",), [5], None)
-
-
-def test_set_that_holds_nothing_is_refused(pets: Path, tmp_path: Path) -> None:
-    write_tar(tmp_path / "e-0.tar", [])
-    with pytest.raises(DataError, match=rf"'{tmp_path}/e-': 1 shards hold no sample"):
-        DataSet(find(Mixture({"pets": pets, "empty": tmp_path})))
-
-
 # --- sums and tables --------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +267,3 @@ def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path
         indexed.check_classes()
     DataSet(find(Mixture({"pets": pets, "again": pets}))).check_classes()
     DataSet(resolve_shards(tmp_path, endpoint=None)).check_classes()  # one set: `Samples` looks at its table
-
-
-def test_split_set_takes_the_first_part_only() -> None:
-    assert split_set("a/b/c.tar") == ("a", "b/c.tar")

@@ -4,13 +4,12 @@ import dataclasses
 import json
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory, index_shard
@@ -19,7 +18,6 @@ from dali_pipes.formats.manifest import Manifest, Texts, pack_texts
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.texts import object_name_problem
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -52,12 +50,6 @@ def test_texts_are_the_sequence_that_they_were_made_of(texts: list[str], data: s
         assert columns[np.int64(0)] == texts[0]
     with pytest.raises(IndexError, match=rf"row must be in \[0, {len(texts)}\)"):
         columns[len(texts)]
-
-
-def test_texts_over_many_rows_are_iterated_in_order() -> None:
-    """More than are decoded at a time, of several bytes a character."""
-    texts = [f"{row}-é" * (row % 3) for row in range(10_000)]
-    assert list(Texts(*pack_texts(texts))) == texts
 
 
 @pytest.mark.parametrize(
@@ -116,31 +108,12 @@ def test_object_name_problem_finds_the_name(name: str, is_fine: bool, others: tu
     assert is_fine or ascii(name) in problem
 
 
-@given(st.lists(st.text("a./é", max_size=5), max_size=6))
-def test_object_name_problem_agrees_with_the_names_one_by_one(names: list[str]) -> None:
-    expected = all({"", ".", ".."}.isdisjoint(name.split("/")) for name in names)
-    assert (object_name_problem(Texts(*pack_texts(names))) is None) is expected
-
-
 # --- the manifest -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def manifest(small_shards: Path) -> Manifest:
     return Manifest.from_bytes((small_shards / manifest_name("s-")).read_bytes(), where="m")
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", "'m': expected a dali-pipes manifest, version 4, found something else"),
-        (b"v1.2 3\n" * 9, "expected a dali-pipes manifest, version 4, found something else"),
-    ],
-)
-def test_manifest_of_other_bytes_is_refused(data: bytes, text: str) -> None:
-    """Not a manifest: what was expected, what was found, what to do."""
-    with pytest.raises(DataError, match=f"{text}.*rebuild it: dali-pipes prep index"):
-        Manifest.from_bytes(data, where="m")
 
 
 def test_manifest_of_another_kind_or_version_is_refused(
@@ -223,13 +196,6 @@ def test_manifest_sums_up_photos_and_labels(tmp_path: Path) -> None:
     assert manifest.components == {"cls": 3, "image.jpg": 4, "json": 1, "mask.png": 1}
     again = Manifest.from_bytes(manifest.to_bytes(), where="m")
     assert (again.photos, again.labels, again.components) == (manifest.photos, manifest.labels, manifest.components)
-
-
-def test_manifest_of_shards_without_labels_or_photos_has_no_sums(tmp_path: Path) -> None:
-    write_tar(tmp_path / "s-0.tar", [Sample("a", {"json": b"{}"})])
-    manifest = index_shards(resolve_shards(tmp_path, endpoint=None))
-    assert (manifest.photos, manifest.labels, manifest.components) == ({}, {}, {"json": 1})
-    assert Manifest.from_bytes(manifest.to_bytes(), where="m").labels == {}
 
 
 def a_million_shards() -> Manifest:
@@ -396,31 +362,6 @@ def test_manifest_that_says_what_cannot_be_is_refused(changes: dict[str, Any], t
         Manifest.from_bytes(data, where="m")
 
 
-@pytest.mark.parametrize(
-    ("read", "data"),
-    [(ShardIndex.from_bytes, an_index().to_bytes()), (Manifest.from_bytes, a_manifest().to_bytes())],
-    ids=["shard-index", "manifest"],
-)
-@settings(max_examples=400, deadline=None)
-@given(corruption=st.data())
-def test_files_with_random_bytes_are_refused_or_valid(
-    read: Callable[..., ShardIndex | Manifest], data: bytes, corruption: st.DataObject
-) -> None:
-    """Any bytes changed, cut off or added: a `DataError`, or what can be written again; no other exception."""
-    changed = bytearray(data)
-    places = st.integers(0, len(data) - 1)
-    for place, byte in corruption.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
-        changed[place] = byte
-    stop = corruption.draw(st.one_of(st.just(len(data)), places))
-    changed[stop:] = b"" if stop < len(data) else corruption.draw(st.binary(max_size=3))
-    try:
-        found = read(bytes(changed), where="f")
-    except DataError as exc:
-        assert str(exc).startswith("'f'")  # noqa: PT017 (most are refused, some are valid)
-        return
-    assert read(found.to_bytes(), where="f").to_bytes() == found.to_bytes()
-
-
 # --- without files ----------------------------------------------------------------------------------------------------
 
 
@@ -435,27 +376,6 @@ def test_index_in_memory_is_what_index_shards_writes(tmp_path: Path) -> None:
     manifest = index_shards(shards)
     assert indexed.manifest.to_bytes() == manifest.to_bytes() == (tmp_path / manifest_name("s-")).read_bytes()
     assert indexed.indexes == {name: (tmp_path / name).read_bytes() for name in indexed.indexes}
-
-
-def test_index_in_memory_of_a_bucket(bucket: AisStore, tmp_path: Path) -> None:
-    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2, index=False)
-    bucket.create()
-    for path in tmp_path.glob("*.tar"):
-        bucket.write(path.name, path.read_bytes())
-    shards = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
-    indexed = index_in_memory(shards)
-    assert indexed.manifest.names == ("s-000000.tar", "s-000001.tar")
-    assert indexed.manifest.digest == index_in_memory(resolve_shards(tmp_path, endpoint=None)).manifest.digest
-    assert find_manifest(shards) is None
-    assert [entry.name for entry in bucket.list("")] == ["s-000000.tar", "s-000001.tar"]
-
-
-def test_index_in_memory_fails_as_index_shards_does(tmp_path: Path) -> None:
-    """A broken shard after more good ones than are read ahead."""
-    write_shards(tmp_path, make_samples([(20, 20)] * 20), per_shard=1, index=False)
-    (tmp_path / "s-000015.tar").write_bytes(b"no tar " * 200)
-    with pytest.raises(DataError, match=r"shard 's-000015\.tar' is not a readable tar"):
-        index_in_memory(resolve_shards(tmp_path, endpoint=None))
 
 
 def test_find_manifest_gives_all_shards_that_it_lists(small_shards: Path, manifest: Manifest) -> None:

@@ -1,6 +1,5 @@
 """Quarantines and lists of keys: what is written, by whom, and what is read again or refused."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +11,6 @@ from dali_pipes.formats.quarantine import Exclusion, Quarantine, read_exclusions
 
 DIGEST = "0123456789abcdef" * 4
 HEADER = "# dali-pipes quarantine, version 1, manifest 0123456789ab: shard, key, component, cause\n"
-
-
-def test_quarantine_is_made_with_its_first_line(tmp_path: Path) -> None:
-    """A header that says what it is, a line each, causes of several lines in one."""
-    path = tmp_path / "bad.tsv"
-    quarantine = Quarantine(path, manifest=DIGEST)
-    assert not path.exists()
-    assert quarantine.add("s-0.tar", "a/é", "image.jpg", "DALI says:\n  no\tJPEG\udce9 ")
-    assert quarantine.add("s-0.tar", "b", "", "gone")
-    assert not quarantine.add("s-0.tar", "b", "trimap.png", "again")
-    assert path.read_text() == (f"{HEADER}s-0.tar\ta/é\timage.jpg\tDALI says: no JPEG\\xe9\ns-0.tar\tb\t\tgone\n")
-    assert read_exclusions(path) == [
-        Exclusion("s-0.tar", "a/é", str(path), 2, "image.jpg", "DALI says: no JPEG\\xe9"),
-        Exclusion("s-0.tar", "b", str(path), 3, "", "gone"),
-    ]
 
 
 def test_quarantine_of_an_earlier_job_goes_on(tmp_path: Path) -> None:
@@ -61,15 +45,6 @@ def test_quarantine_of_processes_at_the_same_time_has_whole_lines(tmp_path: Path
     assert {line.partition("\t")[2].count("x") for line in lines if "\t" in line} == {200}
 
 
-def test_quarantine_whose_last_line_was_cut_off_is_not_glued_to(tmp_path: Path) -> None:
-    """A list that a person wrote, without a line feed at its end: the next line is one of its own."""
-    path = tmp_path / "keys.txt"
-    path.write_text("a\nb")
-    quarantine = Quarantine(path, manifest=DIGEST)
-    quarantine.add("s-0.tar", "c", "jpg", "x")
-    assert [(entry.shard, entry.key) for entry in read_exclusions(path)] == [(None, "a"), (None, "b"), ("s-0.tar", "c")]
-
-
 def test_quarantine_that_cannot_be_written_is_refused_before_it_is_wanted(tmp_path: Path) -> None:
     """No directory, a directory in its place, a file that is no list."""
     with pytest.raises(StoreError, match=r"cannot write the quarantine '.*bad.tsv': No such .* '.*/none'; make it"):
@@ -82,13 +57,6 @@ def test_quarantine_that_cannot_be_written_is_refused_before_it_is_wanted(tmp_pa
         DataError, match=r"photo.jpg':2: expected UTF-8, found b'\\xff\\xd8\\xff'; is it a list of keys"
     ):
         Quarantine(path, manifest=DIGEST)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_quarantine_without_permission_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StoreError, match="no permission for"):
-        Quarantine(tmp_path / "bad.tsv", manifest=DIGEST)
 
 
 def test_quarantine_on_a_full_disk_says_so(tmp_path: Path) -> None:
@@ -133,7 +101,8 @@ def test_lists_of_several_kinds_are_read_in_order(tmp_path: Path) -> None:
     ]
     assert found[-1].where == f"'{second}':4"
     assert read_exclusions(first) == found[:2]
-    assert read_exclusions([]) == []
+    assert read_exclusions(str(tmp_path / "k*.txt")) == found[:2]  # a rank without bad samples leaves no file
+    assert read_exclusions(str(tmp_path / "none-*.txt")) == read_exclusions([]) == []
 
 
 @pytest.mark.parametrize(
@@ -177,12 +146,6 @@ def test_quarantine_file_is_made_at_once_and_gone_on_with_byte_for_byte(tmp_path
     assert path.read_bytes() == HEADER.encode() + "s-0.tar\ta/é\t\tcut off here\n".encode()
 
 
-def test_quarantine_file_without_a_manifest_says_none(tmp_path: Path) -> None:
-    Quarantine(tmp_path / "bad.tsv", manifest="", made_now=True).close()
-    first = (tmp_path / "bad.tsv").read_text()
-    assert first == "# dali-pipes quarantine, version 1, manifest : shard, key, component, cause\n"
-
-
 def test_quarantine_file_does_not_add_to_what_may_be_no_list(tmp_path: Path) -> None:
     """A list of keys looks as any text does: it is gone on with only where that was said."""
     path = tmp_path / "keys.txt"
@@ -195,11 +158,3 @@ def test_quarantine_file_does_not_add_to_what_may_be_no_list(tmp_path: Path) -> 
         quarantine.add("s-0.tar", "c", "jpg", "x")
     assert path.read_bytes() == b"a\nb\n" + HEADER.encode() + b"s-0.tar\tc\tjpg\tx\n"
     assert read_exclusions(path)[2] == Exclusion("s-0.tar", "c", str(path), 4, "jpg", "x")
-
-
-def test_quarantine_file_with_a_line_that_was_cut_off_names_it(tmp_path: Path) -> None:
-    """What a loader would refuse is told by who adds to it, before a set is read."""
-    path = tmp_path / "bad.tsv"
-    path.write_bytes(HEADER.encode() + b"s-0.tar\ta\tjpg\tx\ns-0.t")
-    with pytest.raises(DataError, match=r"bad.tsv':3: expected shard, key, .*, found 's-0.t'; mend the line"):
-        Quarantine(path, manifest=DIGEST, made_now=True)

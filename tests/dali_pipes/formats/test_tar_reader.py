@@ -3,9 +3,7 @@
 import io
 import random
 import resource
-import struct
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,11 +145,6 @@ def test_extended_header_without_its_member_is_refused(kind: bytes) -> None:
         index_of(member(b"a.cls") + member(b"x", content, kind=kind) + END)
 
 
-def test_extended_header_that_is_cut_off_is_refused() -> None:
-    with pytest.raises(DataError, match=r"is cut off: 1024 bytes, the extended header at byte 512 claims 2000 bytes"):
-        index_of(header(b"x", 2000, kind=b"x") + bytes(512))
-
-
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -165,6 +158,7 @@ def test_extended_header_that_is_cut_off_is_refused() -> None:
         (member(b"a.cls", b"", kind=b"6"), {}),
         (member(b"a.cls/", b"", kind=b"\0"), {}),  # a directory, before there were kinds
         (member(b"a.cls", kind=b"\0"), {"a|cls": b"5"}),
+        (member(b"a.jpg\0/../../b.cls"), {"a|jpg": b"5"}),  # NUL ends a name
         (member(b"a.cls", kind=b"7"), {"a|cls": b"5"}),
         (member(b"a.cls", kind=b"Z") + member(b"b.cls"), {"b|cls": b"5"}),  # a kind of nobody's: passed over
         (member(b"a.cls", magic=b"ustar  \0", prefix=b"12345670123"), {"a|cls": b"5"}),  # GNU: times, no folder
@@ -243,27 +237,6 @@ def test_names_with_control_characters_are_refused(name: bytes, shown: str) -> N
         index_of(pax(b"path=" + name) + member(b"a.jpg") + END)
 
 
-def test_nul_ends_a_name_outside_pax() -> None:
-    """As in every reader of these formats."""
-    assert contents(member(b"a.jpg\0/../../b.cls") + END) == {"a|jpg": b"5"}
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.usefixtures("little_memory")
-def test_decompression_bomb_is_indexed_by_its_header() -> None:
-    """A PNG, named .jpg, of 40,000 x 40,000 pixels in a megabyte: its size is known, nothing is unpacked."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    packer = zlib.compressobj(9)
-    pixels = b"".join(packer.compress(bytes(1 << 20)) for _ in range(200)) + packer.flush()
-    ihdr = struct.pack(">IIBBBBB", 40_000, 40_000, 1, 0, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    photo = index_of(member(b"a.jpg", bomb) + END).photos["jpg"]
-    assert (photo.height.tolist(), photo.width.tolist(), photo.format.tolist()) == ([40_000], [40_000], [2])
-
-
 def test_claims_are_held_against_the_listed_size(tmp_path: Path) -> None:
     """The store's listing says how large the shard is, so nothing of the claimed bytes is asked for."""
     (tmp_path / "s-0.tar").write_bytes(header(b"a.jpg", 8**11 - 1) + END)
@@ -316,31 +289,3 @@ def test_archives_read_as_tarfile_reads_them(
     assert [place for *place, _ in found] == [place for *place, _ in expected]
     assert all(data in (None, bytes_) for (*_, data), (*_, bytes_) in zip(found, expected, strict=True))
     assert (reader.num_bytes, reader.checksum) == (len(whole), checksum(whole))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_archives_with_random_bytes_are_refused_or_read(data: st.DataObject) -> None:
-    """Bytes changed anywhere, sums made right again or not: a `DataError` or members that are there; nothing else."""
-    whole = bytearray(
-        pax(b"path=p.jpg", b"size=600")
-        + header(b"a.jpg", 600)
-        + padded(b"\xff\xd8\xff" * 200)
-        + member(b"././@LongLink", b"l.cls\0", kind=b"L")
-        + member(b"l.cls")
-        + END
-    )
-    places = st.integers(0, len(whole) - 1)
-    for place, byte in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=5)):
-        whole[place] = byte
-    if data.draw(st.booleans()):
-        for start in (0, 1024, 2560, 3584):
-            whole[start + 148 : start + 156] = b"        "
-            whole[start + 148 : start + 156] = b"%06o\0 " % sum(whole[start : start + 512])
-    del whole[data.draw(st.one_of(st.just(len(whole)), places)) :]
-    try:
-        index = index_of(bytes(whole), is_known=data.draw(st.booleans()))
-    except DataError as exc:
-        assert "shard 't.tar'" in str(exc)  # noqa: PT017 (most are refused, some are valid)
-        return
-    assert ShardIndex.from_bytes(index.to_bytes(), where="i").to_bytes() == index.to_bytes()
