@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
+
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import read_json
 from dali_pipes.progress import bar
@@ -28,35 +30,6 @@ if TYPE_CHECKING:
     from aistore.sdk.dsort.types import JobInfo
 
 
-# Fields that do not change the output; they are sent unchanged.
-_SETTINGS = (
-    "max_mem_usage",
-    "extract_concurrency_max_limit",
-    "create_concurrency_max_limit",
-    "dsorter_type",
-    "Config",
-)
-_FIELDS = (
-    "input_bck",
-    "input_format",
-    "input_extension",
-    "output_bck",
-    "output_format",
-    "output_extension",
-    "output_shard_size",
-    "algorithm",
-    "ekm_file",
-    "ekm_file_sep",
-    "description",
-    "dry_run",
-    *_SETTINGS,
-)
-_PARTS = {
-    "input_bck": ("name", "provider", "namespace"),
-    "output_bck": ("name", "provider", "namespace"),
-    "input_format": ("template", "objnames"),
-    "algorithm": ("kind", "decreasing", "seed", "extension", "content_key_type"),
-}
 # Seconds between two questions about a job: at first, and at most; the pause doubles.
 _POLL_S = (0.05, 1.0)
 # Part of a message of a job that this cluster cannot do -> the reason.
@@ -153,40 +126,85 @@ def read_spec(path: Path) -> DsortSpec:
         raise DataError(f"spec '{path}': {exc}") from exc
 
 
+class _Bucket(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    provider: str = "ais"
+    namespace: Any = None
+
+
+class _Inputs(msgspec.Struct, forbid_unknown_fields=True):
+    template: str = ""
+    objnames: list[str] = []
+
+
+class _Algorithm(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str = "alphanumeric"
+    decreasing: bool = False
+    seed: str | int = ""
+    extension: str = ""
+    content_key_type: str = "string"
+
+
+class _Spec(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a spec, as AIStore names them."""
+
+    input_bck: _Bucket = msgspec.field(default_factory=_Bucket)
+    input_format: _Inputs = msgspec.field(default_factory=_Inputs)
+    input_extension: str = ""
+    output_bck: _Bucket = msgspec.field(default_factory=_Bucket)
+    output_format: str = ""
+    output_extension: str = ""
+    output_shard_size: str | int = ""
+    algorithm: _Algorithm = msgspec.field(default_factory=_Algorithm)
+    ekm_file: str = ""
+    ekm_file_sep: str = ""
+    description: str = ""
+    dry_run: bool = False
+
+
+# Settings of the cluster, which do not change the output; they are sent unchanged.
+_SETTINGS = ("max_mem_usage", "extract_concurrency_max_limit", "create_concurrency_max_limit", "dsorter_type", "Config")
+
+
 def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
     """Check a spec. Raises `ValueError` where `read_spec` raises `DataError`."""
-    _check_fields(spec, known=_FIELDS, where="")
-    for name, parts in _PARTS.items():
-        _check_fields(_part(spec, name), known=parts, where=f"{name}.")
-    source = _bucket(spec, "input_bck")
+    given = {
+        name: {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
+        for name, part in spec.items()
+        if part is not None and part != ""
+    }
+    settings = {name: given.pop(name) for name in _SETTINGS if name in given}
+    try:
+        found = msgspec.convert(given, _Spec)
+    except msgspec.ValidationError as exc:
+        raise ValueError(str(exc)) from None
+    source = _bucket(found.input_bck, "input_bck")
     if source is None:
         raise ValueError("input_bck.name is missing: the bucket that holds the shards")
-    algorithm = _algorithm(_part(spec, "algorithm"))
-    inputs, input_extension = _inputs(spec)
+    inputs, input_extension = _inputs(found)
     shard_bytes = None
-    if spec.get("output_shard_size") not in (None, ""):
+    if found.output_shard_size != "":
         try:
-            shard_bytes = parse_size(str(spec["output_shard_size"])) or None
+            shard_bytes = parse_size(str(found.output_shard_size)) or None
         except ValueError as exc:
             raise ValueError(f"output_shard_size: {exc}") from exc
-    ekm_file = _text(spec, "ekm_file")
-    outputs, output_extension = _outputs(spec, ekm_file=ekm_file, default=input_extension)
-    if ekm_file and shard_bytes is None:
+    if found.ekm_file and shard_bytes is None:
         raise ValueError("output_shard_size is missing: with an ekm_file it must be set")
+    outputs, output_extension = _outputs(found, default=input_extension)
     return DsortSpec(
         source=source,
-        target=_bucket(spec, "output_bck") or source,
+        target=_bucket(found.output_bck, "output_bck") or source,
         inputs=inputs,
         input_extension=input_extension,
         outputs=outputs,
         output_extension=output_extension,
         shard_bytes=shard_bytes,
-        algorithm=algorithm,
-        ekm_file=ekm_file,
-        ekm_file_sep=_text(spec, "ekm_file_sep"),
-        description=_text(spec, "description"),
-        settings={name: spec[name] for name in _SETTINGS if name in spec},
-        dry_run=_flag(spec, "dry_run", what="dry_run"),
+        algorithm=_algorithm(found.algorithm),
+        ekm_file=found.ekm_file,
+        ekm_file_sep=found.ekm_file_sep,
+        description=found.description,
+        settings=settings,
+        dry_run=found.dry_run,
     )
 
 
@@ -200,89 +218,47 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _check_fields(found: Mapping[str, Any], *, known: Sequence[str], where: str) -> None:
-    if unknown := [str(name) for name in found if name not in known]:
-        raise ValueError(f"unknown field '{where}{min(unknown)}'; known: {', '.join(known)}")
-
-
-def _part(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = spec.get(name)
-    if part is None:
-        return {}
-    if not isinstance(part, dict):
-        raise ValueError(f"{name} must be a mapping of {', '.join(_PARTS[name])}, got {part!r:.60}")
-    return part
-
-
-def _text(found: Mapping[str, Any], name: str) -> str:
-    value = found.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, got {value!r:.60}")
-    return value
-
-
-def _flag(found: Mapping[str, Any], name: str, *, what: str) -> bool:
-    value = found.get(name, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} must be true or false, got {value!r:.60}")
-    return value
-
-
-def _bucket(spec: Mapping[str, Any], name: str) -> BucketName | None:
-    part = _part(spec, name)
-    if part.get("namespace") not in (None, "", {}):
-        raise ValueError(f"{name}.namespace: namespaces are not supported, got {part['namespace']!r:.60}")
-    bucket = _text(part, "name")
-    provider = _text(part, "provider") or "ais"
+def _bucket(part: _Bucket, name: str) -> BucketName | None:
+    if part.namespace:
+        raise ValueError(f"{name}.namespace: namespaces are not supported, got {part.namespace!r:.60}")
     providers = {"ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "azure": "azure", "az": "azure"}
-    if provider.removesuffix("://") not in providers:
-        raise ValueError(f"{name}.provider must be one of {', '.join(providers)}, got '{provider}'")
-    return BucketName(bucket, providers[provider.removesuffix("://")]) if bucket else None
+    provider = providers.get(part.provider.removesuffix("://") or "ais")
+    if provider is None:
+        raise ValueError(f"{name}.provider must be one of {', '.join(providers)}, got '{part.provider}'")
+    return BucketName(part.name, provider) if part.name else None
 
 
-def _algorithm(part: Mapping[str, Any]) -> Algorithm:
-    seed = part.get("seed")
-    if not re.fullmatch(r"[0-9]{0,19}", "" if seed is None else str(seed)):
-        raise ValueError(f"algorithm.seed must be a whole number, not negative, got {seed!r:.60}")
-    kind = _text(part, "kind") or "alphanumeric"
-    if kind == "shuffle" and not str(seed if seed is not None else ""):
+def _algorithm(part: _Algorithm) -> Algorithm:
+    if not re.fullmatch(r"[0-9]{0,19}", str(part.seed)):
+        raise ValueError(f"algorithm.seed must be a whole number, not negative, got {part.seed!r:.60}")
+    if part.kind == "shuffle" and part.seed == "":
         raise ValueError("algorithm.seed is missing: without a seed the same shards cannot be made again")
     return Algorithm(
-        kind=kind,
-        seed=int(seed or 0) if kind == "shuffle" else 0,
-        decreasing=_flag(part, "decreasing", what="algorithm.decreasing"),
-        component=_text(part, "extension"),
-        key_type=_text(part, "content_key_type") or "string",
+        kind=part.kind,
+        seed=int(part.seed or 0) if part.kind == "shuffle" else 0,
+        decreasing=part.decreasing,
+        component=part.extension,
+        key_type=part.content_key_type,
     )
 
 
-def _inputs(spec: Mapping[str, Any]) -> tuple[Template | tuple[str, ...], str]:
-    part = _part(spec, "input_format")
-    extension = _extension(spec, "input_extension")
-    names = part.get("objnames") or []
-    template = _text(part, "template")
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"input_format.objnames must be a list of names, got {names!r:.60}")
+def _inputs(spec: _Spec) -> tuple[Template | tuple[str, ...], str]:
+    names, template = spec.input_format.objnames, spec.input_format.template
+    extension = _extension(spec.input_extension, what="input_extension")
     if bool(names) == bool(template):
         raise ValueError("input_format must have either template or objnames")
     if names:
         found = {extension_of(name) for name in names}
         return tuple(names), extension or (min(found) if len(found) == 1 else "") or ".tar"
     stem, extension = _split(template, extension, what="input_format.template")
-    if stem.count("{") != stem.count("}"):
-        raise ValueError(f"input_format.template '{template}' has braces without a pair; dSort would read nothing")
     return _parsed(stem, what="input_format.template"), extension or ".tar"
 
 
-def _outputs(spec: Mapping[str, Any], *, ekm_file: str, default: str) -> tuple[Template | None, str]:
-    text = _text(spec, "output_format")
-    stem, extension = _split(text, _extension(spec, "output_extension"), what="output_format")
-    if ekm_file:
+def _outputs(spec: _Spec, *, default: str) -> tuple[Template | None, str]:
+    text, extension = spec.output_format, _extension(spec.output_extension, what="output_extension")
+    stem, extension = _split(text, extension, what="output_format")
+    if spec.ekm_file:
         return None, extension or default
-    if stem.count("{") != stem.count("}"):
-        raise ValueError(f"output_format '{text}' has braces without a pair")
     outputs = _parsed(stem, what="output_format")
     if not len(outputs):
         raise ValueError(
@@ -291,11 +267,10 @@ def _outputs(spec: Mapping[str, Any], *, ekm_file: str, default: str) -> tuple[T
     return outputs, extension or default
 
 
-def _extension(spec: Mapping[str, Any], name: str) -> str:
-    text = _text(spec, name)
+def _extension(text: str, *, what: str) -> str:
     extension = f".{text.removeprefix('.')}" if text else ""
     if extension and extension not in EXTENSIONS:
-        raise ValueError(f"{name} must be one of {', '.join(EXTENSIONS)}, got '{text}'")
+        raise ValueError(f"{what} must be one of {', '.join(EXTENSIONS)}, got '{text}'")
     return extension
 
 
@@ -308,6 +283,8 @@ def _split(text: str, extension: str, *, what: str) -> tuple[str, str]:
 
 
 def _parsed(text: str, *, what: str) -> Template:
+    if text.count("{") != text.count("}"):
+        raise ValueError(f"{what} '{text}' has braces without a pair; dSort would read nothing")
     try:
         return Template.parse(text)
     except ValueError as exc:

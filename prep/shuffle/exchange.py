@@ -7,8 +7,7 @@ unpacked into a temporary folder. Outputs are independent of each other: they ar
 do not depend on who does them.
 
 # Note [memory]: a worker holds two *sections* of its output, the one that it writes and the one that it reads, and
-1 MiB of the stream. Sections have at most `SECTION_BYTES`, so the size of a shard does not matter. A sample that is
-larger than a section is read twice: once for its headers and digest, once to be copied in pieces.
+1 MiB of the stream. A section has at most `SECTION_BYTES`, or one larger sample; the size of a shard does not matter.
 
 # Note [ranges]: samples of a section that lie near each other in an input are read by one request. The gap between them
 is at most as large as the next sample, so at most twice the bytes that are needed are read and held.
@@ -25,7 +24,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -103,145 +102,69 @@ class ExchangeTask(StreamTask):
         return self.name.endswith(".tar")
 
     def _entries(self) -> Iterator[Entry]:
-        for samples, found in self._sections():
-            for sample in samples:
-                if found is None:
-                    yield self._large(sample)
-                else:
-                    yield self._entry(sample, io.BytesIO(b"".join((found.pop(sample), _END))), _read)
-
-    def _sections(self) -> Iterator[tuple[range, dict[int, memoryview] | None]]:
-        """The samples of each section, and their bytes; ``None`` for a sample that is a section of its own."""
-        with _Ranges(self.source, self.shards) as ranges:
-            ahead: tuple[range, list[tuple[_Run, Future[memoryview]]] | None] | None = None
+        """The samples as they are written; the requests for the next section are sent before this one is written."""
+        own = threading.local()  # each thread has connections of its own
+        with PatientThreads(NUM_IN_FLIGHT) as threads:
+            ahead: tuple[range, list[tuple[_Run, Future[memoryview]]]] | None = None
             for samples in [*sections(self.starts, self.stops), None]:
-                coming = None if samples is None else (samples, self._request(ranges, samples))
+                coming = None
+                if samples is not None:
+                    needed = runs(samples, self.rows, self.starts, self.stops)
+                    coming = samples, [(run, threads.submit(self._read, run, own)) for run in needed]
                 if ahead is not None:
-                    yield ahead[0], None if ahead[1] is None else _cut(ahead[1], self.starts, self.stops)
+                    found = self._cut(ahead[1])
+                    for sample in ahead[0]:
+                        yield self._entry(sample, found.pop(sample))
                 ahead = coming
 
-    def _request(self, ranges: "_Ranges", samples: range) -> list[tuple[_Run, Future[memoryview]]] | None:
-        if self._num_bytes(samples[0]) > SECTION_BYTES:
-            return None
-        return [(run, ranges.submit(run)) for run in runs(samples, self.rows, self.starts, self.stops)]
+    def _read(self, run: _Run, own: threading.local) -> memoryview:
+        """The bytes of a run, in a thread."""
+        if not hasattr(own, "access"):
+            own.access = copy.copy(self.source)
+        files = Files()
+        try:
+            # As a file that ends with the range, it is asked for these bytes alone.
+            file = own.access.file(self.shards[run.shard], size=run.stop)
+            view = memoryview(bytearray(files.open(Range(file, run.start, run.stop - run.start))))
+            num = 0
+            while num < len(view):
+                num += files.read_into(view[num:])
+            return view
+        finally:
+            files.close()
 
-    def _num_bytes(self, sample: int) -> int:
-        return int(self.stops[sample] - self.starts[sample])
+    def _cut(self, requests: Sequence[tuple[_Run, Future[memoryview]]]) -> dict[int, memoryview]:
+        """Wait for the requests; the bytes of each sample."""
+        found: dict[int, memoryview] = {}
+        for run, future in requests:
+            view = future.result()
+            for sample in run.samples:
+                found[sample] = view[int(self.starts[sample]) - run.start : int(self.stops[sample]) - run.start]
+        return found
 
-    def _entry(self, sample: int, stream: BinaryIO, take: Callable[["_Found"], Part]) -> Entry:
-        """A sample as it is written; ``take`` gives the part of each member. Checks that it is the planned sample."""
+    def _entry(self, sample: int, data: memoryview) -> Entry:
+        """A sample as it is written; raises `DataError` if it is not the planned sample."""
         where = f"shard '{self.url}/{self.shards[self.rows[sample]]}', bytes {self.starts[sample]} to "
         where += f"{self.stops[sample]}"
         key = ""
         content = 0
         parts: list[tuple[str, Part]] = []
         try:
-            for member in ArchiveReader(stream, shard=where):
-                found = _Found(component_state(member.component), member.offset, member.size, member.pieces())
+            for member in ArchiveReader(io.BytesIO(b"".join((data, _END))), shard=where):
                 if parts and member.key != key:
                     raise DataError(f"{where}: holds samples '{key}' and '{member.key}'")
                 key = member.key
-                parts.append((member.name.removeprefix(f"{key}."), take(found)))
-                content = (content + found.digest()) % 2**64
+                component = member.read()
+                parts.append((member.name.removeprefix(f"{key}."), component))
+                state = component_state(member.component)
+                state.update(component)
+                content = (content + state.intdigest()) % 2**64
         except DataError as exc:
             raise DataError(f"{exc}; {_CHANGED}") from exc
         expected = self.digests[sample]
         if key_digest(key) != expected[0] or (self.has_digests and content != expected[1]):
             raise DataError(f"{where}: expected another sample than '{key}', which is there; {_CHANGED}")
         return key, parts
-
-    def _large(self, sample: int) -> Entry:
-        """A sample larger than a section: it is read once for its headers and digest, and copied when it is written."""
-        name, start, stop = self.shards[self.rows[sample]], int(self.starts[sample]), int(self.stops[sample])
-        file: Any = self.source.file(name, size=stop)
-
-        def ranged(found: "_Found") -> Part:
-            for piece in found.pieces:
-                found.state.update(piece)
-            return Range(file, start + found.offset, found.size)
-
-        with _RangeStream(file, start, stop) as stream:
-            return self._entry(sample, cast("BinaryIO", stream), ranged)
-
-
-@dataclass
-class _Found:
-    """A member, while it is read."""
-
-    state: Any
-    """The state of its digest: see `component_state`."""
-    offset: int
-    size: int
-    pieces: Iterator[bytes]
-
-    def digest(self) -> int:
-        return int(self.state.intdigest())
-
-
-def _read(found: _Found) -> bytes:
-    data = b"".join(found.pieces)
-    found.state.update(data)
-    return data
-
-
-class _RangeStream:
-    """Bytes ``[start, stop)`` of a file and, after them, the end of an archive; to be read front to back."""
-
-    def __init__(self, file: Any, start: int, stop: int) -> None:
-        self._files = Files()
-        self._files.open(Range(file, start, stop - start))
-        self._left, self._rest = stop - start, _END
-
-    def __enter__(self) -> "_RangeStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    def read(self, size: int) -> bytes:
-        if not self._left:
-            rest, self._rest = self._rest, b""
-            return rest
-        buffer = memoryview(bytearray(min(size, self._left, CHUNK_BYTES)))
-        num = self._files.read_into(buffer)
-        self._left -= num
-        return bytes(buffer[:num])
-
-
-class _Ranges:
-    """Reads ranges of the inputs in threads, each with connections of its own. A context manager."""
-
-    def __init__(self, source: StoreAccess, shards: Sequence[str]) -> None:
-        self._source, self._shards = source, shards
-        self._threads = PatientThreads(NUM_IN_FLIGHT)
-        self._own = threading.local()
-
-    def __enter__(self) -> "_Ranges":
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._threads.__exit__(*raised)
-
-    def submit(self, run: _Run) -> Future[memoryview]:
-        return self._threads.submit(self._read, run)
-
-    def _read(self, run: _Run) -> memoryview:
-        access = getattr(self._own, "access", None)
-        if access is None:
-            # A copy has a session, and so connections, of its own.
-            access = self._own.access = copy.copy(self._source)
-        files = Files()
-        try:
-            # As a file that ends with the range, it is asked for these bytes alone.
-            file = access.file(self._shards[run.shard], size=run.stop)
-            size = files.open(Range(file, run.start, run.stop - run.start))
-            view = memoryview(bytearray(size))
-            num = 0
-            while num < size:
-                num += files.read_into(view[num:])
-            return view
-        finally:
-            files.close()
 
 
 def sections(starts: Int64s, stops: Int64s) -> Iterator[range]:
@@ -277,16 +200,6 @@ def runs(samples: Sequence[int], rows: Int64s, starts: Int64s, stops: Int64s) ->
                 found[-1] = last._replace(stop=max(last.stop, stop), samples=[*last.samples, sample])
                 continue
         found.append(_Run(row, start, stop, [sample]))
-    return found
-
-
-def _cut(requests: Sequence[tuple[_Run, Future[memoryview]]], starts: Int64s, stops: Int64s) -> dict[int, memoryview]:
-    """Wait for the requests; the bytes of each sample."""
-    found: dict[int, memoryview] = {}
-    for run, future in requests:
-        view = future.result()
-        for sample in run.samples:
-            found[sample] = view[int(starts[sample]) - run.start : int(stops[sample]) - run.start]
     return found
 
 
