@@ -315,17 +315,6 @@ def test_a_proxy_of_the_map_is_asked_when_the_named_one_is_away(closed_port: int
         assert len(paths) == 2
 
 
-def test_a_look_at_the_map_does_not_wait_for_a_cluster_that_is_away(closed_port: int) -> None:
-    """The threads that fetch take it, and a loader that is closed waits for their end."""
-    with use_patience(Patience(patience_s=60)):
-        store = AisStore(f"http://127.0.0.1:{closed_port}", "b")
-    store.proxies.has_answered = True
-    started = time.monotonic()
-    store.open_fetcher().close()
-    assert time.monotonic() - started < 10
-    assert not store.proxies.has_asked_map, "it is looked at when the cluster is back"
-
-
 def test_a_proxy_that_is_starting_is_left_for_another_one_by_writes() -> None:
     """As by reads: a proxy answers 503 while it starts, for half a minute."""
 

@@ -14,7 +14,6 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.entries import DIRECT
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
@@ -102,30 +101,6 @@ def test_store_travels_with_its_settings_and_shows_no_secret(url: str, monkeypat
     assert bytes(view) == store.read_range(listed[0].name, start=0, size=4)
     for secret in (S3_KEYS[1], AZURE_KEY):
         assert secret not in f"{came!r}{came.settings!r}{came.access()!r}"
-
-
-def test_settings_name_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_"))]:
-        monkeypatch.delenv(name)
-    assert CloudSettings.from_environment("s3", "pets").plain_url("a b/c+d.tar") == (
-        "https://s3.us-east-1.amazonaws.com/pets/a%20b/c%2Bd.tar"
-    )
-    monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
-    assert CloudSettings.from_environment("s3", "pets").base_url == "https://pets.s3.eu-west-1.amazonaws.com"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000/")
-    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "false")
-    assert CloudSettings.from_environment("s3", "pets").base_url == "http://minio:9000/pets"
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://r2.example")
-    assert CloudSettings.from_environment("s3", "pets").origin == "https://r2.example"
-    assert CloudSettings.from_environment("gs", "pets").base_url == "https://storage.googleapis.com/pets"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:4443")
-    assert CloudSettings.from_environment("gs", "pets").base_url == "http://localhost:4443/pets"
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acme")
-    assert CloudSettings.from_environment("az", "pets").base_url == "https://acme.blob.core.windows.net/pets"
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "nonsense")
-    with pytest.raises(ValueError, match="AZURE_STORAGE_CONNECTION_STRING must be fields NAME=VALUE"):
-        CloudSettings.from_environment("az", "pets")
 
 
 def test_cloud_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

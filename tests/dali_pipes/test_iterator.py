@@ -1,11 +1,8 @@
 """The loader's contract: each sample once, lengths exact, break, reset, epochs, errors that name what is wrong."""
 
-import gc
-import os
 import re
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests import builders
-from tests.builders import Sample, keys_of, make_samples, mask_bytes, photo_bytes, write_shards, write_tar
+from tests.builders import Sample, keys_of, make_samples, photo_bytes, write_shards, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -109,15 +106,6 @@ def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
             loader.reset()
             loader.reset()  # before the first batch of an epoch there is nothing to give up
         assert visited == [0, 1, 2]
-
-
-def test_without_auto_reset_the_end_stays_the_end(small_shards: Path) -> None:
-    """next() after the end raises StopIteration again until somebody starts another epoch."""
-    with open_loader(small_shards) as loader:
-        list(loader)
-        for _ in range(2):
-            with pytest.raises(StopIteration):
-                next(loader)
 
 
 def test_set_epoch_gives_that_epoch(small_shards: Path) -> None:
@@ -298,12 +286,6 @@ def test_array_of_another_kind_later_is_refused_and_mixes_nothing(numbered_shard
         assert seen == list(range(24))
 
 
-def test_shards_may_be_named_by_an_iterator(small_shards: Path) -> None:
-    """A generator is read once and names all that it names."""
-    with open_loader((small_shards / f"s-{i:06d}.tar" for i in range(4)), shuffle=False) as loader:
-        assert keys_of(loader) == KEYS
-
-
 def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
     """A store that fails once: the error is raised once, and the epoch goes on where it stopped.
 
@@ -332,19 +314,6 @@ def test_loader_that_is_left_open_at_the_end_of_a_program_says_nothing(small_sha
     run = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
     assert int(run.stdout) > 0
-
-
-def test_dropped_loader_is_closed_at_once(small_shards: Path) -> None:
-    """Without a close() and without the garbage collector: the last reference is enough."""
-    gc.collect()
-    gc.disable()
-    try:
-        loader = open_loader(small_shards)
-        next(loader)
-        del loader
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
-    finally:
-        gc.enable()
 
 
 def test_program_that_ends_with_a_loader_open_does_not_wait_for_its_shards(tmp_path: Path) -> None:
@@ -395,21 +364,6 @@ def test_loader_cannot_be_copied_or_pickled(small_shards: Path) -> None:
 # --- what is refused, and how -----------------------------------------------------------------------------------------
 
 
-def test_shards_without_a_manifest_are_indexed_on_the_fly_and_said_to_be(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are read, nothing is written beside them, and the command that stores the index is named."""
-    samples = make_samples([(20, 20), (30, 25), (25, 30)])
-    write_tar(tmp_path / "t-0.tar", samples)
-    with open_loader(tmp_path, batch_size=2) as loader:
-        assert sorted(key for (batch,) in loader for key in batch["key"]) == [sample.key for sample in samples]
-    assert [path.name for path in tmp_path.iterdir()] == ["t-0.tar"]
-    assert re.search(
-        r"no manifest beside the shards of '.*t-': indexed 1 of them in .* s; .*: dali-pipes prep index '.*t-'",
-        caplog.text,
-    )
-
-
 def test_shard_changed_after_indexing_is_refused(tmp_path: Path) -> None:
     """One flipped byte, same size: the checksum finds it, the message names the shard, no batch of it is delivered."""
     shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
@@ -452,22 +406,6 @@ def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_pat
         open_loader(shards)
 
 
-def test_no_space_for_the_cache_file_says_how_much_is_needed(small_shards: Path, tmp_path: Path) -> None:
-    """Where the cache may not hold the shards: the bytes needed, those there are, what to do."""
-    with pytest.raises(
-        dp.CacheError,
-        match=r"the shards take \d+ bytes, and window_bytes='all' needs all of them resident; pass "
-        r"shuffle=dali_pipes.Shuffle\(window_bytes=.*; max_bytes=50000 is allowed in '.*'",
-    ):
-        open_loader(small_shards, cache=dp.Cache(directory=tmp_path, max_bytes=50_000))
-    with pytest.raises(dp.CacheError, match=r"must be resident at a time; they take \d+ bytes; pass a sma"):
-        open_loader(
-            small_shards, cache=dp.Cache(directory=tmp_path, max_bytes=50_000), shuffle=dp.Shuffle(window_bytes=30_000)
-        )
-    with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
-        open_loader(small_shards, cache=dp.Cache(max_bytes=0))
-
-
 @pytest.mark.parametrize("shuffle", [True, dp.Shuffle(window_bytes=70_000)], ids=["all", "windows"])
 def test_bytes_that_an_error_names_are_enough(tmp_path: Path, shuffle: dp.Shuffle | bool) -> None:
     """A disk's file system takes blocks of its own; the bytes named count them. One byte less is refused."""
@@ -496,26 +434,6 @@ def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: 
         open_loader(small_shards)
     open_loader(small_shards, shuffle=dp.Shuffle(window_bytes=50_000)).close()
     open_loader(small_shards, shuffle=False).close()
-
-
-def test_image_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    """A limit on the size of files: the directory and the reason."""
-    # Bytes that nobody else has: an image that another process has made of the same ones would be taken as it is.
-    component = {"image.jpg": photo_bytes(os.getpid(), 48, 40), "trimap.png": mask_bytes(0, 48, 40), "cls": b"1"}
-    shards = write_shards(tmp_path, [Sample(f"s{row}", component) for row in range(12)], per_shard=6)
-    program = (
-        "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "import dali_pipes as dp\n"
-        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
-        "loader.close()\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
-        "dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device='cpu')\n"
-    )
-    failed = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True)
-    assert re.search(
-        r"CacheError: cannot make a cache file of \d+ bytes in '/dev/shm/.*': File too large; pass another",
-        failed.stderr,
-    )
 
 
 @pytest.mark.parametrize(
@@ -595,13 +513,3 @@ def test_loader_in_a_dataloader_worker_is_refused(small_shards: Path) -> None:
     workers = torch.utils.data.DataLoader(_InWorker(small_shards), num_workers=1, batch_size=None)
     with pytest.raises(dp.WorkerProcessError, match="cannot be made in a DataLoader worker process"):
         list(workers)
-
-
-def test_closed_loader_is_refused_and_close_can_be_called_twice(small_shards: Path) -> None:
-    """After close() there is nothing to iterate."""
-    loader = open_loader(small_shards)
-    next(loader)
-    loader.close()
-    loader.close()
-    with pytest.raises(ValueError, match="this loader is closed"):
-        next(loader)

@@ -75,28 +75,6 @@ def test_integers_and_bools_of_numpy_are_kept_as_plain_ones() -> None:
     assert type(dp.Cache(patience_s=np.int64(5)).patience_s) is float
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"seed": True}, "seed must be an integer, got True"),
-        ({"seed": 1.0}, "seed must be an integer, got 1.0"),
-        ({"epoch": "1"}, "epoch must be an integer, got '1'"),
-        ({"shuffle": "False"}, "shuffle must be a bool, got 'False'"),
-        ({"shuffle": 1}, "shuffle must be a bool, got 1"),
-        ({"ramp_up": 1}, "ramp_up must be a bool, got 1"),
-        ({"shuffle_window": True}, "window_bytes must be an integer, got True"),
-        ({"num_slices": 2.0}, "num_slices must be an integer, got 2.0"),
-        ({"epoch_samples": True}, "epoch_samples must be an integer, got True"),
-        ({"weights": (True, 1.0)}, "a weight must be a number, got True"),
-        ({"weights": [1.0, 1.0]}, r"weights must be a tuple of numbers, got \[1.0, 1.0\]"),
-    ],
-)
-def test_inputs_of_an_order_are_what_its_state_takes(values: dict[str, Any], text: str) -> None:
-    """What a state would refuse when a job resumes is refused when the order is made."""
-    with pytest.raises(TypeError, match=text):
-        OrderInputs(**values)
-
-
 @settings(max_examples=200)
 @given(
     seed=st.integers() | st.integers(0, 255).map(np.uint8),

@@ -29,65 +29,6 @@ with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=5, device="cpu"
     print("read", sum(len(batch["label"]) for (batch,) in loader))
 """
 
-SPAWNED = """
-import sys
-import torch
-import dali_pipes as dp
-
-
-class Photos(torch.utils.data.Dataset):
-    def __init__(self, shards):
-        self.shards = shards
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, at):
-        return next(dp.loader(self.shards, dp.segmentation(crop=16), batch_size=5, device="cpu"))
-
-
-if __name__ == "__main__":
-    workers = torch.utils.data.DataLoader(
-        Photos(sys.argv[1]), num_workers=1, batch_size=None, multiprocessing_context="spawn"
-    )
-    try:
-        next(iter(workers))
-    except dp.WorkerProcessError as exc:
-        print("refused", "cannot be made in a DataLoader worker process" in str(exc))
-"""
-
-LIGHTNING = """
-import sys
-import torch
-from lightning import pytorch as pl
-import dali_pipes as dp
-from dali_pipes.lightning import DataModule
-
-
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.num_read = torch.nn.Linear(768, 6), 0
-
-    def training_step(self, batch, batch_idx):
-        self.num_read += len(batch["label"])
-        return self.layer(batch["image"].flatten(1)).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-data = DataModule(
-    train={"shards": sys.argv[1], "graph": dp.classification_train(crop=16, photo="image.jpg")},
-    batch_size=5,
-    decode=dp.Decode(threads=1),
-)
-model = Model()
-quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "enable_progress_bar": False}
-pl.Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=3, **quiet).fit(model, datamodule=data)
-print("read", model.num_read)
-"""
-
 RANKS = """
 import sys
 import torch
@@ -140,15 +81,6 @@ def test_loader_over_a_bucket(
     fill_bucket(bucket, small_shards)
     environment = environment | {"AIS_ENDPOINT": bucket.endpoint}
     assert run(tmp_path, READ, f"{bucket.url}/s-", environment) == ["read", "23"]
-
-
-def test_loader_in_a_spawned_worker_is_refused(small_shards: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    assert run(tmp_path, SPAWNED, small_shards, environment) == ["refused", "True"]
-
-
-def test_lightnings_trainer_fits(small_shards: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    pytest.importorskip("lightning")
-    assert run(tmp_path, LIGHTNING, small_shards, environment) == ["read", "15"]
 
 
 def test_ranks_of_torchrun_read_each_sample_once(

@@ -196,48 +196,24 @@ def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, s
     close([loader, resumed])
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
-        ({"shuffle_window": "all"}, "the state has shuffle_window='all', this loader shuffle_window=50000"),
-        ({"version": 1}, "the state is of version 1, this dali-pipes reads version 5"),
-        ({"kind": "?"}, "expected what state_dict\\(\\) gave, got a dict with the keys \\['kind', 'version'"),
-        ({"delivered": 6.0}, "'delivered' must be int, got 6.0"),
-        ({"num_slices": 2}, "the state has num_slices=2, this loader num_slices=1"),
-    ],
-)
-def test_state_of_another_order_is_refused_before_shards_are_looked_for(
-    shards: Path, tmp_path: Path, changed: dict[str, Any], text: str
-) -> None:
+def test_state_of_another_order_is_refused_before_shards_are_looked_for(shards: Path, tmp_path: Path) -> None:
     """The shards are not there, which nobody comes to say."""
     (loader,) = open_ranks(shards, 1, 6)
-    state = loader.state_dict() | changed
+    state = loader.state_dict()
     close([loader])
-    with pytest.raises(dp.StateError, match=text):
-        open_ranks(tmp_path / "nowhere", 1, 6, state=state)
+    with pytest.raises(dp.StateError, match="the state has seed=6, this loader seed=5; pass the state's"):
+        open_ranks(tmp_path / "nowhere", 1, 6, state=state | {"seed": 6})
     with pytest.raises(dp.StateError, match="expected what state_dict"):
         open_ranks(tmp_path / "nowhere", 1, 6, state=[])
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"manifest": "0" * 64}, "the state is of other shards: its manifest is 000000000000..."),
-        ({"selection": "0" * 64}, "another selection of samples"),
-        ({"weights": [1, 2.5]}, r"the state has weights=\(1.0, 2.5\), this loader weights=None"),
-        ({"delivered": 100}, "the state has 100 samples delivered, an epoch has 41"),
-    ],
-)
-def test_state_of_other_shards_is_refused_before_there_is_an_image(
-    shards: Path, tmp_path: Path, changed: dict[str, Any], text: str
-) -> None:
+def test_state_of_other_shards_is_refused_before_there_is_an_image(shards: Path, tmp_path: Path) -> None:
     """Nothing is staged, and no thread is left."""
     (loader,) = open_ranks(shards, 1, 6)
     state = loader.state_dict()
     close([loader])
-    with pytest.raises(dp.StateError, match=text):
-        open_ranks(shards, 1, 6, state=state | changed, cache=dp.Cache(directory=tmp_path))
+    with pytest.raises(dp.StateError, match="the state is of other shards: its manifest is 000000000000"):
+        open_ranks(shards, 1, 6, state=state | {"manifest": "0" * 64}, cache=dp.Cache(directory=tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
     (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it

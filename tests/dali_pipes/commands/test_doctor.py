@@ -486,11 +486,6 @@ def test_completion_prints_the_shells_script(shell: str, capsys: pytest.CaptureF
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_completion_of_another_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "tcsh"]) == 2
-    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

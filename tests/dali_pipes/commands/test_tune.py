@@ -199,17 +199,6 @@ def test_a_decode_pipeline_for_a_gpu_is_defined_without_one(small_shards: Path) 
     assert all("hw_decoder_load: 0.250000" in lines for lines in decoders)
 
 
-def test_share_of_the_engines_out_of_range_is_refused(small_shards: Path) -> None:
-    """Before a pipeline is made of it."""
-    with (
-        dp.loader(
-            small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)
-        ) as loader,
-        pytest.raises(ValueError, match=r"hw_decoder_load must be in \[0, 1\], got -0.1"),
-    ):
-        loader.parts.decode.second_pipeline(hw_decoder_load=-0.1)
-
-
 def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By argument or environment; what is asked for comes first. The batches are the same."""
 

@@ -365,22 +365,6 @@ def test_checkpoint_of_other_data_is_refused(small_shards: Path, tmp_path: Path)
     assert data.loaders == {}
 
 
-def test_resumed_loader_counts_as_resumable(
-    small_shards: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    """Lightning warns of data loaders that cannot resume; not of this one, nor of missing workers or samplers."""
-    fit(small_shards, tmp_path, callbacks=[every_step(tmp_path)], max_epochs=1)
-    fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", max_epochs=1)
-    texts = [str(warning.message) for warning in recwarn]
-    assert not [text for text in texts if "resumable" in text or "workers" in text or "ampler" in text]
-
-
-def test_without_a_validation_loader_there_is_no_validation(small_shards: Path, tmp_path: Path) -> None:
-    """A model may have a validation step all the same."""
-    model = fit(small_shards, tmp_path, data=make_data(small_shards, val=None), max_epochs=1)
-    assert (len(model.steps), model.seen["validate"]) == (BATCHES, [])
-
-
 def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     raise AssertionError("never traced")
 
@@ -439,10 +423,3 @@ def test_pytorch_lightnings_trainer_takes_it_too(small_shards: Path, tmp_path: P
     # All samples of two epochs.
     assert done.stdout.split() == ["46", "False"], done.stderr
     assert "val_dataloader" not in done.stderr
-
-
-def test_package_does_not_import_lightning() -> None:
-    """It takes seconds, and most jobs have none."""
-    program = "import sys, dali_pipes as dp; dp.loader; print('lightning' in sys.modules or 'torchdata' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False"]

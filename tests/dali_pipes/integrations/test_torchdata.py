@@ -79,27 +79,6 @@ def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
         assert_same(read(batches, NUM_EPOCHS), [whole[0][num_batches:], *whole[1:]])
 
 
-def test_policy_drop_ends_its_epoch_where_the_job_did(small_shards: Path) -> None:
-    """What DROP leaves out is nothing that is left: after the fourth of four batches the epoch is over."""
-    options = {"last_batch_policy": "DROP"}
-    with open_loader(small_shards, **options) as loader:
-        second = read(wrap(loader), 2)[1]
-    with open_loader(small_shards, **options) as loader:
-        batches = wrap(loader)
-        batches.load_state_dict(taken_after(small_shards, 4, **options))
-        assert_same(read(batches, 2), [[], second])
-
-
-def test_state_of_another_order_is_refused(small_shards: Path) -> None:
-    """As by the loader itself, and named the same way."""
-    state = taken_after(small_shards, 2)
-    with open_loader(small_shards, seed=4) as loader:
-        batches = wrap(loader)
-        batches.load_state_dict(state)
-        with pytest.raises(dp.StateError, match="the state has seed=3, this loader seed=4; pass the state's"):
-            next(iter(batches))
-
-
 @pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, StatefulDataLoader])
 def test_worker_processes_are_refused(small_shards: Path, kind: Any) -> None:
     """With the reason and what to do instead; in this process the loader is still good."""
@@ -110,13 +89,3 @@ def test_worker_processes_are_refused(small_shards: Path, kind: Any) -> None:
         ):
             list(batches)
         assert sum(len(batch["label"]) for batch in loader.as_dicts()) == 23
-
-
-def test_spawned_worker_processes_are_refused(small_shards: Path) -> None:
-    """A loader cannot be sent to them, and says so before one starts."""
-    with open_loader(small_shards) as loader:
-        batches = torch.utils.data.DataLoader(
-            loader.as_dataset(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
-        )
-        with pytest.raises(dp.WorkerProcessError, match="cannot be copied or sent to another process"):
-            list(batches)
