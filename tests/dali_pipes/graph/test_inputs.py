@@ -297,7 +297,7 @@ def test_arrays_of_different_shapes_must_be_padded_to_be_an_output(rich_shards: 
     [
         (
             lambda components: components.npy("emb.npy", dtype=np.float64),
-            r"component 'emb.npy' cannot be parsed: expected float64 \[\*\], found float32 \[16\]",
+            r"component 'emb.npy' cannot be parsed: expected float64 of 1 dimensions, found float32 \[16\]",
         ),
         (
             lambda components: components.multi_hot("labels.json", num_classes=6),

@@ -53,10 +53,7 @@ def parse_all(
 def reason(parser: parse.Parser, file: bytes) -> str:
     values, errors = parse_all(parser, [file])
     assert values == [None]
-    return errors[0][1]
-
-
-# --- .npy -------------------------------------------------------------------------------------------------------------
+    return errors[0][1].removeprefix("cannot be parsed: ")
 
 
 @settings(max_examples=150, deadline=None)
@@ -94,33 +91,32 @@ FINE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }"
 
 
 @pytest.mark.parametrize(
-    ("file", "text"),
+    "file",
     [
-        (b"", r"expected a \.npy file, found 0 bytes"),
-        (b"\x93NUMPY\x01\x00", r"expected a \.npy file, found 8 bytes"),
-        (b"PK\x03\x04" + b"\0" * 60, r"expected a \.npy file, found b'PK.*\.\.\.: the magic string is not correct"),
-        (header(FINE, version=b"\x04\x00"), r"expected a \.npy file, .*: its version is 4\.0"),
-        (header(FINE)[:40], r"expected a \.npy file, .*: EOF: reading array header, expected 57 bytes got 30"),
-        (header(FINE, data=b"\0" * 15), r"expected 16 bytes of data \(float32 \[4\]\), found 15; it was cut off"),
-        (header(FINE.replace("(4,)", "(-4,)")), r"expected float32 \[\*\], found the shape \[-4\]"),
-        (header(FINE.replace("(4,)", "4")), r"expected a \.npy file, .*: shape is not valid: 4"),
-        (header(FINE.replace("'<f4'", "()")), r"expected a \.npy file, "),  # numpy: IndexError
-        (
-            header(FINE.replace("'<f4'", "'|O'")),
-            r"expected float32 \[\*\], found pickled Python objects, which are nev",
-        ),
-        (header("{'descr': '<f4'}"), r"expected a \.npy file, .*: Header does not contain the correct keys"),
-        (header("__import__('os')"), r"expected a \.npy file, .*: malformed node"),
-        (header("(" * 300), r"expected a \.npy file, "),  # numpy: an error of its tokenizer
+        b"",
+        b"\x93NUMPY\x01\x00",
+        b"PK\x03\x04" + b"\0" * 60,
+        header(FINE, version=b"\x04\x00"),
+        header(FINE)[:40],
+        header(FINE, data=b"\0" * 15),
+        header(FINE.replace("(4,)", "(-4,)")),
+        header(FINE.replace("(4,)", "(4611686018427387904, 4)")),
+        header(FINE.replace("(4,)", "4")),
+        header(FINE.replace("'<f4'", "()")),  # numpy: IndexError
+        header(FINE.replace("'<f4'", "'|O'")),
+        header("{'descr': '<f4'}"),
+        header("__import__('os')"),
+        header("(" * 300),  # numpy: an error of its tokenizer
     ],
 )
-def test_npy_that_numpy_refuses_is_refused(file: bytes, text: str) -> None:
-    """What is expected and what is found; nothing is unpickled."""
+def test_npy_that_numpy_refuses_is_refused(file: bytes) -> None:
+    """Nothing is unpickled, and no memory is taken for data that are not there."""
     with pytest.raises(Exception):  # noqa: B017, PT011 (of whatever type)
         np.load(io.BytesIO(file), allow_pickle=False)
     parser = parse.npy_parser("a.npy", dtype=FLOAT32, ndim=1)
     assert parse_all(parser, [header(FINE)])[1] == {}
-    assert re.match("cannot be parsed: " + text, reason(parser, file)), reason(parser, file)
+    found = reason(parser, file)
+    assert re.match(r"expected (a \.npy file of numbers, found b|\d+ bytes of data, found \d+; it was)", found), found
 
 
 @pytest.mark.parametrize(
@@ -135,51 +131,36 @@ def test_npy_that_numpy_refuses_is_refused(file: bytes, text: str) -> None:
 def test_npy_of_another_kind_is_refused(array: npt.NDArray[Any], found: str) -> None:
     """Another dtype or number of dimensions than the graph's node has."""
     parser = parse.npy_parser("a.npy", dtype=FLOAT32, ndim=1)
-    assert reason(parser, npy(np.asarray(array))) == f"cannot be parsed: expected float32 [*], found {found}"
+    assert reason(parser, npy(np.asarray(array))) == f"expected float32 of 1 dimensions, found {found}"
 
 
-def test_npy_headers_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the same dtype and shape share a header; another shape has its own."""
-    calls = []
-    parsed = np.lib.format.read_array_header_1_0
-    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", lambda stream: calls.append(1) or parsed(stream))
-    files = [npy(np.full(shape, shape, np.float32)) for shape in (3, 3, 3, 5, 3)]
-    values, _ = parse_all(parse.npy_parser("a.npy", dtype=FLOAT32, ndim=1), files)
-    assert [value.tolist() for value in values] == [[n] * n for n in (3, 3, 3, 5, 3)]
-    assert len(calls) == 2
+@pytest.mark.parametrize(
+    ("parser", "file", "expected"),
+    [
+        (parse.text_parser("c"), b"", ""),
+        (parse.text_parser("c"), "Größe 🐈\r\nb\0\n".encode(), "Größe 🐈\r\nb\0\n"),
+        (parse.bytes_parser("c"), b"abc", b"abc"),
+        (parse.json_parser("c"), b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
+        (parse.json_parser("c"), '"ü"'.encode(), "ü"),
+        (parse.json_parser("c"), b"null", None),
+    ],
+)
+def test_text_bytes_and_json_are_as_they_are(parser: parse.Parser, file: bytes, expected: object) -> None:
+    values, errors = parse_all(parser, [file, b""], [True, False])
+    assert (values[0], errors) == (expected, {})
 
 
-# --- text, bytes, JSON, class ids -------------------------------------------------------------------------------------
-
-
-def test_text_is_utf8_as_it_is() -> None:
-    """Every character, white space included; what is no UTF-8 is refused with the byte and its place."""
-    texts = ["", "a cat\n", "Größe 🐈", "a\r\nb\0"]
-    parser = parse.text_parser("txt")
-    assert parse_all(parser, [text.encode() for text in texts]) == (texts, {})
-    assert reason(parser, "né".encode("latin-1")) == (
-        "cannot be parsed: expected UTF-8, found unexpected end of data, 0xe9 at byte 1 of 2"
-    )
-
-
-def test_bytes_are_copied() -> None:
-    """What is delivered does not change with the memory that it was read into."""
-    data = np.frombuffer(b"abc", np.uint8).copy()
-    (values,), _ = parse.parse_batch([parse.bytes_parser("b")], {"b": [data]}, batch=batch_with(np.ones(1)))
-    data[:] = 0
-    assert values == [b"abc"]
-
-
-def test_json_is_what_the_document_holds() -> None:
-    """Any object; a broken document is refused with its beginning and the place."""
-    objects = [{"a": [1, 2.5, None]}, [], "ü", 3, None, True]
-    parser = parse.json_parser("json")
-    assert parse_all(parser, [json.dumps(found).encode() for found in objects]) == (objects, {})
-    assert reason(parser, b"") == (
-        "cannot be parsed: expected JSON, found b'': Expecting value: line 1 column 1 (char 0)"
-    )
-    assert "found b'{\"a\": 1': Expecting ',' delimiter: line 1 column 8" in reason(parser, b'{"a": 1')
-    assert "expected JSON, found b'\"\\xff\"'" in reason(parser, b'"\xff"')
+@pytest.mark.parametrize(
+    ("parser", "file", "text"),
+    [
+        (parse.text_parser("c"), "né".encode("latin-1"), "expected UTF-8, found unexpected end of data at byte 1 of 2"),
+        (parse.json_parser("c"), b"", "expected JSON, found b'': Expecting value: line 1 column 1"),
+        (parse.json_parser("c"), b'{"a": 1', "expected JSON, found b'{\"a\": 1': Expecting ',' delimiter"),
+        (parse.json_parser("c"), b'"\xff"', "expected JSON, found b'\"\\xff\"'"),
+    ],
+)
+def test_what_is_no_text_or_json_is_refused(parser: parse.Parser, file: bytes, text: str) -> None:
+    assert reason(parser, file).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +174,6 @@ def test_json_is_what_the_document_holds() -> None:
         (b"0 3\n", [0, 3]),
         (b"0,3", [0, 3]),
         (b"0, 3,\n4,", [0, 3, 4]),
-        (b"4", [4]),
         (b"004", [4]),
     ],
 )
@@ -201,8 +181,7 @@ def test_multi_hot_has_ones_at_the_ids(file: bytes, ids: list[int]) -> None:
     """JSON lists and plain ones; no ids give zeros."""
     (value,), errors = parse_all(parse.multi_hot_parser("l", num_classes=5, dtype=FLOAT32), [file])
     assert not errors
-    assert value.dtype == np.float32
-    assert value.shape == (5,)
+    assert (value.dtype, value.shape) == (np.float32, (5,))
     assert np.flatnonzero(value == 1).tolist() == ids
     assert value.sum() == len(ids)
 
@@ -210,38 +189,28 @@ def test_multi_hot_has_ones_at_the_ids(file: bytes, ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        (b"[0, 5]", "expected class ids in [0, 5), found 5"),
-        (b"2 -1", "expected class ids in [0, 5), found -1"),
-        (b"[true]", "expected a JSON list of class ids, found 'true' in it"),
-        (b"[1.0]", "expected a JSON list of class ids, found '1.0' in it"),
-        (b"[[1]]", "expected a JSON list of class ids, found '[1]' in it"),
-        (b"[null]", "expected a JSON list of class ids, found 'null' in it"),
+        (b"[0, 5]", "in [0, 5), found 5"),
+        (b"2 -1", "in [0, 5), found -1"),
+        (b"[true]", "found 'true'"),
+        (b"[1.0]", "found '1.0'"),
+        (b"[null]", "found 'null'"),
         (b"[1", "expected JSON, found b'[1'"),
-        (b'{"a": 1}', "expected class ids separated by white space or commas, found '{\"a\":'"),
-        (b"1 cat", "expected class ids separated by white space or commas, found 'cat'"),
-        (b"1_0", "expected class ids separated by white space or commas, found '1_0'"),
-        (b"1.0", "expected class ids separated by white space or commas, found '1.0'"),
-        ("٣".encode(), "expected class ids separated by white space or commas, found '٣'"),  # int() would take it
-        (b"\xff\xfe", "expected class ids, found b'\\xff\\xfe'"),
+        (b'{"a": 1}', "found '{\"a\":'"),
+        (b"1 cat", "found 'cat'"),
+        (b"1_0", "found '1_0'"),
+        ("٣".encode(), "found '٣'"),  # int() would take it
+        (b"\xff\xfe", "found '"),
     ],
 )
 def test_multi_hot_refuses_what_are_no_ids_of_these_classes(file: bytes, text: str) -> None:
-    """What is expected and what was found."""
-    found = reason(parse.multi_hot_parser("l", num_classes=5, dtype=FLOAT32), file)
-    assert found.startswith(f"cannot be parsed: {text}")
-
-
-# --- a function of the user's -----------------------------------------------------------------------------------------
+    assert text in reason(parse.multi_hot_parser("l", num_classes=5, dtype=FLOAT32), file)
 
 
 @pytest.mark.parametrize(
     ("value", "dtype", "ndim", "expected"),
     [
-        ([1, 2], np.float32, 1, [1.0, 2.0]),
         ([[0.1, 0.2]], np.float32, 2, [[np.float32(0.1), np.float32(0.2)]]),
-        (3, np.int64, 0, 3),
         (3.0, np.int32, 0, 3),
-        (True, np.bool_, 0, True),
         ([1, 0], np.bool_, 1, [True, False]),
         ([], np.int32, 1, []),
         (np.float32(2), np.float32, 0, 2.0),
@@ -259,23 +228,20 @@ def test_function_gives_an_array_or_what_fits_one(value: object, dtype: type, nd
 @pytest.mark.parametrize(
     ("value", "dtype", "text"),
     [
-        ([1.5], np.int64, r"expected int64 of the function, found [1.5]"),
-        ([300], np.uint8, r"expected uint8 of the function, found [300]"),
-        ([-1], np.uint8, r"expected uint8 of the function, found [-1]"),
-        ([2], np.bool_, r"expected bool of the function, found [2]"),
-        ([float("nan")], np.int32, r"expected int32 of the function, found [nan]"),
-        (["1"], np.float32, r"expected float32 of the function, found ['1']"),
-        (None, np.float32, r"expected float32 of the function, found None"),
-        ([[1], [2, 3]], np.float32, r"setting an array element with a sequence"),
-        (1.0, np.float32, r"expected float32 [*] of the function, found float32 []"),
-        (np.zeros(2), np.float32, r"expected float32 [*] of the function, found float64 [2]"),
-        (np.zeros(2, ">f4"), np.float32, r"expected float32 [*] of the function, found >f4 [2]"),
+        ([1.5], np.int64, "expected int64, found [1.5]"),
+        ([300], np.uint8, "expected uint8, found [300]"),
+        ([2], np.bool_, "expected bool, found [2]"),
+        ([float("nan")], np.int32, "expected int32, found [nan]"),
+        (["1"], np.float32, "expected float32, found ['1']"),
+        ([[1], [2, 3]], np.float32, "setting an array element with a sequence"),
+        (1.0, np.float32, "expected float32 of 1 dimensions, found float32 []"),
+        (np.zeros(2), np.float32, "expected float32 of 1 dimensions, found float64 [2]"),
+        (np.zeros(2, ">f4"), np.float32, "expected float32 of 1 dimensions, found >f4 [2]"),
     ],
 )
 def test_function_that_gives_something_else_is_refused(value: object, dtype: type, text: str) -> None:
     """Nothing is rounded, wrapped or read out of a str behind the user's back."""
-    found = reason(parse.array_parser("b", lambda data: value, dtype=np.dtype(dtype), ndim=1), b"x")
-    assert found.startswith(f"cannot be parsed: {text}")
+    assert reason(parse.array_parser("b", lambda data: value, dtype=np.dtype(dtype), ndim=1), b"x").startswith(text)
 
 
 def test_function_cannot_write_into_the_bytes() -> None:
@@ -286,25 +252,25 @@ def test_function_cannot_write_into_the_bytes() -> None:
         return data
 
     parser = parse.array_parser("b", scribble, dtype=np.dtype(np.uint8), ndim=1)
-    assert reason(parser, b"x") == "cannot be parsed: assignment destination is read-only"
+    assert reason(parser, b"x") == "assignment destination is read-only"
     mine = np.array([1], np.uint8)
     parse.views([mine])
     mine[0] = 2  # the caller's own array stays as it was
 
 
-# --- a batch ----------------------------------------------------------------------------------------------------------
-
-
-def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes() -> None:
-    """Of every parser; a sample that two of them refuse is there once; the others' values are there."""
+def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every parser; a sample that two of them refuse is there once; the others' values are there. A document is
+    parsed once for all that is made of it.
+    """
+    calls = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda data: calls.append(data) or loads(data))
     text, meta = parse.text_parser("txt"), parse.json_parser("json")
     boxes = parse.array_parser("json", lambda found: found["boxes"], dtype=FLOAT32, ndim=1, base=meta)
+    documents = (b'{"boxes": [1]}', b"{}", b"{", b'{"boxes": []}', b'{"boxes": 2}')
     encoded = {
         "txt": [np.frombuffer(data, np.uint8) for data in (b"a", b"\xff", b"c", b"\xff", b"e")],
-        "json": [
-            np.frombuffer(data, np.uint8)
-            for data in (b'{"boxes": [1]}', b"{}", b"{", b'{"boxes": []}', b'{"boxes": 2}')
-        ],
+        "json": [np.frombuffer(data, np.uint8) for data in documents],
     }
     values, errors = parse.parse_batch([text, boxes, meta], encoded, batch=batch_with(np.ones(5, bool)))
     assert values[0] == ["a", None, "c", None, "e"]
@@ -314,28 +280,9 @@ def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes() -> None:
         1: "txt", 2: "json", 3: "txt", 4: "json",
     }  # fmt: skip
     assert errors[2][1].startswith("cannot be parsed: expected JSON, found b'{': ")
-    assert errors[4][1] == "cannot be parsed: expected float32 [*] of the function, found float32 []"
-
-
-def test_what_a_function_raises_is_named_with_its_type() -> None:
-    """``KeyError: 'boxes'``, not ``'boxes'``."""
-    meta = parse.json_parser("json")
-    boxes = parse.array_parser("json", lambda found: found["boxes"], dtype=FLOAT32, ndim=1, base=meta)
-    assert reason(boxes, b"{}") == "cannot be parsed: KeyError: 'boxes'"
-
-
-def test_document_is_parsed_once_for_all_that_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three uses of one component in a batch of two: two documents are read."""
-    calls = []
-    loads = json.loads
-    monkeypatch.setattr(json, "loads", lambda data: calls.append(data) or loads(data))
-    meta = parse.json_parser("json")
-    lengths = [parse.array_parser("json", len, dtype=np.dtype(np.int32), ndim=0, base=meta) for _ in range(2)]
-    encoded = {"json": [np.frombuffer(data, np.uint8) for data in (b"[1]", b"[1, 2]")]}
-    values, _ = parse.parse_batch([*lengths, meta], encoded, batch=batch_with(np.ones(2, bool)))
-    assert [[int(value) for value in of] for of in values[:2]] == [[1, 2], [1, 2]]
-    assert values[2] == [[1], [1, 2]]
-    assert len(calls) == 2
+    assert errors[4][1] == "cannot be parsed: expected float32 of 1 dimensions, found float32 []"
+    assert len(calls) == len(documents)
+    assert reason(boxes, b"{}") == "KeyError: 'boxes'"
 
 
 @pytest.mark.parametrize(
@@ -347,43 +294,26 @@ def test_document_is_parsed_once_for_all_that_is_made_of_it(monkeypatch: pytest.
         (parse.npy_parser("c", dtype=FLOAT32, ndim=2), np.zeros((0, 0), np.float32)),
         (parse.npy_parser("c", dtype=FLOAT32, ndim=0), np.float32(0)),
         (parse.array_parser("c", lambda data: [1], dtype=FLOAT32, ndim=1), np.zeros(0, np.float32)),
-        (
-            parse.array_parser("c", lambda found: found["a"], dtype=FLOAT32, ndim=1, base=parse.json_parser("c")),
-            np.zeros(0, np.float32),
-        ),
         (parse.multi_hot_parser("c", num_classes=3, dtype=FLOAT32), np.zeros(3, np.float32)),
     ],
 )
 def test_missing_component_is_empty_and_no_error(parser: parse.Parser, empty: object) -> None:
-    """No bytes, and nobody calls a function with them."""
+    """No bytes, and nobody calls a function with them; an empty file that is there is parsed like any other."""
     values, errors = parse_all(parser, [b"", b""], is_there=[False, False])
     assert not errors
     for value in values:
-        if isinstance(empty, np.ndarray | np.generic):
+        assert type(value) is type(empty) or isinstance(empty, np.generic)
+        assert np.array_equal(value, empty)
+        if isinstance(empty, np.ndarray):
             assert (value.dtype, value.shape) == (empty.dtype, empty.shape)
-            assert np.array_equal(value, empty)
-        else:
-            assert value == empty
-            assert type(value) is type(empty)
+    if empty is None or parser.ndim == 2:
+        assert list(parse_all(parser, [b"", b""], [False, True])[1]) == [1]
 
 
-def test_empty_file_that_is_there_is_parsed_like_any_other() -> None:
-    """A caption may be empty; a .npy file or a document may not, though another sample lacks it."""
-    there = [False, True]
-    assert parse_all(parse.text_parser("c"), [b"", b""], there) == (["", ""], {})
-    for parser in (parse.npy_parser("c", dtype=FLOAT32, ndim=1), parse.json_parser("c")):
-        assert list(parse_all(parser, [b"", b""], there)[1]) == [1]
-
-
-# --- bytes as a reader gives them -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size_of", [lambda i: 100, lambda i: 100 + 37 * i, lambda i: 0, lambda i: (i % 3) * 50])
+@pytest.mark.parametrize("size_of", [lambda i: 100, lambda i: 0, lambda i: (i % 3) * 50])
 @pytest.mark.parametrize("kind", ["aio", "webdataset"])
 def test_views_of_encoded_bytes(tmp_path: Path, kind: str, size_of: Callable[[int], int]) -> None:
-    """Of equal lengths, of different ones, with and of nothing: each sample's bytes, read-only, good when all else is
-    gone.
-    """
+    """Each sample's bytes as a reader gives them, read-only, good when all else is gone."""
     files = [bytes([i + 1]) * size_of(i) for i in range(12)]
     image = tmp_path / "image"
     image.write_bytes(b"".join(data.ljust(1024, b"\0") for data in files))
