@@ -23,7 +23,7 @@ _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # No length follows these markers: restart, start of image, TEM.
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
-_SOS, _EOI = 0xDA, 0xD9
+SCAN, _EOI = 0xDA, 0xD9
 
 
 class PhotoDetails(NamedTuple):
@@ -81,11 +81,18 @@ def photo_details(data: bytes) -> PhotoDetails | None:
     return details._replace(orientation=read_orientation(data, header.format).value)
 
 
-def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
-    """A JPEG's marker segments up to its first scan (marker, start and stop of the content), and whether ``data`` ended
-    before it.
-    """
-    found: list[tuple[int, int, int]] = []
+class JpegSegment(NamedTuple):
+    """A marker segment of a JPEG."""
+
+    marker: int
+    start: int
+    """Place of the marker; the content starts 4 bytes after it."""
+    stop: int
+
+
+def jpeg_segments(data: bytes) -> tuple[list[JpegSegment], bool]:
+    """A JPEG's marker segments up to the header of its first scan, and whether ``data`` ended before."""
+    found: list[JpegSegment] = []
     at = 2
     while at + 4 <= len(data):
         if data[at] != 0xFF:
@@ -100,8 +107,8 @@ def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
         if marker == _EOI:
             return found, False
         stop = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        found.append((marker, at + 4, stop))
-        if marker == _SOS or stop < at + 4:
+        found.append(JpegSegment(marker, at, stop))
+        if marker == SCAN or stop < at + 4:
             return found, stop > len(data)
         at = stop
     return found, True
@@ -110,14 +117,14 @@ def _segments(data: bytes) -> tuple[list[tuple[int, int, int]], bool]:
 def _jpeg(data: bytes) -> PhotoDetails | None:
     scan_channels = 0
     process, fields = "", b""
-    segments, is_cut = _segments(data)
+    segments, is_cut = jpeg_segments(data)
     if is_cut:
         return None
     for marker, start, stop in segments:
         if marker in _PROCESSES and not process:
-            process, fields = _PROCESSES[marker], data[start:stop]
-        elif marker == _SOS:
-            scan_channels = data[start]
+            process, fields = _PROCESSES[marker], data[start + 4 : stop]
+        elif marker == SCAN:
+            scan_channels = data[start + 4]
     if len(fields) < 6 or len(fields) < 6 + 3 * fields[5]:
         return PhotoDetails("JPEG", 0, 0, process=process)
     bits, height, width, channels = struct.unpack(">BHHB", fields[:6])

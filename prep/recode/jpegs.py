@@ -9,20 +9,19 @@ import re
 import shutil
 import subprocess
 from functools import lru_cache
-from typing import NamedTuple
 
 from PIL import ImageCms
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
 from dali_pipes.formats.photo_header import JPEG_FRAMES
+from prep.photos.details import SCAN, JpegSegment, jpeg_segments
 
 BASELINE = 0xC0
-_SOS, _APP0, _APP2, _APP14, _APP15, _COM = 0xDA, 0xE0, 0xE2, 0xEE, 0xEF, 0xFE
+_APP0, _APP2, _APP14, _APP15, _COM = 0xE0, 0xE2, 0xEE, 0xEF, 0xFE
 _ICC = b"ICC_PROFILE\0"
 # After the header of a scan: the next marker that is neither a stuffed byte, nor a restart, nor fill.
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-_MAX_SEGMENTS = 1000
 # More scans than an encoder writes: they would cost time and change nothing.
 _MAX_SCANS = 200
 # KiB; the coefficients of a photo take 2 bytes for each value.
@@ -32,13 +31,6 @@ _TIMEOUT_S = 120.0
 
 class NotJpegError(ValueError):
     """The bytes are not those of a whole JPEG, or it cannot be rewritten without loss."""
-
-
-class _Segment(NamedTuple):
-    marker: int
-    start: int
-    """Place of the marker."""
-    stop: int
 
 
 def optimized(data: bytes) -> bytes:
@@ -52,25 +44,17 @@ def optimized(data: bytes) -> bytes:
         NotJpegError: If it is damaged.
         PipesError: If jpegtran is not installed.
     """
-    frame, scan = _frame_and_scan(data)
-    is_single = frame == BASELINE and scan is not None and data[scan.stop : scan.stop + 2] == b"\xff\xd9"
-    return without_markers(data if is_single else _transcoded(data))
-
-
-def without_markers(data: bytes) -> bytes:
-    """A JPEG of one scan without the segments that `optimized` leaves out.
-
-    Raises:
-        NotJpegError: If it is damaged, or has several scans.
-    """
-    segments = _segments(data)
-    scan = _scan(data, segments[-1])
-    if data[scan.stop : scan.stop + 2] != b"\xff\xd9":
-        raise NotJpegError("it has several scans, or no end")
+    segments, scan = _segments_and_scan(data)
+    frames = [segment.marker for segment in segments if segment.marker in JPEG_FRAMES]
+    if frames != [BASELINE] or not _is_last(data, scan):
+        data = _transcoded(data)
+        segments, scan = _segments_and_scan(data)
+        if not _is_last(data, scan):
+            raise NotJpegError("it has several scans, or no end")
     orientation = read_orientation(data, "JPEG").value
-    profile = [segment for segment in segments if _holds(data, segment, _APP2, _ICC)]
-    is_srgb = profile and is_srgb_profile(data[profile[0].start + 4 + len(_ICC) + 2 : profile[0].stop])
-    kept = [segment for segment in segments[:-1] if _is_needed(data, segment) or (segment in profile and not is_srgb)]
+    profile = [segment for segment in segments if segment.marker == _APP2 and _content(data, segment).startswith(_ICC)]
+    is_srgb = profile and is_srgb_profile(_content(data, profile[0])[len(_ICC) + 2 :])
+    kept = [segment for segment in segments if _is_needed(data, segment) or (segment in profile and not is_srgb)]
     pieces = [data[segment.start : segment.stop] for segment in kept]
     copy = b"".join((data[:2], *pieces, data[scan.start : scan.stop + 2]))
     return copy if orientation == UPRIGHT else plain_copy(copy, "JPEG", orientation)
@@ -95,55 +79,30 @@ def is_srgb_profile(profile: bytes) -> bool:
     return name.startswith("sRGB")
 
 
-def _is_needed(data: bytes, segment: _Segment) -> bool:
-    marker = segment.marker
-    if marker == _APP0:
-        return data[segment.start + 4 : segment.start + 9] == b"JFIF\0"
-    if marker == _APP14:
-        return data[segment.start + 4 : segment.start + 9] == b"Adobe"
-    return not (_APP0 <= marker <= _APP15 or marker == _COM)
+def _content(data: bytes, segment: JpegSegment) -> bytes:
+    return data[segment.start + 4 : segment.stop]
 
 
-def _holds(data: bytes, segment: _Segment, marker: int, mark: bytes) -> bool:
-    return segment.marker == marker and data[segment.start + 4 : segment.start + 4 + len(mark)] == mark
+def _is_needed(data: bytes, segment: JpegSegment) -> bool:
+    if segment.marker in (_APP0, _APP14):
+        return _content(data, segment).startswith((b"JFIF\0", b"Adobe"))
+    return not (_APP0 <= segment.marker <= _APP15 or segment.marker == _COM)
 
 
-def _frame_and_scan(data: bytes) -> tuple[int, _Segment | None]:
-    """The marker of the frame, and the first scan."""
-    segments = _segments(data)
-    frames = [segment.marker for segment in segments if segment.marker in JPEG_FRAMES]
-    if len(frames) != 1:
-        raise NotJpegError(f"it has {len(frames)} frame headers before its pixels")
-    return frames[0], _scan(data, segments[-1])
-
-
-def _segments(data: bytes) -> list[_Segment]:
-    """The segments before the first scan, and the scan's header."""
-    found: list[_Segment] = []
-    at = 2
-    while len(found) < _MAX_SEGMENTS and at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill
-            at += 1
-            continue
-        if marker == 0x01 or 0xD0 <= marker <= 0xD9:
-            break
-        stop = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        if stop < at + 4 or stop > len(data):
-            break
-        found.append(_Segment(marker, at, stop))
-        if marker == _SOS:
-            return found
-        at = stop
-    raise NotJpegError("its segments are damaged")
-
-
-def _scan(data: bytes, header: _Segment) -> _Segment:
-    """A scan with its header, up to the marker that follows it."""
+def _segments_and_scan(data: bytes) -> tuple[list[JpegSegment], JpegSegment]:
+    """The segments before the first scan, and the scan with its header, up to the marker that follows it."""
+    segments, is_cut = jpeg_segments(data)
+    if is_cut or not segments or segments[-1].marker != SCAN:
+        raise NotJpegError("its segments are damaged")
+    *others, header = segments
     end = _NEXT_MARKER.search(data, header.stop)
     if end is None:
         raise NotJpegError("it has no end")
-    return _Segment(_SOS, header.start, end.start())
+    return others, header._replace(stop=end.start())
+
+
+def _is_last(data: bytes, scan: JpegSegment) -> bool:
+    return data[scan.stop : scan.stop + 2] == b"\xff\xd9"
 
 
 def _transcoded(data: bytes) -> bytes:

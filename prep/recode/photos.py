@@ -167,14 +167,6 @@ def _converted(upright: Any, profile: bytes | None, recoding: Recoding) -> tuple
     return _encoded(upright, recoding.new_size(*before) or before, profile, UPRIGHT, recoding.quality), before
 
 
-def check_converters() -> None:
-    """Raise `PipesError` if this Pillow cannot read AVIF."""
-    from PIL import features
-
-    if not features.check("avif"):
-        raise PipesError("--convert needs a Pillow that reads AVIF: pip install 'pillow>=12', from a wheel")
-
-
 def _open_converted(data: bytes, format: str) -> Any:
     if format == "AVIF":
         return Image.open(io.BytesIO(data), formats=("AVIF",))

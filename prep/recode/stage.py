@@ -17,18 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, overload
+from typing import NamedTuple, overload
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import RecodedStep
-from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, is_photo
+from dali_pipes.formats.photo_header import CONVERTIBLE_FORMATS, MAX_PHOTO_BYTES, is_photo, read_whole_photo_header
 from dali_pipes.formats.photo_names import is_mask_name
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
-from prep.recode.jpegs import check_jpegtran
-from prep.recode.photos import Recoding, check_converters
-from prep.recode.sample import recode_record
+from prep.photos.apart import Undecodable
+from prep.recode.jpegs import NotJpegError, check_jpegtran, optimized
+from prep.recode.photos import Recoding, converted, optimized_mask, resized, resized_mask
 from prep.sources.record import HEAD_BYTES, Record, Source, as_entry
 from prep.tar.gzipped import UnpackedFile
 from prep.tar.writer import Files, Part, Range
@@ -40,6 +40,12 @@ NUM_RECORDS = 32
 MIN_SHARED_RECORDS = 64
 # Components that may hold places in a photo, in pixels.
 _MAY_HOLD_PLACES = frozenset({"json", "jsn", "npy", "npz"})
+_JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe"})
+
+# What was done to a photo or mask, as the manifest counts it.
+RESIZED, CONVERTED, OPTIMIZED, KEPT = "resized", "converted", "optimized", "kept"
+MADE_JPEG = "resized and made JPEGs"
+MASK_RESIZED, MASK_OPTIMIZED = "masks resized", "masks optimized"
 
 
 class _Record(NamedTuple):
@@ -56,10 +62,13 @@ class _Done(NamedTuple):
     changed: Mapping[str, tuple[str, Range]]
     """component -> its new name, and where its bytes are."""
     actions: tuple[str, ...]
+    """What was done, for each photo and mask."""
     bytes_before: int
     bytes_after: int
     flaw: str
-    note: str
+    """Why the record could not be recoded; then nothing of it is changed."""
+    notes: tuple[str, ...]
+    """Remarks on a record that is packed."""
 
 
 class _Task(NamedTuple):
@@ -90,7 +99,8 @@ def recode_source(
         PipesError: If a library or program that is needed is not installed.
         StoreError: If a file that holds many records cannot be read, or the new photos cannot be written.
     """
-    _check_needs(recoding)
+    if recoding.optimize:
+        check_jpegtran()
     if recoding.resizes and recoding.masks is None and source.masks:
         raise _no_rule_for_masks(source, min(source.masks))
     changed: dict[int, Mapping[str, tuple[str, Range]]] = {}
@@ -114,7 +124,7 @@ def recode_source(
             num_bytes[1].append(done.bytes_after)
             if done.flaw:
                 doubtful[number] = f"{doubtful[number]}; {done.flaw}" if number in doubtful else done.flaw
-            noted += [done.note] if done.note else []
+            noted += done.notes
     if recoding.resizes and places:
         noted.append(f"{shown(sorted(places))}: not changed; places in pixels are those of the photos before")
 
@@ -127,13 +137,6 @@ def recode_source(
 
     records = _Records(source.records, changed)
     return replace(source, records=records, doubtful=doubtful, noted=noted, step=step)
-
-
-def _check_needs(recoding: Recoding) -> None:
-    if recoding.optimize:
-        check_jpegtran()
-    if recoding.convert:
-        check_converters()
 
 
 def _no_rule_for_masks(source: Source, mask: str) -> DataError:
@@ -206,7 +209,29 @@ def _recode_records(task: _Task, report: Report) -> list[_Done]:
     try:
         with path.open("ab") as spool:
             for record in task.records:
-                found.append(_recode_record(record, _read(record, files), task, path, spool))
+                photos = _read(record, files)
+                try:
+                    new = _recode(photos, record.masks, task)
+                except _FlawError as exc:
+                    new, flaw = {name: _New(data, KEPT) for name, data in photos.items()}, f"{record.key}: {exc}"
+                else:
+                    flaw = ""
+                changed = {}
+                for component, photo in new.items():
+                    if photo.action != KEPT:
+                        place = Range(path, spool.tell(), len(photo.data), photo.data[:HEAD_BYTES])
+                        changed[component] = (_new_name(component, photo.action), place)
+                        spool.write(photo.data)
+                found.append(
+                    _Done(
+                        changed,
+                        actions=tuple(photo.action for photo in new.values()),
+                        bytes_before=sum(map(len, photos.values())),
+                        bytes_after=sum(len(photo.data) for photo in new.values()),
+                        flaw=flaw,
+                        notes=tuple(f"{record.key}: {name} {photo.note}" for name, photo in new.items() if photo.note),
+                    )
+                )
                 report(1)
     except OSError as exc:
         raise StoreError(
@@ -218,28 +243,93 @@ def _recode_records(task: _Task, report: Report) -> list[_Done]:
     return found
 
 
-def _recode_record(record: _Record, photos: Mapping[str, bytes], task: _Task, path: Path, spool: BinaryIO) -> _Done:
-    new = recode_record(photos, masks=record.masks, recoding=task.recoding, rules=task.rules)
-    changed = {}
-    before = after = sum(map(len, photos.values()))
-    for component, (name, data) in new.changed.items():
-        changed[component] = (name, Range(path, spool.tell(), len(data), data[:HEAD_BYTES]))
-        spool.write(data)
-        after += len(data) - len(photos[component])
-    flaw, note = (f"{record.key}: {text}" if text else "" for text in (new.flaw, new.note))
-    return _Done(changed, tuple(new.actions), before, after, flaw, note)
-
-
 def _read(record: _Record, files: Files) -> dict[str, bytes]:
     """The photos of a record; not those that cannot be read, or are too large to be photos: the check names them."""
     found = {}
     for component, part in record.photos:
         try:
-            if isinstance(part, bytes):
-                found[component] = part
-            elif (size := files.open(part)) <= MAX_PHOTO_BYTES:
+            if (size := files.open(part)) <= MAX_PHOTO_BYTES:
                 found[component] = files.read(size)
         except StoreError:
             if not isinstance(part, str):
                 raise
     return found
+
+
+# One record
+
+
+class _FlawError(Exception):
+    """Why a record cannot be recoded."""
+
+
+class _New(NamedTuple):
+    """A photo or mask after it was recoded."""
+
+    data: bytes
+    action: str
+    size: tuple[int, int] = (0, 0)
+    """Upright height and width of a photo before it was resized; 0 if its header cannot be read."""
+    note: str = ""
+
+
+def _recode(photos: Mapping[str, bytes], masks: frozenset[str], task: _Task) -> dict[str, _New]:
+    """Recode the photos and masks of one record, component -> bytes.
+
+    A mask belongs to the first photo that is not a mask, as for the check.
+    """
+    found: dict[str, _New] = {}
+    first = next((name for name in photos if name not in masks), None)
+    for component in sorted(photos, key=lambda name: name in masks):
+        data = photos[component]
+        try:
+            if component not in masks:
+                new = _recode_photo(data, task.recoding, task.rules)
+            else:
+                size = found[first].size if first is not None else (0, 0)
+                new = _recode_mask(data, first, size, task)
+        except Undecodable as exc:
+            raise _FlawError(f"{component} {exc}") from exc
+        is_changed = new.data != data or _new_name(component, new.action) != component
+        found[component] = new if is_changed else new._replace(action=KEPT)
+    names = Counter(_new_name(component, new.action) for component, new in found.items())
+    if twice := next((name for name, number in names.items() if number > 1), None):
+        raise _FlawError(f"two photos would be component '{twice}' as JPEGs; name them apart")
+    return found
+
+
+def _recode_photo(data: bytes, recoding: Recoding, rules: PhotoRules) -> _New:
+    header = read_whole_photo_header(data)
+    size = header.height, header.width
+    if header.format in CONVERTIBLE_FORMATS and recoding.convert:
+        new, size = converted(data, header, recoding, rules=rules)
+        return _New(new, CONVERTED, size)
+    if rules.problem(header) is None:
+        if recoding.new_size(*size) is not None:
+            return _New(resized(data, header, recoding), RESIZED if header.format == "JPEG" else MADE_JPEG, size)
+        if recoding.optimize and header.format == "JPEG":
+            try:
+                return _New(optimized(data), OPTIMIZED, size)
+            except NotJpegError as exc:
+                return _New(data, KEPT, size, f"is not optimized: {exc}")
+    return _New(data, KEPT, size)
+
+
+def _recode_mask(data: bytes, photo: str | None, photo_size: tuple[int, int], task: _Task) -> _New:
+    header = read_whole_photo_header(data)
+    if task.rules.problem(header) is None:
+        new_size = task.recoding.new_size(*photo_size) if all(photo_size) else None
+        if photo is not None and new_size is not None:
+            if photo_size != (header.height, header.width):
+                raise Undecodable(size_problem(photo, photo_size, (header.height, header.width)))
+            return _New(resized_mask(data, *new_size), MASK_RESIZED)
+        if task.recoding.optimize:
+            return _New(optimized_mask(data), MASK_OPTIMIZED)
+    return _New(data, KEPT)
+
+
+def _new_name(component: str, action: str) -> str:
+    """The name of a component after an action: that of a JPEG, if it was made one."""
+    stem, dot, extension = component.rpartition(".")
+    is_jpeg = action in (RESIZED, MADE_JPEG, CONVERTED) and extension.lower() not in _JPEG_EXTENSIONS
+    return f"{stem}{dot}jpg" if is_jpeg else component
