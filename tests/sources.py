@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from prep.sources import hf as hf_module
+from prep.sources import tables
 from prep.sources.record import Record, Source
 from tests.builders import image_bytes
 
@@ -41,6 +44,16 @@ def write_pets(directory: Path, names: Mapping[str, int], *, header: bool = True
         rows.append(f"{name} {label} 1 1")
     (directory / "annotations" / "list.txt").write_text("\n".join(rows) + "\n")
     return directory
+
+
+def table(path: Path, **fields: Any) -> Source:
+    """The records of a list, with labels unless ``has_labels`` says otherwise."""
+    return tables.table(path, tables.Fields(**{"has_labels": True, **fields}))
+
+
+def hf(files: Sequence[Path], **fields: Any) -> Source:
+    """The records of Parquet files with photos in them."""
+    return hf_module.hf(files, tables.Fields(**fields))
 
 
 def no_pixels(noise: bytes) -> bytes:

@@ -117,6 +117,7 @@ def add(
     """
     from dali_pipes.commands.output import print_note
     from prep.sources.detect import detect
+    from prep.sources.tables import Fields
     from prep.versions.add import add as add_records
     from prep.versions.publish import open_newest
 
@@ -125,7 +126,7 @@ def add(
         found = detect(source, kind=kind, classes=old.manifest.classes.values())
         if not as_json:
             print_note(f"'{source}' is {found.text}")
-        fields = {"components": components, "label": label, "key": key}
+        fields = Fields(components=components, label=label, key=key)
         records = found.open(endpoint=answering, fields=fields, jobs=jobs, show_progress=not as_json)
         report = add_records(
             records,

@@ -13,7 +13,7 @@ import click
 from dali_pipes.commands.options import endpoint_for, format_bytes
 from dali_pipes.commands.output import counted, fields_of, print_note, print_result
 from dali_pipes.progress import current_verbosity
-from prep.commands.options import chosen_masks, mask_options, no_part_option, parse_shares, seed_option
+from prep.commands.options import mask_options, no_part_option, parse_shares, seed_option
 from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
 from prep.commands.shuffle import shuffle_summary
 from prep.commands.verify import is_good, print_report, verify_document
@@ -65,9 +65,6 @@ def make(
     split: str | None,
     seed: int,
     no_verify: bool,
-    root: Path | None,
-    masks: tuple[str, ...],
-    no_masks: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
@@ -92,8 +89,7 @@ def make(
 
     started = time.perf_counter()
     shares = parse_shares(split, option="--split")
-    fields = take_fields(options) | {"masks": chosen_masks(masks, no_masks=no_masks), "root": root}
-    fields["has_labels"] = None if fields["has_labels"] else False
+    fields = take_fields(options)
     check_apart(source, dest)
     check_shares(shares, seed=seed)
     found = detect(source, kind=kind)
@@ -112,16 +108,18 @@ def make(
             maker.plan(records, shares, seed=seed)
             program = ""
         else:
-            sets = maker.make_sets(shards, shares, seed=seed, masks=fields["masks"], verifies=not no_verify)
+            sets = maker.make_sets(shards, shares, seed=seed, masks=fields.masks, verifies=not no_verify)
             is_embedded = answering is not None and endpoint is None
             program = python_program(
                 sets,
                 seed=seed,
-                masks=fields["masks"],
+                masks=fields.masks,
                 max_pixels=options["max_pixels"],
                 endpoint=None if is_embedded else _unknown_endpoint(endpoint),
                 embedded_dir=_embedded(embedded_dir) if is_embedded else None,
             )
+            if maker.num_bad and maker.is_good:
+                print_note(f"bad photos or samples: {maker.num_bad}; --max-bad allows them, so the exit code is 0")
             print_note(f"ready in {time.perf_counter() - started:.1f} s; to load it:")
     maker.document |= {"source": {"kind": found.kind, "text": found.text}, "python": program}
     _print_program(program, maker.document, as_json=as_json)
@@ -144,12 +142,15 @@ class _Maker:
         self._show_progress = show_progress
         self.document: dict[str, Any] = {}
         self.is_good = True
+        self.num_bad = 0
+        """Records and pictures that were left out, and bad samples that are in the data sets."""
 
     def pack(self, source: "Source") -> Sequence[str]:
         """Pack; the names of the shards."""
         report = pack_to(source, self._store, self._names.packed, show_progress=self._show_progress, **self._options)
         print_note(f"pack: {pack_summary(report)}")
         self.document["pack"] = pack_document(report, source)
+        self.num_bad = len(report.skipped)
         return report.shards
 
     def plan(self, source: "Source", shares: dict[str, float], *, seed: int) -> None:
@@ -229,6 +230,7 @@ class _Maker:
                     "a loader stops at a bad sample; to leave them out: dali-pipes prep verify "
                     f"{shlex.quote(shards.url)} --quarantine bad.tsv, and select=dp.Select(exclude='bad.tsv')"
                 )
+            self.num_bad += report.num_bad_samples
             self.is_good &= is_good(report, self._options["max_bad"])
         self.document["sets"].append(
             {

@@ -15,7 +15,7 @@ from dali_pipes.commands.options import (
     json_option,
     size,
 )
-from dali_pipes.commands.output import counted, fields_of, print_reasons, print_result, print_some
+from dali_pipes.commands.output import counted, fields_of, print_note, print_reasons, print_result, print_some
 from prep.commands.options import (
     chosen_masks,
     dry_run_option,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dali_pipes.store.base import Store
     from prep.pack.pack import PackReport
     from prep.sources.record import Source
+    from prep.sources.tables import Fields
 
 
 pack_options = join_options(
@@ -81,10 +82,17 @@ _spread_options = join_options(
 )
 
 
-def take_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of `field_options` out of a command's options, as arguments of a source."""
-    fields = {name: options.pop(name) for name in ("components", "values", "label", "key")}
-    return fields | {"has_labels": not options.pop("unlabelled")}
+def take_fields(options: dict[str, Any], *, needs_labels: bool = False) -> "Fields":
+    """Take the values of `field_options` and `mask_options`, and ``--root``, out of a command's options."""
+    from prep.sources.tables import Fields
+
+    is_unlabelled = options.pop("unlabelled")
+    return Fields(
+        **{name: options.pop(name) for name in ("components", "values", "label", "key")},
+        has_labels=False if is_unlabelled else needs_labels or None,
+        masks=chosen_masks(options.pop("masks"), no_masks=options.pop("no_masks")),
+        root=options.pop("root", None),
+    )
 
 
 def field_options(*, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
@@ -208,9 +216,7 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
 @mask_options
 @_spread_options
 @pack_options
-def pack_table(
-    file: Path, url: str, *, root: Path | None, masks: tuple[str, ...], no_masks: bool, **options: Any
-) -> None:
+def pack_table(file: Path, url: str, **options: Any) -> None:
     """Pack the files that FILE lists to URL, one sample a row, in the list's order.
 
     FILE is .csv or .tsv, whose first row names the columns, .json (a list of objects), .jsonl, .ndjson or .parquet
@@ -219,8 +225,8 @@ def pack_table(
     """
     from prep.sources.tables import table
 
-    fields = take_fields(options)
-    _pack(table(file, root=root, masks=chosen_masks(masks, no_masks=no_masks), **fields), url, **options)
+    fields = take_fields(options, needs_labels=True)
+    _pack(table(file, fields), url, **options)
 
 
 @pack.command("hf", short_help="Hugging Face's Parquet files, with photos in them.")
@@ -238,7 +244,7 @@ def pack_table(
 @mask_options
 @_spread_options
 @pack_options
-def pack_hf(files: tuple[Path, ...], url: str, *, masks: tuple[str, ...], no_masks: bool, **options: Any) -> None:
+def pack_hf(files: tuple[Path, ...], url: str, **options: Any) -> None:
     """Pack the rows of FILES, Parquet files with photos in them, to URL; photos keep their bytes.
 
     FILES are as Hugging Face's datasets writes them: a column of photos has bytes, or a path. A directory stands for
@@ -251,11 +257,10 @@ def pack_hf(files: tuple[Path, ...], url: str, *, masks: tuple[str, ...], no_mas
     found = find_parquet(files)
     source = hf(
         found,
-        masks=chosen_masks(masks, no_masks=no_masks),
+        fields,
         with_splits=len(set(map(split_of_file, found))) > 1,
         jobs=options["jobs"],
         show_progress=not options["as_json"],
-        **fields | {"has_labels": fields["has_labels"] and None},
     )
     _pack(source, url, **options)
 
@@ -320,7 +325,8 @@ def print_packed(report: "PackReport", source: "Source") -> None:
     print_reasons("no pictures", count_reasons(report.others))
     print_some("kept as it is", report.kept)
     print_some("noted", report.noted)
-    print_some("not packed", [f"{column}; to take it: {option}" for column, option in source.unused.items()])
+    if source.unused:
+        print_note(f"columns not packed: {', '.join(source.unused)}; to take one: --component NAME=COLUMN")
     print_some("recoded", [recoded_text(step) for step in report.recoded[len(source.steps) :]])
 
 
@@ -328,7 +334,7 @@ def pack_document(report: "PackReport", source: "Source") -> dict[str, Any]:
     """A report as part of a JSON document."""
     classes = {str(label): report.classes[label] for label in sorted(report.classes)}
     recoded = [step.as_json() for step in report.recoded]
-    return fields_of(report) | {"classes": classes, "unused": dict(source.unused), "recoded": recoded}
+    return fields_of(report) | {"classes": classes, "unused": list(source.unused), "recoded": recoded}
 
 
 def pack_summary(report: "PackReport") -> str:

@@ -83,43 +83,42 @@ def check_size(num_bytes: int) -> None:
 
 
 def _decode_by_pillow(data: bytes, header: PhotoHeader, output: Output) -> Pixels:
+    with pillow_photo(data, header.format) as photo:
+        photo.load()
+        if output == "nothing":
+            return np.empty(0, np.uint8)
+        return np.asarray(photo if output == "gray" else to_rgb(photo))
 
+
+@contextlib.contextmanager
+def pillow_photo(data: bytes, format: str, *, with_notes: bool = False) -> Iterator[Any]:
+    """A photo that Pillow has opened by one of its readers, without its pixel limit and warnings about metadata.
+
+    Texts and profiles of a PNG are left out, unless ``with_notes``: only Pillow refuses it for a fault in these. What
+    Pillow raises in the context becomes `Undecodable`.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
     try:
-        # Pillow has the same names of formats. With a name, it tries only this one of its forty readers.
-        with (
-            only_pixels(),
-            Image.open(io.BytesIO(without_notes(data, header.format)), formats=(header.format,)) as photo,
-        ):
-            photo.load()
-            if output == "nothing":
-                return np.empty(0, np.uint8)
-            return np.asarray(photo if output == "gray" else to_rgb(photo))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Image.MAX_IMAGE_PIXELS = None
+            plain = data if with_notes or format != "PNG" else _without_notes(data)
+            with Image.open(io.BytesIO(plain), formats=(format,)) as photo:
+                yield photo
+    except (Undecodable, PipesError):
+        raise
     except UnidentifiedImageError as exc:
         raise Undecodable("cannot be decoded: Pillow cannot read its header") from exc
     except Exception as exc:  # (Pillow's readers raise all kinds, MemoryError too)
         text = " ".join(str(exc).split())[:_SHOWN]
         raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
-@contextlib.contextmanager
-def only_pixels() -> Iterator[None]:
-    """Pillow without its warnings about odd metadata, and without its limit of pixels: callers have their own."""
-    limit = Image.MAX_IMAGE_PIXELS
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Image.MAX_IMAGE_PIXELS = None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-
-
-def without_notes(data: bytes, format: str) -> bytes:
-    """A PNG without texts, profiles and the like: Pillow refuses it for a fault in these, and decoders do not."""
-    if format != "PNG":
-        return data
-    chunks = (len(content).to_bytes(4) + kind + bytes(content) for kind, content in needed_chunks(data))
-    return data[:8] + b"".join(chunk + zlib.crc32(chunk[4:]).to_bytes(4) for chunk in chunks)
+def _without_notes(png: bytes) -> bytes:
+    chunks = (len(content).to_bytes(4) + kind + bytes(content) for kind, content in needed_chunks(png))
+    return png[:8] + b"".join(chunk + zlib.crc32(chunk[4:]).to_bytes(4) for chunk in chunks)
 
 
 class _Dali:

@@ -13,14 +13,11 @@ process that may die of a broken photo. Masks are resized by the nearest neighbo
 inflated quickly.
 """
 
-import contextlib
 import io
-import re
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from PIL import Image, ImageOps
 
@@ -29,7 +26,7 @@ from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
 from dali_pipes.formats.photo_header import PhotoHeader
 from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.apart import Undecodable, decode_apart
-from prep.photos.decoders import only_pixels, to_rgb, without_notes
+from prep.photos.decoders import pillow_photo, to_rgb
 from prep.photos.details import photo_details
 from prep.recode.jpegs import is_srgb_profile
 
@@ -114,20 +111,14 @@ def resized(data: bytes, header: PhotoHeader, recoding: Recoding) -> bytes:
     size = recoding.new_size(header.height, header.width)
     assert size is not None, "the photo is larger"
     try:
-        return _resized(data, data, header.format, size, recoding.quality)
+        return _resized(data, header.format, size, recoding.quality, with_notes=True)
     except Undecodable:
-        if header.format != "PNG":
-            raise
-    # Pillow refuses a PNG for a fault in a text or a profile, which loaders do not read.
-    with _reading():
-        plain = without_notes(data, header.format)
-    return _resized(plain, data, header.format, size, recoding.quality)
+        return _resized(data, header.format, size, recoding.quality, with_notes=False)
 
 
-def _resized(photo_data: bytes, source: bytes, format: str, size: tuple[int, int], quality: int) -> bytes:
-    """The photo of some bytes, with the orientation of ``source``."""
-    orientation = read_orientation(source, format).value
-    with _reading(), Image.open(io.BytesIO(photo_data), formats=(format,)) as photo:
+def _resized(data: bytes, format: str, size: tuple[int, int], quality: int, *, with_notes: bool) -> bytes:
+    orientation = read_orientation(data, format).value
+    with pillow_photo(data, format, with_notes=with_notes) as photo:
         # The box is the photo's edge in the smaller pixels, which may end in a part of one.
         drafted = photo.draft(None, (size[1], size[0])) if format == "JPEG" else None
         photo.load()
@@ -144,17 +135,19 @@ def converted(
         Undecodable: If it cannot be decoded, or has too many pixels.
         PipesError: If the library that decodes it is not installed.
     """
-    if header.format not in ("HEIC", "AVIF"):
-        if not header.height or not header.width:
-            raise Undecodable(f"holds a {header.format} whose header cannot be read")
+    if header.format in ("HEIC", "AVIF"):
+        with pillow_photo(data, _pillow_format(header.format)) as photo:
+            _check_size(photo.height, photo.width, rules)
+            photo.load()
+            upright, profile = ImageOps.exif_transpose(photo), photo.info.get("icc_profile")
+    else:
         _check_size(header.height, header.width, rules)
         orientation = read_orientation(data, header.format).value
         upright = Image.fromarray(decode_apart(data, header, orientation, max_pixels=rules.max_pixels))
-        return _converted(upright, None, recoding)
-    with _reading(), _open_converted(data, header.format) as photo:
-        _check_size(photo.height, photo.width, rules)
-        photo.load()
-        return _converted(ImageOps.exif_transpose(photo), photo.info.get("icc_profile"), recoding)
+        profile = None
+    before = upright.height, upright.width
+    size = recoding.new_size(*before) or before
+    return _encoded(upright, size, profile, UPRIGHT, recoding.quality), before
 
 
 def _check_size(height: int, width: int, rules: PhotoRules) -> None:
@@ -162,14 +155,10 @@ def _check_size(height: int, width: int, rules: PhotoRules) -> None:
         raise Undecodable(f"holds a photo of {height} x {width} pixels, expected at most {rules.max_pixels}")
 
 
-def _converted(upright: Any, profile: bytes | None, recoding: Recoding) -> tuple[bytes, tuple[int, int]]:
-    before = upright.height, upright.width
-    return _encoded(upright, recoding.new_size(*before) or before, profile, UPRIGHT, recoding.quality), before
-
-
-def _open_converted(data: bytes, format: str) -> Any:
+def _pillow_format(format: str) -> str:
+    """Pillow's name of HEIC or AVIF; HEIC needs pillow-heif."""
     if format == "AVIF":
-        return Image.open(io.BytesIO(data), formats=("AVIF",))
+        return format
     try:
         import pillow_heif  # type: ignore[import-untyped,unused-ignore]  # an extra
     except ImportError as exc:
@@ -177,7 +166,7 @@ def _open_converted(data: bytes, format: str) -> Any:
             "--convert needs pillow-heif for HEIC photos; install it: pip install 'dali-pipes[heif]'"
         ) from exc
     pillow_heif.register_heif_opener(thumbnails=False)
-    return Image.open(io.BytesIO(data), formats=("HEIF",))
+    return "HEIF"
 
 
 def _encoded(
@@ -203,20 +192,6 @@ def _encoded(
     pixels.save(stream, "JPEG", quality=quality, subsampling="4:2:0", icc_profile=profile)
     data = stream.getvalue()
     return data if orientation == UPRIGHT else plain_copy(data, "JPEG", orientation)
-
-
-@contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    """Turn what Pillow raises on a damaged photo into `Undecodable`."""
-    try:
-        with only_pixels():
-            yield
-    except (Undecodable, PipesError):
-        raise
-    except Exception as exc:  # (Pillow's readers raise all kinds, MemoryError too)
-        # Pillow names the object that it read from.
-        text = re.sub(r"(cannot identify image file) <.*>", r"\1", " ".join(str(exc).split()))[:160]
-        raise Undecodable(f"cannot be decoded: {text or type(exc).__name__}") from exc
 
 
 # Masks
@@ -260,16 +235,11 @@ def is_plain_mask(data: bytes) -> bool:
 
 
 def _decoded(data: bytes) -> Image.Image:
-    try:
-        with only_pixels(), Image.open(io.BytesIO(without_notes(data, "PNG")), formats=("PNG",)) as mask:
-            mask.load()
-            if mask.mode != _MODES[data[25]]:
-                raise Undecodable(f"is decoded to pixels of another kind, '{mask.mode}'")
-            return mask
-    except Undecodable:
-        raise
-    except Exception as exc:  # (Pillow's readers raise all kinds)
-        raise Undecodable(f"cannot be decoded: {str(exc)[:100] or type(exc).__name__}") from exc
+    with pillow_photo(data, "PNG") as mask:
+        mask.load()
+        if mask.mode != _MODES[data[25]]:
+            raise Undecodable(f"is decoded to pixels of another kind, '{mask.mode}'")
+        return cast("Image.Image", mask)
 
 
 def _mask_png(mask: Image.Image, source: bytes) -> bytes:

@@ -5,23 +5,25 @@ Each file is read once, to judge its photos; their bytes are read again, row gro
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dali_pipes.errors import DataError, printable, shown
+from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_whole_photo_header
 from dali_pipes.formats.photo_names import has_mask_word
 from dali_pipes.progress import bar
 from prep.sources.record import HEAD_BYTES, Source, find_known
 from prep.sources.table_files import Table, parquet_file
-from prep.sources.tables import PATH_COLUMNS, Asked, option_for, source_of
+from prep.sources.tables import PATH_COLUMNS, Fields, source_of
 from prep.tar.parquet import ParquetCells, read_cells
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 """Usual names of splits, of folders and of files."""
+NO_FEATURES = b'{"info": {"features": {}}}'
 # As COCO's train2017.
 _SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLITS)})[0-9]*", re.IGNORECASE)
 _SPLIT = re.compile(rf"({'|'.join(SPLITS)})(?![a-z])", re.IGNORECASE)
@@ -39,13 +41,8 @@ class Schema(NamedTuple):
 
 def hf(
     files: Sequence[Path],
+    fields: Fields,
     *,
-    components: Mapping[str, str] | None = None,
-    values: Mapping[str, str] | None = None,
-    label: str | None = None,
-    has_labels: bool | None = None,
-    key: str | None = None,
-    masks: Collection[str] | None = None,
     with_splits: bool = False,
     jobs: int | None = None,
     show_progress: bool = False,
@@ -54,15 +51,11 @@ def hf(
 
     Args:
         files: Files with the same columns.
-        components: Component -> column, as for `prep.sources.tables.table`; a column of photos holds their bytes, or
-            paths that start in the file's directory. ``mask`` gets the extension of its bytes: ``mask.png``. By default
-            the photo is the column ``image``, or the only one with photos; its component is ``jpg``, ``png``, ...
-        values: Component -> column of contents.
-        label: The column with class ids, or names of classes; by default one named ``label``, ``class``, ... The names
-            are those of the ``ClassLabel`` in the files' metadata, where they have one.
-        has_labels: ``False`` packs no ``cls``, ``True`` needs it; ``None``: if there is a column of labels.
-        key: The column of keys; by default the file's name and the row: ``train-00000-of-00008/000017``.
-        masks: See `prep.sources.tables.table`.
+        fields: As for `prep.sources.tables.table`; a column of photos holds their bytes, or paths that start in the
+            file's directory. ``mask`` gets the extension of its bytes: ``mask.png``. By default the photo is the column
+            ``image``, or the only one with photos; its component is ``jpg``, ``png``, ... The names of classes are
+            those of the ``ClassLabel`` in the files' metadata, where they have one. The key is by default the file's
+            name and the row: ``train-00000-of-00008/000017``.
         with_splits: Let keys begin with the name of the file's split: see `split_of_file`.
         jobs: The number of processes, each of which reads a file.
         show_progress: Draw a bar.
@@ -82,11 +75,8 @@ def hf(
                 f"'{path}' has the columns {', '.join(other.names)}, expected those of '{files[0]}', "
                 f"{', '.join(schema.names)}, with the same types and classes; pack them apart"
             )
-    asked = Asked.of(
-        schema.names, components=components, values=values, label=label, has_labels=has_labels, key=key,
-        photo=_photo_column(files[0], schema, components), path=files[0],
-    )  # fmt: skip
-    tasks = [(path, asked, schema.photos, _prefix(path, files, with_splits=with_splits)) for path in files]
+    found = fields.found_in(schema.names, photo=_photo_column(files[0], schema, fields), path=files[0])
+    tasks = [(path, found, schema.photos, _prefix(path, files, with_splits=with_splits)) for path in files]
     with (
         Workers(jobs, at_most=len(files)) as workers,
         bar(what="read", total=len(files), unit="files", shown=show_progress) as drawn,
@@ -97,19 +87,17 @@ def hf(
     name = f"Parquet '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     if not places:
         raise DataError(f"{name}: no row can be packed: {shown(broken, are_names=False) or 'the files are empty'}")
-    names = schema.classes.get(asked.label or "")
+    names = schema.classes.get(found.label or "")
     return source_of(
         Table(
-            columns={column: [cell for part in parts for cell in part.columns[column]] for column in asked.columns},
+            columns={column: [cell for part in parts for cell in part.columns[column]] for column in found.columns},
             where=lambda row: f"'{places[row][0]}', row {places[row][1]}",
         ),
-        asked,
+        replace(found, root=fields.root or files[0].parent),
         name=name,
-        root=files[0].parent,
-        masks=masks,
-        unused=_unused(files[0], schema, asked),
+        unused=[name for name in schema.names if name not in found.columns],
         classes=None if names is None else dict(enumerate(names)),
-        keys=None if asked.key else [key for part in parts for key in part.keys],
+        keys=None if found.key else [key for part in parts for key in part.keys],
         broken=broken,
     )
 
@@ -173,42 +161,34 @@ def read_schema(path: Path) -> Schema:
 
 def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]]:
     """The ``ClassLabel`` columns by Hugging Face's part of a file's metadata."""
-    text = metadata.get(b"huggingface")
-    if text is None:
-        return {}
+    labels: dict[str, list[str]] = {}
     try:
-        # A list's feature is a list with one feature, a struct's a dict of features.
-        features = [(name, it) for name, it in json.loads(text)["info"]["features"].items() if isinstance(it, dict)]
-        labels = {name: it["names"] for name, it in features if it.get("_type") == "ClassLabel" and it["names"]}
+        for name, feature in json.loads(metadata.get(b"huggingface", NO_FEATURES))["info"]["features"].items():
+            # A list's feature is a list with one feature, a struct's a dict of features.
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature["names"]:
+                labels[name] = feature["names"]
+        if any(not isinstance(text, str) for names in labels.values() for text in names):
+            raise TypeError("a name of a class is no text")
+        if any(not isinstance(names, list) for names in labels.values()):
+            raise TypeError("the names of classes are no list")
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise DataError(
             f"'{path}': its metadata 'huggingface' are not as datasets writes them ({type(exc).__name__}: {exc}); "
             "write the file anew, or without them"
         ) from exc
-    for column, names in labels.items():
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise DataError(f"'{path}': the classes of '{printable(column)}' must be a list of names")
     return labels
 
 
-def _photo_column(path: Path, schema: Schema, components: Mapping[str, str] | None) -> str | None:
+def _photo_column(path: Path, schema: Schema, fields: Fields) -> str | None:
     photos = [name for name in schema.photos if not has_mask_word(f"{name}.png")]
     found = find_known(photos, PATH_COLUMNS) or (photos[0] if len(photos) == 1 else None)
-    if found is None and not components:
-        what = f"{len(photos)} columns of photos: {', '.join(photos)}" if photos else "no column of photos"
+    if found is None and not fields.components:
         raise DataError(
-            f"'{path}' has {what} (columns: {', '.join(schema.names)}); name the photo: --component image=COLUMN; if "
-            "the files are a list of paths: dali-pipes prep pack table"
+            f"'{path}' must have one column of photos, found {', '.join(photos) or 'none'} (columns: "
+            f"{', '.join(schema.names)}); name the photo: --component image=COLUMN; a list of paths is packed by "
+            "dali-pipes prep pack table"
         )
     return found
-
-
-def _unused(path: Path, schema: Schema, asked: Asked) -> dict[str, str]:
-    from prep.sources.table_files import first_row
-
-    rest = [name for name in schema.names if name not in asked.columns]
-    cells = first_row(path, [name for name in rest if name not in schema.photos])
-    return {name: option_for(name, Path() if name in schema.photos else cells.get(name)) for name in rest}
 
 
 def _prefix(path: Path, files: Sequence[Path], *, with_splits: bool) -> str:
@@ -232,15 +212,15 @@ class _Part(NamedTuple):
     broken: list[str]
 
 
-def _read_file(task: tuple[Path, Asked, list[str], str], report: Report) -> _Part:
-    path, asked, photos, prefix = task
-    files = [column for column in asked.components.values() if column in photos]
-    others = [column for column in asked.columns if column not in files]
-    part = _Part({column: [] for column in asked.columns}, [], [], [])
+def _read_file(task: tuple[Path, Fields, list[str], str], report: Report) -> _Part:
+    path, fields, photos, prefix = task
+    files = [column for column in fields.components.values() if column in photos]
+    others = [column for column in fields.columns if column not in files]
+    part = _Part({column: [] for column in fields.columns}, [], [], [])
     first = 0
     with parquet_file(path) as file:
         for group in range(file.num_row_groups):
-            cells = _parts(file, path, group, tuple(dict.fromkeys(files)))
+            cells = _parts(file, path, group, tuple(dict.fromkeys(files)), fields.root or path.parent)
             if others:
                 read = file.read_row_group(group, columns=others)
                 cells |= {column: read.column(column).to_pylist() for column in others}
@@ -264,7 +244,7 @@ def _read_file(task: tuple[Path, Asked, list[str], str], report: Report) -> _Par
     return part
 
 
-def _parts(file: Any, path: Path, group: int, columns: tuple[str, ...]) -> dict[str, list[Any]]:
+def _parts(file: Any, path: Path, group: int, columns: tuple[str, ...], root: Path) -> dict[str, list[Any]]:
     """Column -> the place of each photo of a row group: in the file, or in a file of its own; ``None`` without one."""
     found: dict[str, list[Any]] = {column: [] for column in columns}
     if not columns:
@@ -276,5 +256,5 @@ def _parts(file: Any, path: Path, group: int, columns: tuple[str, ...]) -> dict[
             found[column].append(Range(place, offset, len(data), bytes(data[:HEAD_BYTES]), header))
             offset += len(data)
         else:
-            found[column].append(path.parent / name if name else None)
+            found[column].append(root / name if name else None)
     return found

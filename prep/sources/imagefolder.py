@@ -1,12 +1,9 @@
 """Find the photos of a directory: with one folder for each class, or without classes."""
 
-import contextlib
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.photo_header import is_photo
@@ -88,16 +85,17 @@ def imagefolder(directory: Path, *, splits: Sequence[str] = (), only: str = "", 
     if not folders:
         raise DataError(f"'{directory}' holds no folder; expected one for each class: {directory}/cat/001.jpg")
     found = _Found()
-    seen = {_identity(directory): directory}
+    seen = {(directory.stat().st_dev, directory.stat().st_ino): directory}
     for root in () if only else roots:
-        for path in _files_of(root):
-            found.leave_out(path.relative_to(directory))
+        for entry in _entries(root):
+            if not _is_folder(entry):
+                found.leave_out(Path(entry).relative_to(directory))
     places = [(root, label, folder) for root in roots for label, folder in enumerate(folders)]
     with bar(what="find", total=len(places), unit="classes", shown=show_progress, delay_s=1) as drawn:
         for root, label, folder in places:
             before = len(found.records)
             if (root / folder).is_dir():
-                _add(found, directory, sorted(_walk(root / folder, seen)), label)
+                _add(found, directory, root / folder, seen, label)
             if len(found.records) == before:
                 # A split may lack a class of another one: then no record is left out.
                 lines = found.noted if (root / folder).is_dir() else found.others
@@ -113,14 +111,20 @@ def photo_folder(directory: Path) -> Source:
     """
     require_directory(directory)
     found = _Found()
-    _add(found, directory, sorted(_walk(directory, {})), None)
+    _add(found, directory, directory, {}, None)
     return found.source("photos", directory, ())
 
 
 def folders_of(directory: Path) -> list[str]:
     """The names of a directory's folders, sorted; not those that start with a dot."""
-    with _reading(directory), os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return [entry.name for entry in _entries(directory) if _is_folder(entry)]
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def holds_photos(directory: Path) -> bool:
@@ -128,45 +132,30 @@ def holds_photos(directory: Path) -> bool:
     return any(is_photo(path.name) for path in _walk(directory, {}))
 
 
-def _add(found: _Found, directory: Path, paths: Sequence[Path], label: int | None) -> None:
-    """Add the photos among the sorted files of a class, and name the other files."""
-    photos = [path for path in paths if is_photo(path.name)]
-    for path in paths:
+def _add(found: _Found, directory: Path, folder: Path, seen: dict[tuple[int, int], Path], label: int | None) -> None:
+    """Add the photos of a class's folder, and name the other files; mostly a key has a single photo."""
+    keyed: dict[str, list[Path]] = {}
+    for path in sorted(_walk(folder, seen)):
+        name = path.relative_to(directory)
         if not is_photo(path.name):
-            found.leave_out(path.relative_to(directory))
-    keyed = sorted(((_key(path.relative_to(directory)), path) for path in photos), key=lambda pair: pair[0])
-    for key, group in itertools.groupby(keyed, key=lambda pair: pair[0]):
-        _add_record(found, key, [path for _, path in group], directory, label)
-
-
-def _add_record(found: _Found, key: str, paths: Sequence[Path], directory: Path, label: int | None) -> None:
-    """Add the photos that have one key: mostly a single one."""
-    components: dict[str, object] = {}
-    for path in paths:
-        earlier = components.setdefault(photo_component(path.suffix[1:]), path)
-        if earlier is not path:
-            found.broken.append(
-                f"{key}: '{earlier}' and '{path}' would be one component of one key, expected one photo a key; "
-                "rename one"
-            )
-            return
-        if path.stem != Path(key).name:
-            found.noted.append(f"{key}: '{path.relative_to(directory)}' has a dot in its name, where a key would end")
-    if len(paths) > 1:
+            found.leave_out(name)
+            continue
+        key = name.with_name(name.stem.replace(".", "-")).as_posix()
+        keyed.setdefault(key, []).append(path)
+    for key, paths in sorted(keyed.items()):
+        components: dict[str, object] = {photo_component(path.suffix[1:]): path for path in paths}
         names = [str(path.relative_to(directory)) for path in paths]
-        found.doubtful[len(found.records)] = (
-            f"{key}: {len(names)} photos have this key, expected one: {shown(names)}; rename one"
-        )
-    found.records.append(Record(key=key, components=components, label=label))
-
-
-def _key(path: Path) -> str:
-    return path.with_name(path.stem.replace(".", "-")).as_posix()
-
-
-def _files_of(directory: Path) -> Iterable[Path]:
-    with _reading(directory), os.scandir(directory) as entries:
-        return sorted(Path(entry) for entry in entries if not entry.is_dir() and not entry.name.startswith("."))
+        if len(components) < len(paths):
+            found.broken.append(f"{key}: {shown(names)} would be one component of one key; rename all but one")
+            continue
+        found.noted += [
+            f"{key}: '{name}' has a dot in its name, where a key would end" for name in names if "." in Path(name).stem
+        ]
+        if len(paths) > 1:
+            found.doubtful[len(found.records)] = (
+                f"{key}: {len(names)} photos have this key, expected one: {shown(names)}; rename one"
+            )
+        found.records.append(Record(key=key, components=components, label=label))
 
 
 def _walk(folder: Path, seen: dict[tuple[int, int], Path]) -> Iterator[Path]:
@@ -174,30 +163,23 @@ def _walk(folder: Path, seen: dict[tuple[int, int], Path]) -> Iterator[Path]:
 
     ``seen`` remembers the folders of all classes: device and inode -> path.
     """
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
-        here = Path(parent)
-        earlier = seen.setdefault(_identity(here), here)
-        if earlier != here:
-            raise DataError(
-                f"'{here}' and '{earlier}' are the same folder: its photos would be packed again; remove the link"
-            )
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (here / name for name in files if not name.startswith("."))
+    found = folder.stat()
+    earlier = seen.setdefault((found.st_dev, found.st_ino), folder)
+    if earlier != folder:
+        raise DataError(
+            f"'{folder}' and '{earlier}' are the same folder: its photos would be packed again; remove the link"
+        )
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            yield from _walk(Path(entry), seen)
+        else:
+            yield Path(entry)
 
 
-@contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
+def _entries(folder: Path) -> "list[os.DirEntry[str]]":
+    """The entries of a folder that are not hidden, sorted by name."""
     try:
-        yield
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as exc:
-        _refuse(exc)
-
-
-def _refuse(exc: OSError) -> NoReturn:
-    raise StoreError(f"cannot read the folder '{exc.filename}': {exc.strerror or exc}") from exc
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    with _reading(folder):
-        found = folder.stat()
-    return found.st_dev, found.st_ino
+        raise StoreError(f"cannot read the folder '{folder}': {exc.strerror or exc}") from exc

@@ -27,8 +27,7 @@ def pets(directory: Path) -> Source:
     Raises:
         DataError: If a directory or file of this layout is missing or empty, or a row has another form.
     """
-    root = directory / "oxford-iiit-pet" if (directory / "oxford-iiit-pet").is_dir() else directory
-    require_directory(root)
+    root = pets_root(directory)
     photos = _files(root / "images", ".avif", ".heif", ".heic", ".jpg")
     trimaps = _files(root / "annotations" / "trimaps", ".png")
     rows = _read_pets_rows(root / "annotations" / "list.txt")
@@ -55,6 +54,12 @@ def pets(directory: Path) -> Source:
         skipped=skipped,
         masks=frozenset({MASK}),
     )
+
+
+def pets_root(directory: Path) -> Path:
+    """The directory that holds ``images`` and ``annotations``: the folder that torchvision makes, or ``directory``."""
+    below = directory / "oxford-iiit-pet"
+    return below if below.is_dir() else directory
 
 
 def download_pets(directory: Path) -> None:

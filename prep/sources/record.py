@@ -96,9 +96,8 @@ class Source:
     """The number of a record that can be packed but is bad, such as one with two photos -> its key and the reason."""
     noted: Sequence[str] = ()
     """Remarks on records that are packed, one line each: key and remark."""
-    unused: Mapping[str, str] = field(default_factory=dict)
-    """Columns of a table that nothing takes -> the option that takes it, such as
-    ``--component caption.txt=caption``."""
+    unused: Sequence[str] = ()
+    """Columns of a table that nothing takes."""
     reads: frozenset[str] = frozenset()
     """URLs and absolute paths of shards that are read while the records are packed: they must not be written."""
     keeps_order: bool = False
@@ -145,13 +144,9 @@ def component_names(record: Record, *, without: Set[str] = frozenset()) -> Set[s
 
 
 def require_directory(directory: Path) -> None:
-    """Refuse a directory that is missing or empty."""
-    if not directory.exists():
-        raise DataError(f"no such directory: '{directory}'")
+    """Raise `DataError` if a directory is missing."""
     if not directory.is_dir():
-        raise DataError(f"'{directory}' is a file, expected a directory")
-    if next(directory.iterdir(), None) is None:
-        raise DataError(f"'{directory}' is empty")
+        raise DataError(f"no such directory: '{directory}'")
 
 
 def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:

@@ -67,21 +67,6 @@ def read_columns(path: Path, wanted: list[str]) -> Table:
     return Table(columns=columns, where=lambda row: f"'{path}', {unit} {numbers[row]}")
 
 
-def first_row(path: Path, wanted: Sequence[str]) -> dict[str, Any]:
-    """The wanted cells of a table's first row."""
-    if not wanted:
-        return {}
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        with parquet_file(path) as file:
-            batch = next(file.iter_batches(batch_size=1, columns=list(wanted)), None)
-            rows = batch.to_pylist() if batch is not None else []
-            return rows[0] if rows else {}
-    with _reading(path):
-        _, found = next(_csv_rows(path) if suffix in _DELIMITERS else _objects(path), (0, {}))
-    return {name: found[name] for name in wanted if name in found}
-
-
 def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The number and the fields of each line that is not empty; the first line names the columns."""
     with path.open(encoding="utf-8-sig", newline="") as stream:

@@ -5,10 +5,9 @@ Only the needed columns are kept in memory; a record is made when it is used.
 
 import contextlib
 import re
-import shlex
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, overload
 
@@ -16,16 +15,8 @@ from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from dali_pipes.formats.photo_names import has_mask_word, is_mask_name
-from prep.sources.record import (
-    PHOTO_EXTENSION,
-    Record,
-    Source,
-    find_known,
-    number_classes,
-    photo_component,
-    preview,
-)
-from prep.sources.table_files import Table, column_names, first_row, read_columns
+from prep.sources.record import PHOTO_EXTENSION, Record, Source, find_known, number_classes, photo_component, preview
+from prep.sources.table_files import Table, column_names, read_columns
 from prep.tar.writer import Range
 
 # Usual names of columns, in upper or lower case. The first one that a table has is taken.
@@ -34,43 +25,67 @@ LABEL_COLUMNS = ("label", "class", "cls", "class_id", "class_name", "category", 
 KEY_COLUMNS = ("key", "__key__")
 VALUE_EXTENSIONS = frozenset({"txt", "text", "json", "jsn", "npy"})
 """Extensions of components whose columns hold contents, or paths that end in the extension."""
-_NAME_PHOTO = "--component image.jpg=COLUMN"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
-def table(
-    path: Path,
-    *,
-    components: Mapping[str, str] | None = None,
-    values: Mapping[str, str] | None = None,
-    label: str | None = None,
-    has_labels: bool | None = True,
-    key: str | None = None,
-    root: Path | None = None,
-    masks: Collection[str] | None = None,
-) -> Source:
-    """The records of a list, in its order. A missing file is found when it is packed: see ``on_bad`` of `pack`.
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """The columns of a table that become parts of samples, as a user names them."""
 
-    Args:
-        path: ``.csv`` or ``.tsv`` with a row of names first, ``.json`` (a list of objects), ``.jsonl``, ``.ndjson`` or
-            ``.parquet``.
-        components: Component -> column, of files or of contents. A photo's column holds paths: ``image.jpg`` is the
-            component's name; with ``image`` the file's extension is added: ``image.png`` for ``a.png``. A column for
-            one of `VALUE_EXTENSIONS` holds the contents themselves, ``caption.txt`` a text, ``boxes.json`` a value or
-            JSON, ``vector.npy`` a list of numbers; if all of its cells end in that extension, they are paths. Any
-            other column holds paths. If none of them is a photo (masks do not count), the photo is, as by default,
-            in the first column of `PATH_COLUMNS`, and the file's extension is its component: ``jpg`` for ``a.JPEG``.
-        values: Component -> column whose cells are contents, whatever they end in.
-        label: The column of labels; by default the first of `LABEL_COLUMNS`. If all are integers, they are class ids;
-            otherwise they are names of classes, whose ids count them in sorted order, from 0.
-        has_labels: ``False`` packs no ``cls``; ``None``: if there is a column of labels.
-        key: The column of keys; by default the first of `KEY_COLUMNS`, else the path (of the first component) as the
-            list has it, without its extension.
-        root: The directory that paths in the list start from; by default the list's own directory.
-        masks: Components that hold a class id for each pixel. They must be 8-bit grey PNGs that can be decoded, and
-            have their photo's height and width. By default they are found by their names, as in `prep verify`; a list
-            of one photo a row has no mask.
+    components: Mapping[str, str] = field(default_factory=dict)
+    """Component -> column, of files or of contents. A photo's column holds paths: ``image.jpg`` is the component's
+    name; with ``image`` the file's extension is added: ``image.png`` for ``a.png``. A column for one of
+    `VALUE_EXTENSIONS` holds the contents themselves, ``caption.txt`` a text, ``boxes.json`` a value or JSON,
+    ``vector.npy`` a list of numbers; if all of its cells end in that extension, they are paths. Any other column holds
+    paths. If none of them is a photo (masks do not count), the photo is, as by default, in the first column of
+    `PATH_COLUMNS`, and the file's extension is its component: ``jpg`` for ``a.JPEG``."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Component -> column whose cells are contents, whatever they end in."""
+    label: str | None = None
+    """The column of labels; by default the first of `LABEL_COLUMNS`. If all are integers, they are class ids; otherwise
+    they are names of classes, whose ids count them in sorted order, from 0."""
+    has_labels: bool | None = None
+    """``False`` packs no ``cls``, ``True`` needs a column of labels; by default they are packed if there is one."""
+    key: str | None = None
+    """The column of keys; by default the first of `KEY_COLUMNS`, else the path (of the first component) as the list has
+    it, without its extension."""
+    masks: tuple[str, ...] | None = None
+    """Components that hold a class id for each pixel. They must be 8-bit grey PNGs that can be decoded, and have their
+    photo's height and width. By default they are found by their names, as in `prep verify`; a list of one photo a row
+    has no mask."""
+    root: Path | None = None
+    """The directory that paths start from; by default that of the list."""
+
+    def found_in(self, names: Sequence[str], *, photo: str | None, path: Path) -> "Fields":
+        """The fields with the columns that have usual names; ``photo`` is the column of the photo by default.
+
+        Raises:
+            DataError: If a column is missing from ``names``, the columns of the file ``path``.
+        """
+        components = self.components
+        if photo is not None and photo not in components.values() and not any(map(_is_photo_name, components)):
+            components = {"": photo, **components}
+        label = None if self.has_labels is False else self.label or find_known(names, LABEL_COLUMNS)
+        if self.has_labels and label is None:
+            raise _no_column(path, names, LABEL_COLUMNS, what="labels", option="--label COLUMN, or --unlabelled")
+        found = replace(self, components=components, label=label, key=self.key or find_known(names, KEY_COLUMNS))
+        if odd := next((column for column in found.columns if column not in names), None):
+            raise DataError(f"'{path}' has no column '{odd}' (found: {', '.join(names)})")
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns, each once."""
+        others = filter(None, [self.key, self.label])
+        return list(dict.fromkeys([*self.components.values(), *self.values.values(), *others]))
+
+
+def table(path: Path, fields: Fields) -> Source:
+    """The records of a list, in its order. A missing file is found when it is packed: see ``on_bad`` of `PackJob`.
+
+    ``path`` is ``.csv`` or ``.tsv`` with a row of names first, ``.json`` (a list of objects), ``.jsonl``, ``.ndjson``
+    or ``.parquet``.
 
     Raises:
         DataError: If the file cannot be read in the format of its name, a column is missing, or a cell has a wrong
@@ -79,83 +94,34 @@ def table(
         ValueError: If the file's suffix is not known, or a mask is not a component.
     """
     names = column_names(path)
-    default = None if components else known_column(path, names, PATH_COLUMNS, what="paths", option=_NAME_PHOTO)
-    asked = Asked.of(
-        names, components=components, values=values, label=label, has_labels=has_labels, key=key, path=path,
-        photo=default or find_known(names, PATH_COLUMNS),
-    )  # fmt: skip
-    read = read_columns(path, asked.columns)
+    photo = find_known(names, PATH_COLUMNS)
+    if photo is None and not fields.components:
+        raise _no_column(path, names, PATH_COLUMNS, what="paths", option="--component image.jpg=COLUMN")
+    found = fields.found_in(names, photo=photo, path=path)
+    read = read_columns(path, found.columns)
     if not read.num_rows:
         raise DataError(f"'{path}' has no rows")
-    rest = [name for name in names if name not in asked.columns]
     return source_of(
         read,
-        asked,
+        replace(found, root=fields.root or path.parent),
         name=f"table '{path}'",
-        root=root if root is not None else path.parent,
-        masks=masks,
-        unused={column: option_for(column, cell) for column, cell in first_row(path, rest).items()},
+        unused=[name for name in names if name not in found.columns],
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The columns that become parts of samples."""
-
-    components: Mapping[str, str]
-    """Component -> column of files or of contents: see `table`. The name of the photo by default is empty."""
-    values: Mapping[str, str]
-    """Component -> column of contents."""
-    label: str | None
-    key: str | None
-
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        *,
-        components: Mapping[str, str] | None,
-        values: Mapping[str, str] | None,
-        label: str | None,
-        has_labels: bool | None,
-        key: str | None,
-        photo: str | None,
-        path: Path,
-    ) -> "Asked":
-        """The columns that a user named, and those with usual names; ``photo`` is the column of the photo by default.
-
-        Raises:
-            DataError: If a column is missing from ``names``, the columns of the file ``path``.
-        """
-        taken = dict(components or {})
-        if photo is not None and photo not in taken.values() and not any(map(_is_photo_name, taken)):
-            taken = {"": photo, **taken}
-        if has_labels is False:
-            label = None
-        elif label is None and has_labels:
-            label = known_column(path, names, LABEL_COLUMNS, what="labels", option="--label COLUMN, or --unlabelled")
-        elif label is None:
-            label = find_known(names, LABEL_COLUMNS)
-        asked = cls(components=taken, values=values or {}, label=label, key=key or find_known(names, KEY_COLUMNS))
-        if odd := next((column for column in asked.columns if column not in names), None):
-            raise DataError(f"'{path}' has no column '{odd}' (found: {', '.join(names)})")
-        return asked
-
-    @property
-    def columns(self) -> list[str]:
-        """All of them, each once."""
-        others = filter(None, [self.key, self.label])
-        return list(dict.fromkeys([*self.components.values(), *self.values.values(), *others]))
+def _no_column(path: Path, names: Sequence[str], known: Sequence[str], *, what: str, option: str) -> DataError:
+    return DataError(
+        f"'{path}' has no column of {what} by any of the names {', '.join(known)} (found: {shown(names) or 'none'}); "
+        f"name it: {option}"
+    )
 
 
 def source_of(
     read: Table,
-    asked: Asked,
+    fields: Fields,
     *,
     name: str,
-    root: Path,
-    masks: Collection[str] | None,
-    unused: Mapping[str, str],
+    unused: Sequence[str],
     classes: Mapping[int, str] | None = None,
     keys: Sequence[str] | None = None,
     broken: Sequence[str] = (),
@@ -163,31 +129,26 @@ def source_of(
     """The records of columns that were read.
 
     Args:
-        read: The columns. A cell of a file is its path, or the part itself, in ``asked.components``.
-        asked: What becomes of them.
+        read: The columns. A cell of a file is its path, or the part itself, in ``fields.components``.
+        fields: What becomes of them; all are found.
         name: Of the source.
-        root: The directory that paths start from.
-        masks: See `table`.
         unused: See `Source`.
         classes: Class ids and their names; by default the column of labels gives them.
         keys: The records' keys, if no column has them; by default the paths.
         broken: See `Source`.
     """
-    files = {name: column for name, column in asked.components.items() if _are_files(name, read.columns[column])}
+    files = {name: column for name, column in fields.components.items() if _are_files(name, read.columns[column])}
     for column in files.values():
         _check_paths(read, column)
-    labels, found = _labels(read, asked.label) if asked.label is not None else (None, {})
-    contents = {name: column for name, column in asked.components.items() if name not in files}
-    records = _Rows(
-        read, files=files, values={**contents, **asked.values}, key=asked.key, keys=keys, labels=labels, root=root
-    )
+    labels, found = _labels(read, fields.label) if fields.label is not None else (None, {})
+    contents = {name: column for name, column in fields.components.items() if name not in files}
     return Source(
         name=name,
-        records=records,
-        classes=found if classes is None or asked.label is None else classes,
+        records=_Rows(read, fields, files=files, values={**contents, **fields.values}, keys=keys, labels=labels),
+        classes=found if classes is None or fields.label is None else classes,
         numbers_classes=classes is None and any(name != str(label) for label, name in found.items()),
-        masks=_masks(read, files, masks),
-        finds_masks=masks is None,
+        masks=_masks(read, files, fields.masks),
+        finds_masks=fields.masks is None,
         unused=unused,
         broken=broken,
     )
@@ -199,16 +160,15 @@ class _Rows(Sequence[Record]):
     def __init__(
         self,
         read: Table,
+        fields: Fields,
         *,
         files: Mapping[str, str],
         values: Mapping[str, str],
-        key: str | None,
         keys: Sequence[str] | None,
         labels: "array[int] | None",
-        root: Path,
     ) -> None:
-        self._table, self._files, self._values = read, files, values
-        self._key, self._keys, self._labels, self._root = key, keys, labels, root
+        self._table, self._fields, self._files, self._values = read, fields, files, values
+        self._keys, self._labels = keys, labels
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -228,7 +188,7 @@ class _Rows(Sequence[Record]):
         components: dict[str, object] = {}
         for name, column in self._files.items():
             cell = columns[column][row]
-            content = self._root / cell if isinstance(cell, str) else cell
+            content = (self._fields.root or Path()) / cell if isinstance(cell, str) else cell
             self._add(components, row, _component(name, cell), content)
         for name, column in self._values.items():
             self._add(components, row, name, _content(name, columns[column][row], self._table.where, row))
@@ -241,8 +201,8 @@ class _Rows(Sequence[Record]):
         components[name] = content
 
     def _key_of(self, row: int) -> str:
-        if self._key is not None:
-            key = self._table.columns[self._key][row]
+        if self._fields.key is not None:
+            key = self._table.columns[self._fields.key][row]
             if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
                 raise DataError(f"{self._table.where(row)}: a key must be a text or an integer, got {preview(key)}")
             return str(key)
@@ -293,15 +253,9 @@ def _content(name: str, cell: Any, where: Callable[[int], str], row: int) -> obj
         try:
             read_json(cell)
         except ValueError as exc:
-            raise DataError(
-                f"{where(row)}: '{name}' must be JSON, got {preview(cell)}: {exc}; is it a text? call it "
-                f"{name.rpartition('.')[0] or 'caption'}.txt"
-            ) from exc
+            raise DataError(f"{where(row)}: '{name}' must be JSON, got {preview(cell)}: {exc}") from exc
     if extension == "npy" and isinstance(cell, str):
-        raise DataError(
-            f"{where(row)}: '{name}' must be a list of numbers, or the path of a file that ends in .npy in all rows, "
-            f"got {preview(cell)}"
-        )
+        raise DataError(f"{where(row)}: '{name}' must be a list of numbers or a path, got {preview(cell)}")
     if extension == "npy" and isinstance(cell, list):
         import numpy as np
 
@@ -311,13 +265,6 @@ def _content(name: str, cell: Any, where: Callable[[int], str], row: int) -> obj
             raise DataError(f"{where(row)}: '{name}' must be numbers in rows of one length: {exc}") from exc
         return array.astype(np.float32) if array.dtype == np.float64 else array
     return cell
-
-
-def option_for(column: str, cell: object) -> str:
-    """The option that would take a column, by one of its cells; a `Path` stands for any file."""
-    is_path = isinstance(cell, Path) or (isinstance(cell, str) and is_photo(cell) and "." in cell)
-    extension = "" if is_path else ".txt" if isinstance(cell, str) else ".json"
-    return f"--component {shlex.quote(f'{column}{extension}={column}')}"
 
 
 def _check_paths(read: Table, column: str) -> None:
@@ -331,7 +278,7 @@ def _check_paths(read: Table, column: str) -> None:
             )
 
 
-def _masks(read: Table, files: Mapping[str, str], masks: Collection[str] | None) -> frozenset[str]:
+def _masks(read: Table, files: Mapping[str, str], masks: Sequence[str] | None) -> frozenset[str]:
     # The extensions of components may differ from row to row.
     columns = [(name, read.columns[column]) for name, column in files.items()]
     rows = range(read.num_rows) if len(columns) > 1 or masks else range(0)
@@ -361,14 +308,3 @@ def _labels(read: Table, column: str) -> "tuple[array[int], dict[int, str]]":
     # In a typed table, a number among names is a name, too.
     numbers = number_classes(map(str, cells))
     return array("q", (numbers[str(cell)] for cell in cells)), {number: name for name, number in numbers.items()}
-
-
-def known_column(path: Path, names: Sequence[str], known: Sequence[str], *, what: str, option: str) -> str:
-    """The column of a file that has the first of the ``known`` names; `DataError` if none has."""
-    found = find_known(names, known)
-    if found is None:
-        raise DataError(
-            f"'{path}' has no column of {what} by any of the names {', '.join(known)} (found: "
-            f"{shown(names) or 'none'}); name it: {option}"
-        )
-    return found

@@ -21,10 +21,9 @@ from prep.sources.demo_photos import demo_photos
 from prep.sources.imagefolder import imagefolder
 from prep.sources.pets import pets
 from prep.sources.record import Source
-from prep.sources.tables import table
 from prep.sources.tars import tars
 from tests.builders import pack
-from tests.sources import encode_photo, write_pets
+from tests.sources import encode_photo, table, write_pets
 
 # Modules that are programs: importing one runs it.
 PROGRAMS = {"prep.__main__"}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from dali_pipes.errors import PipesError
-from prep.sources.hf import hf
 from prep.sources.record import as_entry
 from prep.tar.writer import Range
 from tests.fuzz.target import BrokenPromiseError, Target
+from tests.sources import hf
 
 ROWS = [
     {

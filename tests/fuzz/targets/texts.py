@@ -19,9 +19,9 @@ from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
 from prep.shuffle.dsort import read_spec
 from prep.shuffle.key_map import parse_key_map
-from prep.sources.tables import table
 from tests.fuzz.seeds.texts import SHARD, texts
 from tests.fuzz.target import BrokenPromiseError, Target
+from tests.sources import table
 
 SPECS = ("spec.json", "spec.yaml")
 TABLES = ("t.csv", "t.tsv", "t.json", "t.jsonl")

@@ -53,7 +53,7 @@ def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_
     """What it prints to stdout is a program that runs; the rest is said on stderr."""
     done = _make(photos, tmp_path / "out", "--split", SHARES)
     for said in (
-        "is class folders: 2 classes ('cat', 'dog')",
+        "is class folders: 'cat', 'dog'",
         "1  no pictures: .db: not a photo by its extension",
         "pack: wrote 1 shard, 40 samples",
         "shuffle: shuffled 1 shard into ",
@@ -227,7 +227,7 @@ def test_splits_of_the_source_are_kept(photos: Path, tmp_path: Path) -> None:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(path.read_bytes())
     found = _json(*QUICK, tmp_path / "in", tmp_path / "out", "--max-bad", "0")
-    assert found["source"]["text"] == "class folders: 2 classes ('cat', 'dog'), splits 'test', 'train'"
+    assert found["source"]["text"] == "class folders: 'cat', 'dog', splits 'test', 'train'"
     assert [made["split"] for made in found["sets"]] == ["test", "train"]
     with tarfile.open(tmp_path / "out" / "test-000000.tar") as archive:
         labels = {
@@ -302,9 +302,9 @@ def test_every_kind_of_source_loads(kind: str, photos: Path, tmp_path: Path) -> 
 def test_options_of_tables_pass_through(tmp_path: Path) -> None:
     source = _write_hf(tmp_path / "hf")
     said = _make(*QUICK, source, tmp_path / "out").stderr
-    assert "not packed: text; to take it: --component text.txt=text" in said
+    assert "columns not packed: text; to take one: --component NAME=COLUMN" in said
     found = _json(*QUICK, source, tmp_path / "with", "--component", "text.txt=text", "--unlabelled")
-    assert found["pack"]["unused"] == {"label": "--component label.json=label"}
+    assert found["pack"]["unused"] == ["label"]
     assert run_program(found["python"])[1] == repr({"image": (9, 3, 224, 224)})
     with tarfile.open(tmp_path / "with" / "shuffled-000000.tar") as archive:
         assert {name.partition(".")[2] for name in archive.getnames()} == {"jpg", "text.txt"}
@@ -387,7 +387,11 @@ def test_two_components_that_may_be_the_photo_are_named_in_the_program(tmp_path:
         (["photos", "photos/out"], ValueError, r"DEST 'photos/out' lies in SOURCE 'photos'"),
         (["photos", "photos"], ValueError, r"lies in SOURCE"),
         (["photos", "photos/x-"], ValueError, r"lies in SOURCE"),
-        (["photos", "out", "--label", "a"], ValueError, r"'photos' is class folders: .*; --label does not go with"),
+        (
+            ["photos", "out", "--label", "a"],
+            ValueError,
+            r"'photos' is class folders: .*; --component, .* are for tables",
+        ),
         (["photos", "out", "--split", "train=0.9"], ValueError, r"shares must be positive and sum up to 1"),
         (["nothing", "out"], DataError, r"no such file or directory: 'nothing'"),
         (["photos", "out", "--split", "samples=0.5,b=0.5"], ValueError, r"a split cannot be called 'samples'"),

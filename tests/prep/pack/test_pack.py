@@ -2,7 +2,6 @@ import json
 import os
 import re
 import signal
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from prep.pack.target import ShardPlan, plan_shards
 from prep.sources.imagefolder import imagefolder
 from prep.sources.pets import pets
 from prep.sources.record import Record, Source
-from prep.tar.writer import Range, tar_bytes
+from prep.tar.writer import Range
 from tests.builders import pack
 from tests.sources import encode_mask, encode_photo, make_source, start_python, write_pets
 from tests.turned_photos import exif_block, with_exif
@@ -75,17 +74,6 @@ def test_pack_is_read_back_by_webdataset_byte_for_byte(store: Store, tmp_path: P
     assert json.loads(store.read("samples-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
 
 
-def test_pack_photos_keep_their_original_bytes(tmp_path: Path) -> None:
-    source = pets(write_pets(tmp_path / "in", {"Abyssinian_1": 1, "beagle_1": 5}))
-    store = LocalStore(tmp_path / "out")
-    samples = _read_back(store, pack(source, store=store).shards, tmp_path / "read")
-    assert [sample["cls"] for sample in samples] == [b"1", b"5"]
-    for sample in samples:
-        assert sample["image.jpg"] == (tmp_path / "in" / "images" / f"{sample['__key__']}.jpg").read_bytes()
-        trimap = tmp_path / "in" / "annotations" / "trimaps" / f"{sample['__key__']}.png"
-        assert sample["trimap.png"] == trimap.read_bytes()
-
-
 def test_pack_long_and_unusual_keys_are_indexed_and_planned_to_the_byte(tmp_path: Path) -> None:
     keys = ["x" * 90, "a/" + "y" * 150, "ä/ö", "with space/1", "z" * 300]
     source = _source(*(_record(key, image_jpg=encode_photo()) for key in keys))
@@ -95,24 +83,6 @@ def test_pack_long_and_unusual_keys_are_indexed_and_planned_to_the_byte(tmp_path
     manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
     assert manifest.num_samples == len(keys)
     assert manifest.classes == {0: "zero"}
-
-
-def test_pack_same_records_give_same_bytes(tmp_path: Path) -> None:
-    first, second = LocalStore(tmp_path / "1"), LocalStore(tmp_path / "2")
-    for store in (first, second):
-        pack(make_source(9), store=store, max_count=4)
-    assert _contents(first) == _contents(second)
-
-
-def test_pack_members_carry_no_time_owner_or_name(tmp_path: Path) -> None:
-    pack(make_source(2), store=LocalStore(tmp_path))
-    with tarfile.open(tmp_path / "samples-000000.tar") as archive:
-        assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in archive} == {(0, 0, 0, "", "", 0o644)}
-
-
-def test_pack_into_a_directory_with_a_percent_sign(tmp_path: Path) -> None:
-    pack(make_source(4), store=LocalStore(tmp_path / "100%d"), max_count=2)
-    assert len(list((tmp_path / "100%d").glob("samples-00000?.tar"))) == 2
 
 
 def test_pack_dry_run_writes_nothing_and_tells_the_same(store: Store) -> None:
@@ -165,33 +135,13 @@ def test_plan_shards_beyond_six_digits_says_what_to_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "expected"),
-    [
-        ("a.jpg", 0, 512),
-        ("a.jpg", 1, 1024),
-        ("a.jpg", 512, 1024),
-        ("a.jpg", 513, 1536),
-        ("x" * 100, 1, 1024),
-        ("x" * 101, 1, 1024 + 1024),  # PAX: a header and a record of its own
-        ("ä.jpg", 1, 1024 + 1024),
-    ],
-)
-def test_tar_bytes_counts_headers_and_blocks(name: str, size: int, expected: int) -> None:
-    assert tar_bytes(name, size) == expected
-
-
-@pytest.mark.parametrize(
     ("url", "store_url", "prefix"),
     [
         ("ais://pets", "ais://pets", "samples-"),
-        ("ais://pets/", "ais://pets", "samples-"),
         ("ais://pets/train-", "ais://pets", "train-"),
         ("ais://pets/a/train_", "ais://pets", "a/train_"),
         ("ais://pets/train", "ais://pets", "train/samples-"),
-        ("ais://pets/train/", "ais://pets", "train/samples-"),
         ("out", "out", "samples-"),
-        ("out/", "out", "samples-"),
-        ("out/train-", "out", "train-"),
         ("/a/b_", "/a", "b_"),
     ],
 )
@@ -200,21 +150,13 @@ def test_open_target_tells_folder_from_prefix(url: str, store_url: str, prefix: 
     assert (store.url, found) == (store_url, prefix)
 
 
-def test_open_target_of_an_existing_directory_that_ends_in_a_dash_is_that_directory(tmp_path: Path) -> None:
-    (tmp_path / "out-").mkdir()
-    store, prefix = open_target(f"{tmp_path}/out-", endpoint=None)
-    assert (store.url, prefix) == (f"{tmp_path}/out-", "samples-")
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("ais://pets/a-{0..1}.tar", "names shards; expected a folder or what the shards"),
-        ("a.tar", "names shards"),
         ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
         ("ais://pets", "no endpoint is given; set AIS_ENDPOINT"),
         ("http://pets/a-", "nothing can be written by http://; expected ais://, s3://, gs://, az:// or a directory"),
-        ("ftp://pets", "ftp:// is not supported; expected ais://"),
     ],
 )
 def test_open_target_that_is_no_prefix_is_an_error(url: str, message: str) -> None:
@@ -256,22 +198,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("components", "reason"), BAD)
-def test_pack_bad_record_fails_before_anything_is_written(
-    components: dict[str, bytes], reason: str, tmp_path: Path
-) -> None:
-    source = _source(_record("good", jpg=encode_photo()), _record("bad", **components))
-    with pytest.raises(DataError, match=f"1 of 2 records of made up are bad: bad: {re.escape(reason)}.*--on-bad skip"):
-        pack(source, store=LocalStore(tmp_path / "out"))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("components", "reason"), BAD)
 @pytest.mark.parametrize("on_bad", ["skip", "keep"])
 def test_pack_bad_record_is_skipped_or_kept_and_named(
     on_bad: OnBad, components: dict[str, bytes], reason: str, tmp_path: Path
 ) -> None:
     source = _source(_record("good", jpg=encode_photo()), _record("bad", **components), _record("good2", json=b"1"))
     store = LocalStore(tmp_path / "out")
+    with pytest.raises(DataError, match=f"1 of 3 records of made up are bad: bad: {re.escape(reason)}.*--on-bad skip"):
+        pack(source, store=store)
+    assert list(tmp_path.iterdir()) == []
     report = pack(source, store=store, on_bad=on_bad)
     named = {"skip": report.skipped, "keep": report.kept}
     assert len(named[on_bad]) == 1
@@ -284,17 +219,11 @@ def test_pack_bad_record_is_skipped_or_kept_and_named(
 
 
 @pytest.mark.parametrize(
-    ("extension", "photo"),
-    [("jpg", encode_photo()), ("jpeg", encode_photo()), ("png", RGBA_PNG), ("webp", encode_photo("webp"))],
-)
-def test_pack_photo_that_is_what_its_extension_says_is_good(extension: str, photo: bytes, tmp_path: Path) -> None:
-    record = Record(key="a", components={extension: photo, "trimap.png": encode_mask()}, label=0)
-    assert pack(_source(record), store=LocalStore(tmp_path)).num_samples == 1
-
-
-@pytest.mark.parametrize(
     ("extension", "photo", "note"),
     [
+        ("jpeg", encode_photo(), None),
+        ("png", RGBA_PNG, None),
+        ("webp", encode_photo("webp"), None),
         ("jpg", PNG, "a: jpg is a PNG"),
         ("png", encode_photo("jpg"), "a: png is a JPEG"),
         ("jpg", encode_photo("webp"), "a: jpg is a WEBP"),
@@ -302,11 +231,11 @@ def test_pack_photo_that_is_what_its_extension_says_is_good(extension: str, phot
     ],
 )
 def test_pack_photo_in_another_format_that_dali_decodes_is_packed_and_noted(
-    extension: str, photo: bytes, note: str, tmp_path: Path
+    extension: str, photo: bytes, note: str | None, tmp_path: Path
 ) -> None:
     """Its bytes and its name stay as they are."""
     report = pack(_source(_record("a", **{extension: photo})), store=LocalStore(tmp_path / "out"))
-    assert (report.noted, report.skipped, report.kept) == ((note,), (), ())
+    assert (report.noted, report.skipped, report.kept) == ((note,) if note else (), (), ())
     [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
     assert sample[extension] == photo
 
@@ -322,13 +251,6 @@ def test_pack_keeps_the_orientations_of_photos_and_masks(tmp_path: Path) -> None
     pack(_source(*records), store=LocalStore(tmp_path))
     manifest = index_shards(resolve_shards(tmp_path, endpoint=None))
     assert manifest.turned == {"jpg": 2, "trimap.png": 1}
-
-
-def test_pack_pets_sample_as_it_is_notes_the_png(pets_dir: Path, tmp_path: Path) -> None:
-    report = pack(pets(pets_dir), store=LocalStore(tmp_path), max_count=80)
-    assert (report.num_samples, len(report.shards)) == (292, 4)
-    assert report.skipped == ("Abyssinian_34: no row in list.txt", "Abyssinian_82: no row in list.txt")
-    assert report.noted == ("Abyssinian_5: image.jpg is a PNG",)
 
 
 def test_pack_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
@@ -352,15 +274,6 @@ def test_pack_prefix_that_leads_into_another_bucket_is_refused() -> None:
         pack(make_source(1), store=AisStore("http://127.0.0.1:1", "pets"), prefix="../photos/a-")
 
 
-def test_pack_gif_under_a_jpg_name_in_an_imagefolder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "in" / "cat").mkdir(parents=True)
-    (tmp_path / "in" / "cat" / "1.jpg").write_bytes(GIF)
-    with pytest.raises(DataError, match=r"cat/1: jpg holds a GIF, expected JPEG"):
-        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))
-    with pytest.raises(DataError, match=r"no record is left to pack; cat/1: jpg holds a GIF"):
-        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"), on_bad="skip")
-
-
 @pytest.mark.parametrize(
     ("records", "message"),
     [
@@ -381,11 +294,9 @@ def test_pack_records_that_could_not_be_read_back_are_an_error(
     ("options", "message"),
     [
         ({"max_count": 0}, "max_count must be positive, got 0"),
-        ({"max_bytes": -1}, "max_bytes must be positive, got -1"),
         ({"on_bad": "ignore"}, "on_bad must be one of fail, skip, keep, got 'ignore'"),
         ({"jobs": 0}, "jobs must be positive, got 0"),
         ({"prefix": ""}, "prefix must end in a name's start that is not a digit"),
-        ({"prefix": "a/"}, "prefix must end in"),
         ({"prefix": "v2"}, "prefix must end in"),  # v2000000.tar: where does the number start?
     ],
 )
@@ -410,7 +321,8 @@ def _with_lost_files(folder: Path) -> Source:
     return replace(_source(*records), masks=frozenset({"trimap.png"}))
 
 
-def test_pack_files_that_cannot_be_read_fail_before_anything_is_written(tmp_path: Path) -> None:
+def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_path: Path) -> None:
+    """What is kept is what is there, planned to the byte; of a record with no file at all there is nothing to keep."""
     source = _with_lost_files(tmp_path)
     with pytest.raises(
         DataError,
@@ -420,11 +332,6 @@ def test_pack_files_that_cannot_be_read_fail_before_anything_is_written(tmp_path
     ):
         pack(source, store=LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_path: Path) -> None:
-    """What is kept is what is there, planned to the byte; of a record with no file at all there is nothing to keep."""
-    source = _with_lost_files(tmp_path)
     skipping = pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip")
     assert [text[:10] for text in skipping.skipped] == ["b: jpg: ca", "c: trimap.", "d: jpg: ca"]
     assert (skipping.num_samples, skipping.kept) == (1, ())
@@ -442,13 +349,6 @@ def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_pat
         ["__key__", "cls", "jpg", "json"],
     ]
     assert keeping.num_bytes == sum(entry.size for entry in store.list("samples-0"))
-
-
-@pytest.mark.parametrize("on_bad", ["skip", "keep"])
-def test_pack_of_files_none_of_which_is_there_leaves_no_record(on_bad: OnBad, tmp_path: Path) -> None:
-    record = Record(key="a", components={"jpg": tmp_path / "gone.jpg"}, label=0)
-    with pytest.raises(DataError, match=r"no record is left to pack; a: jpg: cannot read '.*gone\.jpg': No such file"):
-        pack(_source(record), store=LocalStore(tmp_path), on_bad=on_bad)
 
 
 def test_pack_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,12 +495,6 @@ def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: P
     assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
 
 
-def test_pack_needs_no_temporary_directory(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards are streamed to where they go: there is no second copy."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    assert pack(make_source(4), store=store).num_written == 1
-
-
 # Several at a time
 
 
@@ -728,13 +622,6 @@ def test_pack_broken_records_of_a_source_are_an_error_unless_skipped(tmp_path: P
     assert not (tmp_path / "out").exists()
     report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip")
     assert (report.num_samples, report.skipped) == (4, tuple(source.broken))
-
-
-def test_pack_without_labels_has_no_cls(tmp_path: Path) -> None:
-    record = Record(key="a", components={"jpg": encode_photo()}, label=None)
-    report = pack(_source(record), store=LocalStore(tmp_path / "out"))
-    [sample] = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
-    assert set(sample) == {"__key__", "jpg"}
 
 
 def test_pack_to_an_endpoint_that_dies_says_so_and_is_finished_later(tmp_path: Path) -> None:

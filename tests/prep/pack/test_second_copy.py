@@ -1,19 +1,16 @@
 """A second copy of what is packed: the same bytes, whole or not at all, and finished by running it again."""
 
-import errno
-import os
-import pickle
+import contextlib
 import shutil
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -101,12 +98,6 @@ def test_copy_where_other_shards_are_is_refused_or_replaced(store: Store, tmp_pa
     assert _contents(LocalStore(copy)) == _contents(store) | kept
 
 
-def test_copy_of_a_dry_run_is_not_made(store: Store, tmp_path: Path) -> None:
-    report = pack(make_source(10), store=store, max_count=4, copy=tmp_path / "copy", dry_run=True)
-    assert (report.num_written, report.num_copied, report.copy) == (0, 0, str(tmp_path / "copy"))
-    assert not (tmp_path / "copy").exists()
-
-
 def test_copy_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path / "out")
     with pytest.raises(ValueError, match=r"copy must be another directory than that of the pack, got '.*/out' twice"):
@@ -136,62 +127,30 @@ def test_copy_of_a_pack_that_fails_leaves_no_part(
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["samples-written.json"]
 
 
-# One stream, two places
+class _Store:
+    """A store that breaks off and tries again, and then takes half."""
 
-PIECES = [b"one", b"two" * 50_000, b"three"]
-NUM_BYTES = sum(map(len, PIECES))
-
-
-def _chunks() -> Iterable[memoryview]:
-    return (memoryview(piece) for piece in PIECES)
-
-
-def _refuse_unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
-
-    def refusing(path: str, flags: int, *rest: int) -> int:
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return opened(path, flags, *rest)
-
-    monkeypatch.setattr("os.open", refusing)
-
-
-class _Twice:
-    """A store that breaks off and tries again."""
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         next(iter(chunks()))
+        if self._fails:
+            raise StoreError("no more room in the bucket")
         self.received = b"".join(map(bytes, chunks()))
 
 
-class _Failing:
-    """A store that takes half."""
-
-    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> NoReturn:
-        stream = iter(chunks())
-        next(stream), next(stream)
-        raise StoreError("no more room in the bucket")
-
-
-@pytest.mark.parametrize("is_named", [False, True])
-def test_copied_target_keeps_the_last_attempt_or_none(
-    tmp_path: Path, is_named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On file systems with files without names, and on others; a copy that is there is replaced only when all is."""
-    if is_named:
-        _refuse_unnamed(monkeypatch)
-    copy, twice = LocalStore(tmp_path / "copy"), _Twice()
-    for _ in range(2):
-        CopiedTarget(target=twice, directory=copy.directory).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
-        assert twice.received == b"".join(PIECES) == copy.read("a/x.tar")
-    copy.write("a/x.tar", b"before")
-    with pytest.raises(StoreError, match="no more room in the bucket"):
-        CopiedTarget(target=_Failing(), directory=copy.directory).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
-    assert [path.name for path in (tmp_path / "copy" / "a").iterdir()] == ["x.tar"]
-    assert copy.read("a/x.tar") == b"before"
-    CopiedTarget(target=None, directory=copy.directory).write_stream("a/x.tar", _chunks, num_bytes=NUM_BYTES)
-    assert copy.read("a/x.tar") == b"".join(PIECES)
+def test_copy_is_that_of_the_last_attempt_or_none(tmp_path: Path) -> None:
+    """A copy that is there is replaced only when all is."""
+    pieces = [b"one", b"two" * 50_000, b"three"]
+    options: dict[str, Any] = {"num_bytes": sum(map(len, pieces))}
+    for fails, expected in ((False, b"".join(pieces)), (True, b"before")):
+        (tmp_path / "x.tar").write_bytes(b"before")
+        target = CopiedTarget(target=_Store(fails=fails), directory=tmp_path)
+        with pytest.raises(StoreError, match="no more room") if fails else contextlib.nullcontext():
+            target.write_stream("x.tar", lambda: map(memoryview, pieces), **options)
+        assert (tmp_path / "x.tar").read_bytes() == expected
+        assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
 
 
 KILLED = """
@@ -230,11 +189,3 @@ def test_copied_target_on_a_disk_that_takes_no_more_names_the_copy(tmp_path: Pat
     assert f"StoreError: cannot write the copy '{tmp_path}/x.tar': File too large" in process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_copy_by_the_sdk_of_a_bucket_survives_a_worker(bucket: AisStore, tmp_path: Path) -> None:
-    """What a worker is sent: without what is open."""
-    bucket.create()
-    sent = pickle.loads(pickle.dumps(CopiedTarget(target=bucket.access(), directory=tmp_path)))
-    sent.write_stream("x.tar", _chunks, num_bytes=NUM_BYTES)
-    assert bucket.read("x.tar") == (tmp_path / "x.tar").read_bytes() == b"".join(PIECES)

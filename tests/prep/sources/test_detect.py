@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import DataError
-from prep.sources.detect import Detected, detect
+from prep.sources.detect import detect
+from prep.sources.tables import Fields
 from tests.sources import encode_photo, write_pets
 
 
@@ -24,12 +25,11 @@ def write(root: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("names", "kind", "text", "splits"),
     [
-        (["cat/1.jpg", "dog/2.JPEG"], "imagefolder", "class folders: 2 classes ('cat', 'dog')", ()),
-        (["cat/deep/1.jpg", "dog/2.jpg", "notes/x.txt"], "imagefolder", "class folders: 2 classes ('cat', 'dog')", ()),
+        (["cat/deep/1.jpg", "dog/2.JPEG", "notes/x.txt"], "imagefolder", "class folders: 'cat', 'dog'", ()),
         (
             ["train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg"],
             "imagefolder",
-            "class folders: 2 classes ('cat', 'dog'), splits 'train', 'val'",
+            "class folders: 'cat', 'dog', splits 'train', 'val'",
             ("train", "val"),
         ),
         (
@@ -38,13 +38,12 @@ def write(root: Path, *names: str) -> Path:
             "photos without classes, splits 'train2017', 'val2017'",
             ("train2017", "val2017"),
         ),
-        (["with_mask/1.jpg", "masks/1.jpg"], "imagefolder", "class folders: 2 classes ('masks', 'with_mask')", ()),
+        (["with_mask/1.jpg", "masks/1.jpg"], "imagefolder", "class folders: 'masks', 'with_mask'", ()),
         (["train/1.jpg", "test/2.jpg"], "photos", "photos without classes, splits 'test', 'train'", ("test", "train")),
-        (["1.jpg", "2.png", "Thumbs.db"], "photos", "2 photos without classes", ()),
+        (["1.jpg", "2.png", "Thumbs.db"], "photos", "photos without classes", ()),
         (["2019/1.jpg"], "photos", "photos without classes, in the folder '2019'", ()),
         (["list.csv"], "table", "the table 'list.csv' with the columns path, label", ()),
-        (["a-0.tar", "a-1.tar", "a-manifest.safetensors"], "tars", "2 tars", ()),
-        (["a-0.tgz"], "tars", "1 tar", ()),
+        (["a-0.tar", "a-1.tar", "a-manifest.safetensors"], "tars", "tars", ()),
     ],
 )
 def test_directory_is_known_by_its_files(
@@ -74,17 +73,14 @@ def test_files_prefixes_and_urls_are_known_by_their_names(tmp_path: Path) -> Non
     [
         (
             ["cat/1.jpg", "dog/2.jpg", "3.jpg"],
-            r"may be several things: class folders: 2 classes \('cat', 'dog'\) \(--kind imagefolder\); photos without "
+            r"may be several things: class folders: 'cat', 'dog' \(--kind imagefolder\); photos without "
             r"classes \(--kind photos\); say which with --kind; .* pack imagefolder .* dali-pipes prep pack photos",
         ),
         (["images/1.jpg", "images/2.jpg", "train.csv"], r"the table 'train\.csv' .* \(--kind table\); photos without"),
-        (["images/1.jpg", "masks/1.png"], r"2 classes \('images', 'masks'\) .*; photos without"),
+        (["images/1.jpg", "masks/1.png"], r"class folders: 'images', 'masks' .*; photos without"),
         (["photos/cat/1.jpg"], r"photos without classes, in the folder 'photos' .*; one class 'photos'"),
-        (["a-0.tar", "cat/1.jpg", "dog/1.jpg"], r"1 tar \(--kind tars\); class folders"),
-        (
-            ["a.txt", "b.txt", "c/d.mov"],
-            r"is no source that is known: looked for class folders .*; found 2 \.txt, 1 fold",
-        ),
+        (["a-0.tar", "cat/1.jpg", "dog/1.jpg"], r"tars \(--kind tars\); class folders"),
+        (["a.txt", "b.txt", "c/d.mov"], r"is no source that is known: looked for class folders .*, a table of paths"),
         (["train/cat/1.jpg", "test/2.jpg"], r"'train' has folders of classes, and 'test' has photos without them"),
     ],
 )
@@ -107,14 +103,14 @@ def test_kind_decides_and_must_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "folder", "kind", "text"),
     [
-        (["cat/1.jpg"], "", "imagefolder", "class folders: 1 class ('cat')"),
-        (["cat/old/1.jpg"], "", "imagefolder", "class folders: 1 class ('cat')"),  # else photos, or one class
-        (["train/1.jpg"], "", "imagefolder", "class folders: 1 class ('train')"),  # else a split
-        (["cat/1.jpg", "cat/old/2.jpg"], "cat", "imagefolder", "1 photo of the class 'cat'"),
-        (["fox/1.jpg"], "", "imagefolder", "class folders: 1 class ('fox')"),  # a new class, as one of several would be
+        (["cat/1.jpg"], "", "imagefolder", "class folders: 'cat'"),
+        (["cat/old/1.jpg"], "", "imagefolder", "class folders: 'cat'"),  # else photos, or one class
+        (["train/1.jpg"], "", "imagefolder", "class folders: 'train'"),  # else a split
+        (["cat/1.jpg", "cat/old/2.jpg"], "cat", "imagefolder", "photos of the class 'cat'"),
+        (["fox/1.jpg"], "", "imagefolder", "class folders: 'fox'"),  # a new class, as one of several would be
         (["images/1.jpg"], "", "photos", "photos without classes, in the folder 'images'"),
         (["val/1.jpg"], "", "photos", "photos without classes, splits 'val'"),
-        (["fox/1.jpg"], "fox", "photos", "1 photo without classes"),
+        (["fox/1.jpg"], "fox", "photos", "photos without classes"),
     ],
 )
 def test_classes_of_a_data_set_decide(tmp_path: Path, names: list[str], folder: str, kind: str, text: str) -> None:
@@ -123,12 +119,11 @@ def test_classes_of_a_data_set_decide(tmp_path: Path, names: list[str], folder: 
     assert (found.kind, found.text) == (kind, text)
 
 
-def test_options_that_a_kind_does_not_take_are_refused(tmp_path: Path) -> None:
+def test_columns_are_refused_where_there_are_none(tmp_path: Path) -> None:
     """In silence, --label would change nothing."""
     found = detect(str(write(tmp_path, "cat/1.jpg", "dog/2.jpg")))
-    fields = {"label": "class", "components": {}, "key": None, "masks": ["m.png"]}
-    with pytest.raises(ValueError, match=r"is class folders: .*; --label, --mask do not go with imagefolder"):
-        found.open(fields=fields)
+    for fields in (Fields(label="class"), Fields(masks=("m.png",)), Fields(has_labels=False)):
+        with pytest.raises(ValueError, match=r"is class folders: .*; --component, .* are for tables and Parquet files"):
+            found.open(fields=fields)
     table = detect(str(write(tmp_path / "t", "list.csv", "1.jpg", "2.jpg")), kind="table")
-    assert isinstance(table, Detected)
-    assert table.open(fields={"has_labels": False, "components": None}).classes == {}
+    assert table.open(fields=Fields(has_labels=False)).classes == {}

@@ -1,10 +1,12 @@
+import itertools
+import os
+import socket
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dali_pipes.errors import DataError, PipesError
+from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -12,6 +14,7 @@ from prep.left_out import MaxBad
 from prep.sources.imagefolder import imagefolder, photo_folder
 from prep.sources.pets import download_pets, pets
 from tests.builders import pack
+from tests.prep.commands.calls import run_prep
 from tests.sources import encode_photo, write_pets
 
 NAMES = {"Abyssinian_2": 1, "Abyssinian_10": 1, "great_pyrenees_7": 16}
@@ -43,11 +46,6 @@ def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) ->
     ]
 
 
-def test_pets_below_torchvision_folder_is_found(tmp_path: Path) -> None:
-    write_pets(tmp_path / "oxford-iiit-pet", NAMES)
-    assert len(pets(tmp_path).records) == 3
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -67,61 +65,21 @@ def test_pets_bad_row_is_named_by_file_and_line(tmp_path: Path, row: str, messag
         pets(tmp_path)
 
 
-def _remove_photos(root: Path) -> None:
-    for path in (root / "images").iterdir():
-        path.rename(path.with_suffix(".jpeg"))
-
-
-def _remove_list(root: Path) -> None:
-    (root / "annotations" / "list.txt").unlink()
-
-
-def _empty_list(root: Path) -> None:
-    (root / "annotations" / "list.txt").write_text("#\n\n")
-
-
-def _other_names(root: Path) -> None:
-    (root / "annotations" / "list.txt").write_text("nope_1 1 1 1\n")
-
-
-def _no_trimaps(root: Path) -> None:
-    (root / "annotations" / "trimaps").rename(root / "moved")
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("gone", "message"),
     [
-        (_remove_photos, r"images' holds no \.jpg"),
-        (_remove_list, "cannot read '.*list.txt', which names the records"),
-        (_empty_list, "list.txt' holds no rows"),
-        (_other_names, "holds no complete record: nope_1: no photo and no trimap; Abyssinian_10: no row"),
-        (_no_trimaps, "no such directory: '.*annotations/trimaps'"),
+        ("images", r"no such directory: '.*/images'"),
+        ("images/*", r"images' holds no \.jpg"),
+        ("annotations/list.txt", "cannot read '.*list.txt', which names the records"),
+        ("annotations/trimaps", "no such directory: '.*annotations/trimaps'"),
+        ("annotations/trimaps/*", "holds no complete record: Abyssinian_2: no trimap"),
     ],
 )
-def test_pets_incomplete_layout_says_what_is_missing(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
-    damage(write_pets(tmp_path, NAMES))
+def test_pets_incomplete_layout_says_what_is_missing(tmp_path: Path, gone: str, message: str) -> None:
+    for number, path in enumerate(write_pets(tmp_path / "pets", NAMES).glob(gone)):
+        path.rename(tmp_path / f"{number}")
     with pytest.raises(DataError, match=message):
-        pets(tmp_path)
-
-
-@pytest.mark.parametrize("read", [pets, imagefolder])
-def test_source_directory_absent_empty_or_a_file_is_named(read: Callable[[Path], object], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such directory: '.*/nope'"):
-        read(tmp_path / "nope")
-    with pytest.raises(DataError, match=f"'{tmp_path}' is empty"):
-        read(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file' is a file, expected a directory"):
-        read(tmp_path / "file")
-
-
-def test_pets_sample_has_292_records_and_names_two_photos(pets_dir: Path) -> None:
-    source = pets(pets_dir)
-    assert len(source.records) == 292
-    assert list(source.skipped) == ["Abyssinian_34: no row in list.txt", "Abyssinian_82: no row in list.txt"]
-    assert (source.classes[1], source.classes[16]) == ("Abyssinian", "great_pyrenees")
+        pets(tmp_path / "pets")
 
 
 def test_download_pets_that_fails_says_where_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +95,7 @@ def test_download_pets_that_fails_says_where_to(tmp_path: Path, monkeypatch: pyt
         download_pets(tmp_path / "new")
 
 
-def _write_photos(root: Path, *names: str) -> Path:
+def write_photos(root: Path, *names: str) -> Path:
     for number, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(encode_photo(seed=number))
@@ -145,12 +103,12 @@ def _write_photos(root: Path, *names: str) -> Path:
 
 
 def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> None:
-    _write_photos(tmp_path, "dog/b.jpg", "dog/a.JPG", "cat 1/deep/x.png", "cat 1/a.webp")
+    write_photos(tmp_path, "dog/b.jpg", "dog/a.JPEG", "cat 1/deep/x.png", "cat 1/a.webp")
     source = imagefolder(tmp_path)
     assert [(record.key, *record.components, record.label) for record in source.records] == [
         ("cat 1/a", "webp", 0),
         ("cat 1/deep/x", "png", 0),
-        ("dog/a", "jpg", 1),  # lower-cased
+        ("dog/a", "jpg", 1),  # one name for all extensions of JPEG
         ("dog/b", "jpg", 1),
     ]
     assert source.classes == {0: "cat 1", 1: "dog"}
@@ -158,8 +116,8 @@ def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> Non
 
 
 def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
-    _write_photos(tmp_path, "a/1.jpg", "a/2.CR2", "a/notes.txt", "a/.DS_Store", "a/.cache/2.jpg", "a/LICENCE")
-    _write_photos(tmp_path, "top.jpg", "Thumbs.db", ".git/x.jpg")
+    write_photos(tmp_path, "a/1.jpg", "a/2.CR2", "a/notes.txt", "a/.DS_Store", "a/.cache/2.jpg", "a/LICENCE")
+    write_photos(tmp_path, "top.jpg", "Thumbs.db", ".git/x.jpg")
     (tmp_path / "b").mkdir()
     source = imagefolder(tmp_path)
     assert [record.key for record in source.records] == ["a/1"]
@@ -178,7 +136,7 @@ def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
 
 def test_class_ids_count_the_classes_that_have_samples(tmp_path: Path) -> None:
     """An empty folder, and a class whose photos are all bad, are named, and leave no gap; only bad photos are bad."""
-    _write_photos(tmp_path / "in", "a/1.jpg", "c/1.jpg", "d/1.jpg", "e/1.jpg")
+    write_photos(tmp_path / "in", "a/1.jpg", "c/1.jpg", "d/1.jpg", "e/1.jpg")
     (tmp_path / "in" / "b").mkdir()
     (tmp_path / "in" / "d" / "1.jpg").write_bytes(b"none")
     source = imagefolder(tmp_path / "in")
@@ -202,22 +160,17 @@ def test_class_ids_count_the_classes_that_have_samples(tmp_path: Path) -> None:
             ["a/notes.txt"],
             r"holds no photo: a: no photo in this class; a/notes\.txt: \.txt: not a photo by its extension",
         ),
-        (["a/1.jpg", "a/1.JPG"], "holds no photo: a/1: .*a/1.JPG' and '.*a/1.jpg' would be one component"),
+        (["a/1.jpg", "a/1.JPG"], "holds no photo: a/1: 'a/1.JPG', 'a/1.jpg' would be one component"),
     ],
 )
 def test_imagefolder_without_a_photo_is_an_error(tmp_path: Path, names: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        imagefolder(_write_photos(tmp_path, *names))
-
-
-def test_imagefolder_jpeg_files_are_one_component_whatever_their_extension(tmp_path: Path) -> None:
-    source = imagefolder(_write_photos(tmp_path, "a/1.JPEG", "a/2.jpg", "b/3.jpe", "b/4.png"))
-    assert [list(record.components) for record in source.records] == [["jpg"], ["jpg"], ["jpg"], ["png"]]
+        imagefolder(write_photos(tmp_path, *names))
 
 
 def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path) -> None:
     """WebDataset would cut the key at the dot; names of screenshots are full of them."""
-    source = imagefolder(_write_photos(tmp_path, "v1.2/Screen at 10.11.jpg", "v1.2/b.jpg"))
+    source = imagefolder(write_photos(tmp_path, "v1.2/Screen at 10.11.jpg", "v1.2/b.jpg"))
     assert [record.key for record in source.records] == ["v1.2/Screen at 10-11", "v1.2/b"]
     report = pack(source, store=LocalStore(tmp_path / "out"))
     assert report.noted == (
@@ -227,7 +180,7 @@ def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path
 
 def test_two_photos_of_one_key_follow_on_bad(tmp_path: Path) -> None:
     """fail: an error that names both; skip: neither is packed; keep: both, as one sample."""
-    source = imagefolder(_write_photos(tmp_path / "in", "a/1.jpg", "a/1.png", "a/2.jpg"))
+    source = imagefolder(write_photos(tmp_path / "in", "a/1.jpg", "a/1.png", "a/2.jpg"))
     with pytest.raises(DataError, match=r"1 of 2 records .* bad: a/1: 2 photos have this key, expected one: 'a/1.jpg'"):
         pack(source, store=LocalStore(tmp_path / "out"))
     skipped = pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip")
@@ -240,7 +193,7 @@ def test_two_photos_of_one_key_follow_on_bad(tmp_path: Path) -> None:
 
 
 def test_two_photos_of_one_key_and_component_can_only_be_skipped(tmp_path: Path) -> None:
-    source = imagefolder(_write_photos(tmp_path / "in", "a/1.jpg", "a/1.JPEG", "a/2.jpg"))
+    source = imagefolder(write_photos(tmp_path / "in", "a/1.jpg", "a/1.JPEG", "a/2.jpg"))
     for on_bad in ("fail", "keep"):
         with pytest.raises(DataError, match=r"a/1: .* would be one component of one key"):
             pack(source, store=LocalStore(tmp_path / "out"), on_bad=on_bad)  # type: ignore[arg-type]
@@ -249,7 +202,7 @@ def test_two_photos_of_one_key_and_component_can_only_be_skipped(tmp_path: Path)
 
 def test_imagefolder_of_splits_numbers_classes_once(tmp_path: Path) -> None:
     """A class that one split lacks does not shift the ids of the others."""
-    _write_photos(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/1.jpg", "val/x.jpg")
+    write_photos(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/1.jpg", "val/x.jpg")
     source = imagefolder(tmp_path, splits=("train", "val"))
     assert [(record.key, record.label) for record in source.records] == [
         ("train/cat/1", 0),
@@ -261,7 +214,7 @@ def test_imagefolder_of_splits_numbers_classes_once(tmp_path: Path) -> None:
 
 
 def test_photos_without_classes_are_found_in_all_folders(tmp_path: Path) -> None:
-    source = photo_folder(_write_photos(tmp_path, "b.jpg", "2019/x.JPEG", "2019/deep/y.png", "2019/z.xcf"))
+    source = photo_folder(write_photos(tmp_path, "b.jpg", "2019/x.JPEG", "2019/deep/y.png", "2019/z.xcf"))
     assert [(record.key, list(record.components), record.label) for record in source.records] == [
         ("2019/deep/y", ["png"], None),
         ("2019/x", ["jpg"], None),
@@ -271,6 +224,81 @@ def test_photos_without_classes_are_found_in_all_folders(tmp_path: Path) -> None
     assert source.classes == {}
 
 
-def test_imagefolder_same_stem_in_two_classes_is_fine(tmp_path: Path) -> None:
-    source = imagefolder(_write_photos(tmp_path, "a/1.jpg", "b/1.png", "a/b/1.jpg"))
-    assert [record.key for record in source.records] == ["a/1", "a/b/1", "b/1"]
+# Links, pipes and devices: nothing is packed twice, and nothing waits for ever
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "root", "a/1.jpg", "a/deep/2.jpg", "b/3.jpg")
+
+
+@pytest.mark.parametrize(
+    ("links", "text"),
+    [
+        ({"a/up": ".."}, r"root/a/up' and '.*root' are the same folder"),
+        ({"a/x": "../b", "b/x": "../a"}, r"are the same folder"),  # without an end
+        ({"c": "a"}, r"root/c' and '.*root/a' are the same folder"),
+        ({"a/again": "deep"}, r"root/a/(again|deep)' and '.*root/a/(again|deep)' are the same folder"),
+    ],
+)
+@pytest.mark.timeout(30)
+def test_folder_under_two_paths_is_refused(root: Path, links: dict[str, str], text: str) -> None:
+    """Its photos would be packed twice, up to the forty links that Linux follows, or for ever."""
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    with pytest.raises(DataError, match=text):
+        imagefolder(root)
+
+
+def test_folders_that_double_at_each_level_are_refused(root: Path) -> None:
+    """Thirty levels of two links each are a thousand million paths, without any loop."""
+    levels = [root / "a" / "levels", *(root.parent / f"level{number}" for number in range(30))]
+    for level in levels:
+        level.mkdir()
+    for here, below in itertools.pairwise(levels):
+        (here / "x").symlink_to(below)
+        (here / "y").symlink_to(below)
+    with pytest.raises(DataError, match="are the same folder"):
+        imagefolder(root)
+
+
+def test_links_elsewhere_are_followed(root: Path, tmp_path: Path) -> None:
+    """A class may be a link to a folder, and a photo a link to a file, on any disk."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "4.jpg").write_bytes(encode_photo(seed=4))
+    (root / "c").symlink_to(tmp_path / "other")
+    (root / "b" / "5.jpg").symlink_to(tmp_path / "other" / "4.jpg")
+    keys = [record.key for record in imagefolder(root).records]
+    assert keys == ["a/1", "a/deep/2", "b/3", "b/5", "c/4"]
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_named_and_does_not_wait(root: Path, tmp_path: Path) -> None:
+    """A pipe without a writer, a socket, a device, a folder, a link that leads nowhere or to itself."""
+    os.mkfifo(root / "a" / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(root / "a")  # a socket's path is short
+        try:
+            listening.bind("socket.jpg")
+        finally:
+            os.chdir(here)
+    (root / "a" / "zero.jpg").symlink_to("/dev/zero")
+    (root / "a" / "nowhere.jpg").symlink_to("missing")
+    (root / "a" / "self.jpg").symlink_to("self.jpg")
+    options = ("--max-bytes", "1MiB", "--jobs", "1")
+    run_prep(
+        "pack", "imagefolder", root, tmp_path / "out", *options, expect=DataError, match="5 of 8 records of .* are bad"
+    )
+    result = run_prep("pack", "imagefolder", root, tmp_path / "out", *options, "--on-bad", "skip", "--max-bad", "100%")
+    for name in ("pipe", "zero"):
+        assert f"{name}.jpg': expected a file, found a pipe or a device" in result.stderr
+    assert "3 samples" in result.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everywhere")
+def test_folder_that_cannot_be_read_is_named(root: Path) -> None:
+    """Its photos would be missing without a word."""
+    (root / "a" / "deep").chmod(0)
+    with pytest.raises(StoreError, match=r"cannot read the folder '.*root/a/deep': Permission denied"):
+        imagefolder(root)
