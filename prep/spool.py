@@ -27,17 +27,17 @@ def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[P
         digest = _digest(target.locate(prefix).encode("utf-8", "surrogateescape"))
         base, name = spool_dir or Path(tempfile.gettempdir()), f"dali-pipes-shuffle-{os.getuid()}-{digest}"
     folder = base / name
-    lock = None
-    while lock is None:
-        try:
-            lock = _lock(folder)
-        except BlockingIOError as exc:
-            raise StoreError(
-                f"another process is writing '{target.locate(prefix)}' from '{folder}'; wait for it"
-            ) from exc
-        except OSError as exc:
-            raise StoreError(f"cannot write '{folder}': {exc.strerror or exc}; name another with --spool-dir") from exc
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StoreError(f"'{folder}' is not a folder of this user; remove it, or name another with --spool-dir")
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as exc:
+        raise StoreError(f"cannot write '{folder}': {exc.strerror or exc}; name another with --spool-dir") from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _empty(folder)
         try:
             yield folder
@@ -50,40 +50,15 @@ def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[P
             ) from exc
         finally:
             _empty(folder)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            folder.rmdir()
+    except BlockingIOError as exc:
+        raise StoreError(f"another process is writing '{target.locate(prefix)}' from '{folder}'; wait for it") from exc
     finally:
         os.close(lock)
 
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=6).hexdigest()
-
-
-def _lock(folder: Path) -> int | None:
-    """Make the folder and lock it; returns the lock's descriptor, or ``None`` if the folder was removed meanwhile.
-
-    A lock on a removed folder does not keep other processes out of a new folder of the same name.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StoreError(f"'{folder}' is not a folder of this user; remove it, or name another with --spool-dir")
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), folder.lstat()):
-                return lock
-    except BaseException:
-        os.close(lock)
-        raise
-    os.close(lock)
-    return None
 
 
 def _empty(folder: Path) -> None:

@@ -1,13 +1,11 @@
 """Commands of prep on a real Ray of two nodes on this machine: the result of one process, also after a kill -9."""
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from prep.index import index_shards
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
 from prep.pack import target
-from prep.pack.pack import PackReport
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
@@ -72,53 +69,6 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def contents(store: LocalStore, names: tuple[str, ...]) -> list[bytes]:
     return [store.read(name) for name in names]
-
-
-def pack_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> tuple[GatedStore, PackReport]:
-    """Pack on Ray; ``kill`` gets the process id of the worker that is in the middle of shard 1."""
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    target = GatedStore(tmp_path / "killed", held="samples-000001.tar", gate=gate)
-
-    thread = killing(gate, kill)
-    thread.start()
-    report = pack(make_source(43), store=target, max_count=10, on="ray")
-    thread.join()
-    expect_only_its_tasks_were_repeated(gate)
-    return target, report
-
-
-def test_an_address_without_a_ray_is_refused_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{port}': .*Connection refused; is RAY_ADDRESS"):
-        on_ray._check_answers(f"127.0.0.1:{port}")
-    on_ray._check_answers("auto")  # Ray itself looks where that is
-
-
-def check_packed(target: LocalStore, report: PackReport, directory: Path) -> None:
-    """The shards are those of one process, and nothing is left of the killed writer."""
-    expected = LocalStore(directory)
-    names = pack(make_source(43), store=expected, max_count=10, jobs=1).shards
-    assert report.shards == names
-    assert report.num_written == len(names) == 5
-    assert contents(target, names) == contents(expected, names)
-    assert target.directory is not None
-    assert sorted(path.name for path in target.directory.iterdir()) == sorted(path.name for path in directory.iterdir())
-
-
-def test_pack_whose_worker_is_killed_repeats_its_task(tmp_path: Path) -> None:
-    """The worker dies by kill -9 with half of a shard written."""
-    killed: list[int] = []
-
-    def kill(process: int) -> None:
-        assert process != os.getpid(), "the shard is written by a worker of Ray"
-        os.kill(process, signal.SIGKILL)
-        killed.append(process)
-
-    target, report = pack_with_kill(tmp_path, kill)
-    assert killed
-    check_packed(target, report, tmp_path / "expected")
 
 
 def test_ctrl_c_cancels_and_leaves_no_half_written_shard(cluster: Any, tmp_path: Path) -> None:
@@ -201,13 +151,30 @@ for _ in range(2):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any, tmp_path: Path) -> None:
+    """A node's raylet and its worker die by kill -9 with half of a shard written: another node repeats the task."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    target, expected = (
+        GatedStore(tmp_path / "killed", held="samples-000001.tar", gate=gate),
+        LocalStore(tmp_path / "expected"),
+    )
+    with without_head(cluster, tmp_path / "head") as kill:
+        thread = killing(gate, kill)
+        thread.start()
+        report = pack(make_source(43), store=target, max_count=10, on="ray")
+        thread.join()
+    expect_only_its_tasks_were_repeated(gate)
+    names = pack(make_source(43), store=expected, max_count=10, jobs=1).shards
+    assert report.shards == names
+    assert report.num_written == len(names) == 5
+    assert contents(target, names) == contents(expected, names)
+    left = [sorted(path.name for path in store.directory.iterdir()) for store in (target, expected)]
+    assert left[0] == left[1]
+
+
 def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: Path) -> None:
-    """The worker dies by kill -9 before it writes an index; the files are equal. Then all indexes are taken over."""
-    index_with_kill(tmp_path, lambda process: os.kill(process, signal.SIGKILL))
-
-
-def index_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> None:
-    """Index on Ray; ``kill`` gets the process id of the worker that is about to write the seventh index."""
+    """The worker dies by kill -9 before it writes the seventh index. The next run takes over all indexes."""
     stores = {on: LocalStore(tmp_path / on) for on in WORKERS_KINDS}
     for store in stores.values():
         names = pack(make_source(43), store=store, max_count=3, jobs=1).shards
@@ -215,39 +182,17 @@ def index_with_kill(tmp_path: Path, kill: Callable[[int], object]) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     held = GatedStore(tmp_path / "ray", held=index_name(names[6]), gate=gate)
-    killed: list[int] = []
-
-    def kill_worker(process: int) -> None:
-        assert process != os.getpid(), "the index is written by a worker of Ray"
-        kill(process)
-        killed.append(process)
-
-    thread = killing(gate, kill_worker)
+    thread = killing(gate, lambda worker: os.kill(worker, signal.SIGKILL))
     thread.start()
     before: list[int] = []
     index_shards(ShardSet(store=held, names=names), on="ray", anew=True, on_before=before.append)
     thread.join()
-    assert killed
     expect_only_its_tasks_were_repeated(gate)
+    index_shards(ShardSet(store=stores["ray"], names=names), on="ray", on_before=before.append)
+    assert before == [0, len(names)]
     every = sorted(path.name for path in stores["processes"].directory.iterdir())
     assert sorted(path.name for path in stores["ray"].directory.iterdir()) == every
     assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
-    index_shards(ShardSet(store=stores["ray"], names=names), on="ray", on_before=before.append)
-    assert before == [0, len(names)]
-    assert contents(stores["ray"], tuple(every)) == contents(stores["processes"], tuple(every))
-
-
-def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any, tmp_path: Path) -> None:
-    """A node's raylet and its worker die by kill -9 with half of a shard written: another node repeats the task."""
-    with without_head(cluster, tmp_path / "head") as kill:
-        target, report = pack_with_kill(tmp_path, kill)
-    check_packed(target, report, tmp_path / "expected")
-
-
-def test_index_whose_node_is_killed_gives_the_files_of_one_process(cluster: Any, tmp_path: Path) -> None:
-    """Also a node that died just now, as that of the test before, is no error."""
-    with without_head(cluster, tmp_path / "head") as kill:
-        index_with_kill(tmp_path, kill)
 
 
 def test_index_on_ray_names_the_shard_that_is_cut_off(tmp_path: Path) -> None:
@@ -309,9 +254,9 @@ def run_shuffle(shards: ShardSet, name: str, **options: Any) -> ShuffleReport:
     return shuffle(Request(shards, output_prefix=f"{name}-", algorithm=Algorithm(seed=7), shard_bytes=9000, **options))
 
 
-@pytest.mark.parametrize("killed", ["nobody", "worker", "node"])
-def test_exchange_gives_the_bytes_of_one_process(cluster: Any, tmp_path: Path, killed: str) -> None:
-    """Also if a worker, or a node with its raylet, is killed in the middle of an output: another one does its task."""
+@pytest.mark.parametrize("killed", ["nobody", "worker"])
+def test_exchange_gives_the_bytes_of_one_process(tmp_path: Path, killed: str) -> None:
+    """Also if a worker is killed in the middle of an output: another one does its task."""
     store = LocalStore(tmp_path / "shards")
     shards = ShardSet(store=store, names=pack(make_source(43), store=store, max_count=10, jobs=1).shards)
     expected = run_shuffle(shards, "ray")
@@ -322,13 +267,10 @@ def test_exchange_gives_the_bytes_of_one_process(cluster: Any, tmp_path: Path, k
         gate = tmp_path / "gate"
         gate.mkdir()
         target = GatedStore(tmp_path / "out", held="ray-000001.tar", gate=gate)
-        with contextlib.ExitStack() as stack:
-            kill = lambda worker: os.kill(worker, signal.SIGKILL)  # noqa: E731
-            kill = kill if killed == "worker" else stack.enter_context(without_head(cluster, tmp_path / "head"))
-            thread = killing(gate, kill)
-            thread.start()
-            report = run_shuffle(shards, "ray", on="ray", target=target)
-            thread.join()
+        thread = killing(gate, lambda worker: os.kill(worker, signal.SIGKILL))
+        thread.start()
+        report = run_shuffle(shards, "ray", on="ray", target=target)
+        thread.join()
         expect_only_its_tasks_were_repeated(gate)
     assert report.engine == "exchange"
     assert contents(target, report.shards) == contents(store, expected.shards)

@@ -1,6 +1,5 @@
 """The folder on local disk in which an output is put together: for one process at a time, and gone afterwards."""
 
-import fcntl
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,7 @@ from dali_pipes.store.local import LocalStore
 from prep.spool import open_spool
 
 
-def test_spool_that_its_owner_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock on a folder that is gone would keep nobody out of the one that comes in its place."""
-    lock, removed = fcntl.flock, False
-
-    def late(descriptor: int, operation: int) -> None:
-        nonlocal removed
-        if not removed:
-            [folder] = tmp_path.iterdir()
-            folder.rmdir()
-            removed = True
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
+def test_spool_is_for_one_process_at_a_time_and_gone_afterwards(tmp_path: Path) -> None:
     with open_spool(LocalStore(tmp_path), "out-", None) as folder:
         assert list(tmp_path.iterdir()) == [folder]
         refused = pytest.raises(StoreError, match="another process is writing")

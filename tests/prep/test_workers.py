@@ -230,3 +230,14 @@ def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "ray", None)
     with open_workers("ray") as workers, pytest.raises(PipesError, match=r"pip install 'dali-pipes\[ray\]'"):
         list(workers.map(double, [1, 2]))
+
+
+def test_address_without_a_ray_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray", reason="needs the extra ray")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    with (
+        open_workers("ray") as workers,
+        pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{closed_port}'"),
+    ):
+        list(workers.map(double, [1, 2]))

@@ -380,12 +380,6 @@ def test_missing_bucket_is_404_at_the_proxy(client: Client) -> None:
     assert '"ErrBckNotFound"' in missing.value.message.replace(" ", "")
 
 
-def test_token_is_no_obstacle_where_nobody_asks_for_one(bucket: Bucket) -> None:
-    """A cluster without AuthN ignores the token."""
-    put(bucket, "a", b"x")
-    assert ask(bucket, "GET", "a", headers={"Authorization": "Bearer none.such.token"}).content == b"x"
-
-
 # Checksum types
 
 
@@ -484,12 +478,6 @@ def test_checksum_type_that_is_none_is_refused(client: Client, bucket: Bucket, c
     assert json.loads(bucket.head()["Ais-Bucket-Props"])["checksum"]["type"] == "xxhash2"
 
 
-def test_props_of_a_missing_bucket(client: Client) -> None:
-    """404."""
-    with pytest.raises(ErrBckNotFound):
-        client.bucket("contract-nosuch").make_request("PATCH", "set-bprops", value={"checksum": {"type": "md5"}})
-
-
 @pytest.mark.parametrize("checksum_type", list(CHECKSUMS))
 def test_put_is_held_against_a_checksum_of_any_type(bucket: Bucket, checksum_type: str) -> None:
     """A wrong checksum is answered with 500, and nothing is stored; else the bucket's type of checksum is stored."""
@@ -558,12 +546,6 @@ def test_listing_start_after(listed: Bucket) -> None:
         "train-04.tar",
         "val-00.tar",
     ]
-
-
-def test_listing_of_a_missing_bucket(client: Client) -> None:
-    """The answer is an error, not an empty list."""
-    with pytest.raises(ErrBckNotFound):
-        client.bucket("contract-nosuch").list_all_objects()
 
 
 # dSort
@@ -803,15 +785,6 @@ algorithm: {{kind: alphanumeric}}
         assert sorted(members) == sorted((name, shards[name]) for name in [*names[:18], *names[54:]])
     finally:
         AisStore(endpoint, target).client.bucket(target).delete(missing_ok=True)
-
-
-def test_dsort_of_one_shard_size_gives_one_shard(
-    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
-) -> None:
-    """A size larger than all samples gives one shard."""
-    _, result = sort(client, bucket, tmp_path, output_shard_size="1GiB")
-    assert result.success, result.error
-    assert list(outputs(bucket)) == ["out-00.tar"]
 
 
 def test_dsort_list_of_names_into_a_new_bucket(

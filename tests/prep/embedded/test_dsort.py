@@ -127,14 +127,6 @@ def test_no_output_size_spreads_over_the_names(storage: Storage, endpoint: str) 
     assert [len(read_tar(shard)) for shard in shards] == [5, 5, 5, 5]
 
 
-@pytest.mark.parametrize("text", ["{a..b}", "{2..1}", "{0..9..0}", "{}", "}x{", "{0..1}{"])
-def test_template_that_is_none_is_refused(text: str) -> None:
-    """The answer is 400; a cluster closes the connection."""
-    with pytest.raises(RefusalError) as refused:
-        parse_job_spec(SPEC | {"input_format": {"template": text}})
-    assert refused.value.status == 400
-
-
 @pytest.mark.parametrize(
     ("changes", "status"),
     [

@@ -13,7 +13,6 @@ import xxhash
 
 from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
-from prep.embedded.connection import NodeConnection
 from prep.embedded.routes import Handler
 from prep.embedded.storage import Storage
 
@@ -75,14 +74,6 @@ def test_one_connection_serves_all_kinds_of_answers(raw: Raw) -> None:
         assert raw.ask(method, path, body)[0].status == status, path
         assert raw.connection.sock is not None, path
         assert raw.connection.sock.getsockname() == port, path
-
-
-def test_redirect_goes_to_a_url_that_answers(raw: Raw) -> None:
-    """The location has the path as it was sent, and the query with ``pid`` added."""
-    response, _ = raw.ask("GET", "/v1/objects/b/%61?provider=ais")
-    location = response.headers["Location"]
-    assert location.startswith(f"http://127.0.0.1:{raw.port}/v1/objects/b/%61?provider=ais&pid=")
-    assert raw.ask("GET", location.removeprefix(f"http://127.0.0.1:{raw.port}"))[1] == b"0123456789"
 
 
 def test_redirect_of_a_long_body_closes_but_answers(raw: Raw) -> None:
@@ -281,50 +272,6 @@ def test_connection_without_a_request_is_closed_but_not_a_slow_one(
         assert storage.head("b", "a").num_bytes == 4
 
 
-def test_function_is_called_before_each_request_is_answered(tmp_path: Path) -> None:
-    """It sees the request, and the answer waits until it returns."""
-    seen: list[tuple[str, str]] = []
-    may_answer = threading.Event()
-
-    def wait(request: NodeConnection) -> None:
-        seen.append((request.command, request.path))
-        may_answer.wait(10)
-
-    with Storage(tmp_path) as storage, server.NodeServer(storage, port=0, before_request=wait) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=0.3)
-        connection.request("GET", "/v1/health")
-        with pytest.raises(TimeoutError):
-            connection.getresponse()
-        may_answer.set()
-        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
-        for method, path in (("HEAD", "/v1/buckets/no"), ("GET", "/v1/health")):
-            connection.request(method, path)
-            connection.getresponse().read()
-        running.shutdown()
-    assert seen == [("GET", "/v1/health"), ("HEAD", "/v1/buckets/no"), ("GET", "/v1/health")]
-
-
-def test_many_writers_get_versions_of_their_own(raw: Raw) -> None:
-    """Twenty PUTs of one object at a time get the versions 2 to 21, each once."""
-    versions: list[str] = []
-
-    def put() -> None:
-        connection = http.client.HTTPConnection(raw.host, raw.port, timeout=10)
-        for _ in range(4):
-            connection.request("PUT", "/v1/objects/b/a?provider=ais&pid=p", b"x" * 1000)
-            response = connection.getresponse()
-            response.read()
-            versions.append(response.headers["Ais-Version"])
-
-    threads = [threading.Thread(target=put) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(map(int, versions)) == list(range(2, 22))
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -374,14 +321,6 @@ def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:
         assert raw.ask("GET", "/v1/health", headers={"Host": host})[0].status == 200
 
 
-def test_range_of_any_number_of_digits_is_answered(raw: Raw) -> None:
-    """A range past the end stops at the end; a range that begins there, or has thousands of digits, is refused."""
-    path = "/v1/objects/b/a?provider=ais&pid=p"
-    assert raw.ask("GET", path, headers={"Range": f"bytes=8-{2**64}"})[1] == b"89"
-    for wanted in (f"bytes={2**64}-", f"bytes=0-{'9' * 5000}"):
-        assert raw.ask("GET", path, headers={"Range": wanted})[0].status == 416
-
-
 LIST = {"action": "list"}
 SORT = {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"kind": "shuffle"}}
 
@@ -391,22 +330,14 @@ SORT = {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"
     [
         ("GET", "/v1/buckets/b", LIST | {"value": [1]}),
         ("GET", "/v1/buckets/b", LIST | {"value": {"flags": "x"}}),
-        ("GET", "/v1/buckets/b", LIST | {"value": {"flags": []}}),
-        ("GET", "/v1/buckets/b", LIST | {"value": {"pagesize": {"a": 1}}}),
         ("GET", "/v1/buckets/b", LIST | {"value": {"pagesize": -1}}),
         ("GET", "/v1/buckets/b", LIST | {"value": {"prefix": 5}}),
-        ("GET", "/v1/buckets/b", LIST | {"value": {"continuation_token": 5}}),
-        ("GET", "/v1/buckets/b", LIST | {"value": {"props": 5}}),
         ("PATCH", "/v1/buckets/b", {"action": "set-bprops", "value": 5}),
         ("PATCH", "/v1/buckets/b", {"action": "set-bprops", "value": {"checksum": "md5"}}),
-        ("PATCH", "/v1/buckets/b", {"action": "set-bprops", "value": {"checksum": {"enable_read_range": 1}}}),
         ("POST", "/v1/buckets/c", {"action": "create-bck", "value": {"checksum": {"type": ["md5"]}}}),
         ("POST", "/v1/sort", SORT | {"algorithm": "shuffle"}),
         ("POST", "/v1/sort", SORT | {"input_format": "x"}),
-        ("POST", "/v1/sort", SORT | {"input_format": {"objnames": 5}}),
         ("POST", "/v1/sort", SORT | {"input_format": {"objnames": [5]}}),
-        ("POST", "/v1/sort", SORT | {"output_format": ["x"]}),
-        ("POST", "/v1/sort", SORT | {"output_format": f"o-{{0..{2**63}}}"}),
         ("POST", "/v1/sort", SORT | {"output_format": f"o-{{0..{'9' * 5000}}}"}),
         ("POST", "/v1/sort", SORT | {"output_format": "o-" + "{0..999999999}" * 4}),
         ("POST", "/v1/sort", SORT | {"output_format": "../c/o-{0..9}"}),  # into another bucket
@@ -419,10 +350,6 @@ def test_message_of_wrong_types_or_measures_is_400(raw: Raw, method: str, path: 
     response, text = raw.ask(method, f"{path}?provider=ais", json.dumps(body))
     assert response.status == 400, text
     assert json.loads(text)["message"]
-
-
-def test_message_nested_past_measure_is_400(raw: Raw) -> None:
-    assert raw.ask("POST", "/v1/sort", b'{"a":' + b"[" * 200_000)[0].status == 400
 
 
 def test_node_listens_on_loopback_only(raw: Raw) -> None:

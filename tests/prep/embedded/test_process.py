@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -160,22 +159,6 @@ def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals 
     owner.wait(120)
     wait_for_the_end(endpoint)
     owner.stdout.close()
-
-
-def test_node_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
-    """The owner is the process, not the thread."""
-    nodes: list[ServerProcess] = []
-    thread = threading.Thread(target=lambda: nodes.append(start(tmp_path)))
-    thread.start()
-    thread.join()
-    time.sleep(0.7)  # longer than the node takes to look at its parent
-    assert answers(nodes[0].endpoint)
-    nodes[0].close()
-
-
-def test_interrupt_at_the_terminal_does_not_end_the_node(node: ServerProcess) -> None:
-    """Ctrl-C reaches the process group of the owner; the node is in another group."""
-    assert os.getpgid(node._process.pid) != os.getpgid(0)
 
 
 def test_two_nodes_over_one_folder_see_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.embedded.storage import BucketExistsError, BucketMissingError, BucketProps, ObjectMissingError, Storage
+from prep.embedded.storage import ObjectMissingError, Storage
 
 
 @pytest.fixture
@@ -64,46 +64,6 @@ def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path
     assert read(storage, "a") == b"new"
 
 
-def test_failure_in_mid_body_changes_nothing(storage: Storage, tmp_path: Path) -> None:
-    """The exception reaches the caller; no file is left."""
-
-    def broken() -> Iterator[bytes]:
-        yield b"half"
-        raise RuntimeError("gone")
-
-    storage.write("b", "a", [b"old"])
-    with pytest.raises(RuntimeError, match="gone"):
-        storage.write("b", "a", broken())
-    assert read(storage, "a") == b"old"
-    assert [path.name for path in tmp_path.glob("scratch/*/*")] == [".lock"]
-
-
-def test_bucket_that_goes_during_a_put(storage: Storage, tmp_path: Path) -> None:
-    """The write fails, because the bucket is gone."""
-
-    def destroying() -> Iterator[bytes]:
-        yield b"x"
-        storage.destroy_bucket("b")
-
-    with pytest.raises(BucketMissingError):
-        storage.write("b", "a", destroying())
-    assert list((tmp_path / "buckets").iterdir()) == []
-    assert [path.name for path in tmp_path.glob("scratch/*/*")] == [".lock"]
-
-
-def test_bucket_created_twice(storage: Storage) -> None:
-    """The second creation is refused, and the bucket keeps its objects."""
-    with pytest.raises(BucketExistsError):
-        storage.create_bucket("b")
-    storage.write("b", "a", [b"x"])
-    with pytest.raises(BucketExistsError):
-        storage.create_bucket("b")
-    assert storage.list_names("b") == ["a"]
-    storage.destroy_bucket("b")
-    with pytest.raises(BucketMissingError):
-        storage.destroy_bucket("b")
-
-
 def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
     """A second node removes files of dead nodes, but no file that a running node is writing."""
     dead = tmp_path / "scratch" / "dead"
@@ -118,13 +78,3 @@ def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:
 
     storage.write("b", "a", chunks())
     assert read(storage, "a") == b"xy"
-
-
-def test_props_of_a_bucket_that_is_gone(storage: Storage, tmp_path: Path) -> None:
-    """Properties can be neither read nor set, and no file is left."""
-    storage.destroy_bucket("b")
-    with pytest.raises(BucketMissingError):
-        storage.bucket_props("b")
-    with pytest.raises(BucketMissingError):
-        storage.set_bucket_props("b", BucketProps(checksum_type="md5"))
-    assert [path.name for path in tmp_path.glob("scratch/*/*")] == [".lock"]

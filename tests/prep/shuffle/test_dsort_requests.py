@@ -144,6 +144,13 @@ def test_spec_file_that_is_none(text: str | None, error: type[Exception], messag
         ({"algorithm": {"kind": "shuffle", "seed": "x"}}, r"algorithm\.seed must be a whole number.*'x'"),
         ({"algorithm": {"kind": "shuffle", "seed": -1}}, r"algorithm\.seed must be a whole number.*-1"),
         ({"algorithm": {"kind": "content"}}, "algorithm 'content' needs the component"),
+        ({"algorithm": {"kind": "none", "extension": ".cls"}}, "algorithm 'none' does not take a component, got 'cls'"),
+        ({"algorithm": {"kind": "shuffle", "seed": 1, "decreasing": True}}, "'shuffle' has no decreasing order"),
+        ({"algorithm": {"kind": "shuffle", "seed": 2**63}}, r"seed must be in \[0, 2\*\*63\), got"),
+        (
+            {"algorithm": {"kind": "content", "extension": "cls", "content_key_type": "date"}},
+            "key type must be one of int, float, string",
+        ),
         ({"dry_run": "false"}, r"Expected `bool`, got `str` - at `\$\.dry_run`"),
         ({"algorithm": {"decreasing": "yes"}}, r"Expected `bool`, got `str` - at `\$\.algorithm\.decreasing`"),
     ],

@@ -12,8 +12,6 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
 from prep.shuffle import shuffle as shuffle_module
 from prep.shuffle.dsort import DsortSpec
 from prep.shuffle.key_map import Grouping
@@ -57,21 +55,6 @@ def test_shuffle_gives_the_same_samples_in_another_order(packed: ShardSet, bucke
     assert report.num_bytes == sum(bucket.size(name) or 0 for name in report.shards)
 
 
-def test_shuffle_output_is_indexed_with_the_class_table(packed: ShardSet, bucket: AisStore) -> None:
-    report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
-    manifest = index_shards(resolve_shards(report.url, endpoint=bucket.endpoint))
-    assert (manifest.num_samples, manifest.names) == (NUM_SAMPLES, report.shards)
-    assert manifest.classes == {0: "zero", 1: "one", 2: "two"}
-
-
-def test_shuffle_on_the_embedded_node_is_fixed_by_the_seed(packed: ShardSet, bucket: AisStore) -> None:
-    outputs = [
-        _read(bucket, shuffle(Request(packed, algorithm=Algorithm(seed=seed), output_prefix=f"{name}-")).shards)
-        for seed, name in ((7, "a"), (7, "b"), (8, "c"))
-    ]
-    assert outputs[0] == outputs[1] != outputs[2]
-
-
 @pytest.mark.parametrize(
     ("shard_bytes", "least", "most"),
     [
@@ -87,25 +70,6 @@ def test_shuffle_fills_output_shards_to_the_size_asked_for(
     assert least <= len(shuffle(Request(packed, shard_bytes=shard_bytes)).shards) <= most
 
 
-def test_shuffle_of_a_part_of_the_shards_takes_only_those(packed: ShardSet, bucket: AisStore) -> None:
-    part = ShardSet(store=bucket, names=packed.names[1:3])
-    report = shuffle(Request(part))
-    assert sorted(_read(bucket, report.shards)) == sorted(_read(bucket, part.names))
-
-
-def test_shuffle_over_output_that_is_there_needs_overwrite(packed: ShardSet, bucket: AisStore) -> None:
-    first = shuffle(Request(packed, shard_bytes=1))
-    index_shards(ShardSet(store=bucket, names=first.shards))
-    with pytest.raises(
-        StoreError, match=r"/shuffled-' holds 43 shards already, from 'shuffled-000000\.tar'; --overwrite"
-    ):
-        shuffle(Request(packed))
-    assert len(_names(bucket, "shuffled-")) == 2 * NUM_SAMPLES + 4
-    report = shuffle(Request(packed, overwrite=True))
-    # Neither a shard of the first time is left, nor its index, nor the manifest and its columns.
-    assert _names(bucket, "shuffled-") == [*report.shards, "shuffled-classes.json", "shuffled-written.json"]
-
-
 # What is refused before a job is started
 
 
@@ -114,28 +78,6 @@ def test_shuffle_of_a_directory_by_dsort_says_that_it_needs_a_bucket(tmp_path: P
     names = pack(make_source(4), store=store).shards
     with pytest.raises(ValueError, match=rf"'{tmp_path}' is not in AIStore; engine 'dsort' runs in an AIStore"):
         shuffle(Request(ShardSet(store=store, names=names), engine="dsort"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"output_prefix": "samples-"},
-            "output prefix 'samples-' names the input itself; choose another prefix with --output",
-        ),
-        ({"output_prefix": ""}, "a prefix must not be empty"),
-        ({"output_prefix": "out2"}, "a prefix must end in a name's start that is not a digit"),
-        ({"output_prefix": "out/"}, "a prefix must end in a name's start"),
-        ({"output_prefix": "out{-"}, "or hold braces or white space, got"),
-        ({"shard_bytes": 0}, "shard_bytes must be positive, got 0"),
-    ],
-)
-def test_shuffle_bad_argument_is_refused_and_nothing_started(
-    packed: ShardSet, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Dsort, "start", lambda *_: pytest.fail("started"))
-    with pytest.raises(ValueError, match=message):
-        shuffle(Request(packed, **options))
 
 
 def test_shuffle_of_absent_shards_names_them(packed: ShardSet, bucket: AisStore) -> None:
@@ -333,14 +275,6 @@ def test_shuffle_that_split_a_sample_in_two_is_noticed(packed: ShardSet, monkeyp
 def test_shuffle_that_wrote_nothing_is_noticed(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle_module, "run_job", lambda *_, **__: None)
     with pytest.raises(DataError, match="reported success and wrote no shard; 5 went in"):
-        shuffle(Request(packed))
-
-
-def test_shuffle_that_wrote_a_broken_shard_names_it(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        shuffle_module, "run_job", lambda store, *_, **__: store.write("shuffled-000000.tar", b"x" * 2048)
-    )
-    with pytest.raises(DataError, match=r"shuffled-000000\.tar' is not a readable tar"):
         shuffle(Request(packed))
 
 
