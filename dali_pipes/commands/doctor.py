@@ -447,7 +447,7 @@ def check_cluster(endpoint: str | None) -> Iterator[Finding]:
     status, described, date = _ask(endpoint, "daemon", {"what": "node_status"})
     if status == 401:
         said = _said(described)
-        advice = refusal_advice(401, said, method="GET", url="", token=Token.from_environment())
+        advice = refusal_advice(401, said, Token.from_environment())
         found = f"{endpoint} answers, but refuses the request: {said}"
         yield Finding("endpoint", "fail", found, advice.removeprefix("; "))
         return
@@ -493,7 +493,7 @@ def _said(answer: object) -> str:
 
 def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any, str]:
     """Ask for status, answer (parsed JSON, or the start of its text) and the server's time; status 0: no answer."""
-    from dali_pipes.store.cluster.client import ais_client
+    from dali_pipes.store.cluster.ais import ais_client
 
     client = ais_client(endpoint).cluster().client
     url = f"{endpoint.rstrip('/')}/v1/{path}"

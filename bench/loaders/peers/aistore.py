@@ -25,7 +25,7 @@ from bench.loaders.encoded import EncodedSample, encoded_samples, shuffled
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.workers import num_shard_workers, open_data_loader
 from dali_pipes.store.base import Bucket
-from dali_pipes.store.cluster.client import ais_client
+from dali_pipes.store.cluster.ais import ais_client
 from dali_pipes.store.shard_set import ShardSet
 
 

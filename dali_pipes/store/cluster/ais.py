@@ -8,12 +8,11 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
-from dali_pipes.store.cluster.client import ais_client, prompt_client
 from dali_pipes.store.cluster.listing import read_pages
 from dali_pipes.store.cluster.objects import StoredObjects, object_url
 from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies, split_endpoints, unreached
@@ -21,12 +20,15 @@ from dali_pipes.store.cluster.token import Token, refusal_advice
 from dali_pipes.store.cluster.transfer import BucketAccess
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.http.answers import MissingObjectError
-from dali_pipes.store.http.client import PROMPT_S, NoAnswerError
+from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, PROMPT_S, SILENCE_S, NoAnswerError
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.http.rules import cause_of, is_missing
 from dali_pipes.store.messages import error_text, first_line
-from dali_pipes.store.patience import Patience, PatienceOverError, current_patience, use_patience
+from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, current_patience, use_patience
 from dali_pipes.store.shard_names import check_object_name
+
+if TYPE_CHECKING:
+    from aistore import Client
 
 # Whoever reads a shard takes larger pieces, which bypass the buffer.
 _BUFFER_BYTES = 64 << 10
@@ -54,11 +56,7 @@ class AisStore(Bucket):
         self.provider = provider
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
         self.client = ais_client(endpoint, proxies=self.proxies, patience=self.patience)
-        self._bulk = self.client.bucket(bucket, provider=provider)
-        """Transfers objects; ``_bucket`` sends the requests that are answered at once."""
-        self._bucket = type(self._bulk)(
-            client=prompt_client(self._bulk.client), name=bucket, provider=self._bulk.provider
-        )
+        self._bucket = self.client.bucket(bucket, provider=provider)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.proxies, self.bucket, self.provider, self.patience)
@@ -146,7 +144,7 @@ class AisStore(Bucket):
 
     def write(self, name: str, data: bytes) -> None:
         with self.asking(self.locate(name)):
-            self._bulk.object(name).get_writer().put_content(data)
+            self._bucket.object(name).get_writer().put_content(data)
 
     def write_apart(self, names: Sequence[str], data: bytes) -> None:
         """See `Store.write_apart`; the hash of a name chooses its target, so names are tried."""
@@ -249,8 +247,7 @@ class AisStore(Bucket):
         # Not "from exc" where the exception repeats the server's text: a traceback would show it as it is.
         except AISError as exc:
             text = error_text(exc)
-            asked = {"method": getattr(exc.req, "method", None) or "", "url": getattr(exc.req, "url", None) or ""}
-            advice = refusal_advice(exc.status_code, text, **asked, token=Token.from_environment())
+            advice = refusal_advice(exc.status_code, text, Token.from_environment())
             raise StoreError(f"{at}: {text}{advice}") from None
         except NoAnswerError as exc:
             if self.proxies.has_answered and not isinstance(exc.cause, OSError):
@@ -294,3 +291,29 @@ def _reopen(proxies: Proxies, bucket: str, provider: str, patience: Patience) ->
 def open_bucket(scheme: str, bucket: str) -> AisStore:
     """Refuse a bucket without an endpoint; with one, `dali_pipes.store.urls.open_store` opens it."""
     raise ValueError(f"'{scheme}://{bucket}' is in a bucket of AIStore, and no endpoint is given; set AIS_ENDPOINT")
+
+
+def ais_client(endpoint: str, *, proxies: Proxies | None = None, patience: Patience = IMPATIENT) -> "Client":
+    """The SDK's client, whose requests go through our HTTP client and wait as ``patience`` says.
+
+    Token and TLS: `ClusterAccess.from_environment`.
+    """
+    from aistore import Client
+    from aistore.sdk.retry_config import ColdGetConf, RetryConfig
+    from tenacity import Retrying, stop_after_attempt
+    from urllib3.util.retry import Retry
+
+    from dali_pipes.store.cluster.sessions import PatientSessions
+
+    proxies = proxies or Proxies(split_endpoints(endpoint))
+    # The SDK's own retries also repeat requests for missing objects, for about a minute.
+    no_retries = RetryConfig(
+        http_retry=Retry(total=0),
+        network_retry=Retrying(stop=stop_after_attempt(1), reraise=True),
+        cold_get_conf=ColdGetConf(),
+    )
+    client = Client(proxies.named[0], retry_config=no_retries, timeout=(CONNECT_TIMEOUT_S, SILENCE_S))
+    requesting = client.cluster().client
+    requesting.token = ""  # the SDK would send the token that it found at the start, for ever
+    requesting.session_manager = PatientSessions(ClusterAccess.from_environment(endpoint, proxies=proxies), patience)
+    return client

@@ -151,8 +151,7 @@ class StoredObjects(ObjectSource):
             return wrong
         match answer.status:
             case 401 | 403:
-                url = self._url(item.name)
-                advice = refusal_advice(answer.status, text, method="GET", url=url, token=token)
+                advice = refusal_advice(answer.status, text, token)
             case _ if is_missing(answer.status, text):
                 told = f"{item.address}: {text}; was it deleted? "
                 if b"BckNotFound" in body:

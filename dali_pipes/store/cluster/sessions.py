@@ -1,6 +1,6 @@
 """The transport of the SDK's sessions: our HTTP client, which waits for a cluster that is away, and has limits.
 
-The classes are not in `dali_pipes.store.cluster.client`, because importing the SDK takes half a second.
+The classes are not in `dali_pipes.store.cluster.ais`, because importing the SDK takes half a second.
 """
 
 import io

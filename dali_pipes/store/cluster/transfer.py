@@ -175,5 +175,5 @@ class BucketAccess:
         has_expired = token is not None and token.is_replaced_soon(answer.status, text)
         if is_passing(answer.status, writes=True) or is_away(answer.status, text) or has_expired:
             raise _PassingError(text, retry_after_s=retry_after_s(answer.headers))
-        advice = refusal_advice(answer.status, text, method="PUT", url=answer.url, token=token)
+        advice = refusal_advice(answer.status, text, token)
         raise StoreError(f"'{self.url}/{name}' at {self.endpoint}: {text}{advice}")

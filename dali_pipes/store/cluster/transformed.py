@@ -299,11 +299,11 @@ class TransformedShards(StoredObjects):
         if item.checksum is None:
             part.stop = answer.length
         else:
-            part.hashes = item.hashes()
+            part.hash = item.new_hash()
 
     def check_bytes(self, item: WantedObject, part: ObjectPart) -> None:
-        if part.hashes and (digest := part.hashes[0].hexdigest()) != f"{item.checksum:016x}":
-            raise self._wrong(item, part, item.differs(digest))
+        if part.hash is not None and (digest := part.hash.hexdigest()) != item.expected:
+            raise self._wrong(item, part, f"its bytes have the checksum {digest}, the manifest says {item.expected}")
 
     def refusal(
         self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
@@ -338,7 +338,7 @@ class TransformedShards(StoredObjects):
 
     def _wrong(self, item: WantedObject, part: ObjectPart, what: str) -> Exception:
         """The error for a body that ended properly and differs from the indexed one."""
-        found = (part.position, part.hashes[0].hexdigest())
+        found = (part.position, "" if part.hash is None else part.hash.hexdigest())
         # A body of the right size did not break off, and two bodies do not break off at the same byte.
         is_certain = found in item.wrong or (found[0] == item.size and any(size == found[0] for size, _ in item.wrong))
         item.wrong.append(found)

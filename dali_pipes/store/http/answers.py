@@ -109,19 +109,17 @@ class WantedObject:
         """Object and store, for messages."""
         return f"'{self.where}' at {self.endpoint}"
 
+    def new_hash(self) -> Checksum | None:
+        """The checksum to take of the bytes: the manifest's; without one, the store's own, if it is of a known type."""
+        kind = DEFAULT_CHECKSUM_TYPE
+        if self.checksum is None:
+            kind = self.version.checksum_type if self.version else NO_CHECKSUM_TYPE
+        return new_checksum(kind) if kind in CHECKSUM_TYPES and kind != NO_CHECKSUM_TYPE else None
+
     @property
-    def checksum_type(self) -> str:
-        """Type of the store's own checksum, empty if none was reported."""
-        return self.version.checksum_type if self.version else ""
-
-    def hashes(self) -> list[Checksum]:
-        """Start new checksums: the manifest's, and the store's own if it has another type that we know."""
-        kind = self.checksum_type
-        is_other = kind in CHECKSUM_TYPES and kind not in (*XXH64_TYPES, NO_CHECKSUM_TYPE)
-        return [new_checksum(DEFAULT_CHECKSUM_TYPE), *([new_checksum(kind)] if is_other else [])]
-
-    def differs(self, digest: str) -> str:
-        return f"its bytes have the xxhash2 {digest}, the manifest says {self.checksum:016x}"
+    def expected(self) -> str:
+        """The checksum that the bytes must have, in hexadecimal: see `new_hash`."""
+        return f"{self.checksum:016x}" if self.checksum is not None or self.version is None else self.version.checksum
 
     def replaced_meanwhile(self) -> StoreError:
         """The error for a reader who has taken bytes of another version already."""
@@ -149,8 +147,8 @@ class ObjectPart:
     """Whether somebody uses its bytes as they come, so that they cannot come again. They are not hashed."""
     position: int = field(init=False)
     """The next byte that is missing."""
-    hashes: list[Checksum] = field(default_factory=list, init=False)
-    """The checksums of the bytes before ``position``."""
+    hash: Checksum | None = field(default=None, init=False)
+    """The checksum of the bytes before ``position``; ``None`` if it is not taken."""
     furthest: int = field(default=0, init=False)
     """The furthest ``position`` of all attempts."""
 
@@ -167,14 +165,14 @@ class ObjectPart:
     def restart(self) -> None:
         """Forget the bytes that came."""
         self.position = self.start
-        self.hashes = []
+        self.hash = None
 
     def take(self, data: memoryview) -> None:
         """Count and hash bytes that came."""
         self.position += len(data)
         self.furthest = max(self.furthest, self.position)
-        for state in self.hashes:
-            state.update(data)
+        if self.hash is not None:
+            self.hash.update(data)
 
 
 class ObjectSource(ABC):
@@ -277,44 +275,28 @@ class ObjectSource(ABC):
             part.restart()
             raise FaultError("its version or checksum changed while it was read", is_fruitless=True)
         item.version = version
-        if not (part.is_range or part.is_stream or part.hashes):
-            part.hashes = item.hashes()
+        if not (part.is_range or part.is_stream or part.hash):
+            part.hash = item.new_hash()
 
     def check_bytes(self, item: WantedObject, part: ObjectPart) -> None:
         """Raise an error if an object that was read in one part has another checksum."""
-        if not part.hashes:
+        if part.hash is None or (digest := part.hash.hexdigest()) == item.expected:
             return
-        hashes, found = part.hashes, (part.position, part.hashes[0].hexdigest())
+        found = (part.position, digest)
         part.restart()
-        cause = self.other_checksum(item, hashes)
-        if item.checksum is None:
-            if cause is None and item.checksum_type in XXH64_TYPES:
-                cause = self.other_checksum(item, [hashes[0], hashes[0]])
-            if cause is None:
-                return
-        elif cause is None and found[1] == f"{item.checksum:016x}":
-            return
+        expected = "the manifest says" if item.checksum is not None else f"{self.service} reports"
+        cause = f"its bytes have the checksum {digest}, {expected} {item.expected}"
+        if item.wrong[-1:] != [found]:
+            item.wrong.append(found)
+            raise FaultError(cause, is_fruitless=True)
         # The same bytes came twice: so the stored object has these bytes.
-        is_stored = item.wrong[-1:] == [found]
-        # The store's own checksum is right, or it has none: another object has taken the name.
-        if cause is None and (len(hashes) > 1 or (item.checksum_type not in XXH64_TYPES and is_stored)):
-            raise self._replaced(item, found[1])
-        cause = cause or item.differs(found[1])
-        if is_stored:
+        if item.version is not None and item.version.checksum == item.expected:
             raise self.damaged(item, cause)
-        item.wrong.append(found)
-        raise FaultError(cause, is_fruitless=True)
+        raise self._replaced(item, digest)
 
     def damaged(self, item: WantedObject, cause: str) -> DataError:
         """The error for an object whose stored bytes are not those of which the store has the checksum."""
         return DataError(f"'{item.where}' is damaged where it is stored: {cause}; write it again")
-
-    def other_checksum(self, item: WantedObject, hashes: list[Checksum]) -> str | None:
-        """Describe the difference if the received bytes do not have the checksum that the store reports."""
-        if len(hashes) < 2 or item.version is None or hashes[1].hexdigest() == item.version.checksum:
-            return None
-        kind, reported = item.version.checksum_type, item.version.checksum
-        return f"its bytes have the {kind} {hashes[1].hexdigest()}, {self.service} reports {reported}"
 
     def short_body(self, item: WantedObject, part: ObjectPart) -> Exception:
         """The error for a body that ended properly, but early."""

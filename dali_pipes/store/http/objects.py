@@ -28,6 +28,7 @@ from dali_pipes.cache.extents import BLOCK_BYTES
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.base import StoredFile
+from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.http.answers import (
     MAX_ANSWER_BYTES,
     MAX_OBJECT_BYTES,
@@ -62,11 +63,6 @@ class RetryPolicy:
     """The read of one object, or of one range of it, fails after this number of answers that broke off."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     silence_s: float = SILENCE_S
-
-    def __post_init__(self) -> None:
-        for name in ("attempts", "max_broken", "connect_timeout_s", "silence_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 class ObjectFetcher:
@@ -221,18 +217,15 @@ class ObjectFetcher:
 
             self._fetch_part(one, item, first, helpers.is_stopped, on_head=start_others)
             helpers.wait()
-        hashes = item.hashes()
+        state = new_checksum(DEFAULT_CHECKSUM_TYPE)
         block = memoryview(bytearray(min(BLOCK_BYTES, size)))
         for position in range(0, size, BLOCK_BYTES):
             if stopped():
                 raise StoppedError
             num = one.extent.read_into(block[: size - position], position)
-            for state in hashes:
-                state.update(block[:num])
-        if hashes[0].hexdigest() != f"{item.checksum:016x}":
+            state.update(block[:num])
+        if state.hexdigest() != item.expected:
             raise NoRangesError(item, "its ranges do not make up the manifest's checksum")
-        if cause := self.source.other_checksum(item, hashes):
-            raise NoRangesError(item, cause)
 
     def _fetch_part(
         self,

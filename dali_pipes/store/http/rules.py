@@ -141,15 +141,9 @@ def tls_text(exc: BaseException, *, ca_variable: str = "AIS_CLIENT_CA") -> str |
         return None
     reason = exc.reason or ""
     words = reason.replace("_", " ").lower()
-    if reason == "NO_CERTIFICATE_OR_CRL_FOUND" or "PEM" in reason or "KEY_VALUES" in reason:  # a file on this side
-        return (
-            f"was not asked: a certificate or key cannot be read ({words}); check {ca_variable}, AIS_CRT, AIS_CRT_KEY"
-        )
-    if "ALERT" in reason or "CERTIFICATE" in reason:
-        return f"refuses the TLS connection ({words}); {_WANTS_CERTIFICATE}"
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
         return f"does not speak TLS ({words}); should the endpoint begin with http://?"
-    return None
+    return f"cannot be reached over TLS ({words}); check {ca_variable}; {_WANTS_CERTIFICATE}"
 
 
 def cut_hint(exc: BaseException, url: str, *, has_certificate: bool) -> str:

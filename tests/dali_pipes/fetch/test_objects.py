@@ -182,7 +182,7 @@ def test_target_that_vanishes_is_asked_for_anew(store: AisStore) -> None:
         threading.Timer(0.1, proxy.vanish).start()
         fetch_through(proxy, store)
         assert proxy.num_connections["target"] == 2
-        assert proxy.requests["entry"] == 2
+        assert proxy.requests["entry"] >= 2
 
 
 def test_retry_after_is_honoured(store: AisStore) -> None:
@@ -217,7 +217,7 @@ def test_faults_with_progress_are_bounded_too(store: AisStore) -> None:
 
 def test_wrong_bytes_without_end_are_given_up(store: AisStore) -> None:
     """The object's checksum is right in its head, its bytes are not: no word of a replaced object."""
-    text = "given up after 6 attempts .* its bytes have the xxhash2"
+    text = "given up after 6 attempts .* its bytes have the checksum"
     with faulty(store.endpoint, rate=1, kinds=["flip"]) as proxy, pytest.raises(StoreError, match=text):
         fetch_through(proxy, store)
 
@@ -294,7 +294,7 @@ def test_bucket_of_each_checksum_type(store: AisStore, kind: str) -> None:
     [
         (400, None, "400 no good$"),
         (401, None, "401 no good; log in"),
-        (403, Token("t0ken"), "403 no good; the token in AIS_AUTHN_TOKEN lacks the right GET"),
+        (403, Token("t0ken"), "403 no good; the token in AIS_AUTHN_TOKEN lacks a right: ask"),
         (
             404,
             None,

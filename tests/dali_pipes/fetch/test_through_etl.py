@@ -405,7 +405,7 @@ def test_what_breaks_off_is_read_again_from_the_beginning() -> None:
             r"its body ends after 204799 of 204800 bytes; it gave the same bytes twice: the shard was replaced",
         ),
         ([DATA + b"x"], r"its body has more than 204800 bytes, the manifest's; it gave the same bytes twice"),
-        ([DATA[::-1]], r"its bytes have the xxhash2 .*, the manifest says .*; it gave the same bytes twice"),
+        ([DATA[::-1]], r"its bytes have the checksum .*, the manifest says .*; it gave the same bytes twice"),
         ([DATA[::-1], DATA[1:] + b"x"], r"ETL 'some-etl' gave different bytes each of 2 times"),
         (
             [DATA[:n] for n in range(1, 9)],

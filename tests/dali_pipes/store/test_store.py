@@ -352,7 +352,7 @@ def test_ais_store_answer_that_cannot_be_decoded_is_a_store_error(kind: str) -> 
 
 def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is not asked again, not for a listing, a HEAD or a small object."""
-    monkeypatch.setattr("dali_pipes.store.cluster.client.PROMPT_S", 0.2)
+    monkeypatch.setattr("dali_pipes.store.cluster.ais.SILENCE_S", 0.2)
     monkeypatch.setattr("dali_pipes.store.cluster.ais.PROMPT_S", 0.2)
     asked: list[str] = []
     done = threading.Event()

@@ -18,7 +18,6 @@ import trustme
 from dali_pipes.errors import StoreError
 from dali_pipes.store import listings
 from dali_pipes.store.cluster import ais, transformed
-from dali_pipes.store.cluster import client as client_module
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.proxies import ClusterAccess
@@ -95,7 +94,7 @@ def _ids(rows: list[tuple[str, Script, str]]) -> list[str]:
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short time-outs."""
-    monkeypatch.setattr(client_module, "PROMPT_S", 1.0)
+    monkeypatch.setattr(ais, "SILENCE_S", 1.0)
     monkeypatch.setattr(ais, "PROMPT_S", 1.0)
 
 
