@@ -6,11 +6,10 @@ any manifest; only code that asks a store for an object splits the name again. T
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +31,13 @@ from dali_pipes.data_set.indexing import (
 from dali_pipes.errors import DataError, printable
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted, WholeShards, WithIndexes
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.formats.manifest import SHARD_COLUMNS, UNSIZED, Manifest
+from dali_pipes.formats.manifest import Manifest, concatenate
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets
 from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColumns, read_columns, read_parts
 from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-
-_UNKNOWN = "unknown"  # photos of this format have no size either
 
 
 class MixtureFetcher:
@@ -100,35 +97,6 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     )
 
 
-def concatenate(manifests: Sequence[Manifest]) -> Manifest:
-    """The shards of several manifests, one after the other, in one of version 1; sums and class tables are added."""
-    classes: dict[int, str] = {}
-    components: Counter[str] = Counter()
-    turned: Counter[str] = Counter()
-    for manifest in manifests:
-        classes = dict(manifest.classes) | classes
-        components.update(manifest.components)
-        turned.update(manifest.turned)
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(manifest, name) for manifest in manifests]) for name in SHARD_COLUMNS
-    }
-    firsts = np.cumsum([0, *(manifest.num_samples for manifest in manifests)])
-    ids = [label for manifest in manifests for label in manifest.labels.values()]
-    return Manifest(
-        names=[name for manifest in manifests for name in manifest.names],
-        **columns,
-        components=components,
-        classes=classes,
-        photos=_joined_photos([manifest.photos for manifest in manifests]),
-        labels={"min": min(ids), "max": max(ids)} if ids else {},
-        turned=dict(turned),
-        recoded=tuple(step for manifest in manifests for step in manifest.recoded),
-        removed=np.concatenate(
-            [manifest.removed + first for manifest, first in zip(manifests, firsts[:-1], strict=True)]
-        ).astype(np.int64),
-    )
-
-
 def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
     """Refuse class tables (by the names of the sets) that contradict each other, for contiguous labels over all sets.
 
@@ -154,21 +122,6 @@ def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
                     f"'{first}', '{name}' in '{set_}'; give the classes of one of them other ids, pack and index it "
                     "anew, or take labels='raw'"
                 )
-
-
-def _joined_photos(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    photos: dict[str, dict[str, int]] = {}
-    for component in {component: None for part in parts for component in part}:
-        counted = [part[component] for part in parts if component in part]
-        joined = Counter[str]()
-        for counts in counted:
-            joined.update(counts)
-        # A manifest gives this number only if it differs from the number of unknown photos.
-        joined[UNSIZED] = sum(counts.get(UNSIZED, counts.get(_UNKNOWN, 0)) for counts in counted)
-        if joined[UNSIZED] == joined[_UNKNOWN]:
-            del joined[UNSIZED]
-        photos[component] = dict(joined)
-    return photos
 
 
 _log = logging.getLogger(__name__)

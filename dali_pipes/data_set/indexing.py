@@ -11,26 +11,28 @@ the manifest lists the same bytes, it lists this index. And it is in the form th
 
 import json
 import re
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.column_file import ReadRange
 from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import (
+    SHARD_COLUMNS,
     UNSIZED,
     Manifest,
     RecodedStep,
     ShardsPart,
     checksum,
     class_id,
+    concatenate,
     is_class_name,
     read_steps,
+    without_unsized,
 )
 from dali_pipes.formats.names import (
     LABEL_COMPONENT,
@@ -233,32 +235,11 @@ class IndexRun:
     """For each shard the index that may be taken over: see Note [indexed before]; empty: all shards are read."""
 
 
-class RunSums(NamedTuple):
-    """Numbers of each shard of a run, by the names of the manifest's attributes."""
-
-    shard_bytes: Int64s
-    checksums: UInt64s
-    samples: Int64s
-    index_bytes: Int64s
-    index_checksums: UInt64s
-
-    @classmethod
-    def empty(cls, num_shards: int = 0) -> "RunSums":
-        """Zeros."""
-        return cls(
-            shard_bytes=np.zeros(num_shards, np.int64),
-            checksums=np.zeros(num_shards, np.uint64),
-            samples=np.zeros(num_shards, np.int64),
-            index_bytes=np.zeros(num_shards, np.int64),
-            index_checksums=np.zeros(num_shards, np.uint64),
-        )
-
-
 class IndexedRun(NamedTuple):
     """The result of `index_run`."""
 
-    sums: RunSums
-    totals: "Totals"
+    manifest: Manifest
+    """Of the run's shards, without class table and recoded steps."""
     columns: SampleColumns
     num_before: int
     """The number of shard indexes that were taken over."""
@@ -274,8 +255,8 @@ def index_run(run: IndexRun, keep: Callable[[str, bytes], None], on_done: Callab
     """
     names = run.shards.names
     num, num_before = len(names), 0
-    sums = RunSums.empty(num)
-    totals, columns = Totals(), ColumnsBuilder()
+    rows: dict[str, Any] = {column: np.zeros(num, dtype) for column, (_, dtype) in SHARD_COLUMNS.items()}
+    totals, columns = _Totals(), ColumnsBuilder()
     with PatientThreads(NUM_READERS) as readers:
         # Only a few ahead, because finished indexes wait in memory.
         ahead = deque(readers.submit(_index_one, run, row) for row in range(min(2 * NUM_READERS, num)))
@@ -286,13 +267,13 @@ def index_run(run: IndexRun, keep: Callable[[str, bytes], None], on_done: Callab
             if is_new:
                 keep(index_name(name), data)
             num_before += not is_new
-            sums.shard_bytes[row], sums.checksums[row] = index.shard_bytes, index.shard_checksum
-            sums.index_bytes[row], sums.index_checksums[row] = len(data), checksum(data)
-            sums.samples[row] = index.num_samples
+            rows["shard_bytes"][row], rows["checksums"][row] = index.shard_bytes, index.shard_checksum
+            rows["index_bytes"][row], rows["index_checksums"][row] = len(data), checksum(data)
+            rows["samples"][row] = index.num_samples
             totals.add(index)
             columns.add(index)
             on_done(1 if run.shards.store.etl else index.shard_bytes)
-    return IndexedRun(sums, totals, columns.finish(), num_before)
+    return IndexedRun(Manifest(names=names, **rows, **totals.sums()), columns.finish(), num_before)
 
 
 def known_before(manifest: Manifest | None, row: int, entry: ObjectEntry) -> Before:
@@ -382,62 +363,46 @@ def _stored_index(shards: ShardSet, entry: ObjectEntry, name: str) -> tuple[Shar
     return index, data
 
 
-@dataclass(kw_only=True)
-class Totals:
-    """Sums over all shard indexes, for the manifest."""
+class _Totals:
+    """Sums over shard indexes, for the manifest."""
 
-    components: dict[str, int] = field(default_factory=dict)
-    labels: dict[str, int] = field(default_factory=dict)
-    turned: dict[str, int] = field(default_factory=dict)
-    """`Manifest.turned`."""
-    _formats: dict[str, Int64s] = field(default_factory=dict)
-    """component -> int64 [number of formats + 1]; the last counts photos without a size."""
+    def __init__(self) -> None:
+        self._components: Counter[str] = Counter()
+        self._turned: Counter[str] = Counter()
+        self._photos: dict[str, Counter[str]] = defaultdict(Counter)
+        self._labels: list[int] = []
 
     def add(self, index: ShardIndex) -> None:
         is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
-        for component, rows in is_there.items():
-            self.components[component] = self.components.get(component, 0) + int(rows.sum())
+        self._components.update({component: int(rows.sum()) for component, rows in is_there.items()})
         for component, photo in index.photos.items():
             rows = is_there[component]
-            counts = self._formats.setdefault(component, np.zeros(len(PHOTO_FORMATS) + 1, np.int64))
-            counts[:-1] += np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
-            counts[-1] += np.count_nonzero(photo.height[rows] == 0)
+            formats = np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
+            counts = {PHOTO_FORMATS[code]: int(formats[code]) for code in np.flatnonzero(formats)}
+            self._photos[component].update({UNSIZED: int(np.count_nonzero(photo.height[rows] == 0)), **counts})
             if photo.orientation is not None and (num := np.count_nonzero(photo.orientation[rows] != UPRIGHT)):
-                self.turned[component] = self.turned.get(component, 0) + int(num)
+                self._turned[component] += int(num)
         if index.labels is not None:
             # At least one sample has the label, or the component would not be listed.
             labels = index.labels[is_there[LABEL_COMPONENT]]
-            self.labels["min"] = min(int(labels.min()), self.labels.get("min", 2**63))
-            self.labels["max"] = max(int(labels.max()), self.labels.get("max", -(2**63)))
-
-    def merge(self, other: "Totals") -> None:
-        """Add the sums of the shards that follow."""
-        for ours, theirs in ((self.components, other.components), (self.turned, other.turned)):
-            for name, num in theirs.items():
-                ours[name] = ours.get(name, 0) + num
-        for name, counts in other._formats.items():
-            self._formats[name] = self._formats.get(name, 0) + counts
-        if other.labels:
-            self.labels["min"] = min(other.labels["min"], self.labels.get("min", 2**63))
-            self.labels["max"] = max(other.labels["max"], self.labels.get("max", -(2**63)))
+            self._labels = [min([*self._labels, int(labels.min())]), max([*self._labels, int(labels.max())])]
 
     def sums(self) -> dict[str, Any]:
-        """The sums of a manifest, by the names of its attributes."""
+        """The sums by the names of the manifest's attributes."""
         return {
-            "components": self.components,
-            "photos": self.format_counts(),
-            "labels": self.labels,
-            "turned": self.turned,
+            "components": dict(self._components),
+            "photos": {component: without_unsized(counts) for component, counts in self._photos.items()},
+            "labels": dict(zip(("min", "max"), self._labels, strict=True)) if self._labels else {},
+            "turned": dict(self._turned),
         }
 
-    def format_counts(self) -> dict[str, dict[str, int]]:
-        """`Manifest.photos`."""
-        photos = {}
-        for component, counts in self._formats.items():
-            photos[component] = {PHOTO_FORMATS[code]: int(counts[code]) for code in np.flatnonzero(counts[:-1])}
-            if counts[-1] != photos[component].get("unknown", 0):
-                photos[component][UNSIZED] = int(counts[-1])
-        return photos
+
+def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
+    """The sums over some shards, as their manifest has them, by the names of its attributes."""
+    totals = _Totals()
+    for index in indexes:
+        totals.add(index)
+    return totals.sums()
 
 
 # A data set
@@ -495,31 +460,16 @@ def join_runs(
 
     The manifest and the columns are the same, however the shards were divided into runs.
     """
-    sums: list[RunSums] = []
-    totals = Totals()
-    first = 0
+    manifests: list[Manifest] = []
     for run in runs:
-        sums.append(run.sums)
-        totals.merge(run.totals)
-        columns.add_columns(run.columns, shard=shards.names[first])
-        first += len(run.sums.samples)
-    joined = RunSums(*map(np.concatenate, zip(RunSums.empty(), *sums, strict=True)))
-    return Manifest(
-        names=shards.names,
+        manifests.append(run.manifest)
+        columns.add_columns(run.columns, shard=run.manifest.names[0])
+    return replace(
+        concatenate(manifests),
         classes=classes or {},
         recoded=read_recoded(shards.store, shards.prefix),
         etl=shards.store.etl,
-        **joined._asdict(),
-        **totals.sums(),
     )
-
-
-def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
-    """The sums over some shards, as their manifest has them, by the names of its attributes."""
-    totals = Totals()
-    for index in indexes:
-        totals.add(index)
-    return totals.sums()
 
 
 # The files beside the shards

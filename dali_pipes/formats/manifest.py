@@ -43,7 +43,8 @@ Shards that are read through an ETL (``prep index --etl NAME``) have files of th
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast, get_type_hints
@@ -57,7 +58,7 @@ from dali_pipes.formats.column_file import ColumnFile, are_counts, is_count, is_
 from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
+from dali_pipes.formats.texts import Texts, join_texts, object_name_problem, pack_texts
 
 # The history: version, column files and changes of a data set that has grown
 
@@ -495,3 +496,58 @@ def _is_range(value: object) -> bool:
     return value == {} or (
         isinstance(value, dict) and value.keys() == {"min", "max"} and all(map(is_int64, value.values()))
     )
+
+
+# Sums of several manifests
+
+_UNKNOWN = "unknown"  # photos of this format have no size either
+
+
+def concatenate(manifests: Sequence[Manifest]) -> Manifest:
+    """The shards of several manifests, one after the other, in one of version 1; sums and class tables are added."""
+    classes: dict[int, str] = {}
+    components: Counter[str] = Counter()
+    turned: Counter[str] = Counter()
+    for manifest in manifests:
+        classes = dict(manifest.classes) | classes
+        components.update(manifest.components)
+        turned.update(manifest.turned)
+    columns: dict[str, Any] = {
+        name: np.concatenate([np.empty(0, dtype), *(getattr(manifest, name) for manifest in manifests)])
+        for name, (_, dtype) in SHARD_COLUMNS.items()
+    }
+    firsts = np.cumsum([0, *(manifest.num_samples for manifest in manifests)])
+    removed = [manifest.removed + first for manifest, first in zip(manifests, firsts[:-1], strict=True)]
+    ids = [label for manifest in manifests for label in manifest.labels.values()]
+    names = [Texts(*pack_texts(manifest.names)) for manifest in manifests]
+    return Manifest(
+        names=join_texts(names) if names else (),
+        **columns,
+        components=dict(components),
+        classes=classes,
+        photos=add_photos(manifest.photos for manifest in manifests),
+        labels={"min": min(ids), "max": max(ids)} if ids else {},
+        turned=dict(turned),
+        recoded=tuple(step for manifest in manifests for step in manifest.recoded),
+        removed=np.concatenate([_no_ordinals(), *removed]),
+    )
+
+
+def add_photos(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """The sums of several `Manifest.photos`."""
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for photos in parts:
+        for component, counts in photos.items():
+            sums[component].update(with_unsized(counts))
+    return {component: without_unsized(counts) for component, counts in sums.items()}
+
+
+def with_unsized(counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts of formats with `UNSIZED`, which a manifest leaves out if it is the number of unknown photos."""
+    return {UNSIZED: counts.get(_UNKNOWN, 0), **counts}
+
+
+def without_unsized(counts: Mapping[str, int]) -> dict[str, int]:
+    """The inverse of `with_unsized`."""
+    is_implied = counts[UNSIZED] == counts.get(_UNKNOWN, 0)
+    return {name: count for name, count in counts.items() if not (is_implied and name == UNSIZED)}

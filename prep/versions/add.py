@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.data_set.data_set import DataSet, concatenate
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.manifest import Manifest, ShardsPart
+from dali_pipes.formats.manifest import Manifest, ShardsPart, concatenate
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, recoded_name
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_without_manifest

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from dali_pipes.data_set.data_set import DataSet, concatenate
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import index_each, stored_versions
 from dali_pipes.errors import DataError
-from dali_pipes.formats.manifest import Manifest, ShardsPart
+from dali_pipes.formats.manifest import Manifest, ShardsPart, concatenate
 from dali_pipes.formats.names import columns_name, index_name, version_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store

@@ -17,7 +17,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.indexing import read_index, stored_versions, sums_of
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.manifest import UNSIZED, Manifest, ShardsPart
+from dali_pipes.formats.manifest import UNSIZED, Manifest, ShardsPart, with_unsized, without_unsized
 from dali_pipes.formats.names import LABEL_COMPONENT, columns_name, index_name
 from dali_pipes.formats.quarantine import Exclusion
 from dali_pipes.formats.sample_columns import SampleColumns
@@ -140,8 +140,6 @@ def _token_of(manifest: Manifest, removed: Int64s, dropped: Int64s) -> str:
 
 # The sums that remain
 
-_UNKNOWN = "unknown"  # photos of this format have no size either
-
 
 def read_indexes(store: Store, manifest: Manifest, rows: Sequence[int]) -> Iterator[tuple[int, ShardIndex]]:
     """Yield some rows of a manifest, each with its shard's index from the store."""
@@ -180,20 +178,10 @@ def _photos_less(
 ) -> dict[str, dict[str, int]]:
     left: dict[str, dict[str, int]] = {}
     for component, counts in photos.items():
-        gone = lost.get(component, {})
-        own = _less(_with_unsized(counts), _with_unsized(gone))
-        # A manifest gives this number only if it differs from the number of unknown photos.
-        if own.get(UNSIZED, 0) == own.get(_UNKNOWN, 0):
-            own.pop(UNSIZED, None)
-        elif UNSIZED not in own:
-            own[UNSIZED] = 0
+        own = _less(with_unsized(counts), with_unsized(lost.get(component, {})))
         if own:
-            left[component] = own
+            left[component] = without_unsized({UNSIZED: 0, **own})
     return left
-
-
-def _with_unsized(counts: Mapping[str, int]) -> dict[str, int]:
-    return {UNSIZED: counts.get(_UNKNOWN, 0), **counts}
 
 
 def _labels_of(columns: SampleColumns) -> dict[str, Any]:

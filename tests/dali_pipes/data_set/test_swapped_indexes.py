@@ -97,7 +97,7 @@ def test_verify_names_the_index_of_another_shard(swapped: Path, capsys: pytest.C
     """It reads the shards, and compares with them."""
     assert main(["prep", "verify", "--workers", "1", str(swapped)]) == 1
     text = capsys.readouterr().out
-    assert "is of shard 's-000001.tar'" in text
+    assert "shard 's-000000.tar': its index 's-000000.index.safetensors' says" in text
     assert "2  shard indexes that do not fit" in text
 
 
