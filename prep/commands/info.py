@@ -1,7 +1,8 @@
 """``dali-pipes prep info``."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from prep.commands.options import no_part_option, on_option, recoded_text, seed_
 if TYPE_CHECKING:
     from dali_pipes.order.shapes import Buckets
     from prep.inspect.bucket_info import BucketsInfo
-    from prep.inspect.info import Distribution, PhotoInfo, SetInfo
+    from prep.inspect.info import PhotoInfo, SetInfo
 
 # Characters of the longest bar of a histogram.
 _BAR = 40
@@ -108,30 +109,6 @@ def info(
     click.get_current_context().exit(1 if found.missing else 0)
 
 
-def _print_set(found: "SetInfo") -> None:
-    print_line(
-        f"{found.url}: {counted(found.num_shards, 'shard')}, {counted(found.num_samples, 'sample')}, "
-        f"{format_bytes(found.num_bytes)}{'' if found.is_indexed else ' (not indexed: read in full)'}"
-    )
-    for number, what, names, colour in (
-        (len(found.missing), "missing, which should be there", found.missing, "red"),
-        (len(found.beyond), "there that the manifest does not list", found.beyond, "yellow"),
-    ):
-        if number:
-            print_line(f"  {counted(number, 'shard')} {what}: {shown(names)}", fg=colour)
-    for component, number in found.components.items():
-        some = "" if number == found.num_samples else f", {found.num_samples - number} samples lack it"
-        print_line(f"  {component}: {number}, {format_bytes(found.component_bytes[component])}{some}")
-    for step in found.recoded:
-        print_line(f"  photos when they were packed: {recoded_text(step)}")
-    if found.class_counts:
-        _print_classes(found)
-    for component, photo in found.photos.items():
-        _print_photos(component, photo)
-    if found.buckets is not None:
-        _print_buckets(found.buckets)
-
-
 def parse_buckets(text: str) -> "Buckets":
     """Read ``area=256*256,step=32,max_aspect=2,photo=jpg``.
 
@@ -140,11 +117,16 @@ def parse_buckets(text: str) -> "Buckets":
     """
     from dali_pipes.order.shapes import buckets
 
-    kinds: dict[str, Callable[[str], Any]] = {"area": _product, "step": int, "max_aspect": float, "photo": str}
+    kinds: dict[str, Callable[[str], Any]] = {
+        "area": lambda product: math.prod(map(int, product.split("*"))),
+        "step": int,
+        "max_aspect": float,
+        "photo": str,
+    }
     values: dict[str, Any] = {}
     for part in text.split(","):
-        name, is_pair, value = part.strip().partition("=")
-        if not is_pair or name not in kinds:
+        name, _, value = part.strip().partition("=")
+        if name not in kinds or not value:
             raise click.BadParameter(f"expected NAME=VALUE with one of {', '.join(kinds)}, got '{printable(part)}'")
         try:
             values[name] = kinds[name](value)
@@ -158,8 +140,67 @@ def parse_buckets(text: str) -> "Buckets":
         raise click.BadParameter(str(exc)) from exc
 
 
-def _product(text: str) -> int:
-    return math.prod(map(int, text.split("*")))
+def _print_set(found: "SetInfo") -> None:
+    print_line(
+        f"{found.url}: {counted(found.num_shards, 'shard')}, {counted(found.num_samples, 'sample')}, "
+        f"{format_bytes(found.num_bytes)}{'' if found.is_indexed else ' (not indexed: read in full)'}"
+    )
+    for what, names, colour in (
+        ("missing, which should be there", found.missing, "red"),
+        ("there that the manifest does not list", found.beyond, "yellow"),
+    ):
+        if names:
+            print_line(f"  {counted(len(names), 'shard')} {what}: {shown(names)}", fg=colour)
+    for component, number in found.components.items():
+        some = "" if number == found.num_samples else f", {found.num_samples - number} samples lack it"
+        print_line(f"  {component}: {number}, {format_bytes(found.component_bytes[component])}{some}")
+    for step in found.recoded:
+        print_line(f"  photos when they were packed: {recoded_text(step)}")
+    if found.class_counts:
+        _print_classes(found)
+    for component, photo in found.photos.items():
+        _print_photos(component, photo)
+    if found.buckets is not None:
+        _print_buckets(found.buckets)
+
+
+def _print_classes(found: "SetInfo") -> None:
+    counts = found.class_counts
+    largest = sorted(counts, key=lambda label: -counts[label])
+    print_line("")
+    print_line(f"{len(counts)} classes of {counts[largest[-1]]} to {counts[largest[0]]} samples", bold=True)
+    names = [f"{label} {printable(found.classes.get(label, ''), max_chars=_NAME)}" for label in largest[:_CLASSES]]
+    _print_bars(names, [counts[label] for label in largest[:_CLASSES]])
+    if len(largest) > _CLASSES:
+        print_line(f"  and {len(largest) - _CLASSES} more, --json has all")
+
+
+def _print_photos(component: str, photo: "PhotoInfo") -> None:
+    number = counted(photo.num_photos, "mask" if photo.is_mask else "photo")
+    print_line("")
+    print_line(f"{component}: {number} ({_listed(photo.formats)})", bold=True)
+    for what, values in (("height", photo.height), ("width", photo.width), ("bytes", photo.num_bytes)):
+        if values is not None:
+            print_line(
+                f"  {what:7} {values.least} to {values.greatest}, median {values.median}, "
+                f"nine of ten from {values.percentile_5} to {values.percentile_95}"
+            )
+    if photo.num_turned:
+        print_line(f"  turned: {photo.num_turned} by their EXIF orientation; graphs give them upright, as counted here")
+    if photo.short_side is not None:
+        print_line("  shorter side, pixels")
+        ranges = [f"  {low} to {high - 1}" for low, high in itertools.pairwise(photo.short_side.edges)]
+        _print_bars(ranges, photo.short_side.counts)
+    share = "" if photo.num_headers == photo.num_photos else f", of {photo.num_headers} looked at"
+    print_line(f"  {_listed(photo.kinds)}{share}")
+    if photo.num_headers and not photo.is_mask:
+        part = photo.num_for_hardware / photo.num_headers
+        print_line(f"  JPEG engine: takes {part:.1%} ({photo.num_for_hardware} of {photo.num_headers})")
+    if (pixels := photo.pixels) is not None:
+        mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (pixels.mean, pixels.std))
+        moments = f"mean {mean}; std {std}; " if pixels.num_photos else ""
+        bad = f"{pixels.num_undecodable} cannot be decoded, see prep verify" if pixels.num_undecodable else ""
+        print_line(f"  pixels of {pixels.num_photos}: {moments}{bad}".removesuffix("; "))
 
 
 def _print_buckets(found: "BucketsInfo") -> None:
@@ -181,63 +222,11 @@ def _print_buckets(found: "BucketsInfo") -> None:
         )
 
 
-def _print_classes(found: "SetInfo") -> None:
-    counts = found.class_counts
-    print_line("")
-    sizes = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
-    print_line(f"{len(counts)} classes of {sizes} samples", bold=True)
-    names = {label: f"{label} {printable(found.classes.get(label, ''), max_chars=_NAME)}".rstrip() for label in counts}
-    largest = sorted(counts, key=lambda label: -counts[label])
-    _print_bars([(names[label], counts[label]) for label in largest[:_CLASSES]])
-    if len(largest) > _CLASSES:
-        print_line(f"  and {len(largest) - _CLASSES} more, --json has all")
-
-
-def _print_photos(component: str, photo: "PhotoInfo") -> None:
-    formats = _listed(photo.formats)
-    number = counted(photo.num_photos, "mask" if photo.is_mask else "photo")
-    print_line("")
-    print_line(f"{component}: {number} ({formats})", bold=True)
-    for what, values in (("height", photo.height), ("width", photo.width), ("bytes", photo.num_bytes)):
-        if values is not None:
-            print_line(
-                f"  {what:7} {values.least} to {values.greatest}, median {values.median}, "
-                f"nine of ten from {values.percentile_5} to {values.percentile_95}"
-            )
-    if photo.num_turned:
-        print_line(f"  turned: {photo.num_turned} by their EXIF orientation; graphs give them upright, as counted here")
-    for title, distribution in (("shorter side, pixels", photo.short_side), ("bytes", photo.num_bytes)):
-        if distribution is not None:
-            print_line(f"  {title}")
-            _print_histogram(distribution)
-    share = "" if photo.num_headers == photo.num_photos else f", of {photo.num_headers} looked at"
-    print_line(f"  {_listed(photo.kinds)}{share}")
-    if photo.traits:
-        print_line(f"  {_listed(photo.traits)}{share}")
-    if photo.num_headers and not photo.is_mask:
-        part = photo.num_for_hardware / photo.num_headers
-        print_line(f"  JPEG engine: takes {part:.1%} ({photo.num_for_hardware} of {photo.num_headers})")
-    pixels = photo.pixels
-    if pixels is not None and not pixels.num_photos:
-        print_line(f"  pixels: none of {pixels.num_undecodable} photos can be decoded; see prep verify")
-    elif pixels is not None:
-        mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (pixels.mean, pixels.std))
-        bad = f"; {pixels.num_undecodable} cannot be decoded" if pixels.num_undecodable else ""
-        print_line(f"  pixels of {pixels.num_photos}: mean {mean}; std {std}{bad}")
-
-
-def _listed(counts: "dict[str, int]") -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items())
 
 
-def _print_histogram(values: "Distribution") -> None:
-    edges = values.edges
-    rows = [(f"{edges[row]} to {edges[row + 1] - 1}", number) for row, number in enumerate(values.counts)]
-    _print_bars(rows, indent=4)
-
-
-def _print_bars(rows: Sequence[tuple[str, int]], *, indent: int = 2) -> None:
-    width, most = max(len(name) for name, _ in rows), max(1, *(number for _, number in rows))
-    for name, number in rows:
-        filled = round(_BAR * number / most)
-        print_line(f"{' ' * indent}{name:<{width}}  {'#' * filled}{' ' if filled else ''}{number}")
+def _print_bars(names: Sequence[str], counts: Sequence[int]) -> None:
+    width, most = max(map(len, names)), max(1, *counts)
+    for name, number in zip(names, counts, strict=True):
+        print_line(f"  {name:<{width}}  {'#' * round(_BAR * number / most)} {number}")

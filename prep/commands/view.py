@@ -1,5 +1,6 @@
 """``dali-pipes prep view``."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,8 @@ def view(
 ) -> None:
     """Show samples of the shards at URL, as a page or as a picture.
 
-    `view URL -o page.html` writes a page that needs no other file and no network: class balance, sizes, formats, bytes
-    by shard, what is bad and why, and some samples with masks, boxes and captions, which can be filtered by class and
+    `view URL -o page.html` writes a page that needs no other file and no network: class balance, sizes, aspects,
+    formats, what is bad and why, and some samples with masks, boxes and captions, which can be filtered by class and
     key. Boxes are those that the graph for detection takes; a caption is a component, or a text in JSON, whose name is
     caption, text or txt. The page takes at most 48 KiB for each sample, and 4 MiB.
 
@@ -90,7 +91,9 @@ def view(
         if len(arguments) < 2:
             raise click.UsageError("Missing argument 'OUT': name the file to write, such as -o page.html")
         urls, output = arguments[:-1], Path(arguments[-1])
-    is_page = _check_output(output)
+    expected = "a page's name, .html, or a picture's name, .png, .jpg or .webp"
+    check_output(output, endings=(*_PICTURES, *PAGES), expected=expected, option="OUT")
+    is_page = output.suffix.lower() in PAGES
     if keys is not None and labels:
         raise click.UsageError("--keys and --where-label exclude each other")
     named = [key for key in keys.split(",") if key] if keys is not None else []
@@ -102,62 +105,43 @@ def view(
     shown = ShowOptions(num=num or (200 if is_page else 24), labels=labels, keys=named, **options)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = name_shards(urls, endpoint=answering, allow_missing=allow_missing)
-        if is_page:
-            _write_page(shards, output, shown, known_bad=known_bad, as_json=as_json)
-        else:
-            _write_sheet(shards, output, shown, as_json=as_json)
-
-
-def _check_output(output: Path) -> bool:
-    """Whether the file to write is a page; refuse what cannot be written before anything is read."""
-    expected = "a page's name, .html, or a picture's name, .png, .jpg or .webp"
-    check_output(output, endings=(*_PICTURES, *PAGES), expected=expected, option="OUT")
-    return output.suffix.lower() in PAGES
+        write = partial(_write_page, known_bad) if is_page else _write_sheet
+        line, document = write(output, shards, shown, show_progress=not as_json)
+    print_result(f"{line} -> {output}", {"output": str(output)} | document, as_json=as_json)
 
 
 def _write_page(
-    shards: "ShardSet", output: Path, shown: "ShowOptions", *, known_bad: "Sequence[Exclusion]", as_json: bool
-) -> None:
+    known_bad: "Sequence[Exclusion]", output: Path, shards: "ShardSet", options: "ShowOptions", *, show_progress: bool
+) -> tuple[str, dict[str, Any]]:
     from prep.inspect.view_page import view_page
 
-    page = view_page(shards, shown, known_bad=known_bad, show_progress=not as_json)
+    page = view_page(shards, options, known_bad=known_bad, show_progress=show_progress)
     data = page.html.encode("utf-8")
     with writing(output):
         output.write_bytes(data)
-    bad = sum(page.bad.values())
-    print_result(
-        f"wrote {counted(len(page.keys), 'sample')} of {page.num_matching}, {bad} bad or missing, "
-        f"{format_bytes(len(data))} -> {output}",
-        {
-            "output": str(output),
-            "num_bytes": len(data),
-            "keys": page.keys,
-            "num_matching": page.num_matching,
-            "bad": page.bad,
-        },
-        as_json=as_json,
+    line = (
+        f"wrote {counted(len(page.keys), 'sample')} of {page.num_matching}, {sum(page.bad.values())} bad or missing, "
+        f"{format_bytes(len(data))}"
     )
+    return line, {"num_bytes": len(data), "keys": page.keys, "num_matching": page.num_matching, "bad": page.bad}
 
 
-def _write_sheet(shards: "ShardSet", output: Path, shown: "ShowOptions", *, as_json: bool) -> None:
+def _write_sheet(
+    output: Path, shards: "ShardSet", options: "ShowOptions", *, show_progress: bool
+) -> tuple[str, dict[str, Any]]:
     from prep.inspect.contact_sheet import draw_sheet
 
-    sheet = draw_sheet(shards, shown, show_progress=not as_json)
+    sheet = draw_sheet(shards, options, show_progress=show_progress)
     with writing(output):
         sheet.picture.save(output)
     for line in sheet.undecodable:
         print_line(line, err=True)
     width, height = sheet.picture.size
-    print_result(
-        f"drew {counted(len(sheet.keys), 'sample')} of {sheet.num_matching}, {width} x {height} pixels -> {output}",
-        {
-            "output": str(output),
-            "width": width,
-            "height": height,
-            "keys": sheet.keys,
-            "num_matching": sheet.num_matching,
-            "mask_values": sheet.mask_values,
-            "undecodable": sheet.undecodable,
-        },
-        as_json=as_json,
-    )
+    line = f"drew {counted(len(sheet.keys), 'sample')} of {sheet.num_matching}, {width} x {height} pixels"
+    return line, {
+        "width": width,
+        "height": height,
+        "keys": sheet.keys,
+        "num_matching": sheet.num_matching,
+        "undecodable": sheet.undecodable,
+    }

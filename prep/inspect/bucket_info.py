@@ -1,7 +1,6 @@
 """Describe what aspect-ratio buckets make of a data set: samples, pixels lost by cropping, short last batches."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,10 +48,6 @@ class BucketsInfo:
     lost_if_square: float
     """The same if all photos were cut to squares."""
     buckets: list[BucketInfo] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields, with JSON's types."""
-        return asdict(self)
 
 
 def describe_buckets(

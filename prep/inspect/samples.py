@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ _CLASS_ID = re.compile(r"-?[0-9]{1,18}")
 Pixels = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ShownSample:
     """One sample as it is shown. Photo and mask are upright; their longer side has the pixels that were asked for."""
 
@@ -47,20 +47,17 @@ class ShownSample:
     key: str
     label: int | None
     """The class id; ``None`` without one."""
-    components: Sequence[str]
-    """All of its components."""
-    photo: Pixels | None
+    photo: Pixels | None = None
     """uint8 [height, width, 3]; ``None``: it has none, or it cannot be decoded."""
-    mask: Pixels | None
-    """uint8 [height, width], of the photo's shape."""
-    size: tuple[int, int]
+    mask: Pixels | None = None
+    """uint8 [height, width], of the photo's shape; ``None`` also if it has another shape."""
+    size: tuple[int, int] = (0, 0)
     """Height and width of the whole photo, upright; 0 x 0 without a photo."""
-    boxes: Sequence[tuple[float, float, float, float]]
+    boxes: Sequence[tuple[float, ...]] = ()
     """Left, top, right and bottom of each box, as shares of the photo's width and height."""
-    caption: str
-    problems: Sequence[ShardFinding]
+    caption: str = ""
+    problems: list[ShardFinding] = field(default_factory=list)
     """What cannot be decoded, and why."""
-    is_mask_of_another_shape: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +93,28 @@ class ChosenSamples:
     def __init__(self, shards: ShardSet, options: ShowOptions, *, show_progress: bool) -> None:
         self.indexed = IndexedSet(shards, show_progress=show_progress)
         self._options, self._show_progress = options, show_progress
-        if not self.indexed.manifest.num_samples:
+        manifest = self.indexed.manifest
+        if not manifest.num_samples:
             raise DataError(f"'{shards.url}' holds no sample to show")
-        self.places: list[tuple[int, int]]
-        """Row of the shard and row in its index, of each sample."""
         self.num_matching: int
         """The number of samples from which they were chosen."""
         if options.keys:
-            self.places, self.num_matching = self._by_keys(options.keys)[: options.num], len(options.keys)
-        elif options.labels:
-            self._draw(self._of_classes(options.labels))
+            places, self.num_matching = self._by_keys(options.keys)[: options.num], len(options.keys)
         else:
-            self._draw(None)
+            of_classes = self._of_classes(options.labels) if options.labels else None
+            self.num_matching = manifest.num_samples if of_classes is None else len(of_classes)
+            num = min(options.num, self.num_matching)
+            drawn = np.sort(np.random.default_rng(options.seed).choice(self.num_matching, num, replace=False))
+            if of_classes is None:
+                stops = np.cumsum(manifest.samples)
+                rows = np.searchsorted(stops, drawn, side="right")
+                places = np.stack([rows, drawn - (stops - manifest.samples)[rows]], axis=1)
+            else:
+                places = of_classes[drawn]
+        self._places: list[tuple[int, int]] = [(row, at) for row, at in places.tolist()]
+        """Row of the shard and row in its index, of each sample."""
 
-    def read(self, *, side: int, with_texts: bool = False) -> "list[ShownSample]":
+    def read(self, *, side: int) -> list[ShownSample]:
         """Read the samples; the longer side of their photos gets ``side`` pixels.
 
         Raises:
@@ -117,11 +122,11 @@ class ChosenSamples:
         """
         samples: list[ShownSample] = []
         row_of_index, index = -1, None
-        with bar(what="view", total=len(self.places), unit="samples", shown=self._show_progress, delay_s=1) as drawn:
-            for row, at in self.places:
+        with bar(what="view", total=len(self._places), unit="samples", shown=self._show_progress, delay_s=1) as drawn:
+            for row, at in self._places:
                 if index is None or row != row_of_index:
                     row_of_index, index = row, self.indexed.read(row)
-                samples.append(_Reader(self.indexed, index, at).sample(self._options, side, with_texts=with_texts))
+                samples.append(_Reader(self.indexed, index, at).sample(self._options, side))
                 drawn.update(1)
         return samples
 
@@ -131,37 +136,27 @@ class ChosenSamples:
         options = self._options
         which = "as named" if options.keys else f"drawn by seed {options.seed}"
         of_classes = f"; class {', '.join(options.labels)}" if options.labels else ""
-        return f"{len(self.places)} of {self.num_matching} samples, {which}{of_classes}"
+        return f"{len(self._places)} of {self.num_matching} samples, {which}{of_classes}"
 
-    def _draw(self, matching: Int64s | None) -> None:
-        """Draw from the matching samples, int64 [samples, 2], or from all."""
-        manifest, options = self.indexed.manifest, self._options
-        self.num_matching = manifest.num_samples if matching is None else len(matching)
-        num = min(options.num, self.num_matching)
-        drawn = np.sort(np.random.default_rng(options.seed).choice(self.num_matching, num, replace=False))
-        if matching is None:
-            stops = np.cumsum(manifest.samples)
-            rows = np.searchsorted(stops, drawn, side="right")
-            found = np.stack([rows, drawn - (stops - manifest.samples)[rows]], axis=1)
-        else:
-            found = matching[drawn]
-        self.places = [(row, at) for row, at in found.tolist()]
-
-    def _by_keys(self, keys: Sequence[str]) -> list[tuple[int, int]]:
+    def _by_keys(self, keys: Sequence[str]) -> Int64s:
+        """Row of the shard and row in its index of each key: int64 [keys, 2]."""
+        asked = set(keys)
         found: dict[str, tuple[int, int]] = {}
-        missing_keys = set(keys)
         for row, index in self.indexed.each():
-            for at, key in enumerate(index.keys) if missing_keys else ():
-                if key in missing_keys:
-                    missing_keys.discard(key)
-                    found[key] = (row, at)
-        if missing_keys:
-            named = shown([key for key in keys if key in missing_keys])
-            raise DataError(f"no sample of '{self.indexed.shards.url}' has key {named}")
-        return [found[key] for key in keys]
+            found |= {key: (row, at) for at, key in enumerate(index.keys) if key in asked}
+        if missing := [key for key in keys if key not in found]:
+            raise DataError(f"no sample of '{self.indexed.shards.url}' has key {shown(missing)}")
+        return np.array([found[key] for key in keys], np.int64)
 
     def _of_classes(self, labels: Sequence[str]) -> Int64s:
-        ids = self._class_ids(labels)
+        """Row of the shard and row in its index of all samples of some classes: int64 [samples, 2]."""
+        by_name = {name: label for label, name in self.indexed.manifest.classes.items()}
+        ids = []
+        for text in labels:
+            if text not in by_name and not _CLASS_ID.fullmatch(text):
+                table = shown(sorted(by_name)) if by_name else "none: the set has no class table, name the id"
+                raise DataError(f"no class '{text}' in '{self.indexed.shards.url}' (found: {table})")
+            ids.append(by_name[text] if text in by_name else int(text))
         found = [np.zeros((0, 2), np.int64)]
         for row, index in self.indexed.each():
             if index.labels is not None:
@@ -172,96 +167,73 @@ class ChosenSamples:
             raise DataError(f"no sample of '{self.indexed.shards.url}' is of class {', '.join(map(str, ids))}")
         return matching
 
-    def _class_ids(self, labels: Sequence[str]) -> list[int]:
-        by_name = {name: label for label, name in self.indexed.manifest.classes.items()}
-        ids = []
-        for text in labels:
-            if text in by_name:
-                ids.append(by_name[text])
-            elif _CLASS_ID.fullmatch(text):
-                ids.append(int(text))
-            else:
-                table = shown(sorted(by_name)) if by_name else "none: the set has no class table, name the id"
-                raise DataError(f"no class '{text}' in '{self.indexed.shards.url}' (found: {table})")
-        return ids
-
 
 class _Reader:
     """Reads the components of one sample."""
 
     def __init__(self, indexed: IndexedSet, index: ShardIndex, at: int) -> None:
-        self.shard, self.key = index.shard, index.keys[at]
-        self.there = [component for component, offsets in index.offsets.items() if offsets[at] >= 0]
-        self.problems: list[ShardFinding] = []
         self._indexed, self._index, self._at = indexed, index, at
+        self._there = [component for component, offsets in index.offsets.items() if offsets[at] >= 0]
+        labels = index.labels
+        self._sample = ShownSample(
+            shard=index.shard,
+            key=index.keys[at],
+            label=int(labels[at]) if labels is not None and index.has_label[at] else None,
+        )
 
-    def sample(self, options: ShowOptions, side: int, *, with_texts: bool) -> ShownSample:
+    def sample(self, options: ShowOptions, side: int) -> ShownSample:
+        sample = self._sample
         photo, mask = self._chosen(options.photo, options.mask)
-        size, shown_photo, shown_mask = (0, 0), None, None
-        if photo is not None and (found := self._picture(photo)) is not None:
-            size, shown_photo = (found.height, found.width), _scaled(found, side, is_mask=False)
-        if shown_photo is not None and mask and (found := self._picture(mask)) is not None:
-            shown_mask = _scaled(found, side, is_mask=True)[..., 0]
-        is_of_another_shape = (
-            shown_mask is not None and shown_photo is not None and shown_mask.shape != shown_photo.shape[:2]
-        )
-        labels = self._index.labels
-        return ShownSample(
-            shard=self.shard,
-            key=self.key,
-            label=int(labels[self._at]) if labels is not None and self._index.has_label[self._at] else None,
-            components=self.there,
-            photo=shown_photo,
-            mask=None if is_of_another_shape else shown_mask,
-            size=size,
-            boxes=self._boxes(size) if with_texts and all(size) else [],
-            caption=self._caption() if with_texts else "",
-            problems=self.problems,
-            is_mask_of_another_shape=is_of_another_shape,
-        )
+        if photo is not None and (picture := self._picture(photo)) is not None:
+            sample.size, sample.photo = (picture.height, picture.width), _scaled(picture, side, is_mask=False)
+            sample.boxes = self._boxes()
+            if mask and (picture := self._picture(mask)) is not None:
+                small = _scaled(picture, side, is_mask=True)[..., 0]
+                sample.mask = small if small.shape == sample.photo.shape[:2] else None
+        sample.caption = self._caption()
+        return sample
 
     def _chosen(self, photo: str | None, mask: str | None) -> tuple[str | None, str]:
         """The photo and the mask to show."""
         for name in (photo, mask):
-            if name and name not in self.there:
-                found = ", ".join(self.there) or "none"
-                raise DataError(
-                    f"shard '{self.shard}', key '{self.key}': no component '{name}' to show (found: {found})"
-                )
+            if name and name not in self._there:
+                where = f"shard '{self._sample.shard}', key '{self._sample.key}'"
+                found = ", ".join(self._there) or "none"
+                raise DataError(f"{where}: no component '{name}' to show (found: {found})")
         roles = self._indexed.roles
         if photo is None:
             # A sample that lacks the set's photo may have another one.
-            photos = [*roles.photos, *filter(is_photo, self.there)]
-            photo = next((name for name in photos if name in self.there and name != mask), None)
+            photos = [*roles.photos, *filter(is_photo, self._there)]
+            photo = next((name for name in photos if name in self._there and name != mask), None)
         if mask is None:
-            mask = next((name for name in roles.masks if name in self.there and name != photo), "")
+            mask = next((name for name in roles.masks if name in self._there and name != photo), "")
         return photo, mask
 
     def _picture(self, component: str) -> Image.Image | None:
         """The component in RGB, upright by its own EXIF; ``None`` if it cannot be decoded, which is a problem."""
-        start, size = self._place(component)
+        sample, size = self._sample, int(self._index.sizes[component][self._at])
         try:
             check_size(size)
-            data = self._read(start, size)
+            data = self._read(component)
             header, pixels = decode(open_decoder("pillow"), data, rules=PhotoRules(), output="rgb")
         except Undecodable as exc:
-            self.problems.append(ShardFinding("photo", self.shard, self.key, component, str(exc)))
+            sample.problems.append(ShardFinding("photo", sample.shard, sample.key, component, str(exc)))
             return None
         return turned_upright(Image.fromarray(pixels), read_orientation(data, header.format).value)
 
-    def _boxes(self, size: tuple[int, int]) -> list[tuple[float, float, float, float]]:
+    def _boxes(self) -> list[tuple[float, ...]]:
         """The boxes of the first component that holds some; none if no component does."""
-        height, width = size
-        for component in self._named(_BOX_WORDS, "json", "npy"):
+        height, width = self._sample.size
+        for component in self._named(_BOX_WORDS, ("json",)):
             found = _corners(self._value(component))
             if found is not None:
                 shares = found[:MAX_BOXES] / np.array([width, height, width, height], np.float64)
-                return [(left, top, right, bottom) for left, top, right, bottom in shares.clip(0, 1).tolist()]
+                return [tuple(box) for box in shares.clip(0, 1).tolist()]
         return []
 
     def _caption(self) -> str:
         """The text of the first component that holds one; empty if no component does."""
-        for component in self._named(_CAPTION_WORDS, "json", "txt"):
+        for component in self._named(_CAPTION_WORDS, ("json", "txt")):
             value = self._value(component)
             if isinstance(value, Mapping):
                 value = next((value[word] for word in _CAPTION_WORDS if isinstance(value.get(word), str)), None)
@@ -271,18 +243,16 @@ class _Reader:
                 return value.strip()
         return ""
 
-    def _named(self, words: Sequence[str], *extensions: str) -> list[str]:
+    def _named(self, words: Sequence[str], extensions: Sequence[str]) -> list[str]:
         """The components whose names say so first, then those that may hold it by their extension."""
-        named = [name for name in self.there if not is_photo(name) and not set(name.split(".")).isdisjoint(words)]
-        others = [name for name in self.there if name.rpartition(".")[2] in extensions and name not in named]
-        return named + [name for name in others if not name.endswith("npy")]
+        named = [name for name in self._there if not is_photo(name) and not set(name.split(".")).isdisjoint(words)]
+        return named + [name for name in self._there if name.rpartition(".")[2] in extensions and name not in named]
 
     def _value(self, component: str) -> Any:
         """A component as JSON, an array or text, by its extension; ``None`` if it is none of these, or too long."""
-        start, size = self._place(component)
-        if size > _MAX_BYTES:
+        if self._index.sizes[component][self._at] > _MAX_BYTES:
             return None
-        data = self._read(start, size)
+        data = self._read(component)
         try:
             if component.endswith("npy"):
                 return _array(data)
@@ -290,11 +260,9 @@ class _Reader:
         except ValueError:
             return None
 
-    def _place(self, component: str) -> tuple[int, int]:
-        return int(self._index.offsets[component][self._at]), int(self._index.sizes[component][self._at])
-
-    def _read(self, start: int, size: int) -> bytes:
-        return self._indexed.shards.store.read_range(self.shard, start=start, size=size)
+    def _read(self, component: str) -> bytes:
+        start, size = self._index.offsets[component][self._at], self._index.sizes[component][self._at]
+        return self._indexed.shards.store.read_range(self._sample.shard, start=int(start), size=int(size))
 
 
 def _array(data: bytes) -> npt.NDArray[Any]:

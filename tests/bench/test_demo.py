@@ -15,7 +15,7 @@ from bench.demo import demo
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
-from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised, overlaid
+from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
 
 pytest.importorskip("skimage")
 
@@ -140,16 +140,6 @@ def test_denormalised_gives_the_pixels_back() -> None:
     assert np.array_equal(denormalised(image, mean=mean, std=std), pixels)
 
 
-def test_overlaid_colours_each_mask_value() -> None:
-    """Three values mix with the photo, padding is covered, a value that has no colour leaves the photo alone."""
-    photo = np.full((1, 5, 3), 100, np.uint8)
-    mask = np.array([[0, 1, 2, 3, 9]], np.uint8)
-    shown = overlaid(photo, mask)[0].tolist()
-    assert shown[0] == [200, 200, 200]
-    assert shown[4] == [100, 100, 100]
-    assert len({tuple(colour) for colour in shown}) == 5
-
-
 @pytest.mark.parametrize(
     ("count", "columns", "rows"),
     [
@@ -169,9 +159,3 @@ def test_contact_sheet_grows_by_whole_rows(count: int, columns: int, rows: int) 
     assert (sheet.width - 80 + 24) == columns * (one.width - 80 + 24)
     assert (sheet.height - one.height) % max(rows - 1, 1) == 0
     assert (sheet.height > one.height) == (rows > 1)
-
-
-def test_contact_sheet_without_samples_is_refused() -> None:
-    """There is nothing to draw."""
-    with pytest.raises(ValueError, match="at least one sample"):
-        contact_sheet([], title="", subtitle="")

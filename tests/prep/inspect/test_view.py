@@ -16,16 +16,14 @@ from prep.inspect.contact_sheet import (
     CELL_GAP,
     HEADER,
     MARGIN,
+    MASK_COLOURS,
     TILE,
     TILE_GAP,
-    Cell,
     Sheet,
-    contact_sheet,
     draw_sheet,
-    mask_colours,
     overlaid,
 )
-from prep.inspect.samples import ShowOptions
+from prep.inspect.samples import ChosenSamples, ShowOptions
 from tests.builders import Sample, image_bytes, photo_bytes, write_shards, write_tar
 from tests.prep.commands.calls import call_prep
 
@@ -88,15 +86,13 @@ def test_a_seed_draws_the_same_samples(coloured: Path) -> None:
     assert draw(coloured, num=99).keys == [f"k{i}" for i in range(6)]
 
 
-@pytest.mark.parametrize("label", ["2", "dog"])
-def test_samples_of_a_class(coloured: Path, label: str) -> None:
+@pytest.mark.parametrize(
+    ("labels", "keys"), [(["2"], ["k1", "k4"]), (["dog"], ["k1", "k4"]), (["cow", "1"], ["k0", "k2", "k3", "k5"])]
+)
+def test_samples_of_some_classes(coloured: Path, labels: list[str], keys: list[str]) -> None:
     """By id or by name."""
-    sheet = draw(coloured, labels=[label])
-    assert (sheet.keys, sheet.num_matching) == (["k1", "k4"], 2)
-
-
-def test_samples_of_two_classes(coloured: Path) -> None:
-    assert draw(coloured, labels=["cow", "1"]).keys == ["k0", "k2", "k3", "k5"]
+    sheet = draw(coloured, labels=labels)
+    assert (sheet.keys, sheet.num_matching) == (keys, len(keys))
 
 
 def test_shards_without_an_index_and_a_bucket(coloured: Path, bucket: AisStore, node: str, tmp_path: Path) -> None:
@@ -144,35 +140,29 @@ def test_large_masks_keep_their_values(tmp_path: Path) -> None:
     mask = np.ones((500, 333), np.uint8)
     mask[:, 100:] = 3
     sample = Sample("a", {"bmp": plain((9, 9, 9), width=333, height=500), "mask.png": image_bytes(mask)})
-    write_shards(tmp_path, [sample], per_shard=1)
-    assert draw(tmp_path).mask_values == [1, 3]
+    shards = resolve_shards(write_shards(tmp_path, [sample], per_shard=1), endpoint=None)
+    (shown,) = ChosenSamples(shards, ShowOptions(num=1), show_progress=False).read(side=TILE)
+    assert shown.mask is not None
+    assert np.unique(shown.mask).tolist() == [1, 3]
 
 
-def test_mask_of_another_shape_is_left_out(tmp_path: Path) -> None:
-    """It cannot be laid over the photo; the sample is there all the same."""
+def test_masks_of_another_shape_and_samples_without_a_photo_are_drawn_all_the_same(tmp_path: Path) -> None:
+    """The mask cannot be laid over the photo, and a text is no photo; the samples are there."""
     mask = image_bytes(np.ones((60, 40), np.uint8))
-    write_shards(tmp_path, [Sample("a", {"bmp": plain((9, 9, 9)), "mask.png": mask})], per_shard=1)
-    assert draw(tmp_path).keys == ["a"]
+    samples = [Sample("a", {"bmp": plain((9, 9, 9)), "mask.png": mask}), Sample("b", {"txt": b"x"})]
+    write_shards(tmp_path, samples, per_shard=2)
+    sheet = draw(tmp_path)
+    assert (sheet.keys, sheet.undecodable) == (["a", "b"], [])
 
 
 def test_colours_of_masks() -> None:
-    """A trimap has its own; of other masks each value has one, the same in every sheet, and the background none."""
-    assert mask_colours([1, 3]) == {1: (27, 158, 119), 3: (217, 95, 2)}
-    many, few = mask_colours(range(256)), mask_colours([0, 7, 200])
-    assert few == {7: many[7], 200: many[200]}
-    assert 0 not in many
-    assert len(set(many.values())) > 250
-    photo = np.full((1, 2, 3), 100, np.uint8)
-    shown = overlaid(photo, np.array([[0, 7]], np.uint8), colours=few)
-    assert shown[0, 0].tolist() == [100, 100, 100] != shown[0, 1].tolist()
-
-
-def test_sheet_of_many_classes_has_a_legend_that_ends() -> None:
-    """Twelve values and how many more, within the picture's width."""
-    mask = np.arange(40, dtype=np.uint8).reshape(4, 10)
-    cell = Cell(photo=np.zeros((4, 10, 3), np.uint8), mask=mask, label="x")
-    sheet = contact_sheet([cell] * 4, title="t" * 500, subtitle="", colours=mask_colours(range(40)))
-    assert sheet.width == 2 * MARGIN + 4 * (2 * TILE + TILE_GAP) + 3 * CELL_GAP
+    """Each value has one, the same in every sheet, and the background none."""
+    assert len({tuple(colour) for colour in MASK_COLOURS.tolist()}) > 250
+    photo = np.full((1, 3, 3), 100, np.uint8)
+    over = overlaid(photo, np.array([[0, 7, 255]], np.uint8))[0].tolist()
+    assert over[0] == [100, 100, 100]
+    for value, found in ((7, over[1]), (255, over[2])):
+        assert found == pytest.approx(0.55 * 100 + 0.45 * MASK_COLOURS[value], abs=1)
 
 
 # The command
@@ -227,10 +217,8 @@ def test_what_is_not_there_is_named(
         draw(coloured, **options)
 
 
-def test_samples_without_photos_and_classes_without_a_table(tmp_path: Path) -> None:
+def test_sets_without_a_class_table_or_samples(tmp_path: Path) -> None:
     write_shards(tmp_path / "texts", [Sample("a", {"txt": b"x", "cls": b"1"})], per_shard=1)
-    with pytest.raises(DataError, match=r"shard 's-000000.tar', key 'a': no photo to show \(found: cls, txt\)"):
-        draw(tmp_path / "texts")
     with pytest.raises(DataError, match=r"no class 'cat' in .*: the set has no class table, name the id"):
         draw(tmp_path / "texts", labels=["cat"])
     with pytest.raises(StoreError, match="no such directory"):
@@ -238,10 +226,3 @@ def test_samples_without_photos_and_classes_without_a_table(tmp_path: Path) -> N
     write_tar(tmp_path / "empty-0.tar", [])
     with pytest.raises(DataError, match=r"'.*empty-' holds no sample to show"):
         draw(tmp_path / "empty-")
-
-
-def test_picture_that_cannot_be_written(coloured: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.png").mkdir()
-    result = call(coloured, tmp_path / "out.png")
-    assert result.exit_code == 2
-    assert "is a directory; name a file in it" in result.output

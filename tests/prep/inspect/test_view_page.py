@@ -22,9 +22,8 @@ from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.contact_sheet import TILE
-from prep.inspect.findings import MAX_LISTED
 from prep.inspect.samples import ShowOptions
-from prep.inspect.view_page import PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
+from prep.inspect.view_page import MAX_LISTED, PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
 from tests.builders import Sample, mask_bytes, npy_bytes, photo_bytes, write_shards
 from tests.prep.commands.calls import call_prep
 from tests.sources import encode_photo
@@ -88,15 +87,16 @@ def test_figures_are_those_of_the_whole_set(tmp_path: Path) -> None:
     page = page_of(write_shards(tmp_path, samples, per_shard=4), num=2)
     assert "10 samples, 3 shards" in page.html
     assert "4 classes, 0 to 5 samples, median 2; 1 without a sample." in page.html
-    for cell in (
+    for cells in (
         'data-class="0">even</button></td><td class="name">0</td><td>5</td>',
-        "<title>even: 5 samples</title>",
+        '<td class="name">jpg</td><td class="name">JPEG</td><td>9</td><td>100.0%</td>',
+        '<td class="name">width</td><td>60</td><td>60</td><td>60</td><td>60</td><td>60</td>',
+        '<td class="name">shorter side</td><td>40</td><td>40</td><td>40</td><td>40</td><td>40</td>',
+        '<td class="name">32 to 47</td><td>9</td>',
+        '<td class="name">1.1 to 1.5</td><td>0</td>',
+        '<td class="name">1.5 to 2</td><td>9</td>',
     ):
-        assert cell in page.html
-    assert '<td class="name">jpg</td><td class="name">JPEG</td><td>9</td><td>100.0%</td>' in page.html
-    assert "9 photos: 60 to 60 wide, 40 to 40 high" in page.html
-    assert re.search(r"9 photos: width / height 1\.\d\d to 1\.\d\d", page.html)
-    assert page.html.count("<title>s-00000") == 3, "a column for each shard"
+        assert cells in page.html
     assert len(data_of(page)["samples"]) == 2
 
 
@@ -154,7 +154,7 @@ def test_bad_samples_are_counted_once_and_named(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["bad"] == {"photo": 2, "missing": 1, "quarantine": 2}
     html = (tmp_path / "page.html").read_text()
     for text in (
-        'is cut off: it has no end-of-image marker</td><td class="name">index',
+        'is cut off: it has no end-of-image marker</td><td class="name">pixels',
         'is missing (found: jpg)</td><td class="name">index',
         "some cause</td>",
         "is listed without a cause</td>",
