@@ -25,10 +25,9 @@ rarely as it can: for a batch of 256, twice instead of eight times with halves, 
 """
 
 import contextlib
-import io
+import itertools
 import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ from torch.utils.dlpack import from_dlpack
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DecodeError, printable
-from dali_pipes.formats.photo_header import DALI_FORMATS
 from dali_pipes.formats.quarantine import CAUSE_CHARS, Quarantine
 from dali_pipes.graph.batch_inputs import BatchInputs
 from dali_pipes.graph.decode import DecodePipeline
@@ -111,7 +109,7 @@ class BadSamplesSeen:
         if self._policy.on_error == "raise":
             first, *others = found.values()
             names = ", ".join(f"'{printable(other.key)}'" for other in others[:NUM_NAMED])
-            more = f"; bad in this batch as well: {names}{', ...' if len(others) > NUM_NAMED else ''}" if others else ""
+            more = f"; bad in this batch as well: {names}" if others else ""
             raise DecodeError(
                 f"{first}{more}; leave it out (select=Select(exclude=...)), or replace bad samples by others "
                 "(bad_samples=BadSamples(on_error='substitute'))"
@@ -204,22 +202,16 @@ class Repair:
         """Find the samples that DALI cannot decode, each with the reason that it gives for this sample alone."""
         batch = inputs.batch
         # A sample that is in the batch twice is tried once.
-        each = {
-            pair: at for at, pair in enumerate(zip(batch.ordinals.tolist(), batch.occurrences.tolist(), strict=True))
-        }
+        pairs = zip(batch.ordinals.tolist(), batch.occurrences.tolist(), strict=True)
+        parts = _cut(sorted({pair: at for at, pair in enumerate(pairs)}.values()))
         found: dict[int, RuntimeError] = {}
-        parts = [(sorted(each.values()), error)]
-        if len(each) == 1:
-            again = _refusal(retry, inputs.part(parts[0][0]))
-            parts = [] if again is None else [(parts[0][0], again)]
         while parts:
-            part, refused = parts.pop()
-            if len(part) == 1:
+            part = parts.pop()
+            refused = _refusal(retry, inputs.part(part))
+            if refused is not None and len(part) > 1:
+                parts += _cut(part)
+            elif refused is not None:
                 found[int(batch.ordinals[part[0]])] = refused
-                continue
-            size = -(-len(part) // NUM_PARTS)
-            smaller = [part[start : start + size] for start in range(0, len(part), size)]
-            parts += [(some, exc) for some in smaller if (exc := _refusal(retry, inputs.part(some))) is not None]
         positions = [at for at, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in found]
         if len(positions) == len(batch):
             self._check_graph(retry, batch, error)
@@ -230,43 +222,37 @@ class Repair:
         """Find out whether the graph or the device is at fault when all samples of a batch fail.
 
         Raises:
-            DecodeError: If a batch fails that was decoded before or, if there is none, other samples fail as well.
+            DecodeError: If a sample fails that was decoded before or, if there is none, other samples fail as well.
         """
-        if self._decoded is not None:
-            if (exc := _refusal(retry, self._decoded)) is not None:
-                raise DecodeError(
-                    f"DALI fails on every batch now, also on one that it has decoded before: {reason_of(exc)}"
-                ) from exc
-            return
-        num_failed = 0
-        for other in self._others(batch, num=1):
-            if num_failed == NUM_PROOFS:
-                break
-            inputs, problems = self._decode.complete(other, self._encoded(other))
-            if problems:
-                continue
+        is_tried = False
+        for inputs in self._proofs(batch):
             if _refusal(retry, inputs) is None:
                 self.note_decoded(inputs)
                 return
-            num_failed += 1
-        if num_failed:
+            is_tried = True
+        if is_tried:
             raise DecodeError(
-                f"the graph fails on all of {len(set(batch.ordinals.tolist())) + num_failed} samples that were tried, "
-                f"the first of them {', '.join(batch.keys[:3])}: {reason_of(error)}"
+                f"DALI fails on every sample that was tried, also on others than those of the batch of "
+                f"{batch.some_keys}: the graph or the device is at fault: {reason_of(error)}"
             ) from error
 
+    def _proofs(self, batch: Batch) -> Iterator[BatchInputs]:
+        """Yield the sample that was decoded before, or some neighbours of the batch, each alone."""
+        if self._decoded is not None:
+            yield self._decoded
+            return
+        completed = (self._decode.complete(other, self._encoded(other)) for other in self._others(batch, num=1))
+        yield from itertools.islice((inputs for inputs, problems in completed if not problems), NUM_PROOFS)
+
     def _cause(self, inputs: BatchInputs, ordinal: int, error: RuntimeError) -> tuple[str, str]:
-        """Find the component at fault, empty if it is not known, and what DALI and Pillow report."""
+        """Find the component at fault, empty if it is not known, and what DALI reports."""
         position = int(np.argmax(inputs.batch.ordinals == ordinal))
-        components = self._decode.inputs.decoded.components
         operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]*)`", str(error))
-        is_decoder = operator is not None and "decoders" in operator[1]
-        photos = [np.array(inputs.encoded[component][position]) for component in components]
-        opinions = [_pillow_says(data) for data in photos]
-        is_clear = len(components) - opinions.count("") == 1  # else DALI is asked, which writes a line
-        for component, data, opinion in zip(components, photos, opinions, strict=True):
-            if (is_decoder and len(components) == 1) or (bool(opinion) if is_clear else not _decodes(data)):
-                return component, f"cannot be decoded: {reason_of(error)}{f'; Pillow: {opinion}' if opinion else ''}"
+        if operator is None or "decoders" in operator[1]:
+            components = self._decode.inputs.decoded.components
+            for component in components:
+                if len(components) == 1 or not _decodes(np.array(inputs.encoded[component][position])):
+                    return component, f"cannot be decoded: {reason_of(error)}"
         return "", f"cannot be processed: {operator[1] if operator else 'DALI'} says: {reason_of(error)}"
 
     def _completed(self, batch: Batch, encoded: Mapping[str, Any], bad: set[int]) -> BatchInputs:
@@ -337,6 +323,12 @@ def _sources(num: int, bad: set[int]) -> Int64s | None:
     return good[np.maximum(before, 0)]
 
 
+def _cut(positions: list[int]) -> list[list[int]]:
+    """Cut positions into `NUM_PARTS` or fewer parts."""
+    size = -(-len(positions) // NUM_PARTS)
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
+
+
 def _copied(output: Any) -> Any:
     if isinstance(output, list):
         return output
@@ -364,18 +356,3 @@ def _decodes(data: npt.NDArray[np.uint8]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _pillow_says(data: npt.NDArray[np.uint8]) -> str:
-    """Ask Pillow why it cannot read the data either; empty if it can."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data.tobytes()), formats=DALI_FORMATS) as photo:
-                photo.load()
-    except Exception as exc:  # noqa: BLE001 (Pillow raises many types)
-        # Its text for an unknown format names an object in memory.
-        return str(exc).partition(" <")[0][:120] or type(exc).__name__
-    return ""

@@ -1,7 +1,5 @@
 """Make the inputs of one batch: encoded bytes, the graph's arrays, and values parsed from components."""
 
-import functools
-import io
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ from dali_pipes.reader.batch import Batch, Places, SampleRules
 
 UInt8s = npt.NDArray[np.uint8]
 _DAMAGED = PHOTO_FORMATS.index(DAMAGED_PNG)
+_BLACK_PIXEL = np.frombuffer(b"P5\n1 1\n255\n\0", np.uint8)  # a PNM of one pixel
 
 
 class BatchInputs(NamedTuple):
@@ -173,13 +172,11 @@ def _check_pixels(batch: Batch, pixels: Int64s, max_batch_pixels: int) -> None:
     total = int(pixels.sum())
     if total > max_batch_pixels:
         largest = int(pixels.argmax())
-        shard, key = batch.name(largest)
+        shard, key = map(printable, batch.name(largest))
         raise DecodeError(
             f"the photos of the batch of {batch.some_keys} have {total} pixels together, expected at most "
-            f"max_batch_pixels={max_batch_pixels}; the largest sample, with {pixels[largest]}, is shard "
-            f"'{printable(shard)}', key '{printable(key)}'; pass a smaller batch_size, raise "
-            "Decode(max_batch_pixels=...) if there is memory for it, or make huge photos bad samples: "
-            "BadSamples(max_pixels=...)"
+            f"max_batch_pixels={max_batch_pixels}; the largest sample, with {pixels[largest]}, is shard '{shard}', key "
+            f"'{key}'; pass a smaller batch_size, Decode(max_batch_pixels=...) or BadSamples(max_pixels=...)"
         )
 
 
@@ -196,18 +193,8 @@ def _with_replacements(encoded: Mapping[str, Any], replacements: Mapping[tuple[s
 def _black_pixels(asked: GraphInputs, batch: Batch) -> dict[tuple[str, int], UInt8s]:
     """Find where a sample lacks a photo, and take a black pixel there: decoders refuse zero bytes."""
     return {
-        (component, position): _black_pixel()
+        (component, position): _BLACK_PIXEL
         for component in asked.components
         if all(is_photo(name) for name in component.split(";"))
         for position in np.flatnonzero(batch.places(component).offset < 0).tolist()
     }
-
-
-@functools.cache
-def _black_pixel() -> UInt8s:
-    """A PNG of one pixel: uint8 [bytes]."""
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.new("L", (1, 1)).save(stream, "PNG")
-    return np.frombuffer(stream.getvalue(), np.uint8)

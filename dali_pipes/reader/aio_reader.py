@@ -14,7 +14,6 @@ import logging
 import os
 import platform
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -35,9 +34,6 @@ MIN_SAMPLES = 64
 NUM_AHEAD = 2
 # Reads in one call. The kernel limits the sum over the machine's contexts: /proc/sys/fs/aio-max-nr, 65,536 by default.
 MAX_READS = 256
-# How often the kernel may refuse reads (EAGAIN), and the pause after it: 20 ms in all. Then `os.preadv` reads.
-MAX_REFUSED = 20
-PAUSE_S = 0.001
 
 _PREAD = 0  # IOCB_CMD_PREAD
 _IOCB = np.dtype(
@@ -126,18 +122,14 @@ class Aio:
         iocbs = self._iocbs[:num]
         iocbs["file"], iocbs["offset"], iocbs["size"], iocbs["address"] = file, offsets, sizes, addresses
         results = np.zeros(num, np.int64)
-        submitted = finished = refused = 0
+        submitted = finished = 0
         while finished < num:
             if submitted < num:
                 pointers = self._pointers.ctypes.data + 8 * submitted
                 try:
                     submitted += self._call(self._submit, self._context, num - submitted, pointers)
                 except BlockingIOError:  # the kernel has no place for the reads now
-                    refused += 1
-                    if refused > MAX_REFUSED:
-                        num = submitted  # the others are read below, one after the other
-                    elif submitted == finished:
-                        time.sleep(PAUSE_S)
+                    num = submitted  # the others are read below, one after the other
             if submitted == finished:
                 continue
             found = self._call(
@@ -200,14 +192,7 @@ class AioReader:
         self._begun: SimpleQueue[_Read | None] = SimpleQueue()
         # No executor: Python's take no work when the main thread has ended, but a loop in another thread may go on.
         self._thread = threading.Thread(target=self._work, name="dali-pipes-read", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the process may not start more threads
-            self._free()
-            raise
-        except BaseException:  # Ctrl-C while it starts
-            self._begun.put(None)
-            raise
+        self._thread.start()
 
     def open(self, lines: Lines, *, batch_size: int) -> "AioSegment":
         return AioSegment(self, lines, batch_size=batch_size)
@@ -222,16 +207,13 @@ class AioReader:
         self._begun.put(None)
         self._thread.join()
 
-    def _free(self) -> None:
-        self._aio.close()
-        os.close(self._file)
-
     def _work(self) -> None:
         _this_thread.reads = True
         try:
             self._read_all()
         finally:
-            self._free()  # here: Ctrl-C may end the wait for this thread
+            self._aio.close()  # here: Ctrl-C may end the wait for this thread
+            os.close(self._file)
 
     def _read_all(self) -> None:
         while (read := self._begun.get()) is not None:

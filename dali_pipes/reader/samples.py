@@ -185,8 +185,7 @@ class StoredSamples(Samples):
             components = ", ".join(f"'{name}'" for name in table.components_of(row)) or "none"
             raise DataError(
                 f"{table.name_of(row)}: expected one of the components {shown(names)}, found {components}; name the "
-                f"component in the graph (photo= or mask= of the built-in graphs), or leave the sample out "
-                "(select=Select(exclude=...))"
+                "component in the graph (photo=, mask=), or leave the sample out (select=Select(exclude=...))"
             )
         self._found_single.add(component)
         if self.rules.missing == "error":
@@ -213,15 +212,11 @@ class StoredSamples(Samples):
         is_in_doubt = self.rules.missing == "error" and most < whole.num_samples
         if is_in_doubt and (found := self._first(lambda table: table.column(component)[:, OFFSET] < 0)) is not None:
             table, row = found
-            lacking = whole.num_samples - most
-            more = f"; {lacking} of {whole.num_samples} samples lack it" if len(names) == 1 and lacking > 1 else ""
             components = ", ".join(table.components_of(row)) or "none"
-            advice = (
-                "pass select=Select(missing='empty') for the label -1, or missing='skip' to leave such samples out"
-                if component == LABEL_COMPONENT
-                else "name a component that is there in the graph (photo= or mask= of the built-in graphs)"
+            raise DataError(
+                f"{table.name_of(row)}: no component '{component}' (found: {components}); name another one in the "
+                "graph, or pass select=Select(missing='empty'), or missing='skip' to leave such samples out"
             )
-            raise DataError(f"{table.name_of(row)}: no component '{component}' (found: {components}){more}; {advice}")
         self._found.add(component)
 
     def check_sized(self, component: str) -> None:
@@ -253,8 +248,7 @@ class StoredSamples(Samples):
         """
         rules = self.rules.photos
         formats = [self._whole.photos[name] for name in component.split(";") if name in self._whole.photos]
-        num_bad = sum(found.get(kind, 0) for found in formats for kind in (*REFUSED_FORMATS, "unsized"))
-        if not num_bad:
+        if not any(found.get(kind) for found in formats for kind in (*REFUSED_FORMATS, "unsized")):
             return
 
         def is_bad(table: ShardTable) -> Bools:
@@ -265,10 +259,8 @@ class StoredSamples(Samples):
         if (found := self._first(is_bad)) is not None:
             table, row = found
             problem = rules.problem(Places(*table.column(component).T).header(row))
-            # With exclusions it is not known how many of the bad samples are among those that are left.
-            more = f"; {num_bad} such samples in all" if num_bad > 1 and not len(self.excluded) else ""
             raise DataError(
-                f"{table.name_of(row)}: component '{component}' {problem}{more}; pass "
+                f"{table.name_of(row)}: component '{component}' {problem}; pass "
                 "bad_samples=BadSamples(on_error='substitute'), leave it out (select=Select(exclude=...)), or pack "
                 "without it: dali-pipes prep pack --on-bad skip"
             )

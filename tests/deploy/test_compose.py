@@ -14,7 +14,7 @@ import yaml
 
 from dali_pipes.cli import main as dali_pipes_main
 from tests.deploy.commands import parse_dali_pipes, parse_training, shell_commands
-from tests.deploy.dockerfile import ROOT, read_stages
+from tests.deploy.dockerfile import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 JOBS = ("prep", "train", "train-gpu", "bench")
@@ -71,63 +71,6 @@ def test_compose_services_have_no_rights_beyond_their_users() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert not {"privileged", "cap_add", "pid", "ipc"} & service.keys(), name
         assert not [volume for volume in service.get("volumes", []) if volume.startswith(("/", "."))], name
-
-
-def test_compose_nodes_find_each_other() -> None:
-    """Each is known by its service's name, where the other looks for it; both run one image, whose version is fixed."""
-    services = compose()["services"]
-    for name in NODES:
-        service = services[name]
-        assert service["command"][0] == service["hostname"] == name
-        assert service["environment"]["HOSTNAME_LIST_INTRA_CONTROL"] == name
-        assert service["environment"]["HOSTNAME_LIST_INTRA_DATA"] == name
-        assert service["environment"]["AIS_PRIMARY_URL"] == f"http://proxy:{services['proxy']['command'][1]}"
-        assert re.fullmatch(r"aistorage/cluster-minimal:v\d+\.\d+", service["image"])
-    assert len({services[name]["image"] for name in NODES}) == 1
-    assert compose(AIS_IMAGE="mine:1")["services"]["target"]["image"] == "mine:1"
-
-
-def test_compose_waits_for_a_cluster_that_is_ready() -> None:
-    """``--wait`` returns when the proxy knows the target, and what the target stores outlives its container."""
-    file = compose()
-    target = file["services"]["target"]
-    assert target["healthcheck"]["test"][-1] == f"{target['environment']['AIS_PRIMARY_URL']}/v1/health?prr=true"
-    assert target["depends_on"] == {"proxy": {"condition": "service_healthy"}}
-    volume, path = target["volumes"][0].split(":")
-    assert volume in file["volumes"]
-    assert re.fullmatch(r"/ais/\w+", path)  # where the image's entry point looks for disks
-
-
-def test_compose_starts_no_job_unasked_and_none_before_its_data() -> None:
-    """``up`` alone is the cluster, as before; each job has a profile, which brings what it depends on."""
-    services = compose()["services"]
-    assert [name for name, service in services.items() if "profiles" not in service] == list(NODES)
-    assert services["prep"]["depends_on"] == {"target": {"condition": "service_healthy"}}
-    for name in JOBS[1:]:
-        assert services[name]["depends_on"] == {"prep": {"condition": "service_completed_successfully"}}
-        assert set(services[name]["profiles"]) <= set(services["prep"]["profiles"])
-
-
-def test_compose_jobs_have_the_image_its_arguments_and_volumes() -> None:
-    """An extra that is not built in, or a directory that is not the image's, would be found late."""
-    file = compose()
-    _, stages = read_stages(ROOT / "Dockerfile")
-    made = next(text for text in stages["runtime"].texts("RUN") if "install -d -m 1777" in text)
-    for name in JOBS:
-        service = file["services"][name]
-        assert (COMPOSE.parent / service["build"]["context"]).resolve() == ROOT
-        assert set(service["build"]["args"]) <= {text.partition("=")[0] for text in stages["build"].texts("ARG")}
-        for mount in service["volumes"]:
-            volume, path = mount.split(":")
-            assert volume in file["volumes"]
-            assert path in made.split()
-        assert service["environment"]["DALI_PIPES_CACHE"] in {mount.split(":")[1] for mount in service["volumes"]}
-    gpu = file["services"]["train-gpu"]
-    assert gpu["environment"]["REQUIRE_GPU"] == "1"
-    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
-    launcher, options = parse_training(gpu["command"])
-    assert launcher == {"standalone": "", "nproc-per-node": "gpu"}
-    assert options["resume"]
 
 
 def test_compose_prep_does_what_it_says(

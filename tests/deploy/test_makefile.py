@@ -33,25 +33,6 @@ def pip_commands(venv: Path, *arguments: str) -> list[list[str]]:
     return [words[words.index("install") + 1 :] for words in lines]
 
 
-def test_environment_for_cuda_is_made_in_one_step(tmp_path: Path) -> None:
-    """Then comes this checkout, without what pyproject.toml would bring."""
-    first, last = pip_commands(tmp_path / "venv", "CUDA=13")
-    assert first[1:] == ["-c", f"{tmp_path}/venv/pins.txt", "-r", f"{tmp_path}/venv/requirements.txt"]
-    assert last[-3:] == ["--no-deps", "--editable", "."]
-
-
-def test_size_of_the_installation_is_said_first(tmp_path: Path) -> None:
-    """And how to have a smaller one; pip shows its progress."""
-    lines = make("demo", f"VENV={tmp_path / 'venv'}").stdout.splitlines()
-    size, first = (
-        next(index for index, line in enumerate(lines) if text in line) for text in ("GB", "requirements.txt")
-    )
-    assert size < first
-    assert any("without a GPU" in line and "make demo CPU=1" in line for line in lines)
-    assert "--quiet" not in next(line for line in lines if " -r " in line)
-    assert "without a GPU" not in make("demo", "CPU=1", f"VENV={tmp_path / 'venv'}").stdout
-
-
 @pytest.mark.parametrize(
     ("made", "wanted", "message"),
     [
@@ -129,12 +110,6 @@ def test_cpu_only_torch_stays_when_the_rest_is_installed(tmp_path: Path, cpu_ind
     listed = run([*pip, "freeze"], env=environment, stdout=subprocess.PIPE).stdout.splitlines()
     assert [line.partition("==")[0] for line in listed] == ["torch", "torchvision"]
     assert all(line.endswith("+cpu") for line in listed)
-
-
-def test_makefile_names_pytorchs_index(tmp_path: Path) -> None:
-    """Unless another one is given."""
-    first = pip_commands(tmp_path / "venv", "CPU=1")[0]
-    assert first[first.index("--index-url") + 1] == "https://download.pytorch.org/whl/cpu"
 
 
 PROGRAMS = ("chromium", "chromedriver", "jpegtran")

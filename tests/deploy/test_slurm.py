@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -204,46 +203,12 @@ def test_batch_script_says_how_it_is_used(
     assert job.returncode == code
 
 
-def test_batch_script_without_torchrun_names_the_environment(slurm: Slurm) -> None:
-    """Not after srun has started tasks on all nodes."""
-    (slurm.bin / "torchrun").unlink()
-    job = slurm.submit("a.py", PATH=f"{slurm.bin}:/usr/bin:/bin")
-    assert "there is no torchrun in '/nowhere/bin', nor on PATH; set VENV" in slurm.end(job)
-    assert job.returncode == 2
-    assert not (slurm.directory / "srun.log").exists()
-
-
-def test_options_of_torchrun_go_to_torchrun(slurm: Slurm, words: list[str | Path]) -> None:
-    job = slurm.submit(*words, TORCHRUN_OPTIONS="--numa-binding=exclusive --max-restarts=2")
-    assert (slurm.end(job), job.returncode) == ("", 0)
-    said = slurm.srun_words()
-    assert said[said.index(str(TRAIN)) - 2 : said.index(str(TRAIN))] == ["--numa-binding=exclusive", "--max-restarts=2"]
-
-
 def test_node_refuses_a_disk_that_is_not_there(slurm: Slurm) -> None:
     """Before the command starts: a cache on another disk would fill that."""
     node = slurm.on_node("touch", str(slurm.directory / "started"), CACHE_ROOT="/nowhere", SLURMD_NODENAME="dgx7")
     assert "node dgx7: CACHE_ROOT='/nowhere' is not a directory that" in slurm.end(node)
     assert node.returncode == 1
     assert not (slurm.directory / "started").exists()
-
-
-def test_container_variant_asks_pyxis_for_the_image_and_mounts(slurm: Slurm, words: list[str | Path]) -> None:
-    """The same step in a container: scripts by the image's own paths, which the Dockerfile has."""
-    job = slurm.submit(*words, CONTAINER_IMAGE="registry.example#dali-pipes:0.1.0", CONTAINER_MOUNTS="/lustre:/lustre")
-    slurm.end(job)
-    said = slurm.srun_words()
-    options, command = said[: said.index("deploy/slurm/node.sh")], said[said.index("deploy/slurm/node.sh") :]
-    assert "--container-image=registry.example#dali-pipes:0.1.0" in options
-    assert f"--container-mounts={slurm.disks}:{slurm.disks},/lustre:/lustre" in options
-    assert not any(option.startswith("--chdir") for option in options)
-    (workdir,) = [option.partition("=")[2] for option in options if option.startswith("--container-workdir")]
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    assert f"WORKDIR {workdir}\nCOPY examples examples\n" in dockerfile
-    for script in command[:2]:
-        assert re.search(
-            rf"^COPY (?:\S+ )*{re.escape(script)} (?:\S+ )*{Path(script).parent}/$", dockerfile, re.MULTILINE
-        )
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from dali_pipes.store.local import LocalStore
 from tests.builders import pack
-from tests.deploy.conftest import JOB, Slurm, write_program
+from tests.deploy.conftest import Slurm, write_program
 from tests.deploy.dockerfile import ROOT
 from tests.prep.commands.calls import run_prep
 from tests.sources import make_source
@@ -70,26 +70,4 @@ def test_array_that_is_not_the_whole_is_refused(slurm: Slurm, shards: Path, arra
     """It would be another cut of the shards."""
     job = submit(slurm, "index", shards, array=array)
     assert "take --array=1-N, or set PARTS to the N of the whole job" in slurm.end(job)
-    assert job.returncode == 2
-
-
-def test_container_runs_the_program_of_the_image(slurm: Slurm) -> None:
-    job = submit(
-        slurm, "index", "/lustre/a", array="2:1-3", CONTAINER_IMAGE="a#b:1", CONTAINER_MOUNTS="/lustre:/lustre"
-    )
-    slurm.end(job)
-    said = slurm.srun_words()
-    assert {"--container-image=a#b:1", "--container-mounts=/lustre:/lustre", "--cpus-per-task=2"} <= set(said)
-    assert said[-6:] == ["dali-pipes", "prep", "index", "/lustre/a", "--part", "2/3"]
-
-
-def test_script_says_how_it_is_used(slurm: Slurm) -> None:
-    job = submit(slurm)
-    assert f"job {JOB}: no command was given: sbatch --array=1-N deploy/slurm/parts.sbatch" in slurm.end(job)
-    assert job.returncode == 2
-
-
-def test_environment_without_the_program_is_named(slurm: Slurm) -> None:
-    job = submit(slurm, "index", "a", PATH="/usr/bin:/bin")
-    assert "there is no dali-pipes in '/nowhere/bin', nor on PATH; set VENV" in slurm.end(job)
     assert job.returncode == 2

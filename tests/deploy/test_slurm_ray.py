@@ -108,25 +108,3 @@ def test_nodes_that_do_not_join_are_an_error(slurm: Slurm, job: str) -> None:
     assert "1 of 2 nodes joined Ray within 1 s" in said
     assert printed == ""
     check_nothing_is_left(job)
-
-
-def test_container_has_the_script_at_its_place(slurm: Slurm) -> None:
-    process = slurm.submit("verify", "/lustre/a", script="ray.sbatch", CONTAINER_IMAGE="a#b:1")
-    slurm.end(process)
-    said = slurm.srun_words()
-    assert {"--container-image=a#b:1", "--container-workdir=/opt/dali-pipes", "--kill-on-bad-exit=0"} <= set(said)
-    start = said.index("deploy/slurm/ray-node.sh")
-    assert said[start:] == [
-        *("deploy/slurm/ray-node.sh", "127.0.0.1", "24711"),
-        *("dali-pipes", "prep", "verify", "/lustre/a", "--on", "ray"),
-    ]
-    assert "deploy/slurm/ray-node.sh" in (ROOT / "Dockerfile").read_text()
-
-
-def test_script_says_how_it_is_used_and_what_is_missing(slurm: Slurm) -> None:
-    process = slurm.submit(script="ray.sbatch")
-    assert "no command was given: sbatch --nodes=N deploy/slurm/ray.sbatch" in slurm.end(process)
-    assert process.returncode == 2
-    process = slurm.submit("verify", "a", script="ray.sbatch", PATH=f"{slurm.bin}:/usr/bin:/bin")
-    assert "there is no dali-pipes in '/nowhere/bin', nor on PATH; set VENV" in slurm.end(process)
-    assert process.returncode == 2

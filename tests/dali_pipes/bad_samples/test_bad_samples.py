@@ -293,15 +293,12 @@ def test_set_of_a_mixture_that_is_emptied_is_named(tmp_path: Path, good_samples:
     assert not list((tmp_path / "cache").rglob("*.image"))
 
 
-def test_key_of_a_mixture_that_means_two_samples_is_refused(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """`one/a` is the key `a` in set one, and a key in set two."""
+def test_key_of_a_mixture_may_look_like_that_of_another_set(tmp_path: Path, good_samples: list[Sample]) -> None:
+    """`one/a` is the key `a` in set one, and a key in set two, which is `two/one/a`."""
     photo = good_samples[0].components
     write_shards(tmp_path / "one", [Sample("a", photo), Sample("b", photo)], per_shard=2)
     write_shards(tmp_path / "two", [Sample("one/a", photo), Sample("b", photo)], per_shard=2)
     mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"})
-    (tmp_path / "list.txt").write_text("one/a\n")
-    with pytest.raises(dp.DataError, match="'one/a' is a key, and also the key 'a' with the name of its data set"):
-        open_loader(mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "list.txt"))
     (tmp_path / "list.txt").write_text("two/one/a\n")
     with open_loader(
         mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "list.txt")
@@ -391,7 +388,7 @@ def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: lis
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="the data set has no good sample left"):
         next(loader)
     shards = write_shards(tmp_path / "undecodable", spoilt(good_samples, range(12), how=undecodable), per_shard=6)
-    text = "the graph fails on all of 12 samples that were tried, the first of them s00000, s00001, s00002: Failed to"
+    text = "DALI fails on every sample that was tried, also on others than those of the batch of s00000, .*: Failed to"
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match=text):
         next(loader)
     assert not (shards / "q.tsv").exists()
@@ -630,9 +627,7 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
     monkeypatch.setattr(DecodePipeline, "take", fail_from_now_on)
     with open_loader(good_shards, bad_samples=substituting(good_shards, max_bad=1)) as loader:
         next(loader)
-        with pytest.raises(
-            dp.DecodeError, match=r"fails on every batch now, also on one that .* cudaErrorLaunchFailure"
-        ):
+        with pytest.raises(dp.DecodeError, match=r"fails on every sample that was tried, .* cudaErrorLaunchFailure"):
             next(loader)
         assert not loader.bad_samples
     assert not (good_shards / "q.tsv").exists()
@@ -641,7 +636,7 @@ def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        ("undecodable", "component 'image.jpg' cannot be decoded: .*; Pillow: broken data stream"),
+        ("undecodable", "component 'image.jpg' cannot be decoded: Failed to decode"),
         ("cut", "component 'image.jpg' is cut off: it has no end-of-image marker"),
         ("gif", "component 'image.jpg' holds a GIF"),
         (
@@ -659,9 +654,7 @@ def test_raise_names_shard_key_component_and_cause(
     shards = write_shards(tmp_path, spoilt(good_samples, [6, 7], how=KINDS[kind]), per_shard=6)
     text = f"shard 's-000001.tar', key 's00006': {cause}"
     if kind in ("cut", "gif", "garbage", "nothing"):
-        with pytest.raises(
-            dp.DataError, match=rf"{text}.*2 such samples in all; pass bad_samples=BadSamples\(on_error="
-        ):
+        with pytest.raises(dp.DataError, match=rf"{text}.*; pass bad_samples=BadSamples\(on_error="):
             open_loader(shards, bad_samples=dp.BadSamples(on_error="raise"))
         return
     with open_loader(shards, bad_samples=dp.BadSamples(on_error="raise")) as loader:
@@ -786,9 +779,9 @@ def pillow_rgb(data: bytes) -> np.ndarray | None:
 def test_decoders_write_few_lines_for_a_bad_photo(
     good_samples: list[Sample], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One in its batch, one in a part of it, one alone; libjpeg does not say which photo it means."""
+    """In its batch, in a part of it, alone, and without the graph; libjpeg does not say which photo it means."""
     shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=undecodable), per_shard=6)
     with open_loader(shards, batch_size=20) as loader:
         next(loader)
         assert [bad.component for bad in loader.bad_samples] == ["image.jpg"]
-    assert 1 <= capfd.readouterr().err.count("Quantization table") <= 3
+    assert 1 <= capfd.readouterr().err.count("Quantization table") <= 4

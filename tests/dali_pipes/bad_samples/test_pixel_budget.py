@@ -32,7 +32,7 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
         text = (
             "the photos of the batch of s00000, s00001, s00002\\u202e, s00003 have 10000 pixels together, expected at "
             "most max_batch_pixels=8000; the largest sample, with 4000, is shard 's-000000.tar', key 's00002\\u202e'; "
-            "pass a smaller batch_size, raise Decode(max_batch_pixels=...)"
+            "pass a smaller batch_size, Decode(max_batch_pixels=...)"
         )
         assert text in str(caught.value)
         assert next(loader)[0]["key"] == ["s00004", "s00005", "s00006", "s00007"]

@@ -200,9 +200,9 @@ def test_labels_contiguous_are_places_in_the_class_table() -> None:
     [
         ("cls", None),
         ("jpg;jpeg", None),  # each sample has one of them
-        ("jpg", r"shard 's-0.tar', key '0/k1': no component 'jpg' \(found: cls, jpeg\); 3 of 7 samples lack it"),
-        ("png", r"shard 's-0.tar', key '0/k0': no component 'png' \(found: cls, jpg, txt\); 7 of 7 samples lack it"),
-        ("txt;png", r"shard 's-0.tar', key '0/k1': no component 'txt;png' \(found: cls, jpeg\); name a component"),
+        ("jpg", r"shard 's-0.tar', key '0/k1': no component 'jpg' \(found: cls, jpeg\)"),
+        ("png", r"shard 's-0.tar', key '0/k0': no component 'png' \(found: cls, jpg, txt\)"),
+        ("txt;png", r"shard 's-0.tar', key '0/k1': no component 'txt;png' \(found: cls, jpeg\); name another one"),
     ],
 )
 def test_missing_component_names_the_first_sample(component: str, text: str | None) -> None:
@@ -249,7 +249,7 @@ def test_photos_that_dali_cannot_decode_are_named() -> None:
     unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
     with pytest.raises(
         DataError,
-        match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format, .*; 2 such samples in all",
+        match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format",
     ):
         DataSet([make_index(0, 2), unknown]).stored().check_photos("jpg;jpeg")
 
