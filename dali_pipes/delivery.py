@@ -24,7 +24,6 @@ from torch.utils.dlpack import from_dlpack
 
 from dali_pipes import profiling
 from dali_pipes.arguments import as_integer
-from dali_pipes.bad_samples import BadSample
 from dali_pipes.cache.directory import in_mutex
 from dali_pipes.epoch import Epoch, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError
@@ -166,34 +165,6 @@ class Delivery:
         return self.parts.epochs.current
 
     @property
-    def epoch(self) -> int:
-        return self.current.number
-
-    @property
-    def num_samples(self) -> int:
-        return self.current.num_samples
-
-    @property
-    def position(self) -> int:
-        return self.current.position
-
-    @property
-    def num_batches_left(self) -> int:
-        return self.current.num_batches_left
-
-    @property
-    def num_substituted(self) -> int:
-        return self.counts.substituted
-
-    @property
-    def data_wait_s(self) -> float:
-        return self.counts.shard_wait.seconds()
-
-    @property
-    def bad_samples(self) -> list[BadSample]:
-        return list(self.parts.seen.seen.values())
-
-    @property
     def added_outputs(self) -> list[str]:
         """The names that are added to the graph's outputs: ``"cu_seqlens"``, ``"key"``, ``"valid"``, some or none."""
         outputs = self.arguments.outputs
@@ -209,7 +180,7 @@ class Delivery:
     def begin(self) -> None:
         """Begin an iteration: the next epoch if this one has ended, else the rest of this one."""
         if self.current.has_ended:
-            self._start_epoch(self.epoch + 1)
+            self._start_epoch(self.current.number + 1)
 
     def next_batch(self, form: Callable[[dict[str, Any]], Any] | None = None, *, taker: object = "own loop") -> Any:
         """Return the next batch as a plain dict, or what ``form`` makes of it; remember the ``taker``.
@@ -320,7 +291,7 @@ class Delivery:
     def reset(self) -> None:
         """Give up the rest of this epoch and start the next one. Before an epoch's first batch this does nothing."""
         if self.current.next_position:
-            self._start_epoch(self.epoch + 1)
+            self._start_epoch(self.current.number + 1)
 
     @alone
     def set_epoch(self, epoch: int, *, batch: int = 0) -> None:

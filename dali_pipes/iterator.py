@@ -3,7 +3,7 @@
 It is what users and DALI's loops see of a `dali_pipes.delivery.Delivery`, which does the work.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -81,8 +81,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         # Frameworks look for attributes of other names before they start their process group; these must not open a
         # late loader.
-        if name in Loader.__annotations__:
-            return getattr(self.delivery, name)
+        if name in _VALUES:
+            return _VALUES[name](self.delivery)
         if name in ITERATOR_ATTRIBUTES:
             self._set_attributes()
             return vars(self)[name]
@@ -299,6 +299,22 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         from dali_pipes.integrations.jax import JaxBatches
 
         return JaxBatches(self.delivery, outputs=outputs, sharding=sharding, each_iter=each_iter)
+
+
+# The attributes that `Loader` annotates.
+_VALUES: dict[str, Callable[[Delivery], Any]] = {
+    "epoch": lambda delivery: delivery.current.number,
+    "num_samples": lambda delivery: delivery.current.num_samples,
+    "num_batches_left": lambda delivery: delivery.current.num_batches_left,
+    "position": lambda delivery: delivery.current.position,
+    "num_valid": lambda delivery: delivery.num_valid,
+    "substituted": lambda delivery: delivery.substituted,
+    "num_substituted": lambda delivery: delivery.counts.substituted,
+    "bad_samples": lambda delivery: list(delivery.parts.seen.seen.values()),
+    "data_wait_s": lambda delivery: delivery.counts.shard_wait.seconds(),
+    "is_open": lambda delivery: delivery.is_open,
+    "parts": lambda delivery: delivery.parts,
+}
 
 
 def _description(delivery: Delivery) -> str:

@@ -138,7 +138,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
             return [self._delivery.next_batch(self._renamed, taker=self._token)]
         except StopIteration:
             if self._is_automatic:
-                self._delivery.set_epoch(self._delivery.epoch + 1)
+                self._delivery.set_epoch(self._delivery.current.number + 1)
             raise
 
     def _renamed(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     def _counter(self) -> int:
         """Count the samples of this epoch that a rank has had. As in DALI, a short last batch counts as full."""
         batching, plan = self._delivery.parts.batching, self._delivery.current.feed.plan
-        position = self._delivery.position
+        position = self._delivery.current.position
         if plan.order.shapes is None:
             num_steps = -(-position // batching.global_batch_size)
         else:

@@ -96,7 +96,7 @@ class LoaderBatches:
     def num_samples(self) -> int:
         """Samples of the epoch over all ranks."""
         delivery, named = self.delivery, self._named_epoch
-        return delivery.num_samples if named is None else delivery.parts.inputs.plan(named).num_samples
+        return delivery.current.num_samples if named is None else delivery.parts.inputs.plan(named).num_samples
 
     @property
     def batch_size(self) -> int:
@@ -208,7 +208,7 @@ class LoaderBatches:
         elif epoch is not None:
             delivery.set_epoch(epoch)
         delivery.taker = token
-        self._named_epoch, self._same_epoch, self._is_new = None, delivery.epoch, False
+        self._named_epoch, self._same_epoch, self._is_new = None, delivery.current.number, False
 
     def check_newest(self, token: object) -> None:
         """Refuse an iterator that is not the newest."""
@@ -221,7 +221,7 @@ class LoaderBatches:
     def num_batches_to_come(self) -> int:
         """Batches of an iterator that has not begun."""
         epoch = self._epoch_to_start()
-        return self.delivery.num_batches_left if epoch is None else self.delivery.num_batches_of(epoch)
+        return self.delivery.current.num_batches_left if epoch is None else self.delivery.num_batches_of(epoch)
 
     def check_outputs(self) -> Callable[[dict[str, Any]], Any]:
         """Return what makes a batch of the loader's dict.
@@ -263,7 +263,7 @@ class Iteration(Iterator[Any]):
         if delivery.taker is not self._token:
             raise iterated_elsewhere()
         if self._announcement is not None:
-            self._announcement.announce(is_last=delivery.num_batches_left == 1)
+            self._announcement.announce(is_last=delivery.current.num_batches_left == 1)
         try:
             # Nothing is called after it: see Note [counted last] in `dali_pipes.delivery`.
             return delivery.next_batch(self._form, taker=self._token)

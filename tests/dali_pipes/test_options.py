@@ -100,7 +100,7 @@ def test_order_that_is_taken_goes_through_its_state(**values: Any) -> None:
         (lambda: dp.segmentation(crop=True), "crop must be an integer, got True"),
         (lambda: dp.classification_train(crop=16.0), "crop must be an integer, got 16.0"),
         (lambda: dp.classification_eval(resize=None), "resize must be an integer, got None"),
-        (lambda: dp.classification_eval(resize=(256, 256)), r"resize must be one number, .* got \(256, 256\), which"),
+        (lambda: dp.classification_eval(resize=(256, 256)), r"resize must be an integer, got \(256, 256\)"),
         (lambda: dp.segmentation(crop=(16, 16, 3)), r"crop must be an integer, got \(16, 16, 3\)"),
         (lambda: dp.Mixture({"a": "x"}, weights={"a": True}), "the weight of 'a' must be a number, got True"),
         (lambda: find_rank(rank="0", world_size=2), "rank must be an integer, got '0'"),

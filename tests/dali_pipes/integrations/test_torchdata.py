@@ -47,19 +47,6 @@ def whole(small_shards: Path) -> list[list[dict[str, Any]]]:
         return read(loader.as_dataset(), NUM_EPOCHS)
 
 
-def taken_after(shards: Path, num_batches: int, **options: Any) -> Any:
-    """The state that a job saved in the loop's body after so many batches, counted over its epochs."""
-    with open_loader(shards, **options) as loader:
-        batches, num_seen = wrap(loader), 0
-        if not num_batches:
-            return batches.state_dict()
-        while True:
-            for _ in batches:
-                num_seen += 1
-                if num_seen == num_batches:
-                    return batches.state_dict()
-
-
 @pytest.mark.parametrize("num_batches", [2, 5])
 def test_state_in_a_loader_that_was_opened_with_it_costs_nothing(
     small_shards: Path, whole: list[list[dict[str, Any]]], num_batches: int
