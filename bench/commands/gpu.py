@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from bench.gpu.workload import Workload
 
 
+MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 MEMORY_BYTES = 2 << 30
 """The free space of /dev/shm from which on the photos are kept there, and not in the directory for temporary files."""
-_SWEEPABLE: dict[str, type] = {
-    "hw_decoder_load": float,
-    "num_threads": int,
-    "batch_size": int,
-    "photo_side": int,
-    "progressive_share": float,
-    "size_hint": int,
+_SHARE, _COUNT = click.FloatRange(0, 1), at_least(1)
+_SWEEPABLE: dict[str, click.ParamType[Any]] = {
+    "hw_decoder_load": _SHARE,
+    "num_threads": _COUNT,
+    "batch_size": _COUNT,
+    "photo_side": _COUNT,
+    "progressive_share": _SHARE,
+    "size_hint": _COUNT,
 }
 
 
@@ -40,14 +42,7 @@ def _sweeps(
         name, _, values = text.replace("-", "_").partition("=")
         if name not in _SWEEPABLE:
             raise click.BadParameter(f"expected one of {', '.join(_SWEEPABLE)}, then =VALUE,..., got '{text}'")
-        try:
-            found[name] = tuple(_SWEEPABLE[name](value) for value in values.split(",") if value)
-        except ValueError:
-            raise click.BadParameter(f"expected numbers after '{name}=', got '{values}'") from None
-        is_share = _SWEEPABLE[name] is float
-        if any(not 0 <= value <= 1 if is_share else value < 1 for value in found[name]):
-            expected = "between 0 and 1" if is_share else "of at least 1"
-            raise click.BadParameter(f"expected numbers {expected} after '{name}=', got '{values}'")
+        found[name] = tuple(_SWEEPABLE[name].convert(value, parameter, context) for value in words(values))
     return found or None
 
 
@@ -184,15 +179,13 @@ def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, jso
     """
     from bench.gpu.cases import SCENARIOS
 
-    if everything and (output is None or scenarios is not None):
-        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
-    if output is not None and json_path is not None:
-        raise ValueError("-o writes a record for each scenario; drop --json")
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
         raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
-    if json_path is not None and len(wanted) != 1:
-        raise ValueError(f"--json takes one scenario, got {len(wanted)}; pass -o DIR for several")
+    if everything and (output is None or scenarios is not None):
+        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
+    if json_path is not None and (output is not None or len(wanted) != 1):
+        raise ValueError("--json takes the record of one scenario; for several pass -o DIR alone")
     return wanted
 
 
@@ -223,7 +216,6 @@ def _opened_workload(
     embedded_dir: Path | None,
 ) -> "Iterator[tuple[Workload, set[int], Path]]":
     """Open photos and shards; yields them, the processes that were started to serve them, and an empty directory."""
-    from bench.engine.scenario import MEMORY
     from bench.gpu.workload import Workload
     from bench.loaders.recipe import find_components
     from bench.tools.folders import RunFolder, remove_leftovers

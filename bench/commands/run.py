@@ -149,16 +149,8 @@ _au_options = join_options(
         help="Steps of each accelerator in a trial, at least; MLPerf has 500.",
     ),
 )
-_NOT_WITH_AU = {
-    "batch_size": "the accelerator has a batch size",
-    "compute_ms": "the accelerator has a step's length",
-    "ranks": "each accelerator is a rank, and their number is searched",
-    "epochs": "--au-steps says how long a trial is",
-    "cache": "its trials are warm",
-    "baseline": "its table has no ratios",
-    "recipe": "--au-photos says what loaders make of a sample",
-    "mask": "it reads photos alone",
-}
+_NOT_WITH_AU = ("batch_size", "compute_ms", "ranks", "epochs", "cache", "baseline", "recipe", "mask")
+"""Options that the accelerators decide."""
 
 
 @click.command()
@@ -184,7 +176,7 @@ def run(**given: Any) -> None:
         return
     if wrong := [name for name in asked if name in _NOT_WITH_AU]:
         flag = next(one for one in click.get_current_context().command.params if one.name == wrong[0]).opts[-1]
-        raise ValueError(f"--au excludes {flag}: {_NOT_WITH_AU[wrong[0]]}")
+        raise ValueError(f"--au excludes {flag}: the accelerators decide it; drop one of them")
     if not _is_on_command_line("repeats"):
         given["repeats"] = _AU_REPEATS
     time_loaders(given, over=(), of_au=of_au)

@@ -2,8 +2,7 @@
 
 Each number of accelerators that is tried is emulated: that many ranks, each a process with a loader of its own over its
 share of the shards, that sleeps after each batch for as long as the accelerator computes, and then waits for the
-others. `bench.compare.turn` runs them, as in `bench run`. A turn of a loader is a whole search, and its result the
-largest number whose utilisation reaches the target.
+others. `bench.compare.turn` runs them, as in `bench run`. A turn of a loader is a whole search.
 
 AU = total compute time / total running time (mlcommons/storage v2.0, ``Submission_guidelines.md``, "Performance
 Metrics"). The rules leave out the input of the first step, because a pipeline is being filled then. DLIO, which they
@@ -15,7 +14,6 @@ There is one difference. DLIO adds up how long its sleeps took, so on a busy hos
 compute time. Here a step has its nominal time, as in the rules' text, and being late lowers the utilisation.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +22,7 @@ from typing import Any, NamedTuple
 from bench.compare.data import DataSets
 from bench.compare.run import Contender, Inputs, LoaderScenario
 from bench.compare.settings import MAX_RANKS, DataFacts
-from bench.compare.turn import EpochTimes, LoaderTurn
+from bench.compare.turn import LoaderTurn
 from bench.engine.scenario import Rounds, Scenario
 from bench.loaders.registry import LOADERS, Recipe
 from bench.tools.environment import available_cores
@@ -48,14 +46,6 @@ class Accelerator:
     mlperf_target: float | None = None
     """The utilisation that MLPerf Storage asks for, if the accelerator is one of theirs."""
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"--au '{self.name}': the batch must have at least 1 sample, got {self.batch_size}")
-        if not (math.isfinite(self.compute_s) and 0 < self.compute_s < 60):
-            raise ValueError(
-                f"--au '{self.name}': a step must take more than 0 and less than 60 s, got {self.compute_s:g}"
-            )
-
     @property
     def samples_per_s(self) -> float:
         """Samples that it takes in a second, if it never waits."""
@@ -73,18 +63,17 @@ class Accelerator:
         """
         if text in ACCELERATORS:
             return ACCELERATORS[text]
-        name, *numbers = text.split(":")
         try:
-            batch_size, compute_s = int(numbers[0]), float(numbers[1])
-            is_whole = bool(name) and len(numbers) == 2
-        except (ValueError, IndexError):
-            is_whole = False
-        if not is_whole:
+            name, batch_size, compute_s = text.split(":")
+            found = cls(name=name, batch_size=int(batch_size), compute_s=float(compute_s))
+        except ValueError:
+            found = None
+        if found is None or not found.name or found.batch_size < 1 or not 0 < found.compute_s < 60:
             raise ValueError(
-                f"--au expects one of {', '.join(ACCELERATORS)}, or NAME:BATCH:SECONDS such as mine:256:0.11, "
-                f"got '{text}'"
+                f"--au expects one of {', '.join(ACCELERATORS)}, or NAME:BATCH:SECONDS such as mine:256:0.11, with at "
+                f"least 1 sample and less than 60 s, got '{text}'"
             )
-        return cls(name=name, batch_size=batch_size, compute_s=compute_s)
+        return found
 
 
 ACCELERATORS: Mapping[str, Accelerator] = {
@@ -132,12 +121,8 @@ class AuScenario(LoaderScenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.target <= 1:
-            raise ValueError(f"--au-target must be in (0, 1], got {self.target:g}")
         if self.most > MAX_RANKS:
-            raise ValueError(
-                f"--au-most must be at most {MAX_RANKS}, got {self.most}: they are processes of this machine"
-            )
+            raise ValueError(f"--au-most must be at most {MAX_RANKS}, got {self.most}")
         step = {"batch_size": self.accelerator.batch_size, "compute_ms": 1000 * self.accelerator.compute_s}
         one = replace(self.settings[0], ranks=1, cache="warm", **step)  # type: ignore[arg-type]
         object.__setattr__(self, "settings", (one,))
@@ -161,9 +146,6 @@ class AuScenario(LoaderScenario):
         """``loader 'dali', classification``."""
         return f"loader '{subject.spec}', {subject.recipe}"
 
-    def short_name(self, subject: Contender) -> str:
-        return self.name_of(subject)
-
     def measure(self, made: Inputs, subject: Contender, number: int) -> list[AuPoint]:
         """Search; each trial is emulated by processes of its own."""
         points: list[AuPoint] = []
@@ -182,7 +164,7 @@ class AuScenario(LoaderScenario):
     def repeat(self, made: Inputs, subject: Contender, row: Any) -> dict[str, Any]:
         """Return the figures of one search, and every trial."""
         found = {point.accelerators: point.utilisation for point in row}
-        fed, share = num_fed(found, target=self.target), share_fed(found, target=self.target)
+        fed, share = num_fed(found, target=self.target)
         at = next(point for point in row if point.accelerators == max(fed, 1))
         figures = {
             "accelerators": fed,
@@ -218,8 +200,8 @@ class AuScenario(LoaderScenario):
         """There are no ratios."""
 
     def notes(self, made: Inputs, rounds: Rounds[Contender, Any]) -> list[str]:
-        one, facts = self.accelerator, made.data.open(self.settings[0])[1]
-        limit = self._limit(facts)
+        one = self.accelerator
+        limit = self._limit(made.data.open(self.settings[0])[1])
         wanted = "" if one.mlperf_target is None else f"; MLPerf Storage asks for {one.mlperf_target:.0%}"
         notes = [
             f"Accelerator '{one.name}': a batch of {one.batch_size} every {1000 * one.compute_s:g} ms, "
@@ -229,12 +211,9 @@ class AuScenario(LoaderScenario):
             f"Host: {available_cores()} cores, which loaders and accelerators share. classification: a crop of each "
             "photo, as bench run's recipe makes it. encoded: the photos' bytes are read and handed over.",
         ]
-        searches = [points for subject in rounds.subjects for points in rounds.whole(subject)]
-        if any(point.accelerators == limit and point.utilisation >= self.target for row in searches for point in row):
-            notes.append(
-                f"No more than {limit} could be tried, with {facts.num_samples:,} samples in {facts.num_shards} "
-                "shards; --samples and --num-shards make more of them."
-            )
+        points = [point for subject in rounds.subjects for row in rounds.whole(subject) for point in row]
+        if any(point.accelerators == limit and point.utilisation >= self.target for point in points):
+            notes.append(f"No more than {limit} could be tried; --samples and --num-shards make more shards.")
         return notes
 
 
@@ -245,46 +224,30 @@ def point_of(turn: LoaderTurn, accelerator: Accelerator) -> AuPoint:
         PipesError: If a rank had a single step in each epoch, the one that is left out.
     """
     timed = [rank.timed for rank in turn.ranks]
-    batch_size, compute_s = accelerator.batch_size, accelerator.compute_s
-    found = [utilisation(drawn.epochs, batch_size=batch_size, compute_s=compute_s) for drawn in timed]
-    known = [value for value in found if value is not None]
-    if len(known) < len(found):
-        raise PipesError(
-            f"one of {len(turn.ranks)} accelerators had a single step in each epoch, which is left out; give it more: "
-            "--samples, and --num-shards so that all accelerators get as many"
-        )
+    step_s = accelerator.compute_s / accelerator.batch_size  # of a sample: a short batch takes its share of a step
+    by_rank = []
+    for drawn in timed:
+        known = [
+            (one.num_samples - one.first_samples) * step_s / (one.elapsed_s - one.first_step_s)
+            for one in drawn.epochs
+            if one.num_samples > one.first_samples
+        ]
+        if not known:
+            raise PipesError(
+                f"one of {len(timed)} accelerators had a single step in each epoch, which is left out; give it more: "
+                "--samples, and --num-shards so that all accelerators get as many"
+            )
+        by_rank.append(statistics.fmean(known))
     epochs = [epoch for drawn in timed for epoch in drawn.epochs]
     assert timed[0].cpu_s is not None, "the first rank measures"
     num_samples = sum(drawn.num_samples for drawn in timed)
     return AuPoint(
         accelerators=len(turn.ranks),
-        utilisation=statistics.fmean(known),
+        utilisation=statistics.fmean(by_rank),
         samples_per_s=num_samples / max(drawn.elapsed_s for drawn in timed),
         cpu_ms_per_sample=1000 * timed[0].cpu_s / num_samples,
-        late_share=late_share(epochs, batch_size=batch_size, compute_s=compute_s),
+        late_share=sum(one.computed_s for one in epochs) / (sum(one.num_samples for one in epochs) * step_s) - 1,
     )
-
-
-def utilisation(epochs: Sequence[EpochTimes], *, batch_size: int, compute_s: float) -> float | None:
-    """Return the utilisation of one rank; ``None`` if no epoch has a second step.
-
-    A short batch takes its share of a step.
-
-    >>> utilisation([EpochTimes(30, 5.0, 10, 3.0, 3.0)], batch_size=10, compute_s=0.9)
-    0.9
-    """
-    found = [
-        (one.num_samples - one.first_samples) / batch_size * compute_s / (one.elapsed_s - one.first_step_s)
-        for one in epochs
-        if one.num_samples > one.first_samples
-    ]
-    return statistics.fmean(found) if found else None
-
-
-def late_share(epochs: Sequence[EpochTimes], *, batch_size: int, compute_s: float) -> float:
-    """Return how much longer the steps took than they should, as a share: 0.01 if a sleep of 100 ms took 101."""
-    nominal_s = sum(one.num_samples for one in epochs) / batch_size * compute_s
-    return sum(one.computed_s for one in epochs) / nominal_s - 1
 
 
 def search(measure: Callable[[int], float], *, target: float, limit: int) -> dict[int, float]:
@@ -316,23 +279,17 @@ def search(measure: Callable[[int], float], *, target: float, limit: int) -> dic
     return found
 
 
-def num_fed(found: Mapping[int, float], *, target: float) -> int:
-    """Return the largest number below the first one that is starved; 0 if a single one is."""
-    starved = min((number for number, value in found.items() if value < target), default=None)
-    return max((number for number in found if starved is None or number < starved), default=0)
+def num_fed(found: Mapping[int, float], *, target: float) -> tuple[int, float]:
+    """Return how many accelerators are fed, whole and with a fraction.
 
+    The whole number is the largest below the first one that is starved. For the fraction: the smallest number that is
+    starved takes all that the host can deliver, and ``target`` of fewer accelerators' needs is that much.
 
-def share_fed(found: Mapping[int, float], *, target: float) -> float:
-    """Return how many accelerators are fed, with a fraction: 0.6 if a single one reaches 0.6 of ``target``.
-
-    The smallest number that is starved takes all that the host can deliver; ``target`` of fewer accelerators' needs is
-    that much. If none is starved, it is the largest number that was tried, and at least that many are fed.
-
-    >>> share_fed({1: 0.45}, target=0.9)
-    0.5
-    >>> round(share_fed({1: 0.99, 2: 0.98, 3: 0.75}, target=0.9), 3)
-    2.5
+    >>> num_fed({1: 0.45}, target=0.9)
+    (0, 0.5)
+    >>> num_fed({1: 0.99, 2: 0.98, 3: 0.75}, target=0.9)[0]
+    2
     """
-    whole = num_fed(found, target=target)
-    starved = [number for number, value in found.items() if value < target]
-    return max(float(whole), min(starved) * found[min(starved)] / target) if starved else float(whole)
+    starved = min((number for number, value in found.items() if value < target), default=None)
+    whole = max((number for number in found if starved is None or number < starved), default=0)
+    return whole, float(whole) if starved is None else max(float(whole), starved * found[starved] / target)

@@ -1,7 +1,7 @@
 """Make the data set that each setting reads: packed anew, put on a server, behind a gateway."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 from bench.compare.settings import DataFacts, TurnSetting
 from bench.compare.turn import TurnJob
 from bench.loaders.protocol import LoaderOptions, Prepared
-from bench.loaders.registry import LOADERS
 from bench.loaders.selection import LoaderSpec, prepare_loader, remove_prepared
 from bench.tools.buckets import upload_shards
-from bench.tools.folders import RunFolder, check_room
+from bench.tools.folders import RunFolder
 from bench.tools.gateway import Gateway, check_upstream
 from bench.tools.repeat import repeat_shards
 from dali_pipes.data_set.indexing import find_manifest
-from dali_pipes.errors import DataError
-from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, manifest_name
+from dali_pipes.formats.names import LABEL_COMPONENT, classes_name
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
@@ -60,16 +58,12 @@ class DataSets:
         self._server: ServerProcess | None = None
         self._prepared: dict[tuple[object, ...], Prepared | None] = {}
 
-    def check(self, settings: Sequence[TurnSetting], *, loaders: Collection[str] = ()) -> None:
+    def check(self, settings: Sequence[TurnSetting]) -> None:
         """Refuse settings that no data set can be made for, before any is made.
-
-        Args:
-            settings: All that will be opened.
-            loaders: All whose conversions will be asked for.
 
         Raises:
             ValueError: If a latency is to be added without a gateway, or to a cluster that no gateway can stand before;
-                there are more ranks than shards; or there is too little space for the copies of all settings.
+                or there are more ranks than shards, or more shards than samples.
         """
         store = self._shards.store
         for setting in settings:
@@ -90,8 +84,6 @@ class DataSets:
                 raise ValueError(f"{num_shards} shards need as many samples, got --samples {self._num_samples}")
         if store.endpoint is not None and not self._direct:
             check_upstream(store.endpoint)
-        if needed := self._copied_bytes(settings, loaders):
-            check_room(self._folder.parent, needed, what=f"what this run packs, serves and converts of '{store.url}'")
 
     def open(self, setting: TurnSetting) -> tuple[ShardSet, DataFacts]:
         """Return the shards of a setting where they lie, and their description.
@@ -214,30 +206,6 @@ class DataSets:
             ),
             digest=found.manifest.digest,
         )
-
-    def _copied_bytes(self, settings: Sequence[TurnSetting], loaders: Collection[str]) -> int:
-        """Return the bytes that the folder will hold in the end, as far as this is known before a shard is read.
-
-        Photos of another size, and shards without a manifest, are not counted; `repeat_shards` checks the space again.
-        """
-        where = self._shards.store.locate(manifest_name(self._shards.prefix))
-        try:
-            if (found := find_manifest(self._shards)) is None:
-                return 0
-            manifest = found.select(self._shards.names, where=where)
-        except DataError:
-            return 0  # The manifest is of other shards. Samples that are packed anew need none.
-        num_samples = manifest.num_samples if self._num_samples is None else self._num_samples
-        set_bytes = manifest.total_bytes * num_samples // max(1, manifest.num_samples)
-        sized = [setting for setting in settings if setting.photo_side is None]
-        num_copies = 0
-        for setting in {self._key(setting): setting for setting in sized}.values():
-            is_anew = self._is_anew(setting)
-            needs_upload = self._is_served(setting) and (is_anew or self._shards.store.directory is not None)
-            num_copies += is_anew + needs_upload
-        num_converted = sum(LOADERS[name].source == ("converted",) for name in set(loaders))
-        num_conversions = num_converted * len({(self._key(setting), setting.ranks) for setting in sized})
-        return (num_copies + num_conversions) * set_bytes
 
 
 def _linked(shards: ShardSet, directory: Path) -> ShardSet:

@@ -13,8 +13,7 @@ import itertools
 import shutil
 import signal
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from bench.loaders.registry import LOADERS, PARTS, Recipe, is_peer
 from bench.loaders.selection import LoaderSpec, open_loader
 from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
 from bench.tools.environment import available_cores
-from dali_pipes.errors import DataError, PipesError
+from dali_pipes.errors import DataError, PipesError, shown
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import bar, progress
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 _TENSORS: tuple[Literal["image", "mask", "label"], ...] = ("image", "mask", "label")
 
 
-class OutputError(PipesError, AssertionError):
+class OutputError(PipesError):
     """A loader's samples differ from the shards; the text names loader, key, the differing part and the difference."""
 
 
@@ -86,31 +85,6 @@ def tolerance_of(*, decode: str, device: str, recipe: Recipe = "segmentation") -
     if decode == "dali" and device == "cuda":
         return GPU
     return RESIZED if recipe == "classification" and decode != "pil" else SAME_PIXELS
-
-
-def assert_images_close(
-    actual: "Tensor", expected: "Tensor", *, tolerance: Tolerance, where: str
-) -> tuple[float, float]:
-    """Check two photos of one shape; the one place where closeness is defined.
-
-    Returns:
-        The largest and the mean absolute difference.
-
-    Raises:
-        OutputError: If shape or dtype differ, or the difference is above ``tolerance`` (or not a number).
-    """
-    _assert_alike(actual, expected, what="photo", where=where)
-    difference = (actual.float() - expected.float()).abs()
-    largest, mean = float(difference.max()), float(difference.mean())
-    # Written so that NaN fails.
-    if not (largest <= tolerance.max_abs and mean <= tolerance.mean_abs):
-        at = _position(difference, int(difference.argmax()))
-        raise OutputError(
-            f"{where}: photo differs from Pillow and torchvision by up to {largest:.3g} (mean {mean:.3g}), expected at "
-            f"most {tolerance.max_abs:g} (mean {tolerance.mean_abs:g}); the largest at {at}: "
-            f"expected {float(expected[at]):.6g}, found {float(actual[at]):.6g}"
-        )
-    return largest, mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +155,9 @@ class Reference:
             yield cls(paths, names=names, options=options)
 
     @property
-    def keys(self) -> set[str]:
-        return set(self._places)
+    def keys(self) -> Set[str]:
+        """The keys of all samples."""
+        return self._places.keys()
 
     def sample(self, key: str) -> TensorSample:
         """Read and decode one sample; nothing is kept."""
@@ -219,37 +194,32 @@ def compare_epoch(
     """
     parts = PARTS[reference.recipe]
     gives = parts if gives is None else gives & parts
-    expected_keys = reference.keys
+    check = functools.partial(_photo_difference, reference=reference, loader=loader, tolerance=tolerance, gives=gives)
     seen: set[str] = set()
     num_samples = 0
     largest, total = 0.0, 0.0
-    check = functools.partial(
-        _check_sample, reference=reference, loader=loader, tolerance=tolerance, is_normalised="normalised" in gives
-    )
     with (
-        bar(what=show or "", total=len(expected_keys), unit="sample", shown=show is not None) as drawn,
+        bar(what=show or "", total=len(reference.keys), unit="sample", shown=show is not None) as drawn,
         ThreadPoolExecutor(available_cores(), thread_name_prefix="compare") as pool,
     ):
         for batch in batches:
-            _check_batch(batch, loader=loader, gives=gives, parts=parts)
+            rows = _rows_of(batch, loader=loader, wanted=(gives or parts) - {"normalised"}) if gives else []
             num_samples += num_rows(batch)
-            if not gives:
-                drawn.update(num_rows(batch))
-                continue
-            for key in batch["key"]:
-                if key in seen:
-                    raise OutputError(f"loader '{loader}', key '{key}': comes twice in one epoch")
-                if key not in expected_keys:
-                    raise OutputError(f"loader '{loader}', key '{key}': is not in the shards")
-                seen.add(key)
-            # A batch on the GPU is copied to the CPU once. Parts that are not given are None in every row.
-            absent = [None] * len(batch["key"])
-            columns: list[Iterable[Any]] = [batch[name].cpu() if name in gives else absent for name in _TENSORS]
-            columns.append(_files_of(batch) if "encoded" in gives else absent)
-            for sample_largest, sample_mean in pool.map(check, batch["key"], *columns):
+            drawn.update(num_rows(batch))
+            for row in rows:
+                if row["key"] in seen:
+                    raise OutputError(f"loader '{loader}', key '{row['key']}': comes twice in one epoch")
+                if row["key"] not in reference.keys:
+                    raise OutputError(f"loader '{loader}', key '{row['key']}': is not in the shards")
+                seen.add(row["key"])
+            for sample_largest, sample_mean in pool.map(check, rows):
                 largest, total = max(largest, sample_largest), total + sample_mean
-                drawn.update(1)
-    _check_epoch(seen, num_samples, expected_keys, loader=loader, has_keys=bool(gives))
+    if gives and (missing := sorted(reference.keys - seen)):
+        raise OutputError(
+            f"loader '{loader}': {len(seen)} of {len(reference.keys)} keys came in one epoch; missing: {shown(missing)}"
+        )
+    if num_samples != len(reference.keys):
+        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {len(reference.keys)}")
     has_photos = "image" in gives
     return Comparison(
         loader=loader,
@@ -262,90 +232,82 @@ def compare_epoch(
     )
 
 
-def _check_epoch(seen: set[str], num_samples: int, expected_keys: set[str], *, loader: str, has_keys: bool) -> None:
-    if has_keys and (missing := sorted(expected_keys - seen)):
-        named = ", ".join(f"'{key}'" for key in missing[:3])
-        raise OutputError(
-            f"loader '{loader}': {len(seen)} of {len(expected_keys)} keys came in one epoch; missing: {named}"
-            f"{', ...' if len(missing) > 3 else ''}"
-        )
-    if num_samples != len(expected_keys):
-        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {len(expected_keys)}")
+def _rows_of(batch: BenchBatch, *, loader: str, wanted: frozenset[str]) -> list[dict[str, Any]]:
+    """The samples of a batch, each with the parts that are wanted; a batch on the GPU is copied to the CPU once.
 
-
-def _check_batch(batch: BenchBatch, *, loader: str, gives: frozenset[str], parts: frozenset[str]) -> None:
-    wanted = (gives or parts) - {"normalised"}
-    if isinstance(batch.get("encoded"), torch.Tensor):
-        wanted |= {"cu_seqlens"}
+    Raises:
+        OutputError: If a part is missing or has another length, or labels are not int64 [B].
+    """
     if wanted - batch.keys():
         found = ", ".join(sorted(batch)) or "nothing"
         raise OutputError(f"loader '{loader}': a batch must have {', '.join(sorted(wanted))}, found {found}")
-    if not gives:
-        return
-    size = len(batch["key"])
-    lengths: dict[str, int] = {name: len(batch[name]) for name in _TENSORS if name in gives}
-    if "encoded" in gives:
+    columns: dict[str, Sequence[Any]] = {"key": batch["key"]}
+    for name in _TENSORS:
+        if name in wanted:
+            columns[name] = batch[name].cpu()  # type: ignore[assignment]
+    if "encoded" in wanted:
         files = batch["encoded"]
-        lengths["encoded"] = len(files) if isinstance(files, list) else len(batch["cu_seqlens"]) - 1
-    if wrong := {name: length for name, length in lengths.items() if length != size}:
+        if isinstance(files, list):
+            columns["encoded"] = [torch.from_numpy(data.copy()) for data in files]  # torch warns of read-only arrays
+        else:
+            encoded, ends = files.cpu(), batch["cu_seqlens"].tolist()
+            columns["encoded"] = [encoded[start:end] for start, end in itertools.pairwise(ends)]
+    size = len(batch["key"])
+    if wrong := {name: len(column) for name, column in columns.items() if len(column) != size}:
         raise OutputError(f"loader '{loader}': a batch of {size} keys has {wrong} rows")
-    if "label" in gives and (batch["label"].dtype != torch.int64 or batch["label"].ndim != 1):
-        shape = f"{batch['label'].dtype} {list(batch['label'].shape)}"
-        raise OutputError(f"loader '{loader}': labels must be int64 [{size}], found {shape}")
+    if "label" in wanted and (batch["label"].dtype != torch.int64 or batch["label"].ndim != 1):
+        found = f"{batch['label'].dtype} {list(batch['label'].shape)}"
+        raise OutputError(f"loader '{loader}': labels must be int64 [{size}], found {found}")
+    return [{name: column[row] for name, column in columns.items()} for row in range(size)]
 
 
-def _check_sample(
-    key: str,
-    image: "Tensor | None",
-    mask: "Tensor | None",
-    label: "Tensor | None",
-    encoded: "Tensor | None",
-    *,
-    reference: Reference,
-    loader: str,
-    tolerance: Tolerance,
-    is_normalised: bool,
+def _photo_difference(
+    row: dict[str, Any], *, reference: Reference, loader: str, tolerance: Tolerance, gives: frozenset[str]
 ) -> tuple[float, float]:
-    """Check one sample; return the largest and the mean difference of its photo."""
-    where = f"loader '{loader}', key '{key}'"
-    expected = reference.sample(key)
-    if label is not None and int(label) != expected["label"]:
-        raise OutputError(f"{where}: label differs: expected {expected['label']}, found {int(label)}")
-    if encoded is not None:
-        wanted = expected["encoded"]
-        if not torch.equal(encoded, wanted):
-            raise OutputError(f"{where}: the photo's file differs: expected {len(wanted)} bytes, found {len(encoded)}")
-        return 0.0, 0.0
-    if mask is not None:
-        expected_mask = expected["mask"]
-        _assert_alike(mask, expected_mask, what="mask", where=where)
-        unequal = mask != expected_mask
+    """Compare one sample; return the largest and the mean absolute difference of its photo, 0 without one.
+
+    Raises:
+        OutputError: Names the part that differs, and by how much.
+    """
+    where = f"loader '{loader}', key '{row['key']}'"
+    expected: Any = reference.sample(row["key"])
+    if "label" in row and int(row["label"]) != expected["label"]:
+        raise OutputError(f"{where}: label differs: expected {expected['label']}, found {int(row['label'])}")
+    if "encoded" in row and not torch.equal(row["encoded"], expected["encoded"]):
+        sizes = f"expected {len(expected['encoded'])} bytes, found {len(row['encoded'])}"
+        raise OutputError(f"{where}: the photo's file differs: {sizes}")
+    if "mask" in row:
+        _check_alike(row["mask"], expected["mask"], what="mask", where=where)
+        unequal = row["mask"] != expected["mask"]
         if unequal.any():
             at = _position(unequal, int(unequal.int().argmax()))
             raise OutputError(
                 f"{where}: {int(unequal.sum())} mask pixels differ, expected 0; the first at {at}: "
-                f"expected {int(expected_mask[at])}, found {int(mask[at])}"
+                f"expected {int(expected['mask'][at])}, found {int(row['mask'][at])}"
             )
-    if image is None:
+    if "image" not in row:
         return 0.0, 0.0
-    if not is_normalised:
-        if image.dtype != torch.uint8:
-            raise OutputError(f"{where}: a photo that is not normalised must be torch.uint8, found {image.dtype}")
-        mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-        image = (image.float() / 255 - mean) / std
-    return assert_images_close(image, expected["image"], tolerance=tolerance, where=where)
+    photo = row["image"]
+    if "normalised" not in gives:
+        if photo.dtype != torch.uint8:
+            raise OutputError(f"{where}: a photo that is not normalised must be torch.uint8, found {photo.dtype}")
+        mean_level, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+        photo = (photo.float() / 255 - mean_level) / std
+    _check_alike(photo, expected["image"], what="photo", where=where)
+    difference = (photo - expected["image"]).abs()
+    largest, mean = float(difference.max()), float(difference.mean())
+    # Written so that NaN fails.
+    if not (largest <= tolerance.max_abs and mean <= tolerance.mean_abs):
+        at = _position(difference, int(difference.argmax()))
+        raise OutputError(
+            f"{where}: photo differs from Pillow and torchvision by up to {largest:.3g} (mean {mean:.3g}), expected at "
+            f"most {tolerance.max_abs:g} (mean {tolerance.mean_abs:g}); the largest at {at}: "
+            f"expected {float(expected['image'][at]):.6g}, found {float(photo[at]):.6g}"
+        )
+    return largest, mean
 
 
-def _files_of(batch: BenchBatch) -> "Iterator[Tensor]":
-    """Each photo's file: uint8 [bytes]."""
-    files = batch["encoded"]
-    if isinstance(files, list):
-        return (torch.from_numpy(data.copy()) for data in files)  # torch warns of arrays that cannot be written to
-    encoded, ends = files.cpu(), batch["cu_seqlens"].tolist()
-    return (encoded[start:end] for start, end in itertools.pairwise(ends))
-
-
-def _assert_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str) -> None:
+def _check_alike(actual: "Tensor", expected: "Tensor", *, what: str, where: str) -> None:
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         raise OutputError(
             f"{where}: {what} must be {expected.dtype} {list(expected.shape)}, "
@@ -410,10 +372,7 @@ def compare_outputs(
 
 @contextlib.contextmanager
 def _limited(timeout_s: float, *, what: str) -> Iterator[None]:
-    """Interrupt this process if it hangs, as Ctrl-C would. Only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Interrupt this process if it hangs, as Ctrl-C would."""
 
     def late(signum: int, frame: object) -> None:
         raise PipesError(

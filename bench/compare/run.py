@@ -20,7 +20,6 @@ from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LOADERS, PARTS, Recipe, is_peer
 from bench.loaders.selection import LoaderSpec, place_of
-from bench.reports.summary import setting_text
 from bench.tools.folders import RunFolder
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
             num_samples=self.num_samples,
             direct=self.direct,
         )
-        data.check(self.settings, loaders={spec.name for spec in self.loaders})
+        data.check(self.settings)
         fork_server()  # loads libraries while nothing is timed
         self.check_data(data)
         failed: dict[tuple[LoaderSpec, Recipe], str] = {}
@@ -149,13 +148,6 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
     def name_of(self, subject: Contender) -> str:
         """``loader 'dali' (threads 2, batch 64)``."""
         return f"loader '{subject.spec}' ({subject.setting})"
-
-    def short_name(self, subject: Contender) -> str:
-        """``dali``, with the part of the setting that varies in this run."""
-        settings = [setting.to_json() for setting in self.settings]
-        alike = [name for name in settings[0] if len({setting[name] for setting in settings}) == 1]
-        where = setting_text(subject.setting.to_json(), without=alike)
-        return f"{subject.spec} ({where})" if where else str(subject.spec)
 
     def goes_on_without(self, subject: Contender) -> bool:
         """Return whether the loader is a peer, and not the only loader."""

@@ -1,6 +1,7 @@
 """Define the settings of a turn and the facts of its data; combine the axes of a sweep, such as ``threads=1,2``."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -99,49 +100,31 @@ _TYPES: dict[str, type] = {"compute-ms": float, "latency-ms": float, "cache": st
 """Types of an axis' values where they are not whole numbers."""
 
 
-def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """Read ``NAME=VALUE,VALUE,...``.
-
-    Raises:
-        ValueError: If there is no such axis, a value has another type, or a value comes twice.
-
-    >>> parse_axis("threads=1,2")
-    ('threads', (1, 2))
-    """
-    name, mark, listed = text.partition("=")
-    if not mark:
-        raise ValueError(f"--over expects NAME=VALUE,VALUE,..., got '{text}'")
-    name = ALIASES.get(name, name)
-    if name not in AXES:
-        raise ValueError(f"--over: NAME must be one of {', '.join(AXES)}, got '{name}' in '{text}'")
-    kind = _TYPES.get(name, int)
-    try:
-        values = tuple(kind(word.strip()) for word in listed.split(","))
-    except ValueError:
-        expected = "whole numbers" if kind is int else "numbers"
-        raise ValueError(f"--over: {name} expects {expected} separated by commas, got '{listed}'") from None
-    if len(set(values)) != len(values):
-        raise ValueError(f"--over: the values of {name} must not repeat, got '{listed}'")
-    return name, values
-
-
 def sweep(base: TurnSetting, texts: Sequence[str]) -> list[TurnSetting]:
-    """Return every combination of the axes, the last one changing fastest; the other fields are those of ``base``.
+    """Return every combination of axes ``NAME=VALUE,VALUE,...``, the last one changing fastest.
+
+    The other fields are those of ``base``.
 
     Raises:
-        ValueError: As `parse_axis`; if an axis is named twice, a combination is not a valid setting, or there are more
-            than 1000.
+        ValueError: If there is no such axis, a value has another type or comes twice, an axis is named twice, a
+            combination is not a valid setting, or there are more than 1000.
+
+    >>> [setting.threads for setting in sweep(TurnSetting(), ["threads=1,2"])]
+    [1, 2]
     """
-    axes = [parse_axis(text) for text in texts]
-    names = [name for name, _ in axes]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"--over: {twice} is named twice; give all its values at once")
-    fields_of_axes = [name.replace("-", "_") for name in names]
-    combinations = itertools.product(*(values for _, values in axes))
-    settings = [
-        replace(base, **dict(zip(fields_of_axes, values, strict=True)))
-        for values in itertools.islice(combinations, MAX_SETTINGS + 1)
-    ]
-    if len(settings) > MAX_SETTINGS:
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        name = ALIASES.get(name, name)
+        if name not in AXES:
+            raise ValueError(f"--over expects NAME=VALUE,VALUE,... with NAME one of {', '.join(AXES)}, got '{text}'")
+        try:
+            values = tuple(_TYPES.get(name, int)(word.strip()) for word in listed.split(","))
+        except ValueError:
+            raise ValueError(f"--over: {name} expects numbers separated by commas, got '{listed}'") from None
+        if len(set(values)) != len(values) or name.replace("-", "_") in axes:
+            raise ValueError(f"--over: name {name} once, and each of its values once, got '{text}'")
+        axes[name.replace("-", "_")] = values
+    if math.prod(map(len, axes.values())) > MAX_SETTINGS:
         raise ValueError(f"--over: more than {MAX_SETTINGS} combinations")
-    return settings
+    return [replace(base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]

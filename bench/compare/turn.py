@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from bench.compare.settings import DataFacts, TurnSetting
-from bench.engine.run import say
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, fork_server, meet, move_on
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import LOADERS, PARTS
@@ -37,17 +36,6 @@ from dali_pipes.store.urls import resolve_shards
 
 TIMEOUT_S = 1800.0
 """Default limit of a turn: a hundred times what one takes on the few thousand samples that most runs read."""
-PLACES = {
-    "open": "where it opens the loader",
-    "drawn": "the end of its first epoch",
-    "steady": "the start of the timed epochs",
-    "end": "the end of the timed epochs",
-    "close": "where it closes the loader",
-    "done": "its end",
-}
-"""The places where ranks wait for each other, in their order, with the words for errors."""
-PARTS_OF_TURN = {"open": "opened, and its first epoch", "steady": "timed epochs", "end": "closed"}
-"""Place -> what follows it, for the live line."""
 WATCH_S = 1.0
 """Seconds between two looks at memory. One look costs 50 ms of a core for each process, so timed epochs have none."""
 MIB = 1 << 20
@@ -204,7 +192,6 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
         _gather(ranks, "open", limit)
         start, start_shared = tree.pss_bytes(), shared_memory_bytes()
         peak, peak_shared = start, start_shared
-        say(PARTS_OF_TURN["open"])
         move_on(ranks)
         is_warm = job.setting.cache == "warm"
         while is_warm and limit.left_s() and not meet(ranks, "drawn", timeout_s=min(WATCH_S, limit.left_s())):
@@ -214,7 +201,6 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
         # Do not look at memory between epochs: a loader that reads ahead would decode meanwhile, outside the clock.
         for place in ("steady", "end") if is_warm else ():
             _gather(ranks, place, limit)
-            say(PARTS_OF_TURN[place])
             move_on(ranks)
         # Here CPU time is already measured, and the loader is still open.
         _gather(ranks, "close", limit)
@@ -233,8 +219,8 @@ def _gather(ranks: Sequence[TurnProcess], place: str, limit: TimeLimit) -> None:
     if not meet(ranks, place, timeout_s=limit.left_s()):
         late = next(rank for rank in ranks if rank.at != place)
         raise PipesError(
-            f"{late.name} did not reach '{place}', {PLACES[place]}, within {limit.timeout_s:g} s of the turn's start; "
-            "it hangs or needs more time: raise --timeout-s, or leave the loader out"
+            f"{late.name} did not come to '{place}' within {limit.timeout_s:g} s of the turn's start; it hangs or "
+            "needs more time: raise --timeout-s, or leave the loader out"
         )
 
 
@@ -262,8 +248,8 @@ def time_rank(
     Args:
         job: What to do.
         rank: The number of this rank.
-        meet: Called with each of `PLACES` but the last, it returns when all ranks have come there. A cold turn does not
-            come to ``steady`` and ``end``.
+        meet: Called with ``open``, ``drawn``, ``steady``, ``end`` and ``close``, it returns when all ranks have come
+            there. A cold turn does not come to ``steady`` and ``end``.
         tree: The processes to measure, for the rank that measures; ``None`` for the others.
         pace: Makes the ranks take their steps together; ``None``: each takes its own.
     """
@@ -427,6 +413,12 @@ def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> d
     p50_s, p99_s = np.percentile(waits_s, (50, 99), method="inverted_cdf").tolist()
     waiting_s = sum(waits_s) + sum(drawn.ends_s for drawn in timed)
     growth = turn.peak_mib - turn.start_mib
+    # AU = total compute time / total running time (mlcommons/storage v2.0, Submission_guidelines.md, "Performance
+    # Metrics"), mean of the ranks. Compute time is nominal; running time leaves out the wait for the first batch.
+    step_s = setting.compute_ms / 1000
+    utilisations = [
+        drawn.num_samples / setting.batch_size * step_s / (drawn.elapsed_s - drawn.waits_s[0]) for drawn in timed
+    ]
     return {
         "samples_per_s": num_samples / elapsed_s,
         "mib_per_s": timed[0].num_epochs * facts.shard_bytes / MIB / elapsed_s,
@@ -436,7 +428,7 @@ def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> d
         "batch_p99_ms": 1000 * p99_s,
         "batch_max_ms": 1000 * max(waits_s),
         "wait_share": waiting_s / sum(drawn.elapsed_s for drawn in timed),
-        "accelerator_utilisation": _utilisation(timed, setting),
+        "accelerator_utilisation": statistics.fmean(utilisations) if step_s > 0 else None,
         "peak_memory_mib": turn.peak_mib,
         "loader_memory_mib": growth,
         "memory_mib_per_sample": growth / (setting.batch_size * setting.ranks),
@@ -445,21 +437,6 @@ def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> d
         "first_fetched_ratio": _fetched(firsts[0], facts),
         "first_epoch_s": max(drawn.elapsed_s for drawn in firsts),
     }
-
-
-def _utilisation(timed: Sequence[Drawn], setting: TurnSetting) -> float | None:
-    """Average the utilisation over the ranks.
-
-    The rules (mlcommons/storage, Submission_guidelines.md, "Performance Metrics", v2.0) divide the total compute time
-    by the total running time. The compute time is the emulated sleep: samples of an accelerator / batch size x its
-    nominal length. The running time leaves out the wait for the first step's input.
-    """
-    if setting.compute_ms <= 0:
-        return None
-    return statistics.fmean(
-        drawn.num_samples / setting.batch_size * setting.compute_ms / 1000 / (drawn.elapsed_s - drawn.waits_s[0])
-        for drawn in timed
-    )
 
 
 def _fetched(drawn: Drawn, facts: DataFacts) -> float | None:

@@ -125,17 +125,12 @@ def opened_shards(
 
     Raises:
         DataError: If samples were removed from the data set, and its shards still hold them; if a version is named.
-        ValueError: If the shards are local, and the command line has ``--endpoint`` or ``--embedded-dir``. The
-            environment variables of these options are allowed.
     """
     from bench.tools.processes import child_pids
     from dali_pipes.commands.options import endpoint_for
     from dali_pipes.data_set.named import name_shards, without_removals
     from dali_pipes.errors import DataError
-    from dali_pipes.store.urls import is_remote
 
-    if not is_remote(shards):
-        _refuse_cluster_options(shards)
     with contextlib.ExitStack() as stack:
         before = child_pids()
         url = stack.enter_context(endpoint_for(shards, endpoint, embedded_dir))
@@ -147,14 +142,3 @@ def opened_shards(
                 f"versions; name it without @{named.version}"
             )
         yield named, child_pids() - before
-
-
-def _refuse_cluster_options(shards: str) -> None:
-    if (context := click.get_current_context(silent=True)) is None:
-        return
-    for name in ("endpoint", "embedded_dir"):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise ValueError(
-                f"--{name.replace('_', '-')} says where buckets are, and --shards '{shards}' is local; drop it, or "
-                "name a bucket: --shards ais://BUCKET/PREFIX"
-            )

@@ -2,17 +2,15 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from bench.reports.figures import FIGURES
 from bench.tools.folders import RunFolder, check_writable
 from dali_pipes.errors import PipesError, printable
 
-MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 TURN_S = 7200.0
 MAX_ERROR_CHARS = 600
 
@@ -44,8 +42,6 @@ class Rounds(Generic[Subject, Row]):
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
     """The errors of failed subjects, by subject, in a scenario that continues without them (see `goes_on_without`)."""
-    tries: dict[Subject, int] = field(default_factory=dict)
-    """How often a process ended in a turn of a subject, in the runs that this one goes on with."""
     at: str = ""
     """The turn that is being taken, in words."""
 
@@ -220,24 +216,12 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
         """Return the subject's name for errors."""
         return f"'{subject}'"
 
-    def short_name(self, subject: Subject) -> str:
-        """Return the subject's name for the live line, where there is little space."""
-        return self.name_of(subject)
-
-    def speed(self, made: Made, subject: Subject, row: Row) -> str:
-        """Return what the live line says of a turn: its first figure, such as ``1055 samples/s``."""
-        for name, value in self.repeat(made, subject, row)["figures"].items():
-            if value is not None:
-                return f"{FIGURES[name].scale * value:,.{FIGURES[name].digits}f} {FIGURES[name].unit}"
-        return ""
-
     def goes_on_without(self, subject: Subject) -> bool:
         """Return whether an exception in a turn ends the turns of this subject only, and is kept in `Rounds.errors`."""
         return False
 
-    def go_on(self, rounds: Rounds[Subject, Row], earlier: Mapping[str, Any]) -> None:
-        """Put the turns of an earlier record into ``rounds``; a scenario that is resumed defines it."""
-        raise NotImplementedError(f"a run of '{self.kind}' cannot be resumed")
+    def take_over(self, rounds: Rounds[Subject, Row]) -> None:
+        """Put the turns of an earlier run into ``rounds``, if this run goes on with it."""
 
     def order(self, subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
         """Return the order of round ``number``; it changes, so that no subject always follows the same other one."""

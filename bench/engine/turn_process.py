@@ -6,7 +6,6 @@ behind, neither memory that was not given back nor a library's first use, and no
 """
 
 import contextlib
-import logging
 import math
 import multiprocessing
 import os
@@ -19,15 +18,11 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
-import psutil
-
 from bench.loaders.registry import LOADERS
 from bench.loaders.selection import available_loaders
 from bench.tools.processes import end_with_main
 from dali_pipes.errors import PipesError
 from dali_pipes.progress import follow_parent
-
-_log = logging.getLogger(__name__)
 
 PRELOAD = (
     "torch",
@@ -53,8 +48,6 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     installed = [LOADERS[name].module for name, missing in available_loaders().items() if missing is None]
     context.set_forkserver_preload([*PRELOAD, *installed])
-    if _server_pid() is None:
-        _log.info("a server imports the loaders' libraries, once for all turns")
     with _ctrl_c_is_ours():
         forkserver.ensure_running()
     return context
@@ -72,22 +65,6 @@ def _ctrl_c_is_ours() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_server() -> None:
-    """Kill the server and all that it has started, if it runs: it may be importing for some seconds yet."""
-    if (pid := _server_pid()) is None:
-        return
-    with contextlib.suppress(psutil.NoSuchProcess):
-        server = psutil.Process(pid)
-        for process in [*server.children(recursive=True), server]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `forkserver` wants to find it ended, and not gone
-
-
-def _server_pid() -> int | None:
-    return getattr(forkserver._forkserver, "_forkserver_pid", None)
 
 
 class TimeLimit:

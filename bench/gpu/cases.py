@@ -14,7 +14,7 @@ allocating it again. The points of a scenario share a process, and scenarios do 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -47,23 +47,17 @@ class Running(NamedTuple):
     """Seconds of the emulated training step, for each sample."""
 
 
-Define = Callable[[Workload, GpuSetting], Any]
-"""Defines a pipeline, and returns its outputs."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """One way to decode."""
 
     scenario: str
     variant: str
+    _: KW_ONLY
     open: Callable[[Workload, GpuSetting], AbstractContextManager[Running]] | None = None
     """``None``: the case is a check."""
     check: Callable[[Workload, GpuSetting], dict[str, Any]] | None = None
-    needs_gpu: bool = False
-    """Whether the case has no counterpart on the CPU."""
-    needs_cpu: bool = False
-    """Whether it is only for runs without a GPU."""
+    runs_on: tuple[str, ...] = ("gpu", "cpu")
     needs_masks: bool = False
     change: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of `GpuSetting` that this case fixes."""
@@ -74,12 +68,17 @@ def pipeline_of(setting: GpuSetting) -> Pipeline:
     return Pipeline(batch_size=setting.batch_size, num_threads=setting.num_threads, device_id=device_id, seed=0)
 
 
-def _pipeline(define: Define) -> Callable[[Workload, GpuSetting], AbstractContextManager[Running]]:
+def _pipeline(
+    decode: Callable[[Any, GpuSetting], Any],
+) -> Callable[[Workload, GpuSetting], AbstractContextManager[Running]]:
+    """Open a pipeline of DALI's reader of local files and ``decode``."""
+
     @contextlib.contextmanager
     def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
         pipeline = pipeline_of(setting)
         with pipeline:
-            pipeline.set_outputs(define(workload, setting))
+            encoded, _ = fn.readers.file(file_root=str(workload.files(setting)))
+            pipeline.set_outputs(decode(encoded, setting))
         pipeline.build()
 
         def step() -> int:
@@ -99,14 +98,6 @@ def _decoding(setting: GpuSetting) -> dict[str, Any]:
         "preallocate_width_hint": setting.size_hint,
         "preallocate_height_hint": setting.size_hint,
     }
-
-
-def _recipe(decode: Callable[[Any, GpuSetting], Any]) -> Define:
-    def define(workload: Workload, setting: GpuSetting) -> Any:
-        encoded, _ = fn.readers.file(file_root=str(workload.files(setting)))
-        return decode(encoded, setting)
-
-    return define
 
 
 def _decode(encoded: Any, setting: GpuSetting) -> Any:
@@ -185,45 +176,24 @@ def _segmentation_graph(mask_device: Literal["cpu", "mixed"]) -> Callable[[Workl
 _ENGINES_ONLY = {"hw_decoder_load": 1.0}
 
 CASES: tuple[Case, ...] = (
-    *(Case(scenario="path", variant=name, check=partial(check_graph, name=name)) for name in PATH_GRAPHS),
+    *(Case("path", name, check=partial(check_graph, name=name)) for name in PATH_GRAPHS),
+    *(Case("path", name, check=partial(check_graph, name=name), needs_masks=True) for name in MASK_GRAPHS),
+    *(Case("parity", name, check=partial(check_decoders, ways=ways), runs_on=("gpu",)) for name, ways in WAYS.items()),
+    Case("parity", "cpu, fast idct", check=partial(check_decoders, ways=CPU_WAYS), runs_on=("cpu",)),
+    Case("parity", "graph classification", check=partial(check_parity, name="classification_eval")),
+    Case("parity", "graph segmentation", check=partial(check_parity, name="segmentation"), needs_masks=True),
+    Case("rn50", "DALI's file reader", open=_pipeline(_rn50)),
+    Case("rn50", "loader", open=_loader(_rn50_graph)),
+    Case("masks", "loader, masks cpu", open=_loader(_segmentation_graph("cpu")), needs_masks=True),
+    Case("masks", "loader, masks mixed", open=_loader(_segmentation_graph("mixed")), needs_masks=True),
+    Case("decode", "decode", open=_pipeline(_decode)),
+    Case("roi", "whole, then window", open=_pipeline(_whole_then_window)),
+    Case("roi", "window only", open=_pipeline(_window_only)),
     *(
-        Case(scenario="path", variant=name, check=partial(check_graph, name=name), needs_masks=True)
-        for name in MASK_GRAPHS
+        Case("roi", f"{name}, all on engines", open=_pipeline(decode), runs_on=("gpu",), change=_ENGINES_ONLY)
+        for name, decode in {"whole, then window": _whole_then_window, "window only": _window_only}.items()
     ),
-    *(
-        Case(scenario="parity", variant=name, check=partial(check_decoders, ways=ways), needs_gpu=True)
-        for name, ways in WAYS.items()
-    ),
-    Case(scenario="parity", variant="cpu, fast idct", check=partial(check_decoders, ways=CPU_WAYS), needs_cpu=True),
-    Case(scenario="parity", variant="graph classification", check=partial(check_parity, name="classification_eval")),
-    Case(
-        scenario="parity",
-        variant="graph segmentation",
-        check=partial(check_parity, name="segmentation"),
-        needs_masks=True,
-    ),
-    Case(scenario="rn50", variant="DALI's file reader", open=_pipeline(_recipe(_rn50))),
-    Case(scenario="rn50", variant="loader", open=_loader(_rn50_graph)),
-    Case(scenario="masks", variant="loader, masks cpu", open=_loader(_segmentation_graph("cpu")), needs_masks=True),
-    Case(scenario="masks", variant="loader, masks mixed", open=_loader(_segmentation_graph("mixed")), needs_masks=True),
-    Case(scenario="decode", variant="decode", open=_pipeline(_recipe(_decode))),
-    Case(scenario="roi", variant="whole, then window", open=_pipeline(_recipe(_whole_then_window))),
-    Case(scenario="roi", variant="window only", open=_pipeline(_recipe(_window_only))),
-    Case(
-        scenario="roi",
-        variant="whole, then window, all on engines",
-        open=_pipeline(_recipe(_whole_then_window)),
-        needs_gpu=True,
-        change=_ENGINES_ONLY,
-    ),
-    Case(
-        scenario="roi",
-        variant="window only, all on engines",
-        open=_pipeline(_recipe(_window_only)),
-        needs_gpu=True,
-        change=_ENGINES_ONLY,
-    ),
-    Case(scenario="step", variant="loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
+    Case("step", "loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
 )
 """All cases: scenarios in the order of their worth, and cases in the order of the tables."""
 
@@ -300,8 +270,7 @@ def points_of(
         for label, change in changes.items()
         for case in CASES
         if case.scenario == scenario
-        and not (case.needs_gpu and base.device == "cpu")
-        and not (case.needs_cpu and base.device == "gpu")
+        and base.device in case.runs_on
         and (has_masks or not (case.check and case.needs_masks))
         # A setting that the case fixes is not swept.
         and not set(change) & set(case.change)

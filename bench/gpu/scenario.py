@@ -3,15 +3,15 @@
 Each scenario starts from one setting. Its points take turns in one process, because opening a CUDA context for each
 point would take longer than timing it. If a point fails, its error is recorded and the others go on: a GPU machine is
 often available for half an hour only, and nobody watches. A scenario's record is written before and after every turn,
-as a whole or not at all, and the next command goes on with it: no turn that has a result is taken again. A process that
-dies takes one turn with it; the scenario then goes on in another process.
+as a whole or not at all, and the next command goes on with it: no turn that has a result is taken again. If the
+scenario's process dies in a turn, the point has failed, and another process takes the other turns.
 """
 
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,8 +21,8 @@ import torch
 from bench.engine.run import run_scenario
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import call_apart
-from bench.gpu.cases import CHECKS, PUBLISHED_NOTE, SCENARIOS, GpuPoint, points_of
-from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, logged, sampling, who_decoded
+from bench.gpu.cases import CHECKS, PUBLISHED_NOTE, GpuPoint, points_of
+from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, sampling
 from bench.gpu.workload import Device, GpuSetting, Workload
 from bench.reports.record import read_record, write_record
 from bench.tools.environment import available_cores, describe_environment
@@ -33,12 +33,9 @@ from dali_pipes.graph.dali_internals import pool_host_memory
 
 NUM_WARM_UP = 5
 """Batches before the timed ones, at least: the first batches allocate memory, on a GPU for the largest photo so far."""
-NUM_LOGGED = 2
-"""Batches drawn while the decoders are logged; those that are prefetched are logged, too."""
-MAX_TRIES = 2
-"""A turn in which the process ended this often is recorded as failed, and not taken again."""
 GRACE_S = 20.0
 """A turn that has begun before the deadline has this time to end; then its process is killed."""
+_OPTIONS = ("num_threads", "batch_size", "hw_decoder_load", "device", "seconds", "warm_up_s", "repeats")
 _SAME = ("commit", "versions", "gpus", "python")
 """What a record's environment must have in common with this machine's, so that its figures belong together."""
 
@@ -78,19 +75,13 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
     repeats: int = 2
     bystanders: Collection[int] = ()
     """Child processes whose CPU time is not counted."""
+    earlier: Mapping[str, Any] | None = None
+    """A record of the same scenario, whose turns are not taken again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.name not in SCENARIOS:
-            raise ValueError(f"scenarios must be of {', '.join(SCENARIOS)}, got '{self.name}'")
         if self.name in CHECKS:
             object.__setattr__(self, "repeats", 1)
-        if self.seconds <= 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}")
-        if self.warm_up_s < 0:
-            raise ValueError(f"warm_up_s must be 0 or more, got {self.warm_up_s}")
-        if unknown := set(self.sweeps) - set(asdict(self.base_setting)):
-            raise ValueError(f"sweeps must name fields of GpuSetting, got {', '.join(sorted(unknown))}")
 
     @property
     def base_setting(self) -> GpuSetting:
@@ -118,13 +109,13 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         tree = ProcessTree(bystanders=self.bystanders)
         if self.device == "cpu":
             return Session(None, None, tree)
-        nvml, why_not = None, None
+        nvml, nvml_error = None, None
         try:
             uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
             nvml = stack.enter_context(Nvml(str(uuid)))
-        except (AttributeError, OSError) as exc:  # torch is too old, or NVML is missing
-            why_not = str(exc)
-        return Session(nvml, {**describe_gpu(nvml), "nvml": why_not or "read"}, tree)
+        except OSError as exc:
+            nvml_error = str(exc)
+        return Session(nvml, {**describe_gpu(nvml), "nvml": nvml_error or "read"}, tree)
 
     def subjects(self, made: Session) -> Sequence[GpuPoint]:
         """Return the points."""
@@ -138,42 +129,23 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         """``decode, batch_size=64``."""
         return subject.name
 
-    def check_options(self, earlier: Mapping[str, Any]) -> None:
-        """Refuse to go on with a record that was made with other options.
-
-        Raises:
-            DataError: Names the options.
-        """
-        options = json.loads(json.dumps(self.options_json()))
-        if changed := [name for name, value in options.items() if earlier["options"].get(name) != value]:
-            raise DataError(
-                f"the record of '{self.name}' that is there was made with other options ({', '.join(changed)}); name "
-                "another directory, or delete the record"
-            )
-
-    def go_on(self, rounds: Rounds[GpuPoint, Measured], earlier: Mapping[str, Any]) -> None:
-        """Take over the turns and errors of an earlier record; a turn that ended its process twice has failed."""
+    def take_over(self, rounds: Rounds[GpuPoint, Measured]) -> None:
+        """Take over the turns and errors of the earlier record."""
+        if self.earlier is None:
+            return
         by_name = {point.name: point for point in rounds.subjects}
-        for record in earlier["records"]:
+        for record in self.earlier["records"]:
             rounds.rows[by_name[f"{record['loader']}, {record['setting']['change']}"]] = list(record["repeats"])
-        rounds.errors |= {by_name[name]: error for name, error in earlier["errors"].items()}
-        rounds.tries |= {by_name[name]: number for name, number in earlier["tries"].items()}
-        if (at := earlier["at"]) is not None:
-            tries = rounds.tries[by_name[at]] = rounds.tries.get(by_name[at], 0) + 1
-            if tries >= MAX_TRIES:
-                rounds.errors[by_name[at]] = f"the process ended {tries} times in this turn"
+        rounds.errors |= {by_name[name]: error for name, error in self.earlier["errors"].items()}
 
     def measure(self, made: Session, subject: GpuPoint, number: int) -> Measured:
-        """Take one step of a check; or time one point, and see in the first round before that who decodes."""
+        """Take one step of a check, or time one point."""
         setting, case = subject.setting, subject.case
         if case.needs_masks and not self.workload.stored.masks:
-            mask = self.workload.mask
-            found = f"not all samples have a mask '{mask}'" if mask else "no component is a mask by its name"
-            raise ValueError(f"{found}; name the component: --mask")
+            raise ValueError(f"not all samples have a mask '{self.workload.mask}'; name the component: --mask")
         if case.check is not None:
             return case.check(self.workload, setting)
         assert case.open is not None, "the case is no check"
-        decoded = self._who_decodes(subject) if number == 0 else {}
         with case.open(self.workload, setting) as running:
             warm_up_start, num_warm_up = time.perf_counter(), 0
             while num_warm_up < NUM_WARM_UP or time.perf_counter() - warm_up_start < self.warm_up_s:
@@ -201,29 +173,14 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
             "num_samples": num_samples,
             "seconds": elapsed,
             "photos": self.workload.photos(setting).to_json(),
-            "decoded_by": decoded,
         }
 
-    def _who_decodes(self, point: GpuPoint) -> dict[str, int]:
-        """Draw some batches with the decoders' log on; nothing is timed."""
-
-        def draw() -> None:
-            assert point.case.open is not None, "the case is no check"
-            with point.case.open(self.workload, point.setting) as running:
-                for _ in range(NUM_LOGGED):
-                    running.step()
-
-        with logged() as log:
-            draw()  # its pipeline is gone when it returns
-        return who_decoded(log[0])
-
     def record(self, made: Session, subject: GpuPoint, rows: Sequence[Measured]) -> dict[str, Any]:
-        device = "cuda" if subject.setting.device == "gpu" else "cpu"
         setting = {"change": subject.label, **({"scenario": self.name} if self.name in CHECKS else {})}
         return {
             "loader": subject.case.variant,
             "decode": "none",
-            "device": device,
+            "device": "cuda" if subject.setting.device == "gpu" else "cpu",
             "setting": setting,
             "full_setting": asdict(subject.setting),
             "data": 0,
@@ -241,33 +198,25 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
 
     def report(self, made: Session, rounds: Rounds[GpuPoint, Measured]) -> dict[str, Any]:
         """Return all turns, also those of rounds that are not complete: the time often ends before."""
-        unfinished = [
+        left_out = [
             point.name
             for point, turns in rounds.rows.items()
             if len(turns) < rounds.wanted and point not in rounds.errors
         ]
-        decoded = [
-            f"{point.name}: {_decoders(turns[0]['decoded_by'])}."
-            for point, turns in rounds.rows.items()
-            if turns and turns[0].get("decoded_by") and self.device == "gpu"
-        ]
-        data = {"num_samples": len(self.workload.stored.photos), "num_shards": len(self.workload.shards.names)}
         return {
             "scenario": self.name,
             "options": self.options_json(),
             "baseline": None,
-            "data": [data],
+            "data": [{"num_samples": len(self.workload.stored.photos), "num_shards": len(self.workload.shards.names)}],
             "records": [self.record(made, point, turns) for point, turns in rounds.rows.items() if turns],
             "failed": self.failed(made, rounds),
-            "left_out": unfinished,
+            "left_out": left_out,
             "errors": {point.name: error for point, error in rounds.errors.items()},
-            "tries": {point.name: number for point, number in rounds.tries.items()},
             "gpu": made.gpu,
             "notes": [
                 *self._conditions(made),
-                *decoded,
                 *([PUBLISHED_NOTE] if self.name == "rn50" else []),
-                *([f"left out, the time was over: {'; '.join(unfinished)}"] if unfinished else []),
+                *([f"left out, the time was over: {'; '.join(left_out)}"] if left_out else []),
             ],
         }
 
@@ -280,21 +229,10 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         ]
         if made.gpu is None:
             return [*notes, "Decoded on the CPU: nothing here says anything about a GPU."]
-        engines = made.gpu["jpeg_engines"] or "unknown"
-        notes.append(f"{made.gpu['name']}, driver {made.gpu.get('driver', 'unknown')}, {engines} JPEG engines.")
+        notes.append(f"{made.gpu['name']}, driver {made.gpu.get('driver', 'unknown')}.")
         if not made.gpu["video_library"]:
             notes.append("libnvcuvid is missing: the JPEG engines were not used (driver capability `video`).")
         return notes
-
-
-def _decoders(found: Mapping[str, int]) -> str:
-    """Percent of the photos by each decoder."""
-    if not found["num_photos"] or found["unknown"] or found["failed"]:
-        return "the decoders' log does not say which of them decoded the photos"
-    return ", ".join(f"{found[name] / found['num_photos']:.0%} by {name}" for name in ("engines", "hybrid", "cpu"))
-
-
-_OPTIONS = ("num_threads", "batch_size", "hw_decoder_load", "device", "seconds", "warm_up_s", "repeats")
 
 
 def _synchronise(setting: GpuSetting) -> None:
@@ -303,7 +241,7 @@ def _synchronise(setting: GpuSetting) -> None:
 
 
 def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
-    """Run a scenario, or go on with its record, and return the record.
+    """Run a scenario in processes of its own, or go on with its record, and return the record.
 
     Args:
         scenario: With the deadline, which holds for checks, too.
@@ -315,10 +253,21 @@ def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
     """
     if path.exists():
         earlier = read_record(path)
-        scenario.check_options(earlier)
-        _check_machine(earlier, path)
+        _check_same(scenario, earlier)
+        if earlier["at"] is not None:  # a killed command was taking this turn; it is taken again
+            write_record({**earlier, "at": None}, path)
     while not _is_over(scenario) and not (path.exists() and is_done(read_record(path))):
-        _run_apart(scenario, path)
+        limit_s = None if scenario.deadline is None else max(0.0, scenario.deadline - time.monotonic()) + GRACE_S
+        try:
+            call_apart(run_kept, scenario, path, name=f"scenario '{scenario.name}'", timeout_s=limit_s)
+        except PipesError as exc:
+            report: dict[str, Any] = read_record(path) if path.exists() else {"at": None}
+            if report["at"] is None:
+                raise  # it ended before a turn, and would do so again
+            if not _is_over(scenario):
+                report["errors"][report["at"]] = f"the process ended in this turn: {exc}"
+                write_record({**report, "at": None}, path)
+            click.echo(f"{exc}; its record is kept, and goes on", err=True)
     if not path.exists():
         raise PipesError(f"scenario '{scenario.name}': the time was over before its first turn; pass more --minutes")
     return read_record(path)
@@ -326,38 +275,28 @@ def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
 
 def is_done(report: dict[str, Any]) -> bool:
     """Whether every turn of a record has a result or failed."""
-    return not report["left_out"] and report["at"] is None
+    return not report["left_out"]
 
 
 def run_kept(scenario: GpuScenario, path: Path) -> None:
     """Run a scenario in this process, or go on with its record, which is written before and after every turn."""
-    earlier = read_record(path) if path.exists() else None
-    report = run_scenario(scenario, keep_turns=lambda report: write_record(report, path), earlier=earlier)
+    going_on = replace(scenario, earlier=read_record(path) if path.exists() else None)
+    report = run_scenario(going_on, keep_turns=lambda report: write_record(report, path))
     write_record({**report, "at": None}, path)
-
-
-def _run_apart(scenario: GpuScenario, path: Path) -> None:
-    """Call `run_kept` in a process of its own; return also if that dies in a turn, or if the time is over."""
-    limit_s = None if scenario.deadline is None else max(0.0, scenario.deadline - time.monotonic()) + GRACE_S
-    before = path.read_bytes() if path.exists() else None
-    try:
-        call_apart(run_kept, scenario, path, name=f"scenario '{scenario.name}'", timeout_s=limit_s)
-    except PipesError as exc:
-        # A process that has written nothing would fail again in the same way.
-        if (path.read_bytes() if path.exists() else None) == before:
-            raise
-        click.echo(f"{exc}; its record is kept, and goes on", err=True)
 
 
 def _is_over(scenario: GpuScenario) -> bool:
     return scenario.deadline is not None and time.monotonic() > scenario.deadline
 
 
-def _check_machine(report: dict[str, Any], path: Path) -> None:
-    here, there = describe_environment(), report["environment"]
-    if changed := [name for name in _SAME if here[name] != there[name]]:
-        name = changed[0]
+def _check_same(scenario: GpuScenario, earlier: Mapping[str, Any]) -> None:
+    """Refuse to go on with a record of other options or of another machine: figures would not belong together."""
+    options = json.loads(json.dumps(scenario.options_json()))
+    here = describe_environment()
+    changed = [name for name, value in options.items() if earlier["options"].get(name) != value]
+    changed += [name for name in _SAME if here[name] != earlier["environment"][name]]
+    if changed:
         raise DataError(
-            f"'{path.name}': made with another {name} ({there[name]}, here {here[name]}); its figures do not belong "
-            "together with new ones: name another directory, or delete it"
+            f"the record of '{scenario.name}' that is there was made with other options or on another machine (other "
+            f"{', '.join(changed)}); name another directory, or delete the record"
         )

@@ -6,9 +6,8 @@ photos.
 
 import functools
 import io
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,48 +87,51 @@ class Photos:
         }
 
 
+@dataclass
 class Workload:
     """The photos and shards of a run; photos of another size or kind are made once.
 
     It pickles without the photos: another process reads them again.
-
-    Args:
-        shards: Hold the photos and masks; loaders read them.
-        photo: The photo's component.
-        mask: The mask's component; empty if there is none.
-        num_photos: The number of photos to keep in memory.
-        directory: A temporary directory, in memory if possible.
-        is_drawn: Whether the photos were drawn, and are not photographs.
     """
 
-    def __init__(
-        self, shards: ShardSet, *, photo: str, mask: str, num_photos: int, directory: Path, is_drawn: bool
-    ) -> None:
-        self.shards, self.photo, self.mask, self._directory = shards, photo, mask, directory
-        self._num_photos, self._is_drawn = num_photos, is_drawn
-        self._first = _first_shards(shards)
-        self._made: dict[tuple[int | None, float | None], Photos] = {}
+    shards: ShardSet
+    """They hold the photos and masks; loaders read them."""
+    _: KW_ONLY
+    photo: str
+    """The photo's component."""
+    mask: str
+    """The mask's component; empty if there is none."""
+    num_photos: int
+    """The number of photos to keep in memory."""
+    directory: Path
+    """A temporary directory, in memory if possible."""
+    is_drawn: bool
+    """Whether the photos were drawn, and are not photographs."""
 
-    def __reduce__(self) -> tuple[Callable[..., "Workload"], tuple[ShardSet]]:
-        opened = functools.partial(
-            Workload,
-            photo=self.photo,
-            mask=self.mask,
-            num_photos=self._num_photos,
-            directory=self._directory,
-            is_drawn=self._is_drawn,
-        )
-        return opened, (self.shards,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @functools.cached_property
     def stored(self) -> Photos:
         """The photos as the shards hold them."""
-        return read_photos(self.shards, photo=self.photo, mask=self.mask, num=self._num_photos, is_drawn=self._is_drawn)
+        return read_photos(self.shards, photo=self.photo, mask=self.mask, num=self.num_photos, is_drawn=self.is_drawn)
+
+    @functools.cached_property
+    def _first_shards(self) -> ShardSet:
+        """As many shards as fit `LOADER_BYTES`, at least one."""
+        names: list[str] = []
+        total = 0
+        for name in self.shards.names:
+            total += self.shards.store.size(name) or 0
+            if names and total > LOADER_BYTES:
+                break
+            names.append(name)
+        return replace(self.shards, names=tuple(names))
 
     def open_loader(self, graph: Graph, *, device: Device, **options: Any) -> Any:
         """Open a `dali_pipes.loader` over the first shards, as many as fit `LOADER_BYTES`."""
         return dp.loader(
-            shard_urls(self._first),
+            shard_urls(self._first_shards),
             graph,
             device=device,
             # The other scenarios also time photos of samples without a mask.
@@ -137,51 +139,31 @@ class Workload:
             cache=dp.Cache(show_progress=False),
             rank=0,
             world_size=1,
-            endpoint=self._first.store.endpoint,
+            endpoint=self.shards.store.endpoint,
             **options,
         )
 
     def photos(self, setting: GpuSetting) -> Photos:
         """Return the photos in the size and of the kind that a setting asks for."""
-        wanted = setting.photo_side, setting.progressive_share
-        if wanted == (None, None):
+        if (setting.photo_side, setting.progressive_share) == (None, None):
             return self.stored
-        if wanted not in self._made:
-            directory = self._files(setting)
-            if directory.exists():  # another process has encoded them
-                photos = tuple(path.read_bytes() for path in sorted(directory.glob("*/*.jpg")))
-                masks = self.stored.masks[: len(photos)]
-                self._made[wanted] = Photos(photos=photos, masks=masks, is_drawn=self._is_drawn)
-            else:
-                self._made[wanted] = reencode(self.stored, side=wanted[0], progressive_share=wanted[1])
-        return self._made[wanted]
+        paths = sorted(self.files(setting).rglob("*.jpg"))
+        photos = tuple(path.read_bytes() for path in paths)
+        return Photos(photos=photos, masks=(), is_drawn=self.is_drawn)
 
     def files(self, setting: GpuSetting) -> Path:
-        """Return a directory with a file for each photo, in a subfolder, as `fn.readers.file` expects."""
-        directory = self._files(setting)
+        """Return a directory with the photos as files in a directory ``photos``, as DALI's file reader takes them."""
+        directory = self.directory / f"files-{setting.photo_side}-{setting.progressive_share}"
         if not directory.exists():
+            made = reencode(self.stored, side=setting.photo_side, progressive_share=setting.progressive_share)
             # It gets its name when it is complete: after a full disk another case must not time a part of the photos.
             partial = directory.with_name(f"{directory.name}.partial")
             inner = partial / "photos"
             inner.mkdir(parents=True, exist_ok=True)
-            for number, data in enumerate(self.photos(setting).photos):
+            for number, data in enumerate(made.photos):
                 (inner / f"{number:06d}.jpg").write_bytes(data)
             partial.rename(directory)
         return directory
-
-    def _files(self, setting: GpuSetting) -> Path:
-        return self._directory / f"files-{setting.photo_side}-{setting.progressive_share}"
-
-
-def _first_shards(shards: ShardSet) -> ShardSet:
-    names: list[str] = []
-    total = 0
-    for name in shards.names:
-        total += shards.store.size(name) or 0
-        if names and total > LOADER_BYTES:
-            break
-        names.append(name)
-    return replace(shards, names=tuple(names))
 
 
 def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: bool = False) -> Photos:

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from bench.loaders.encoded import KEY, encoded_samples, label_of, shard_urls
-from bench.loaders.peers.dali_external import BYTES_PER_SAMPLE, SOURCE_PREFETCH, start_method
-from bench.loaders.peers.dali_readers import write_webdataset_indexes
-from bench.loaders.peers.plain_dali import PREFETCH_QUEUE_DEPTH, padded_text
-from bench.tools.processes import end_with_main
+from bench.loaders.encoded import shard_urls
+from bench.loaders.peers.dali_external import ShardBatches, source_nodes, start_method
+from bench.loaders.peers.dali_readers import ReaderFiles, keys_of, reader_nodes, write_webdataset_indexes
+from bench.loaders.peers.plain_dali import padded_keys, plain_pipeline
+from bench.loaders.protocol import LoaderOptions
 from bench.tools.repeat import repeat_shards
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
@@ -65,30 +65,24 @@ class FeedData(NamedTuple):
 
 
 def copied(
-    shards: ShardSet,
-    *,
-    num_samples: int | None,
-    components: Sequence[str],
-    copies: Path,
-    indexes: Path,
-    cache: Path,
+    shards: ShardSet, *, num_samples: int | None, components: Sequence[str], new_folder: Callable[[], Path]
 ) -> FeedData:
-    """Copy samples into indexed local shards, in empty directories.
+    """Copy samples into indexed local shards.
 
     Args:
         shards: Where the samples come from.
         num_samples: Samples to write, repeated if necessary; ``None``: as many as there are.
         components: Photo and mask, which every sample must have.
-        copies: For the shards.
-        indexes: For the indexes of DALI's reader.
-        cache: For the cache file of our loader.
+        new_folder: Makes an empty directory.
 
     Raises:
         DataError: If there is no sample, or a sample lacks a component or its label.
         ValueError: If there is too little free space.
     """
     num_shards = None if num_samples is None else min(NUM_SHARDS, num_samples)
-    written = repeat_shards(shards, directory=copies, num_samples=num_samples, num_shards=num_shards, option="--cache")
+    written = repeat_shards(
+        shards, directory=new_folder(), num_samples=num_samples, num_shards=num_shards, option="--cache"
+    )
     index_shards(written)
     indexed = IndexedSet(written)
     found = [index for _, index in indexed.each()]
@@ -98,11 +92,10 @@ def copied(
                 f"shard '{index.shard}': a sample has no component '{name}' (found: {', '.join(index.offsets)}); "
                 "name the components: --photo, --mask, or leave masks out: --masks without"
             )
-
     return FeedData(
         shards=written,
-        cache=cache,
-        index_paths=write_webdataset_indexes(indexed, indexes),
+        cache=new_folder(),
+        index_paths=write_webdataset_indexes(indexed, new_folder()),
         keys=[key for index in found for key in index.keys],
         labels=np.concatenate([np.asarray(index.labels) for index in found]),
         shard=np.repeat(np.arange(len(found)), [index.num_samples for index in found]),
@@ -138,6 +131,20 @@ class FeedOptions:
     """int64 [samples of an epoch], the rows in the order of our loader, for `open_preadv`."""
     keys: bool = False
     """Give the keys, too, to compare outputs."""
+
+    @property
+    def plain(self) -> LoaderOptions:
+        """The options of plain DALI pipelines."""
+        photo, mask = (*self.components, None)[:2]
+        return LoaderOptions(
+            recipe="encoded" if mask is None else "segmentation",
+            photo=str(photo),
+            mask=mask,
+            batch_size=self.batch_size,
+            num_threads=self.num_threads,
+            seed=self.seed,
+            device="cpu",
+        )
 
 
 Opened = contextlib.AbstractContextManager[Epoch]
@@ -180,28 +187,21 @@ def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = Fals
     """
     from nvidia.dali import fn
 
-    def inputs() -> tuple[list[Any], Any, Any]:
-        *encoded, label = fn.readers.webdataset(
-            paths=shard_urls(data.shards),
-            index_paths=[str(path) for path in data.index_paths],
-            ext=[*options.components, LABEL_COMPONENT],
-            missing_component_behavior="error",
-            dont_use_mmap=not mapped,
-            name="reader",
-        )
-        key = fn.get_property(encoded[0], key="source_info") if options.keys else None
-        return encoded, fn.pad(label), key
-
-    pipeline = _pipeline(inputs, options)
+    files = ReaderFiles(kind="webdataset", paths=shard_urls(data.shards), index_paths=data.index_paths)
+    pipeline = plain_pipeline("cpu", options.plain)
+    with pipeline:
+        photo, mask, label, key = reader_nodes(files, options.plain, pad_last_batch=False, dont_use_mmap=not mapped)
+        _set_outputs(pipeline, [photo, mask], fn.pad(label), key, options)
     num_batches = -(-data.num_samples * options.passes // options.batch_size)
+    key_of = keys_of(files)
 
     def epoch() -> Iterator[Batch]:
         for _ in range(num_batches):
             batch = _batch(pipeline.run(), options)
-            batch["label"] = _numbers(batch["label"])
-            if options.keys:  # PATH:OFFSET:KEY.COMPONENT
-                names = [text.partition(".tar:")[2].partition(":")[2] for text in map(padded_text, batch["key"])]
-                batch["key"] = [name.removesuffix(f".{options.components[0]}") for name in names]
+            digits = np.ascontiguousarray(batch["label"])
+            batch["label"] = digits.view(f"S{digits.shape[1]}").ravel().astype(np.int64)
+            if options.keys:
+                batch["key"] = key_of(batch["key"])
             yield batch
 
     yield epoch
@@ -210,62 +210,22 @@ def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = Fals
 @contextlib.contextmanager
 def open_external(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
     """Open an external source: one worker process streams the tars, as `bench.loaders.peers.dali_external` does."""
-    from nvidia.dali import fn, types
-
-    def inputs() -> tuple[list[Any], Any, Any]:
-        kinds = [(types.UINT8, 1)] * len(options.components) + [(types.INT64, 0)] + [(types.UINT8, 1)] * options.keys
-        nodes = fn.external_source(
-            source=TarBatches(shard_urls(data.shards), options),
-            num_outputs=len(kinds),
-            batch=True,
-            parallel=True,
-            cycle="raise",
-            prefetch_queue_depth=SOURCE_PREFETCH,
-            bytes_per_sample_hint=BYTES_PER_SAMPLE,
-            dtype=[dtype for dtype, _ in kinds],
-            ndim=[ndim for _, ndim in kinds],
-        )
-        key = nodes.pop() if options.keys else None
-        *encoded, label = nodes
-        return encoded, label, key
-
-    pipeline = _pipeline(inputs, options, py_num_workers=1, py_start_method=start_method("cpu"))
+    source = ShardBatches(shard_urls(data.shards) * options.passes, endpoint=None, options=options.plain)
+    pipeline = plain_pipeline("cpu", options.plain, py_num_workers=1, py_start_method=start_method("cpu"))
+    with pipeline:
+        photo, *mask, label, key = source_nodes(source, options.plain)
+        _set_outputs(pipeline, [photo, *mask], label, key, options)
 
     def epoch() -> Iterator[Batch]:
         with contextlib.suppress(StopIteration):
             while True:
                 batch = _batch(pipeline.run(), options)
                 if options.keys:
-                    batch["key"] = list(map(padded_text, batch["key"]))
+                    batch["key"] = padded_keys(batch["key"])
                 yield batch
         pipeline.reset()
 
     yield epoch
-
-
-class TarBatches:
-    """The encoded samples of tars, front to back, in batches; it runs in a worker process, so it must be picklable."""
-
-    def __init__(self, paths: Sequence[str], options: FeedOptions) -> None:
-        self._paths, self._options = paths, options
-        self._main_pid = os.getpid()
-
-    def __iter__(self) -> Iterator[tuple[list[Array], ...]]:
-        if os.getpid() != self._main_pid:
-            end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
-        samples = (
-            sample for _ in range(self._options.passes) for path in self._paths for sample in self._samples(path)
-        )
-        while batch := list(itertools.islice(samples, self._options.batch_size)):
-            yield tuple(map(list, zip(*batch, strict=True)))
-
-    def _samples(self, path: str) -> Iterator[tuple[Array, ...]]:
-        with Path(path).open("rb") as stream:
-            for sample in encoded_samples(stream, shard=path):
-                encoded = (np.frombuffer(sample[name], np.uint8) for name in self._options.components)
-                label = np.array(label_of(sample[LABEL_COMPONENT], key=sample[KEY], shard=path), np.int64)
-                key = [np.frombuffer(sample[KEY].encode(), np.uint8)] if self._options.keys else []
-                yield *encoded, label, *key
 
 
 @contextlib.contextmanager
@@ -327,42 +287,19 @@ def _peeked(encoded: Any) -> Any:
     return fn.peek_image_shape(encoded, adjust_orientation=False)
 
 
-def _pipeline(inputs: Callable[[], tuple[list[Any], Any, Any]], options: FeedOptions, **arguments: Any) -> Any:
-    """Make a pipeline of the graph; ``inputs`` makes the nodes of the encoded components, the label and the key."""
+def _set_outputs(pipeline: Any, encoded: Sequence[Any], label: Any, key: Any, options: FeedOptions) -> None:
+    """Make the sizes of the encoded components, the label and, if it is asked for, the key a pipeline's outputs."""
     from nvidia.dali import fn
-    from nvidia.dali.pipeline import Pipeline
 
-    pipeline = Pipeline(
-        batch_size=options.batch_size,
-        num_threads=options.num_threads,
-        device_id=None,
-        prefetch_queue_depth=PREFETCH_QUEUE_DEPTH,
-        exec_dynamic=True,
-        **arguments,
-    )
-    with pipeline:
-        encoded, label, key = inputs()
-        pipeline.set_outputs(*map(_peeked, encoded), label, *([] if key is None else [fn.pad(key)]))
+    sizes = [_peeked(node) for node in encoded if node is not None]
+    pipeline.set_outputs(*sizes, label, *([fn.pad(key)] if options.keys else []))
     pipeline.build()
-    return pipeline
 
 
 def _batch(outputs: Sequence[Any], options: FeedOptions) -> dict[str, Any]:
     """A pipeline's outputs by name, as arrays that share their memory."""
     names = [*options.components, "label", *(["key"] if options.keys else [])]
     return {name: np.asarray(output.as_tensor()) for name, output in zip(names, outputs, strict=True)}
-
-
-def _numbers(digits: Array) -> Array:
-    """Numbers, int64 [B], of their digits: uint8 [B, length], padded with zeros.
-
-    >>> _numbers(np.array([[51, 55], [57, 0]], np.uint8))
-    array([37,  9])
-    """
-    found = np.zeros(len(digits), np.int64)
-    for column in digits.T.astype(np.int64):
-        found = np.where(column > 0, 10 * found + column - ord("0"), found)
-    return found
 
 
 SUBJECTS: Mapping[str, Callable[[FeedData, FeedOptions], Opened]] = {

@@ -15,9 +15,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +33,10 @@ from bench.tools.processes import cpu_s_of, touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.cache.free_space import file_system
 from dali_pipes.commands.options import size
-from dali_pipes.commands.output import print_note
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.manifest import checksum
-from dali_pipes.progress import bar
+from dali_pipes.progress import progress
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import ais_client
 from dali_pipes.store.cluster.objects import StoredObjects, object_url
@@ -49,8 +48,8 @@ GIB = 1 << 30
 READ_BYTES = 1 << 20
 PREFIX = "dali-pipes-bench-fetch"
 """The bucket that the benchmark makes, and the prefix of its objects."""
-CLIENT_NAMES = ("ours", "sdk", "curl")
 DRAIN = "drain"
+CURL_OPTIONS = ("--disable", "--parallel", "--parallel-immediate", "--location", "--fail", "--silent", "--show-error")
 
 
 class Objects(NamedTuple):
@@ -78,6 +77,20 @@ class Objects(NamedTuple):
     def url(self, name: str) -> str:
         return object_url(self.endpoint, self.bucket, name, provider="ais")
 
+    def check(self, client: str, sizes: Sequence[int], found: int | None = None) -> None:
+        """Refuse objects of another size, or another checksum of the one that is checked.
+
+        Raises:
+            DataError: Names the client and the object.
+        """
+        where = f"client '{client}', bucket '{self.bucket}' at {self.endpoint}"
+        for name, num_bytes in zip(self.names, sizes, strict=True):
+            if num_bytes != self.object_bytes:
+                raise DataError(f"{where}: object '{name}' has {num_bytes} bytes, expected {self.object_bytes}")
+        if found not in (None, expected := self.checksums[self.checked]):
+            name = self.names[self.checked]
+            raise DataError(f"{where}: object '{name}' has the xxhash2 {found:016x}, expected {expected:016x}")
+
 
 class Cost(NamedTuple):
     """The cost of fetching all objects."""
@@ -87,15 +100,12 @@ class Cost(NamedTuple):
     """User and system time of all threads, or of the program."""
 
 
-def _installed_clients() -> Sequence[str]:
-    if find_curl() is not None:
-        return CLIENT_NAMES
-    print_note("no program 'curl' in PATH: left out")
-    return CLIENT_NAMES[:2]
-
-
 def find_curl() -> str | None:
     return shutil.which("curl")
+
+
+def _installed_clients() -> Sequence[str]:
+    return [name for name in CLIENTS if name != DRAIN and (name != "curl" or find_curl() is not None)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,21 +130,18 @@ class FetchScenario(Scenario[Objects, str, Measured]):
     clients: Sequence[str] = option(
         factory=_installed_clients,
         type=ListOption(str),
-        help=f"Comma separated: {', '.join(CLIENT_NAMES)}.  [default: all that are there]",
+        help="Comma separated: ours, sdk, curl.  [default: all that are there]",
     )
     work: Path | None = cache_option("Where fetched bytes are written; the own server keeps its objects there too.")
     endpoint: str | None = option(help="AIStore's proxy, to fetch from a cluster.  [default: a server of our own]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.clients
-        if unknown := [name for name in names if name not in CLIENT_NAMES]:
-            raise ValueError(f"clients must be among {', '.join(CLIENT_NAMES)}, got '{unknown[0]}'")
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"clients must name each client once, got '{','.join(names)}'")
-        if "curl" in names and find_curl() is None:
-            others = ",".join(name for name in names if name != "curl") or "ours"
-            raise ValueError(f"client 'curl': no such program in PATH; install it, or pass --clients {others}")
+        known = [name for name in CLIENTS if name != DRAIN]
+        if not self.clients or len(set(self.clients)) != len(self.clients) or set(self.clients) - set(known):
+            raise ValueError(f"clients must be of {', '.join(known)}, each once, got '{','.join(self.clients)}'")
+        if "curl" in self.clients and find_curl() is None:
+            raise ValueError("client 'curl': no such program in PATH; install it, or leave it out: --clients ours,sdk")
         # The files of one client at a time, and the objects if the server is ours.
         needed = self.object_bytes * self.num_objects * (1 if self.endpoint else 2)
         if self.work is not None:
@@ -152,16 +159,13 @@ class FetchScenario(Scenario[Objects, str, Measured]):
         store = stack.enter_context(new_bucket(endpoint, PREFIX))
         names, checksums = [], []
         block = bytearray(os.urandom(self.object_bytes))
-        with bar(what="make objects", total=self.object_bytes * self.num_objects, unit="B") as drawn:
-            for number in range(self.num_objects):
-                # No two objects are equal: so a client that gets another object's bytes is noticed.
-                label = number.to_bytes(8, "big")[-min(8, len(block)) :]
-                block[: len(label)] = label
-                names.append(f"{PREFIX}-{number:06d}")
-                data = bytes(block)
-                checksums.append(checksum(data))
-                store.write(names[-1], data)
-                drawn.update(len(data))
+        for number in progress(range(self.num_objects), what="make objects", unit="object"):
+            # No two objects are equal: so a client that gets another object's bytes is noticed.
+            label = number.to_bytes(8, "big")[-min(8, len(block)) :]
+            block[: len(label)] = label
+            names.append(f"{PREFIX}-{number:06d}")
+            checksums.append(checksum(bytes(block)))
+            store.write(names[-1], bytes(block))
         pid = None if server is None else server.pid
         return Objects(endpoint, names, self.object_bytes, checksums, folder.new(), pid, self.connections)
 
@@ -198,70 +202,75 @@ class FetchScenario(Scenario[Objects, str, Measured]):
 def fetch_ours(task: Objects) -> Cost:
     """Fetch with one `ObjectFetcher` in each thread, into reserved extents of a sparse file; verify checksums."""
     starts = extent_starts([task.object_bytes] * len(task.names))
-    connection = ClusterAccess.from_environment(task.endpoint)
+    access = ClusterAccess.from_environment(task.endpoint)
     with tempfile.TemporaryFile(dir=task.directory, buffering=0) as cache_file:
-        os.ftruncate(cache_file.fileno(), int(starts[-1]))
-        extents = [Extent(cache_file.fileno(), int(start), task.object_bytes) for start in starts[:-1]]
+        file = cache_file.fileno()
+        os.ftruncate(file, int(starts[-1]))
+        extents = [Extent(file, int(start), task.object_bytes) for start in starts[:-1]]
         numbers = iter(range(len(task.names)))
 
         def work() -> None:
-            with ObjectFetcher(StoredObjects(connection, task.bucket)) as fetcher:
+            with ObjectFetcher(StoredObjects(access, task.bucket)) as fetcher:
                 for number in numbers:
                     # As the cache does: reserve the space before the bytes come.
-                    os.posix_fallocate(
-                        cache_file.fileno(), int(starts[number]), int(starts[number + 1] - starts[number])
-                    )
+                    os.posix_fallocate(file, int(starts[number]), int(starts[number + 1] - starts[number]))
                     fetcher.fetch([Wanted(task.names[number], extents[number], task.checksums[number])])
 
-        cost = _timed(lambda: _in_threads(work, task.connections), warmed_bytes=task.total_bytes)
-        _check_checksum(extents[task.checked].checksum(), task, "ours")
+        cost = _timed(lambda: _in_threads(work, task.connections), task)
+        task.check("ours", [task.object_bytes] * len(task.names), extents[task.checked].checksum())
         return cost
 
 
 def fetch_sdk(task: Objects) -> Cost:
     """Fetch with the SDK's ``read_all()`` in as many threads; store nothing."""
     bucket = ais_client(task.endpoint).bucket(task.bucket)
+    sizes = [0] * len(task.names)
     kept: list[bytes] = []
-
-    def read(number: int) -> int:
-        data: bytes = bucket.object(task.names[number]).get_reader().read_all()
-        if number == task.checked:
-            kept.append(data)
-        return len(data)
-
-    sizes: list[int] = []
+    numbers = iter(range(len(task.names)))
 
     def work() -> None:
-        with ThreadPoolExecutor(task.connections) as threads:
-            sizes.extend(threads.map(read, range(len(task.names))))
+        for number in numbers:
+            data: bytes = bucket.object(task.names[number]).get_reader().read_all()
+            sizes[number] = len(data)
+            if number == task.checked:
+                kept.append(data)
 
-    cost = _timed(work, warmed_bytes=task.total_bytes)
-    _check_sizes(sizes, task, "sdk")
-    _check_checksum(xxhash.xxh64_intdigest(kept[0]), task, "sdk")
+    cost = _timed(lambda: _in_threads(work, task.connections), task)
+    task.check("sdk", sizes, xxhash.xxh64_intdigest(kept[0]))
     return cost
 
 
 def fetch_curl(task: Objects) -> Cost:
     """Fetch with the program curl, ``--parallel`` with as many connections, into files."""
-    curl = find_curl()
-    if curl is None:
-        raise PipesError("no 'curl' in PATH; install it, or leave it out: --clients ours,sdk")
-    connection = ClusterAccess.from_environment(task.endpoint)
+    access = ClusterAccess.from_environment(task.endpoint)
     with tempfile.TemporaryDirectory(dir=task.directory) as folder:
         paths = [Path(folder) / str(number) for number in range(len(task.names))]
-        lines = [f"parallel-max = {task.connections}", *_curl_access(connection)]
+        lines = [f"parallel-max = {task.connections}", *([f'cacert = "{access.ca}"'] if access.ca else [])]
+        if access.proxy_for(access.endpoint) is None:
+            lines.append('noproxy = "*"')
+        if access.bearer:
+            lines.append(f'header = "Authorization: Bearer {access.bearer}"')
         for name, path in zip(task.names, paths, strict=True):
-            lines += [f"url = {_quoted(task.url(name))}", f"output = {_quoted(str(path))}"]
+            lines += [f'url = "{task.url(name)}"', f'output = "{path}"']
         config = Path(folder) / "config"
         # It may hold a token: only the owner may read it, while all users could see the arguments.
         config.touch(mode=0o600)
         config.write_text("\n".join(lines) + "\n")
-        options = ["--disable", "--parallel", "--parallel-immediate", "--location", "--fail", "--silent"]
-        command = [curl, *options, "--show-error", "--config", str(config)]
-        cost = _timed(lambda: _run(command), children=True, warmed_bytes=task.total_bytes)
-        _check_sizes([path.stat().st_size if path.exists() else 0 for path in paths], task, "curl")
-        with paths[task.checked].open("rb") as stream:
-            _check_checksum(checksum(stream.read()), task, "curl")
+
+        def run() -> None:
+            done = subprocess.run(  # noqa: S603 (curl, with our config)
+                [find_curl() or "curl", *CURL_OPTIONS, "--config", str(config)],
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                raise PipesError(f"curl failed, exit status {done.returncode}: {done.stderr.strip()}")
+
+        cost = _timed(run, task, who=resource.RUSAGE_CHILDREN)
+        sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
+        task.check("curl", sizes)
+        task.check("curl", sizes, checksum(paths[task.checked].read_bytes()))
         return cost
 
 
@@ -271,29 +280,32 @@ def drain(task: Objects) -> Cost:
     sizes = [0] * len(task.names)
 
     def work() -> None:
-        connections: dict[str, http.client.HTTPConnection] = {}
         buffer = bytearray(READ_BYTES)
-        try:
-            for number in numbers:
-                sizes[number] = _drained(task.url(task.names[number]), connections, buffer)
-        finally:
-            for connection in connections.values():
-                connection.close()
+        with ExitStack() as stack:
+            connections: dict[str, http.client.HTTPConnection] = {}
 
-    cost = _timed(lambda: _in_threads(work, task.connections), warmed_bytes=task.total_bytes)
-    _check_sizes(sizes, task, DRAIN)
+            def connect(netloc: str) -> http.client.HTTPConnection:
+                if netloc not in connections:
+                    connections[netloc] = stack.enter_context(closing(http.client.HTTPConnection(netloc)))
+                return connections[netloc]
+
+            for number in numbers:
+                sizes[number] = _drained(task.url(task.names[number]), connect, buffer)
+
+    cost = _timed(lambda: _in_threads(work, task.connections), task)
+    task.check(DRAIN, sizes)
     return cost
 
 
-def _drained(url: str, connections: dict[str, http.client.HTTPConnection], buffer: bytearray) -> int:
+def _drained(url: str, connect: Callable[[str], http.client.HTTPConnection], buffer: bytearray) -> int:
     """Follow redirects over one connection to each address, drop the body, and return its size."""
     parts = urlsplit(url)
-    connection = connections.setdefault(parts.netloc, http.client.HTTPConnection(parts.netloc))
+    connection = connect(parts.netloc)
     connection.request("GET", f"{parts.path}?{parts.query}")
     answer = connection.getresponse()
     if answer.status == 301:
         answer.read()
-        return _drained(answer.headers["location"], connections, buffer)
+        return _drained(answer.headers["location"], connect, buffer)
     if answer.status != 200:
         raise ConnectionError(f"'{url}' answered {answer.status}")
     num_bytes = int(answer.headers["content-length"])
@@ -313,37 +325,8 @@ CLIENTS: Mapping[str, Callable[[Objects], Cost]] = {
 }  # fmt: skip
 
 
-def _curl_access(connection: ClusterAccess) -> Iterator[str]:
-    """Lines of curl's configuration: proxy, token and TLS, from the environment variables of the SDK."""
-    if connection.proxy_for(connection.endpoint) is None:
-        yield 'noproxy = "*"'
-    if connection.bearer:
-        # As with the SDK, a redirect to another host or port does not take it along.
-        yield f"header = {_quoted(f'Authorization: Bearer {connection.bearer}')}"
-    if connection.ca:
-        yield f"{'capath' if connection.ca.is_dir() else 'cacert'} = {_quoted(str(connection.ca))}"
-    if connection.client_cert:
-        certificate, key = connection.client_cert
-        yield f"cert = {_quoted(str(certificate))}"
-        yield f"key = {_quoted(str(key))}"
-    if connection.skip_verify:
-        yield "insecure"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 (curl, with our config)
-    if done.returncode:
-        raise PipesError(f"curl failed, exit status {done.returncode}: {done.stderr.strip()}")
-
-
-def _timed(work: Callable[[], None], *, children: bool = False, warmed_bytes: int = 0) -> Cost:
-    touch_memory(warmed_bytes)  # Note [cold memory]
-    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+def _timed(work: Callable[[], None], task: Objects, *, who: int = resource.RUSAGE_SELF) -> Cost:
+    touch_memory(task.total_bytes)  # Note [cold memory]
     before, start = resource.getrusage(who), time.perf_counter()
     work()
     wall_s, after = time.perf_counter() - start, resource.getrusage(who)
@@ -355,21 +338,3 @@ def _in_threads(work: Callable[[], None], num: int) -> None:
     with ThreadPoolExecutor(num) as threads:
         for done in [threads.submit(work) for _ in range(num)]:
             done.result()
-
-
-def _check_sizes(sizes: Sequence[int], task: Objects, client: str) -> None:
-    wrong = [(name, size) for name, size in zip(task.names, sizes, strict=True) if size != task.object_bytes]
-    if wrong:
-        raise DataError(
-            f"client '{client}', bucket '{task.bucket}' at {task.endpoint}: {len(wrong)} objects of another size than "
-            f"{task.object_bytes}, such as {wrong[:1]}"
-        )
-
-
-def _check_checksum(found: int, task: Objects, client: str) -> None:
-    name, expected = task.names[task.checked], task.checksums[task.checked]
-    if found != expected:
-        raise DataError(
-            f"client '{client}', bucket '{task.bucket}' at {task.endpoint}: object '{name}' has the xxhash2 "
-            f"{found:016x}, expected {expected:016x}"
-        )

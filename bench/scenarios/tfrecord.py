@@ -26,7 +26,6 @@ from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_readers import (
     ReaderFiles,
-    RecordFiles,
     open_loader,
     open_reader,
     write_tfrecords,
@@ -40,7 +39,6 @@ from bench.tools.processes import ProcessTree, touch_memory
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError
-from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -124,17 +122,18 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
             OutputError: If a reader does not yield what the shards hold.
             ValueError: If there is too little space.
         """
+        if find_manifest(self.given) is None:
+            raise DataError(f"'{self.given.url}' is not indexed: dali-pipes prep index {self.given.url}")
         # Tars, TFRecord files, the files of a writer in its turn, and the loader's own copy, which by default is in
         # memory as well.
-        self._check_components()
         needed = 4 * self.num_bytes
         check_room(folder.parent, needed, what="writing both formats", option="--cache", less="take fewer shards")
-        records = self._write_records(folder.new())
+        self._write_records(records := folder.new())
         self._pack(packed := folder.new())
         made = _files(records, packed, indexes=folder.new(), place=folder.new())
         return made._replace(outputs=self._compare(made))
 
-    def _write_records(self, place: Path) -> RecordFiles:
+    def _write_records(self, place: Path) -> int:
         return write_tfrecords(self.given, place, options=self.options)
 
     def _pack(self, place: Path) -> int:
@@ -143,22 +142,6 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         num_samples = pack(tars(self.given), job).num_samples
         index_shards(resolve_shards(place, endpoint=None))
         return num_samples
-
-    def _check_components(self) -> None:
-        manifest = find_manifest(self.given)
-        if manifest is None:
-            where = self.given.store.locate(manifest_name(self.given.prefix))
-            raise DataError(
-                f"no manifest '{where}': the shards are not indexed; dali-pipes prep index {self.given.url}"
-            )
-        mask = self._chosen.mask
-        assert mask is not None, "the segmentation recipe has one"
-        for what, names in (("photo", self._chosen.photo), ("mask", mask), ("label", LABEL_COMPONENT)):
-            if not set(names.split(";")) & set(manifest.components):
-                raise DataError(
-                    f"'{self.given.url}': no sample has the {what} '{names}' "
-                    f"(found: {', '.join(sorted(manifest.components))})"
-                )
 
     def _compare(self, made: WrittenFiles) -> dict[str, Comparison]:
         outputs = {}
@@ -186,44 +169,35 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         return f"{subject.work} '{subject.loader}'"
 
     def measure(self, made: WrittenFiles, subject: Work, number: int) -> Measured:
+        name = subject.loader
         if subject.work == "write":
-            return self._measure_write(made, subject.loader)
+            place = made.place / "written"
+            place.mkdir()
+            touch_memory(self.num_bytes)  # Note [cold memory]
+            write = self._write_records if name == RECORDS else self._pack
+            figures = _timed(lambda: write(place))
+            shutil.rmtree(place)
+            return figures
         if subject.work == "read":
-            return self._measure_read(made, subject.loader)
-        return self._measure_decode(made, subject.loader)
+            opened = _open_ours_reading(made, self.options) if name == OURS else None
+            with opened or open_reader(made.files[name], options=self.options) as epoch:
+                epoch()  # staged, or in the page cache
+                ends = perf_counter() + self.read_s
 
-    def _measure_write(self, made: WrittenFiles, name: str) -> Measured:
-        place = made.place / "written"
-        place.mkdir()
-        touch_memory(self.num_bytes)  # Note [cold memory]
-        with _timed() as timed:
-            num_samples = self._write_records(place).num_samples if name == RECORDS else self._pack(place)
-        shutil.rmtree(place)
-        return timed(num_samples)
+                def read() -> int:
+                    num_samples = 0
+                    while perf_counter() < ends:
+                        num_samples += epoch()
+                    return num_samples
 
-    def _measure_read(self, made: WrittenFiles, name: str) -> Measured:
-        opened = (
-            _open_ours_reading(made, self.options)
-            if name == OURS
-            else open_reader(made.files[name], options=self.options)
-        )
-        with opened as epoch:
-            epoch()  # staged, or in the page cache
-            num_samples, started = 0, perf_counter()
-            with _timed() as timed:
-                while perf_counter() - started < self.read_s:
-                    num_samples += epoch()
-            return timed(num_samples)
-
-    def _measure_decode(self, made: WrittenFiles, name: str) -> Measured:
+                return _timed(read)
         with _open(name, made, self.options) as loader:
-            for _ in delivered(loader):
-                pass
-            num_samples = 0
-            with _timed() as timed:
-                for _ in range(self.epochs):
-                    num_samples += sum(len(batch["key"]) for batch in delivered(loader))
-            return timed(num_samples)
+
+            def decode(num_epochs: int) -> int:
+                return sum(len(batch["key"]) for _ in range(num_epochs) for batch in delivered(loader))
+
+            decode(1)
+            return _timed(lambda: decode(self.epochs))
 
     def record(self, made: WrittenFiles, subject: Work, rows: Sequence[Measured]) -> dict[str, Any]:
         record = super().record(made, subject, rows)
@@ -247,25 +221,25 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         ]
 
 
-@contextlib.contextmanager
-def _timed() -> Iterator[Callable[[int], Measured]]:
-    """Time the block; the yielded function takes the number of samples afterwards, and returns the figures."""
+def _timed(work: Callable[[], int]) -> Measured:
+    """Return the figures of work, which returns its number of samples."""
     tree = ProcessTree()
     cpu_start, started = tree.cpu_s(), perf_counter()
-    wall_s = cpu_s = 0.0
-    yield lambda num_samples: {
+    num_samples = work()
+    wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
+    return {
         "figures": {"samples_per_s": num_samples / wall_s, "cpu_ms_per_sample": 1000 * cpu_s / num_samples},
         "num_samples": num_samples,
     }
-    wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
 
 
-def _files(records: RecordFiles, packed: Path, *, indexes: Path, place: Path) -> WrittenFiles:
+def _files(records: Path, packed: Path, *, indexes: Path, place: Path) -> WrittenFiles:
     shards = resolve_shards(packed, endpoint=None)
     indexed = IndexedSet(shards)
     index_paths = write_webdataset_indexes(indexed, indexes)
     tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
     tar_bytes = indexed.manifest.total_bytes
+    record_paths, record_indexes = (sorted(records.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
     # All other files beside the tars describe them.
     beside = _total_bytes(packed.iterdir()) - tar_bytes
     return WrittenFiles(
@@ -273,12 +247,12 @@ def _files(records: RecordFiles, packed: Path, *, indexes: Path, place: Path) ->
         shards=shards,
         files={
             WEBDATASET: ReaderFiles(kind="webdataset", paths=tar_paths, index_paths=index_paths),
-            TFRECORD: ReaderFiles(kind="tfrecord", paths=records.paths, index_paths=records.index_paths),
+            TFRECORD: ReaderFiles(kind="tfrecord", paths=record_paths, index_paths=record_indexes),
         },
         num_bytes={
             OURS: (tar_bytes, beside),
             WEBDATASET: (tar_bytes, _total_bytes(index_paths)),
-            TFRECORD: (_total_bytes(records.paths), _total_bytes(records.index_paths)),
+            TFRECORD: (_total_bytes(record_paths), _total_bytes(record_indexes)),
         },
         outputs={},
     )

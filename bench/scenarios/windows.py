@@ -10,6 +10,7 @@ The server is a process on the same machine, and takes cores from the loader. So
 """
 
 import bisect
+import contextlib
 import itertools
 import shutil
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Rounds
@@ -108,12 +110,12 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.fractions or not all(0 < fraction <= 1 for fraction in self.fractions):
-            raise ValueError(f"fractions must be in (0, 1], got {_listed(self.fractions)}")
+            raise ValueError(f"fractions must be in (0, 1], got {self.fractions}")
         if not self.latencies_ms or not all(0 <= latency < 60_000 for latency in self.latencies_ms):
-            raise ValueError(f"latencies_ms must be in [0, 60000), got {_listed(self.latencies_ms)}")
+            raise ValueError(f"latencies_ms must be in [0, 60000), got {self.latencies_ms}")
         for name in ("fractions", "latencies_ms"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"{name} must not repeat, got {_listed(getattr(self, name))}")
+                raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WindowInputs:
         """Repeat the samples, and put them into a bucket of the servers.
@@ -171,11 +173,17 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
             DataError: If an epoch does not deliver every sample once.
         """
         endpoint, server_pid = made.servers[subject.latency_ms]
-        cache_dir = made.directory / "cache"
+        tree, cache_dir = ProcessTree(), made.directory / "cache"
+
+        def spent(loader: "Loader | None" = None) -> NDArray[np.float64]:
+            """Seconds so far: wall time, the wait for data, CPU time of the loader and of the server."""
+            wait_s = 0.0 if loader is None else loader.data_wait_s
+            return np.array([time.perf_counter(), wait_s, tree.cpu_s(), cpu_s_of(server_pid)])
+
         cache_dir.mkdir()
         try:
             with CacheWatch(cache_dir) as watch:
-                meter = _Meter(server_pid)
+                start = spent()
                 with self.open_loader(
                     [f"ais://{BUCKET}/{name}" for name in made.names],
                     endpoint,
@@ -185,26 +193,24 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
                     ramp_up=self.ramp_up,
                 ) as loader:
                     _draw(loader, made.num_samples)
-                    cold = meter.read(loader.data_wait_s)
+                    cold_end = spent(loader)
                     for _ in range(self.epochs):
                         _draw(loader, made.num_samples)
-                    epoch_s, wait_s, client_s, server_s = meter.read(loader.data_wait_s, num_epochs=self.epochs)
-            figures = {
-                "samples_per_s": made.num_samples / epoch_s,
-                "data_wait": wait_s / epoch_s,
-                "server_cores": server_s / epoch_s,
-                "client_cores": client_s / epoch_s,
-                "cold_samples_per_s": made.num_samples / cold[0],
-                "cold_data_wait": cold[1] / cold[0],
-                "peak_cache_mib": watch.peak_bytes / MIB,
-            }
-            return {
-                "figures": figures,
-                "is_within_cache": watch.peak_bytes <= made.cache_bytes(subject),
-                "longest_look_s": watch.longest_look_s,
-            }
+                    end = spent(loader)
         finally:
             shutil.rmtree(cache_dir)
+        cold_s, cold_wait_s, *_ = (cold_end - start).tolist()
+        epoch_s, wait_s, client_s, server_s = ((end - cold_end) / self.epochs).tolist()
+        figures = {
+            "samples_per_s": made.num_samples / epoch_s,
+            "data_wait": wait_s / epoch_s,
+            "server_cores": server_s / epoch_s,
+            "client_cores": client_s / epoch_s,
+            "cold_samples_per_s": made.num_samples / cold_s,
+            "cold_data_wait": cold_wait_s / cold_s,
+            "peak_cache_mib": watch.peak_bytes / MIB,
+        }
+        return {"figures": figures, "is_within_cache": watch.peak_bytes <= made.cache_bytes(subject)}
 
     def data(self, made: WindowInputs) -> list[dict[str, Any]]:
         return [
@@ -219,17 +225,18 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
         ]
 
     def notes(self, made: WindowInputs, rounds: Rounds[WindowsCell, Measured]) -> list[str]:
-        turns = [(cell, turn) for cell in rounds.subjects for turn in rounds.whole(cell)]
-        exceeded = {self.name_of(cell): None for cell, turn in turns if not turn["is_within_cache"]}
-        longest_s = max(turn["longest_look_s"] for _, turn in turns)
+        exceeded = [
+            self.name_of(cell)
+            for cell in rounds.subjects
+            if not all(turn["is_within_cache"] for turn in rounds.whole(cell))
+        ]
         shard_mib = made.shard_bytes / MIB / len(made.names)
         return [
             f"{made.num_samples:,} samples in {len(made.names)} shards of {shard_mib:.1f} MiB, shuffle window "
             f"{made.window_bytes / MIB:.1f} MiB; a whole cache has {made.extent_bytes / MIB:.1f} MiB, in "
             f"{file_system(made.directory)}.",
             "Each turn has a cold epoch, with the loader's opening, and then those of the figures. Server and loader "
-            f"share {available_cores()} cores; the cache was looked at every {1000 * WATCH_S:g} ms, at worst after "
-            f"{1000 * longest_s:.0f} ms.",
+            f"share {available_cores()} cores; the cache was looked at every {1000 * WATCH_S:g} ms.",
             *([f"EXCEEDED: {', '.join(exceeded)}."] if exceeded else []),
         ]
 
@@ -246,26 +253,14 @@ class CacheWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.peak_bytes = 0
-        self.longest_look_s = 0.0
-        self.num_looks = 0
-
-    def look(self) -> int:
-        """The number of bytes that are allocated now."""
-        total = 0
-        for path in self._directory.rglob("*.image"):
-            try:
-                total += path.stat().st_blocks * BLOCK
-            except FileNotFoundError:
-                continue
-        return total
 
     def _run(self) -> None:
-        looked = time.perf_counter()
         while not self._stopped.wait(WATCH_S):
-            self.peak_bytes = max(self.peak_bytes, self.look())
-            now = time.perf_counter()
-            self.longest_look_s, looked = max(self.longest_look_s, now - looked), now
-            self.num_looks += 1
+            now_bytes = 0
+            for path in self._directory.rglob("*.image"):
+                with contextlib.suppress(FileNotFoundError):
+                    now_bytes += path.stat().st_blocks * BLOCK
+            self.peak_bytes = max(self.peak_bytes, now_bytes)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -323,23 +318,3 @@ def _draw(loader: "Loader", num_samples: int) -> None:
         keys += batch["key"]
     if len(keys) != num_samples or len(set(keys)) != num_samples:
         raise DataError(f"an epoch delivered {len(keys)} samples, {len(set(keys))} of them different, of {num_samples}")
-
-
-class _Meter:
-    """Measures wall time, the wait for data, and the CPU time of loader and server since the last reading."""
-
-    def __init__(self, server_pid: int) -> None:
-        self._server_pid, self._tree = server_pid, ProcessTree()
-        self._marks = self._now(0.0)
-
-    def read(self, data_wait_s: float, *, num_epochs: int = 1) -> list[float]:
-        """Seconds of one epoch: wall time, wait, the loader's CPU time, the server's."""
-        before, self._marks = self._marks, self._now(data_wait_s)
-        return [(now - then) / num_epochs for now, then in zip(self._marks, before, strict=True)]
-
-    def _now(self, data_wait_s: float) -> tuple[float, float, float, float]:
-        return time.perf_counter(), data_wait_s, self._tree.cpu_s(), cpu_s_of(self._server_pid)
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ",".join(f"{value:g}" for value in values) or "none"

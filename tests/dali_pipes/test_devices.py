@@ -16,7 +16,7 @@ import torch
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from bench.gpu.devices import _nvjpeg, has_video_library
+from bench.gpu.devices import has_video_library
 from bench.tools.repeat import draw_shards
 from dali_pipes.commands.doctor import check_jpeg_engines
 from tests.conftest import wants_gpu
@@ -50,19 +50,6 @@ def test_tests_of_the_cpu_do_not_see_a_gpu(pytestconfig: pytest.Config) -> None:
     program = "import os, torch; print(os.environ['CUDA_VISIBLE_DEVICES'] == '', torch.cuda.device_count())"
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert told.split() == ["True", "0"]
-
-
-def test_nvjpeg_is_found_where_the_wheels_of_cuda_13_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One directory for all of its libraries; CUDA 12's have one for each."""
-    import nvidia
-
-    (found,) = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line][:1]
-    for number, place in enumerate(("cu13/lib/libnvjpeg.so.13", "nvjpeg/lib/libnvjpeg.so.12")):
-        root = tmp_path / str(number) / "nvidia"
-        (root / place).parent.mkdir(parents=True)
-        (root / place).symlink_to(found)
-        monkeypatch.setattr(nvidia, "__path__", [str(root)])
-        assert _nvjpeg()._name == str(root / place)
 
 
 def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:

@@ -46,25 +46,15 @@ Encoded = npt.NDArray[np.uint8]
 
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
     """Open one worker that streams and one pipeline that decodes; each sample comes once an epoch."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import fn
 
     from bench.loaders.peers.plain_dali import PlainEpochs, decoded_outputs, padded_keys, plain_pipeline
 
     device = options.delivery_device
     pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=start_method(device))
+    source = ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options)
     with pipeline:
-        num_encoded = 1 if options.mask is None else 2
-        photo, *masks, label, key = fn.external_source(
-            source=ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options),
-            num_outputs=num_encoded + 2,
-            batch=True,
-            parallel=True,
-            cycle="raise",
-            prefetch_queue_depth=SOURCE_PREFETCH,
-            bytes_per_sample_hint=BYTES_PER_SAMPLE,
-            dtype=[*[types.UINT8] * num_encoded, types.INT64, types.UINT8],
-            ndim=[*[1] * num_encoded, 0, 1],
-        )
+        photo, *masks, label, key = source_nodes(source, options)
         decoded = decoded_outputs(photo, next(iter(masks), None), options, device=device)
         # The rows of a tensor must have one length.
         pipeline.set_outputs(*decoded, label, fn.pad(key))
@@ -79,6 +69,25 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abstr
             size=-1,
         )
     )
+
+
+def source_nodes(source: "ShardBatches", options: LoaderOptions) -> list[Any]:
+    """Return the nodes of photo, mask if the recipe takes it, label and key."""
+    from nvidia.dali import fn, types
+
+    num_encoded = 1 if options.mask is None else 2
+    nodes: list[Any] = fn.external_source(
+        source=source,
+        num_outputs=num_encoded + 2,
+        batch=True,
+        parallel=True,
+        cycle="raise",
+        prefetch_queue_depth=SOURCE_PREFETCH,
+        bytes_per_sample_hint=BYTES_PER_SAMPLE,
+        dtype=[*[types.UINT8] * num_encoded, types.INT64, types.UINT8],
+        ndim=[*[1] * num_encoded, 0, 1],
+    )
+    return nodes
 
 
 def start_method(device: str) -> str:

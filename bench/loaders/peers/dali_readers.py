@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
@@ -46,15 +46,7 @@ _CRC = struct.Struct("<I")
 _BYTES, _INTEGERS = 1, 3
 
 
-class RecordFiles(NamedTuple):
-    """The files that were written, in order, and the number of their records."""
-
-    paths: list[Path]
-    index_paths: list[Path]
-    num_samples: int
-
-
-def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions) -> RecordFiles:
+def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions) -> int:
     """Write a file ``samples-000000.tfrecord`` and its index ``samples-000000.idx`` for each shard that has samples.
 
     Args:
@@ -62,14 +54,15 @@ def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions
         directory: An empty directory.
         options: For the names of photo and mask.
 
+    Returns:
+        The number of samples.
+
     Raises:
         DataError: If a sample lacks its photo, mask or label, or a shard is not a complete tar.
     """
-    paths: list[Path] = []
     num_samples = 0
-    for _, samples in itertools.groupby(samples_of(shards), key=lambda found: found[0]):
-        path = directory / f"samples-{len(paths):06d}.tfrecord"
-        paths.append(path)
+    for row, (_, samples) in enumerate(itertools.groupby(samples_of(shards), key=lambda found: found[0])):
+        path = directory / f"samples-{row:06d}.tfrecord"
         sizes = []
         with path.open("wb") as stream:
             for where, sample in samples:
@@ -80,7 +73,7 @@ def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions
                 sizes.append(stream.write(framed(encode_example(features))))
         path.with_suffix(".idx").write_text(record_index(sizes))
         num_samples += len(sizes)
-    return RecordFiles(paths, [path.with_suffix(".idx") for path in paths], num_samples)
+    return num_samples
 
 
 def record_index(sizes: Sequence[int]) -> str:
@@ -188,12 +181,12 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
     device = options.delivery_device
     pipeline = plain_pipeline(device, options)
     with pipeline:
-        photo, mask, label, key = _read(files, options)
+        photo, mask, label, key = reader_nodes(files, options)
         decoded = decoded_outputs(photo, mask, options, device=device)
         # The rows of a tensor must have one length.
         pipeline.set_outputs(*decoded, fn.pad(label), fn.pad(key))
     return contextlib.closing(
-        PlainEpochs(pipeline, options=options, labels=_labels_of(files), keys=_keys_of(files), reader_name=READER)
+        PlainEpochs(pipeline, options=options, labels=_labels_of(files), keys=keys_of(files), reader_name=READER)
     )
 
 
@@ -202,7 +195,7 @@ def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Calla
     """Open the reader alone: a function that reads photos, masks and labels of an epoch, and counts the samples."""
     pipeline = plain_pipeline("cpu", options)
     with pipeline:
-        photo, mask, label, _ = _read(files, options)
+        photo, mask, label, _ = reader_nodes(files, options)
         pipeline.set_outputs(photo, *([] if mask is None else [mask]), label)
     pipeline.build()
     num_samples = int(pipeline.reader_meta(READER)["epoch_size"])
@@ -216,43 +209,36 @@ def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Calla
     yield epoch
 
 
-def _read(files: ReaderFiles, options: LoaderOptions) -> tuple[Any, Any, Any, Any]:
-    """Photo, mask (``None`` if the recipe takes none), label and key, as the reader returns them."""
+def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the nodes of photo, mask (``None`` if the recipe takes none), label and key.
+
+    ``arguments`` are further ones of the reader.
+    """
     from nvidia.dali import fn, tfrecord
 
     paths = [str(path) for path in files.paths]
     index_paths = [str(path) for path in files.index_paths]
+    masks = [] if options.mask is None else [options.mask]
+    arguments = {"pad_last_batch": True, "name": READER, **arguments}
     if files.kind == "webdataset":
-        photo, *masks, label = fn.readers.webdataset(
+        photo, *mask, label = fn.readers.webdataset(
             paths=paths,
-            ext=[options.photo, *masks_of(options), "cls"],
-            missing_component_behavior="error",
-            pad_last_batch=True,
-            prefetch_queue_depth=files.prefetch_queue_depth,
-            name=READER,
             index_paths=index_paths,
+            ext=[options.photo, *masks, "cls"],
+            missing_component_behavior="error",
+            prefetch_queue_depth=files.prefetch_queue_depth,
+            **arguments,
         )
-        return photo, next(iter(masks), None), label, fn.get_property(photo, key="source_info")
+        return photo, next(iter(mask), None), label, fn.get_property(photo, key="source_info")
     of_bytes = tfrecord.FixedLenFeature((), tfrecord.string, "")
+    label_feature = tfrecord.FixedLenFeature([1], tfrecord.int64, -1)
     read = fn.readers.tfrecord(
         path=paths,
-        features={
-            ENCODED: of_bytes,
-            **dict.fromkeys(masks_of(options), of_bytes),
-            LABEL: tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
-            KEY: of_bytes,
-        },
-        pad_last_batch=True,
-        name=READER,
         index_path=index_paths,
+        features={**dict.fromkeys((ENCODED, *masks, KEY), of_bytes), LABEL: label_feature},
+        **arguments,
     )
-    mask = next((read[name] for name in masks_of(options)), None)
-    return read[ENCODED], mask, read[LABEL], read[KEY]
-
-
-def masks_of(options: LoaderOptions) -> list[str]:
-    """The mask's component, or none."""
-    return [] if options.mask is None else [options.mask]
+    return read[ENCODED], next((read[name] for name in masks), None), read[LABEL], read[KEY]
 
 
 def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
@@ -264,7 +250,7 @@ def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
     return lambda digits: torch.tensor([int(padded_text(row)) for row in digits.numpy()])
 
 
-def _keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
+def keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
     """Return the function that converts padded names, keys or ``PATH:OFFSET:KEY.COMPONENT``, to keys."""
     if files.kind == "tfrecord":
         return padded_keys

@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bench.loaders.protocol import BenchBatch, LoaderOptions
 from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
 
@@ -191,8 +193,8 @@ def _joined(batch: dict[str, Any]) -> BenchBatch:
 
 
 def padded_keys(rows: Any) -> list[str]:
-    """The texts of a tensor uint8 [B, length]."""
-    return [padded_text(row) for row in rows.numpy()]
+    """The texts of a tensor or array uint8 [B, length]."""
+    return [padded_text(row) for row in np.asarray(rows)]
 
 
 def padded_text(row: Any) -> str:

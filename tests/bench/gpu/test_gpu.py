@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import re
 import threading
 import time
@@ -36,7 +35,7 @@ from bench.gpu.cases import (
     points_of,
 )
 from bench.gpu.checks import DecodeWay, GpuOutputError, check_parity, describe, differences
-from bench.gpu.devices import Nvml, count_jpeg_engines, sampling
+from bench.gpu.devices import Nvml, sampling
 from bench.gpu.scenario import GpuScenario, Session
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
 from bench.reports.record import stamped
@@ -211,23 +210,6 @@ def test_a_case_fixes_its_setting() -> None:
     assert case.change == {"hw_decoder_load": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seconds": 0.0}, "seconds must be positive, got 0.0"),
-        ({"warm_up_s": -1.0}, "warm_up_s must be 0 or more, got -1.0"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"sweeps": {"crop": (3,)}}, "sweeps must name fields of GpuSetting, got crop"),
-    ],
-)
-def test_settings_out_of_range_are_refused(workload: Workload, change: dict[str, Any], message: str) -> None:
-    """Wrong settings and unknown scenarios are refused before anything is timed."""
-    with pytest.raises(ValueError, match=message):
-        planned("decode", workload, **change)
-    with pytest.raises(ValueError, match=r"scenarios must be of path, parity, .*, got 'sharpen'"):
-        planned("sharpen", workload)
-
-
 def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, tmp_path: Path) -> None:
     """Nobody watches a session: if one setting runs out of memory, the others must still be timed."""
     without = Workload(shards, photo="image.jpg", mask="mask.png", num_photos=10, directory=tmp_path, is_drawn=True)
@@ -306,18 +288,6 @@ def test_a_loader_beside_a_step_says_how_much_of_the_time_is_the_step_s(workload
     figures = record["repeats"][0]["figures"]
     assert figures["step_share"] == pytest.approx(figures["samples_per_s"] / STEP_SAMPLES_PER_S)
     assert 0 < figures["step_share"] <= 1
-
-
-def test_who_decoded_is_recorded_once_a_point(workload: Workload, capfd: pytest.CaptureFixture[str]) -> None:
-    """On the CPU all photos are the CPU's. The log does not reach the terminal, and is off while a point is timed."""
-    (record,) = run("decode", workload, repeats=2)["records"]
-    first, second = (turn["decoded_by"] for turn in record["repeats"])
-    assert first["cpu"] == first["num_photos"] >= 8
-    assert second == {}
-    (masks, _) = (one["repeats"][0]["decoded_by"] for one in run("masks", workload)["records"])
-    assert masks["masks"] == masks["num_photos"] > 0
-    assert "nvimgcodec" not in capfd.readouterr().err
-    assert "DALI_NVIMGCODEC_LOG_LEVEL" not in os.environ
 
 
 def test_parity_without_a_gpu_shows_that_the_comparison_works(workload: Workload) -> None:
@@ -408,7 +378,7 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
 
     Photos that a killed command left in memory are removed.
     """
-    monkeypatch.setattr("bench.engine.scenario.MEMORY", tmp_path)
+    monkeypatch.setattr("bench.commands.gpu.MEMORY", tmp_path)
     left = tmp_path / f"{PREFIX}killed"
     left.mkdir()
     (left / LOCK).touch()
@@ -429,7 +399,7 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
 def test_a_small_shm_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container often has 64 MiB of it, which the photos would fill."""
     (shm := tmp_path / "shm").mkdir()
-    monkeypatch.setattr("bench.engine.scenario.MEMORY", shm)
+    monkeypatch.setattr("bench.commands.gpu.MEMORY", shm)
     monkeypatch.setattr("bench.commands.gpu.MEMORY_BYTES", 1 << 60)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     arguments = ("--scenarios", "decode", "--num-photos", "8", *QUICK, "--no-sweep", "--repeats", "1")
@@ -444,13 +414,13 @@ def test_a_small_shm_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (["--all"], "--all needs -o DIR"),
         (["--all", "-o", "x", "--scenarios", "decode"], "--all needs -o DIR, and does not go with --scenarios"),
-        (["-o", "x", "--json", "x.json"], "-o writes a record for each scenario; drop --json"),
+        (["-o", "x", "--json", "x.json"], "--json takes the record of one scenario"),
         (["--scenarios", "decode,sharpen"], "--scenarios must be of path, parity, .*, got sharpen"),
-        (["--scenarios", "decode,roi", "--json", "x.json"], "--json takes one scenario, got 2"),
+        (["--scenarios", "decode,roi", "--json", "x.json"], "--json takes the record of one scenario"),
         (["--sweep", "crop=3"], "expected one of hw_decoder_load, num_threads, .*, got 'crop=3'"),
-        (["--sweep", "num_threads=two"], "expected numbers after 'num_threads=', got 'two'"),
-        (["--sweep", "batch_size=0"], "expected numbers of at least 1 after 'batch_size=', got '0'"),
-        (["--sweep", "hw_decoder_load=0,2"], "expected numbers between 0 and 1 after 'hw_decoder_load=', got '0,2'"),
+        (["--sweep", "num_threads=two"], "'two' is not a valid integer"),
+        (["--sweep", "batch_size=0"], "0 is not in the range x>=1"),
+        (["--sweep", "hw_decoder_load=0,2"], "2.0 is not in the range 0<=x<=1"),
         (["--hw-decoder-load", "1.5"], "1.5 is not in the range"),
         (["--seconds", "60"], "60.0 is not in the range"),
     ],
@@ -470,53 +440,6 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
     assert "--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do" in str(done.exception)
     with pytest.raises(OSError, match=r"nvidia-ml|NVML"):
         Nvml("GPU-00000000-0000-0000-0000-000000000000")
-    with pytest.raises(OSError, match=r"nvJPEG|nvjpeg|cuda"):
-        count_jpeg_engines()
-
-
-def test_sampling_asks_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean of a figure is over the samples that have it."""
-    monkeypatch.setattr("bench.gpu.devices.SAMPLE_S", 0.001)
-    given: Iterator[dict[str, float]] = iter([{"gpu_share": 0.1}, {"gpu_share": 0.3, "jpeg_share": 0.04}])
-    asked = threading.Event()
-
-    def sample() -> dict[str, float]:
-        found = next(given, {})
-        if not found:
-            asked.set()
-        return found
-
-    with sampling(sample) as means:
-        assert asked.wait(10)
-    assert means == {"gpu_share": pytest.approx(0.2), "jpeg_share": 0.04}
-    with sampling(None) as nothing:
-        pass
-    assert nothing == {}
-    with sampling(lambda: {"gpu_share": 1.0}, after_s=60) as unsettled:
-        time.sleep(0.05)
-    assert unsettled == {}
-
-
-@pytest.mark.parametrize(
-    ("unknown", "text"),
-    [
-        (0, "decode, base: 12% by engines, 87% by hybrid, 1% by cpu."),
-        (1, "decode, base: the decoders' log does not say which of them decoded the photos."),
-    ],
-)
-def test_report_of_a_gpu_shows_its_engines(workload: Workload, unknown: int, text: str) -> None:
-    """The session is made up, and looks like one of a machine with a GPU."""
-    scenario = planned("decode", workload, device="gpu", sweeps={})
-    gpu = {"name": "NVIDIA H100", "driver": "580.1", "jpeg_engines": 7, "video_library": False}
-    rounds: Rounds[GpuPoint, dict[str, Any]] = Rounds(points("decode"), wanted=1)
-    found = {"num_photos": 200, "engines": 24, "hybrid": 174, "cpu": 2, "unknown": unknown, "failed": 0}
-    figures = {"samples_per_s": 9000.0, "gpu_share": 0.612, "jpeg_share": 0.97}
-    rounds.rows[rounds.subjects[0]].append({"figures": figures, "decoded_by": found})
-    shown = report_text(stamped(scenario.report(Session(None, gpu, ProcessTree()), rounds), kind="gpu"))
-    assert text in shown
-    assert shown.splitlines()[2].split() == ["decode", "9000", "61.2", "97.0"]
-    assert "NVIDIA H100, driver 580.1, 7 JPEG engines." in shown
-    assert "the JPEG engines were not used (driver capability `video`)" in shown
 
 
 @pytest.mark.gpu
@@ -532,7 +455,32 @@ def test_everything_runs_on_a_gpu(gpu: None, shards: ShardSet, tmp_path: Path) -
     assert [row for report in records for row in report["failed"]] == []
     assert all(report["gpu"]["nvml"] == "read" for report in records)
     (decode,) = (report for report in records if report["scenario"] == "decode")
-    decoded = {one["setting"]["change"]: one["repeats"][0]["decoded_by"] for one in decode["records"]}
-    assert all(found["unknown"] == 0 for found in decoded.values())
-    assert decoded["hw_decoder_load=0.0"]["engines"] == 0
-    assert decoded["hw_decoder_load=1.0"]["engines"] > 0
+    assert {record["setting"]["change"] for record in decode["records"]} >= {
+        "hw_decoder_load=0.0",
+        "hw_decoder_load=1.0",
+    }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would ask the real one")
+def test_report_of_a_gpu_shows_its_use(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The means of all samples that have a figure; a missing video library is named. The GPU here is made up."""
+    monkeypatch.setattr("bench.gpu.devices.SAMPLE_S", 0.001)
+    asked = threading.Event()
+    samples = iter([{"gpu_share": 0.1}, {"gpu_share": 0.3, "jpeg_share": 0.04}])
+
+    def sample() -> dict[str, float]:
+        if not (found := next(samples, {})):
+            asked.set()
+        return found
+
+    with sampling(sample) as means:
+        assert asked.wait(10)
+    assert means == {"gpu_share": pytest.approx(0.2), "jpeg_share": 0.04}
+    scenario = planned("decode", workload, device="gpu", sweeps={})
+    rounds: Rounds[GpuPoint, dict[str, Any]] = Rounds(points("decode"), wanted=1)
+    rounds.rows[rounds.subjects[0]].append({"figures": {"samples_per_s": 9000.0, **means}})
+    gpu = {"name": "NVIDIA H100", "driver": "580.1", "video_library": False}
+    shown = report_text(stamped(scenario.report(Session(None, gpu, ProcessTree()), rounds), kind="gpu"))
+    assert shown.splitlines()[2].split() == ["decode", "9000", "20.0", "4.0"]
+    assert "NVIDIA H100, driver 580.1." in shown
+    assert "the JPEG engines were not used (driver capability `video`)" in shown

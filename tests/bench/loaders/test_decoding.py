@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from bench.compare.outputs import SAME_PIXELS, assert_images_close
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.transforms import BatchDecoder, SampleDecoder
 from bench.loaders.workers import worker_context
@@ -34,7 +33,7 @@ def test_batch_decoder_makes_what_the_reference_makes(
     assert batch["label"].dtype == torch.int64
     assert torch.equal(batch["mask"], expected["mask"])
     for key, image, wanted in zip(batch["key"], batch["image"], expected["image"], strict=True):
-        assert_images_close(image, wanted, tolerance=SAME_PIXELS, where=key)
+        torch.testing.assert_close(image, wanted, rtol=0, atol=1e-6, msg=key)
 
 
 class IsShared:

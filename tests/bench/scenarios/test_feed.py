@@ -25,8 +25,7 @@ COMPONENTS = ("image.jpg", "trimap.png")
 
 @pytest.fixture(scope="module")
 def data(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> FeedData:
-    copies, indexes, cache = (tmp_path_factory.mktemp(name) for name in ("copies", "indexes", "cache"))
-    return copied(shards, num_samples=None, components=COMPONENTS, copies=copies, indexes=indexes, cache=cache)
+    return copied(shards, num_samples=None, components=COMPONENTS, new_folder=lambda: tmp_path_factory.mktemp("feed"))
 
 
 def options(
@@ -77,10 +76,10 @@ def test_feed_preadv_reads_the_rows_in_the_given_order(preadv_threads: int, data
 @pytest.mark.parametrize(
     ("keys", "labels", "sizes", "message"),
     [
-        ("ab", [1, 3], [(8, 9), (8, 8)], "loader 'x', key 'b': label must be 2, got 3"),
-        ("ab", [1, 2], [(9, 8), (8, 8)], r"loader 'x', key 'a': jpg must be \(8, 9\), got \(9, 8\)"),
+        ("ab", [1, 3], [(8, 9), (8, 8)], r"loader 'x', key 'b': label and sizes must be \(2, \(8, 8\)\), got \(3, "),
+        ("ab", [1, 2], [(9, 8), (8, 8)], r"key 'a': label and sizes must be \(1, \(8, 9\)\), got \(1, \(9, 8\)\)"),
         ("aa", [1, 1], [(8, 9), (8, 9)], "loader 'x', key 'a': came 2 times in one pass, expected once"),
-        ("ac", [1, 2], [(8, 9), (8, 8)], "loader 'x': no shard has a sample with the key 'c'"),
+        ("ac", [1, 2], [(8, 9), (8, 8)], "loader 'x', key 'c': label and sizes must be none"),
         ("a", [1], [(8, 9)], "loader 'x', key 'b': came 0 times in one pass, expected once"),
     ],
 )
@@ -165,7 +164,6 @@ def test_feed_of_shards_without_masks_reads_photos(tmp_path: Path) -> None:
         ({"batch_sizes": (64, 64)}, "batch_sizes must name each value once, got '64,64'"),
         ({"loaders": ()}, "loaders must name each value once, got ''"),
         ({"loaders": ("dali",)}, "loaders must be among dali-pipes, webdataset, .*, got 'dali'"),
-        ({"masks": "some"}, "masks must be one of without, with, both, got 'some'"),
         ({"passes": 0}, "passes must be at least 1, got 0"),
         ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),
     ],

@@ -127,7 +127,7 @@ def test_client_that_got_other_bytes_is_found(task: Objects, client: str) -> Non
 @pytest.mark.parametrize("client", ["sdk", pytest.param("curl", marks=needs_curl), "drain"])
 def test_client_that_got_another_size_is_found(task: Objects, client: str) -> None:
     """The size of every object is."""
-    with pytest.raises(DataError, match=rf"5 objects of another size than 1234, such as \[\('o 0', {OBJECT_BYTES}\)\]"):
+    with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
         CLIENTS[client](task._replace(object_bytes=1234))
 
 
@@ -139,22 +139,21 @@ def test_client_that_fails_is_named(task: Objects) -> None:
 
 
 def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default it is left out, and said so; asked for, it is an error."""
+    """By default it is left out; asked for, it is an error."""
     monkeypatch.setenv("PATH", str(tmp_path))
     arguments = ["fetch", "--object-bytes", "1000", "--num-objects", "1", "--repeats", "1", "--cache", str(tmp_path)]
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
-    assert "no program 'curl' in PATH: left out" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["ours", "sdk"]
-    with pytest.raises(ValueError, match=r"'curl': no such program in PATH; install it, or pass --clients ours"):
+    with pytest.raises(ValueError, match="'curl': no such program in PATH; install it"):
         CliRunner().invoke(bench_command, [*arguments, "--clients", "ours,curl"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": ["ours", "wget"]}, "clients must be among ours, sdk, curl, got 'wget'"),
-        ({"clients": []}, "clients must name each client once, got ''"),
-        ({"clients": ["sdk", "sdk"]}, "clients must name each client once, got 'sdk,sdk'"),
+        ({"clients": ["ours", "wget"]}, "clients must be of ours, sdk, curl, each once, got 'ours,wget'"),
+        ({"clients": []}, "clients must be of ours, sdk, curl, each once, got ''"),
+        ({"clients": ["sdk", "sdk"]}, "clients must be of ours, sdk, curl, each once, got 'sdk,sdk'"),
         ({"connections": 0}, "connections must be at least 1, got 0"),
         ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),
         (

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ from bench.compare.outputs import OutputError, Reference, compare_epoch, toleran
 from bench.engine.run import run_scenario
 from bench.loaders.peers.dali_readers import (
     ReaderFiles,
+    masked_crc32c,
     open_loader,
     open_reader,
     webdataset_index,
@@ -40,8 +44,9 @@ def files(request: pytest.FixtureRequest, shards: ShardSet, tmp_path_factory: py
         paths = [Path(shards.store.locate(name)) for name in shards.names]
         indexes = write_webdataset_indexes(IndexedSet(shards), folder)
         return ReaderFiles(kind="webdataset", paths=paths, index_paths=indexes)
-    written = write_tfrecords(shards, folder, options=LoaderOptions())
-    return ReaderFiles(kind="tfrecord", paths=written.paths, index_paths=written.index_paths)
+    assert write_tfrecords(shards, folder, options=LoaderOptions()) == NUM_SAMPLES
+    paths, indexes = (sorted(folder.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
+    return ReaderFiles(kind="tfrecord", paths=paths, index_paths=indexes)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
@@ -57,6 +62,25 @@ def test_plain_reader_gives_what_pillow_and_torchvision_make(
                 loader.epoch(), reference, loader=files.kind, tolerance=tolerance_of(decode="dali", device="cpu")
             )
             assert found.num_samples == NUM_SAMPLES
+
+
+def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: ShardSet, tmp_path: Path) -> None:
+    """DALI's reader looks at no checksum; others do. Its own tool makes the same index."""
+    program = Path(sys.executable).parent / "tfrecord2idx"
+    write_tfrecords(shards, tmp_path, options=LoaderOptions())
+    paths = sorted(tmp_path.glob("*.tfrecord"))
+    assert len(paths) == len(shards.names)
+    for path in paths:
+        data, starts = path.read_bytes(), []
+        while (at := sum(size for _, size in starts)) < len(data):
+            length, length_crc = struct.unpack_from("<QI", data, at)
+            assert masked_crc32c(data[at : at + 8]) == length_crc
+            assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc32c(data[at + 12 :][:length]),)
+            starts.append((at, 16 + length))
+        index = path.with_suffix(".idx").read_text()
+        assert index == "".join(f"{start} {size}\n" for start, size in starts)
+        subprocess.run([sys.executable, program, path, tmp_path / "dali"], check=True, capture_output=True, timeout=60)
+        assert index == (tmp_path / "dali").read_text()
 
 
 def test_open_reader_reads_an_epoch_at_a_time(files: ReaderFiles, options: LoaderOptions) -> None:
@@ -134,8 +158,8 @@ def test_tfrecord_reader_that_differs_is_named_and_nothing_is_timed(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"photo": "jpg"}, r"no sample has the photo 'jpg' \(found: cls, image.jpg, trimap.png\)"),
-        ({"mask": "seg.png"}, r"no sample has the mask 'seg.png' \(found: cls, image.jpg, trimap.png\)"),
+        ({"photo": "jpg"}, r"key '.*': no component 'jpg' \(found: cls, image.jpg, trimap.png\)"),
+        ({"mask": "seg.png"}, r"key '.*': no component 'seg.png' \(found: cls, image.jpg, trimap.png\)"),
     ],
 )
 def test_tfrecord_unknown_component_is_refused(
@@ -151,7 +175,7 @@ def test_tfrecord_of_shards_that_are_not_indexed_is_refused(tmp_path: Path) -> N
     (tmp_path / "in").mkdir()
     write_tar(tmp_path / "in" / "s-000000.tar", make_samples([(8, 8)]))
     found = resolve_shards(tmp_path / "in", endpoint=None)
-    with pytest.raises(DataError, match=r"no manifest '.*manifest.safetensors': the shards are not indexed"):
+    with pytest.raises(DataError, match="is not indexed: dali-pipes prep index"):
         run_scenario(TfrecordScenario(shards=found, repeats=1, work=tmp_path))
 
 
