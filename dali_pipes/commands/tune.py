@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, join_options, json_option, size
-from dali_pipes.commands.output import print_note
+from dali_pipes.commands.output import check_output, print_note
 from dali_pipes.progress import bar
 from dali_pipes.store.patience import current_patience
 
@@ -208,19 +208,17 @@ def find_graph(name: str | None, *, crop: int | None, photo: str | None, mask: s
 
 
 def _import_graph(name: str) -> "Graph":
-    module_name, _, attribute = name.partition(":")
+    module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # modules beside a script, as `python -m` finds them
     try:
-        found: Graph = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as exc:
-        raise ValueError(f"--graph '{name}': cannot import '{module_name}': {exc}") from exc
-    except AttributeError:
-        raise ValueError(f"--graph '{name}': module '{module_name}' has no '{attribute}'") from None
-    if not callable(found):
-        raise ValueError(f"--graph '{name}': expected a function, found {type(found).__name__}")
-    return found
+        graph: Graph = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise ValueError(f"--graph '{name}': {exc}") from exc
+    if not callable(graph):
+        raise ValueError(f"--graph '{name}': expected a function, found {type(graph).__name__}")
+    return graph
 
 
 def thread_counts(cores: int) -> list[int]:
@@ -372,10 +370,7 @@ def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: 
     reads the first shards into the cache. Run it while no other program needs the cores: otherwise it measures less
     than the machine can do. The settings change the speed, but not the samples or their order.
     """
-    if output.exists() and not output.is_file():
-        raise ValueError(f"-o '{output}': expected a file")
-    if not output.resolve().parent.is_dir():
-        raise ValueError(f"-o '{output}': no such directory '{output.parent}'")
+    check_output(output, endings=(".json",), expected="a tuning file's name, .json", option="--output")
     from dali_pipes.processes.ranks import cores_of_rank
 
     cores = max(1, cores_of_rank() // ranks)
@@ -385,11 +380,7 @@ def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: 
         click.echo(json.dumps({**asdict(found), "output": str(output)}))
         return
     for name, rates in found.measured["samples_per_s"].items():
-        chosen = str(getattr(found.settings, name))
-        figures = ", ".join(f"{value}{'*' if value == chosen else ''}: {rate:.0f}" for value, rate in rates.items())
+        figures = ", ".join(f"{value}: {rate:.0f}" for value, rate in rates.items())
         click.echo(f"{name}  (samples/s)  {figures}")
-    kept = found.settings
-    share = "" if kept.hw_decoder_load is None else f", hw_decoder_load {kept.hw_decoder_load}"
-    click.echo(
-        f"wrote '{output}': num_threads {kept.num_threads}, prefetch_queue_depth {kept.prefetch_queue_depth}{share}"
-    )
+    chosen = ", ".join(f"{name} {value}" for name, value in asdict(found.settings).items() if value is not None)
+    click.echo(f"wrote '{output}': {chosen}")

@@ -230,8 +230,8 @@ def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path
     ("name", "text"),
     [
         ("segmentatoin", "--graph must be one of segmentation, classification_train, classification_eval, or package"),
-        ("no_such_module:graph", "cannot import 'no_such_module'"),
-        ("tests.dali_pipes.raw:rwa", "module 'tests.dali_pipes.raw' has no 'rwa'"),
+        ("no_such_module:graph", "No module named 'no_such_module'"),
+        ("tests.dali_pipes.raw:rwa", "module 'tests.dali_pipes.raw' has no attribute 'rwa'"),
         ("tests.dali_pipes.raw:__all__", "expected a function, found list"),
     ],
 )
