@@ -28,10 +28,9 @@ from dali_pipes.formats.manifest import (
     RecodedStep,
     ShardsPart,
     checksum,
-    class_id,
+    classes_of,
     concatenate,
-    is_class_name,
-    read_steps,
+    steps_of,
     without_unsized,
 )
 from dali_pipes.formats.names import (
@@ -569,24 +568,13 @@ def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:
     data = store.find(name)
     if data is None:
         return None
-    expected = f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}}'
     try:
-        table = read_json(data)
+        return classes_of(read_json(data))
     except ValueError as exc:
-        raise DataError(f"{expected} ({exc})") from exc
-    if not isinstance(table, dict):
-        raise DataError(f"{expected}, found a {type(table).__name__}")
-    classes: dict[int, str] = {}
-    for text, found in table.items():
-        label, shown_label = class_id(text), printable(text, max_chars=60)
-        if label is None:
-            raise DataError(f"{expected}, found '{shown_label}', which is not an integer of 64 bits")
-        if label in classes:
-            raise DataError(f"{expected}, found class {label} twice, again as '{shown_label}'")
-        if not is_class_name(str(found)):
-            raise DataError(f"{expected}, found '{printable(str(found))}' for class {label}, which UTF-8 cannot hold")
-        classes[label] = str(found)
-    return classes
+        raise DataError(
+            f'class table \'{store.locate(name)}\': expected {{"1": "name", ...}} with ids of 64 bits, each once, '
+            f"found {exc}"
+        ) from exc
 
 
 def class_table_file(classes: Mapping[int, str]) -> bytes:
@@ -602,7 +590,7 @@ def read_recoded(store: Store, prefix: str) -> tuple[RecodedStep, ...]:
     if data is None:
         return ()
     try:
-        return read_steps(data)
+        return steps_of(read_json(data))
     except ValueError as exc:
         raise DataError(
             f"'{store.locate(name)}' is damaged: {printable(str(exc))}; delete it, or pack the photos again"

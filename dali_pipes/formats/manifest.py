@@ -53,9 +53,8 @@ import numpy as np
 import xxhash
 
 from dali_pipes.arrays import Int64s, UInt64s
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.column_file import ColumnFile, are_counts, is_count, is_int64, save_columns
-from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, join_texts, object_name_problem, pack_texts
@@ -156,8 +155,6 @@ def _is_history(value: object, *, version: int) -> bool:
 # as ``PREFIXrecoded.json``; ``prep shuffle`` copies that file, and ``prep index`` puts its content into the manifest. A
 # data set that was packed twice has two steps.
 
-EXPECTED = 'a list of {"settings": ..., "counts": ..., "bytes_before": ..., "bytes_after": ...}'
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecodedStep:
@@ -172,36 +169,17 @@ class RecodedStep:
     shuffled into shards of its own keeps the numbers of the whole.)"""
     bytes_after: int
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, with JSON's types."""
-        return asdict(self)
 
-
-def are_steps(value: object) -> bool:
-    """Whether a value of JSON describes steps."""
-    return isinstance(value, list) and all(map(_is_step, value))
-
-
-def steps_of(value: Sequence[Mapping[str, Any]]) -> tuple[RecodedStep, ...]:
-    """The steps that a value of JSON describes: see `are_steps`."""
+def steps_of(value: object) -> tuple[RecodedStep, ...]:
+    """The steps that a value of JSON describes; raises `ValueError` for other values."""
+    if not (isinstance(value, list) and all(map(_is_step, value))):
+        raise ValueError('expected a list of {"settings": ..., "counts": ..., "bytes_before": ..., "bytes_after": ...}')
     return tuple(RecodedStep(**step) for step in value)
 
 
 def write_steps(steps: Sequence[RecodedStep]) -> bytes:
     """The file ``PREFIXrecoded.json``; the same steps always give the same bytes."""
-    return json.dumps([step.as_json() for step in steps], indent=0, sort_keys=True).encode()
-
-
-def read_steps(data: bytes) -> tuple[RecodedStep, ...]:
-    """Read the file that `write_steps` wrote.
-
-    Raises:
-        ValueError: If it is not such a file.
-    """
-    value = read_json(data)
-    if not are_steps(value):
-        raise ValueError(f"expected {EXPECTED}")
-    return steps_of(value)
+    return json.dumps(list(map(asdict, steps)), indent=0, sort_keys=True).encode()
 
 
 def _is_step(value: object) -> bool:
@@ -421,7 +399,7 @@ class Manifest:
             "labels": dict(sorted(self.labels.items())),
             "classes": {str(label): self.classes[label] for label in sorted(self.classes)},
             "turned": dict(sorted(self.turned.items())),
-            **({"recoded": [step.as_json() for step in self.recoded]} if self.recoded else {}),
+            **({"recoded": list(map(asdict, self.recoded))} if self.recoded else {}),
             **({"etl": self.etl} if self.etl else {}),
         }
         if self.version > 1:
@@ -450,19 +428,22 @@ class Manifest:
         etl = file.text("etl") if "etl" in file.header else ""
         if etl and not _ETL_NAME.fullmatch(etl):
             raise file.refused("'etl' to be an ETL's name", f"{etl!r:.40}")
-        classes = file.entry("classes", "names by class id", _are_classes)
         photos = file.entry("photos", "whole numbers by component and format", _are_photos)
         if unknown := set().union(*photos.values()) - {*PHOTO_FORMATS, UNSIZED}:
             raise file.refused(f"photos to be in one of {', '.join(PHOTO_FORMATS)}", f"'{min(unknown)}'")
+        try:
+            classes, recoded = classes_of(file.header.get("classes")), steps_of(file.header.get("recoded", []))
+        except ValueError as exc:
+            raise file.refused("'classes' to be names by class id, and 'recoded' steps", printable(str(exc))) from exc
         return cls(
             names=names,
             **columns,
             components=file.entry("components", "whole numbers by name", are_counts),
-            classes={int(label): name for label, name in classes.items()},
+            classes=classes,
             photos=photos,
             labels=file.entry("labels", "min and max", _is_range),
             turned=file.entry("turned", "whole numbers by component", are_counts),
-            recoded=steps_of(file.entry("recoded", EXPECTED, are_steps)) if "recoded" in file.header else (),
+            recoded=recoded,
             etl=etl,
             version=version,
             parts=parts,
@@ -471,21 +452,20 @@ class Manifest:
         )
 
 
-def _are_classes(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        str(class_id(label)) == label and is_class_name(name) for label, name in value.items()
-    )
+def classes_of(table: object) -> dict[int, str]:
+    """The class table, id -> name, in a value of JSON; raises `ValueError` for other values.
 
-
-def class_id(text: str) -> int | None:
-    """The class id that a text stands for; ``None`` if it is not an integer of 64 bits."""
-    label = int(text) if _CLASS_ID.fullmatch(text) else None
-    return label if is_int64(label) else None
-
-
-def is_class_name(value: object) -> bool:
-    """Whether a value of JSON is a text that UTF-8 can hold: JSON's escapes can also name halves of characters."""
-    return isinstance(value, str) and not _HALVES.search(value)
+    JSON's escapes can also name halves of characters, which UTF-8 cannot hold.
+    """
+    if not isinstance(table, dict):
+        raise ValueError(f"a {type(table).__name__}")
+    classes: dict[int, str] = {}
+    for text, name in table.items():
+        label = int(text) if _CLASS_ID.fullmatch(text) else None
+        if label is None or not is_int64(label) or label in classes or _HALVES.search(str(name)):
+            raise ValueError(f"'{printable(text, max_chars=60)}': '{printable(str(name), max_chars=60)}'")
+        classes[label] = str(name)
+    return classes
 
 
 def _are_photos(value: object) -> bool:

@@ -9,7 +9,6 @@ its passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` chooses the da
 every slice.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -88,13 +87,6 @@ BYTES_PER_SAMPLE = 120
 
 LastBatchPolicyName = Literal["FILL", "DROP", "PARTIAL"]
 LAST_BATCH_POLICIES: tuple[str, ...] = get_args(LastBatchPolicyName)
-
-
-class Window(NamedTuple):
-    """Shards that are resident together, and their samples in reading order."""
-
-    shards: Int64s
-    ordinals: Int64s
 
 
 class Step(NamedTuple):
@@ -238,14 +230,6 @@ class Plan:
     def shard_of(self, ordinals: Int64s) -> Int64s:
         """The shard of each ordinal: int64 [N]."""
         return np.searchsorted(self._shard_stops, ordinals, side="right").astype(np.int64)
-
-    def windows(self, lane: int = 0) -> Iterator[Window]:
-        """Yield the windows of a lane's first pass in the epoch, in reading order."""
-        span, slice_ = self._lane(lane)
-        cuts, _ = span.first_pass.windows(slice_)
-        for start, stop in itertools.pairwise(cuts.tolist()):
-            shards = span.first_pass.slices[slice_][start:stop]
-            yield Window(shards, span.first_pass.samples(shards)[0])
 
     def windows_ahead(self, lane: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
         """Yield number and shards of the windows of one lane that are read from position ``start`` of the order on.

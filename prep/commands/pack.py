@@ -1,6 +1,7 @@
 """``dali-pipes prep pack``: a command for each kind of source."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -333,7 +334,7 @@ def print_packed(report: "PackReport", source: "Source") -> None:
 def pack_document(report: "PackReport", source: "Source") -> dict[str, Any]:
     """A report as part of a JSON document."""
     classes = {str(label): report.classes[label] for label in sorted(report.classes)}
-    recoded = [step.as_json() for step in report.recoded]
+    recoded = list(map(asdict, report.recoded))
     return fields_of(report) | {"classes": classes, "unused": list(source.unused), "recoded": recoded}
 
 

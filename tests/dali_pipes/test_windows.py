@@ -146,7 +146,7 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
     assert manifest is not None
     order = OrderInputs(seed=0, ramp_up=True)
     plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
-    first = manifest.names[int(next(plan.windows()).shards[0])]
+    first = manifest.names[int(next(plan.windows_ahead())[1][0])]
     monkeypatch.setattr(LocalFetcher, "fetch", slow)
     # No shard has fewer than two samples.
     with open_loader(

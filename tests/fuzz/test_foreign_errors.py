@@ -53,12 +53,12 @@ def test_labels_of_64_bits_are_taken(label: int) -> None:
     ("table", "expected"),
     [
         (DEEP, "nested too deeply"),
-        (b'{"1": "a", "01": "b"}', "found class 1 twice, again as '01'"),
-        (json.dumps({"9" * 19: "a"}).encode(), "found '9999999999999999999', which is not an integer of 64 bits"),
+        (b'{"1": "a", "01": "b"}', "each once, found '01': 'b'"),
+        (json.dumps({"9" * 19: "a"}).encode(), "ids of 64 bits, .* found '9999999999999999999'"),
         (json.dumps({"9" * 5000: "a"}).encode(), r"found '9+\.\.\. \(5000 characters\)'"),
-        (b'{"1_0": "a"}', "found '1_0', which is not an integer"),
-        ('{"٣": "a"}'.encode(), "found '٣', which is not an integer"),
-        (b'{"1": "\\ud800"}', r"found '\\ud800' for class 1, which UTF-8 cannot hold"),
+        (b'{"1_0": "a"}', "found '1_0'"),
+        ('{"٣": "a"}'.encode(), "found '٣'"),
+        (b'{"1": "\\ud800"}', r"found '1': '\\ud800'"),
         (b"[1]", "found a list"),
         (b"\xff", "can't decode byte 0xff"),
     ],
@@ -74,7 +74,7 @@ def test_nesting_without_an_end(tmp_path: Path) -> None:
     """In each file of JSON or YAML that a person may name."""
     path = tmp_path / "x.json"
     path.write_bytes(DEEP)
-    with pytest.raises(DataError, match=r"tuning file '.*x.json' is not JSON \(its brackets are nested too deeply\)"):
+    with pytest.raises(DataError, match=r"tuning file '.*x.json' .*its brackets are nested too deeply"):
         Tuning.read(path)
     with pytest.raises(DataError, match=r"spec '.*x.json' is not JSON: its brackets are nested too deeply"):
         read_spec(path)

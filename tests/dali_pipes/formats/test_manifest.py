@@ -352,7 +352,7 @@ def a_manifest(**changes: Any) -> Manifest:
         ({"photos": {"jpg": {"JPEG": 1.5}}}, "'photos' to be whole numbers by component and format, found .*1.5"),
         ({"labels": {"min": 1}}, "'labels' to be min and max"),
         ({"turned": {"jpg": -1}}, "'turned' to be whole numbers by component"),
-        ({"classes": {1: 2}}, "'classes' to be names by class id"),
+        ({"classes": {2**70: "x"}}, "'classes' to be names by class id"),
     ],
 )
 def test_manifest_that_says_what_cannot_be_is_refused(changes: dict[str, Any], text: str) -> None:

@@ -19,7 +19,6 @@ from tests.turned_photos import (
     slope,
     stored_photo,
     turned,
-    turned_photo,
     upright,
     with_exif,
     xmp,
@@ -175,19 +174,6 @@ def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder, seed: int
         given = photo if found.is_plain else plain_copy(photo, format, found.value)
         assert np.array_equal(decode(given), turned(stored(photo), found.value)), (format, blocks)
     assert 30 < num_plain < 170
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_no_bytes_make_the_reader_raise(format: str) -> None:
-    draw = Random(format)
-    photo = turned_photo(PIXELS, 6, format)
-    for stop in range(200):
-        read_orientation(photo[:stop], format)
-    for _ in range(2000):
-        mutant = bytearray(photo)
-        for _ in range(draw.randint(1, 4)):
-            mutant[draw.randrange(min(len(mutant), 150))] = draw.randrange(256)
-        assert read_orientation(bytes(mutant), format).value in ORIENTATIONS
 
 
 def test_a_png_of_endless_chunks_is_given_up() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_the_manifest_tells_what_was_done_also_after_a_shuffle(tmp_path: Path) -
     run_prep("shuffle", twice, "--output", "shuffled-")
     run_prep("index", tmp_path / "twice" / "shuffled-")
     manifest = Manifest.from_bytes((tmp_path / "twice" / "shuffled-manifest.safetensors").read_bytes(), where="it")
-    assert [step.as_json() for step in manifest.recoded] == document["recoded"]
+    assert [asdict(step) for step in manifest.recoded] == document["recoded"]
     assert Manifest.from_bytes(manifest.to_bytes(), where="it").recoded == manifest.recoded
     assert json_of_prep("info", tmp_path / "twice" / "shuffled-")["recoded"] == document["recoded"]
     text = run_prep("info", tmp_path / "twice" / "shuffled-").output

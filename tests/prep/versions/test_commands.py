@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.manifest import read_steps
+from dali_pipes.formats.manifest import steps_of
+from dali_pipes.formats.names import read_json
 from prep.commands.group import prep
 from tests.prep.versions.sets import Place, class_folders
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
@@ -114,7 +115,7 @@ def test_photos_of_a_recoded_set_are_recoded_alike_or_said(
     assert "recoded" not in caplog.text
     steps = place.newest().manifest.recoded
     assert [step.counts for step in steps] == [{"resized": 2}, {"resized": 2}]
-    assert read_steps(place.store.read("s-recoded.json")) == steps
+    assert steps_of(read_json(place.store.read("s-recoded.json"))) == steps
 
 
 @pytest.mark.parametrize(
