@@ -146,11 +146,11 @@ class SimulatedStorage(Storage):
         return meta
 
     def bucket_props(self, bucket: str) -> BucketProps:
-        self.bucket_info(bucket)
+        self.created_ns(bucket)
         return BucketProps()
 
     def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
-        self.bucket_info(bucket)
+        self.created_ns(bucket)
         number = number_of(after)
         first = 0 if number is None else number
         names: list[str] = []
@@ -161,7 +161,7 @@ class SimulatedStorage(Storage):
         return [name for name in names if name.startswith(prefix) and name > after]
 
     def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:
-        self.bucket_info(bucket)
+        self.created_ns(bucket)
         for name in names:
             number = number_of(name)
             if name == manifest_name(PREFIX):

@@ -24,7 +24,11 @@ _COMMANDS = {
 }
 
 # Commands whose file has another name.
-_FILES = {"compact": "versions", "diff": "versions", "recode": "pack", "remove": "versions", "transform": "etl"}
+_FILES = {
+    **dict.fromkeys(("compact", "diff", "log", "remove"), "versions"),
+    "recode": "pack",
+    "transform": "etl",
+}
 
 
 @click.group(

@@ -89,7 +89,7 @@ class SortJob:
 
     def start(self) -> None:
         """Start the thread."""
-        self.storage.bucket_info(self.spec.source.name)
+        self.storage.created_ns(self.spec.source.name)
         with suppress(BucketExistsError):
             self.storage.create_bucket(self.spec.target.name)  # as AIS does
         threading.Thread(target=self._run, name=self.id, daemon=True).start()

@@ -207,9 +207,8 @@ class Handler(NodeConnection):
     def _bucket_head(self, bucket: str) -> None:
         if "bsumm_remote" in self._query:
             raise wire.unsupported(f"{self.command} {self._path} with a summary")
-        bucket_id, created_ns = self.node.storage.bucket_info(bucket)
         props = self.node.storage.bucket_props(bucket)
-        header = wire.bucket_props(props, bucket_id=bucket_id, created_ns=created_ns)
+        header = wire.bucket_props(props, created_ns=self.node.storage.created_ns(bucket))
         self.answer(200, headers=[("Ais-Bucket-Props", header)])
 
     def _list(self, bucket: str, message: dict[str, Any]) -> None:
@@ -296,21 +295,16 @@ class Handler(NodeConnection):
 
     def _head(self, bucket: str, name: str) -> None:
         meta = self.node.storage.head(bucket, name)
-        known = {
-            "checksum": wire.checksum_headers(meta),
-            "atime": [("Ais-Atime", str(meta.atime_ns))],
-            "version": [("Ais-Version", str(meta.version))],
-            "copies": [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "[/]")],
-            "location": [("Ais-Location", self._location())],
-            **{prop: [] for prop in ("name", "size", "custom", "ec", "chunked", "")},
-        }
-        headers = [("Ais-Present", "true")]
-        for prop in self._query.get("props", "checksum,atime,version,copies,location").split(","):
-            if prop not in known:
-                raise RefusalError(400, f'invalid property "{prop}" in props list')
-            headers += known[prop]
-        if "props" not in self._query:
-            headers += [("Ais-Name", name), ("Ais-Bucket-Name", bucket), ("Ais-Bucket-Provider", "ais")]
+        headers = [
+            ("Ais-Present", "true"),
+            *wire.object_headers(meta),
+            ("Ais-Mirror-Copies", "1"),
+            ("Ais-Mirror-Paths", "[/]"),
+            ("Ais-Location", self._location()),
+            ("Ais-Name", name),
+            ("Ais-Bucket-Name", bucket),
+            ("Ais-Bucket-Provider", "ais"),
+        ]
         self.answer(200, headers=headers, length=meta.num_bytes)
 
     def _location(self) -> str:

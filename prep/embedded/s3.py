@@ -37,7 +37,7 @@ def answer_s3(connection: NodeConnection, storage: Storage, path: str, *, node: 
             _list(connection, storage, bucket, query)
             return
         wire.check_object_name(name)
-        storage.bucket_info(bucket)  # so that a missing bucket is not reported as a missing object
+        storage.created_ns(bucket)  # so that a missing bucket is not reported as a missing object
         try:
             file, meta = storage.open(bucket, name)
         except ObjectMissingError as exc:

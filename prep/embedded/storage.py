@@ -2,7 +2,7 @@
 
 ::
 
-    FOLDER/buckets/NAME/.bucket       the bucket's number and time of creation; locked while an object is replaced
+    FOLDER/buckets/NAME/.bucket       the bucket's time of creation; locked while an object is replaced
                         .props        the bucket's properties
                         a%2Fb.obj     an object: its bytes, then its metadata, then a footer with their length
                         0f..e1.long   the same for a name too long for a file name; the name is in the metadata
@@ -117,8 +117,7 @@ class Storage:
         """Create a bucket; raises `BucketExistsError`."""
         made = self._scratch_path()
         made.mkdir()
-        created_ns = time.time_ns()
-        (made / _BUCKET_FILE).write_text(json.dumps({"id": created_ns, "created_ns": created_ns}))
+        (made / _BUCKET_FILE).write_text(json.dumps({"created_ns": time.time_ns()}))
         (made / _PROPS_FILE).write_text(json.dumps(asdict(props)))
         try:
             made.rename(self._buckets / bucket)  # fails on a folder that is not empty, and a bucket never is
@@ -141,13 +140,12 @@ class Storage:
         """Return the names of all buckets, sorted."""
         return sorted(path.name for path in self._buckets.iterdir() if path.is_dir())
 
-    def bucket_info(self, bucket: str) -> tuple[int, int]:
-        """Return a bucket's number, and its time of creation in nanoseconds."""
+    def created_ns(self, bucket: str) -> int:
+        """Return a bucket's time of creation, which is also its number."""
         try:
-            info = json.loads((self._buckets / bucket / _BUCKET_FILE).read_bytes())
+            return int(json.loads((self._buckets / bucket / _BUCKET_FILE).read_bytes())["created_ns"])
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise BucketMissingError(bucket) from exc
-        return int(info["id"]), int(info["created_ns"])
 
     def bucket_props(self, bucket: str) -> BucketProps:
         """Return a bucket's properties."""

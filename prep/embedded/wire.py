@@ -101,10 +101,10 @@ def check_checksum_type(name: str) -> None:
         raise RefusalError(400, f'invalid checksum type "{name}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
 
 
-def bucket_props(props: BucketProps, *, bucket_id: int, created_ns: int) -> str:
+def bucket_props(props: BucketProps, *, created_ns: int) -> str:
     """Return the header ``Ais-Bucket-Props``, with those of AIS's properties that the node has."""
     checksum = {"type": props.checksum_type, "enable_read_range": props.read_range}
-    values = {"provider": "ais", "checksum": checksum, "bid": str(bucket_id), "created": str(created_ns)}
+    values = {"provider": "ais", "checksum": checksum, "bid": str(created_ns), "created": str(created_ns)}
     return json.dumps(values)
 
 

@@ -239,25 +239,6 @@ class Exchange:
         done = {output.name for output, is_same in zip(alike, same, strict=True) if is_same}
         return done, [output.name for output in outputs if output.name not in done]
 
-    def check_space(self, outputs: Sequence[PlannedShard], existing: Mapping[str, ObjectEntry]) -> None:
-        """Refuse outputs that a directory's disk cannot hold. Compressed outputs are not counted.
-
-        Raises:
-            StoreError: If the disk has too little space; outputs that exist and are replaced make room.
-        """
-        directory = self.plan.request.output_store.directory
-        if directory is None:
-            return
-        sizes = {
-            output.name: output.num_bytes(self.plan.contents) for output in outputs if output.name.endswith(".tar")
-        }
-        needed = sum(size - (existing[name].size if name in existing else 0) for name, size in sizes.items())
-        if needed > (free := shutil.disk_usage(directory).free):
-            raise StoreError(
-                f"'{directory}' has {free} bytes free, the output shards take {needed} more; free some space, or name "
-                "a place on another disk"
-            )
-
     def write(self, outputs: Sequence[PlannedShard]) -> None:
         """Write these outputs of the plan, replacing objects of the same names; each is read back and compared.
 

@@ -186,7 +186,6 @@ def _write(
         return engine
     if not target.exists():
         target.create()
-    exchange.check_space(missing, existing)
     # Files that describe the output are deleted first: they must not stand beside other shards.
     others = set(plan.names).difference(output.name for output in missing)
     kept = {name for output in others for name in (output, index_name(output))}

@@ -1,6 +1,5 @@
 """What a shuffle writes, by dSort on the embedded node and by an exchange: orders, key maps, compressed shards."""
 
-import shutil
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -173,23 +172,6 @@ def test_auto_completes_what_an_exchange_has_begun(packed: ShardSet, bucket: Ais
         shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000, engine="dsort"))
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7), shard_bytes=3000))
     assert (report.engine, report.num_written) == ("exchange", 1)
-
-
-def test_directory_that_does_not_hold_the_output_is_refused_before_anything_is_written(
-    directory: ShardSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Outputs that are there already, and are replaced, make room."""
-    free = 20_000
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    with pytest.raises(
-        StoreError, match=r"shards' has 20000 bytes free, the output shards take \d+ more; free some space"
-    ):
-        shuffle(Request(directory, algorithm=Algorithm(seed=1)))
-    assert directory.store.list("shuffled-") == []
-    free = 1 << 30
-    first = shuffle(Request(directory, algorithm=Algorithm(seed=1)))
-    free = 20_000
-    assert shuffle(Request(directory, algorithm=Algorithm(seed=2), overwrite=True)).shards == first.shards
 
 
 def test_sets_of_many_classes_are_listed_at_once(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
