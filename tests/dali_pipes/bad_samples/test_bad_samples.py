@@ -1,8 +1,6 @@
 """Bad samples: named or substituted, each once in the quarantine; all others come once, and nothing crashes."""
 
 import io
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -161,15 +159,6 @@ def test_bad_sample_in_a_filled_batch(tmp_path: Path, good_samples: list[Sample]
         assert loader.substituted == {"PARTIAL": (0, 1), "FILL": (0, 1, 2)}[policy]
 
 
-def test_rank_without_samples_of_a_bad_one(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """A rank that has nothing in the last step gets its first sample, which is bad: another stands in for it."""
-    shards = write_shards(tmp_path, spoilt(good_samples[:9], [8], how=undecodable), per_shard=9)
-    with open_loader(shards, rank=1, world_size=2, outputs=dp.Outputs(keys=True, valid=True)) as loader:
-        *_, (last,) = list(loader)
-        assert (last["key"], loader.num_valid, loader.substituted) == (["s00007"], 0, (0,))
-        assert last["valid"].tolist() == [False]
-
-
 @pytest.mark.parametrize("kind", ["undecodable", "gif", "nothing"])
 def test_other_ranks_bad_samples_are_theirs(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """A batch of bad samples only, and the neighbours that could replace them are bad: each rank lists its own."""
@@ -213,30 +202,6 @@ def test_search_for_a_good_sample_ends(
         next(loader)
 
 
-@pytest.mark.parametrize("slices", [1, 2])
-def test_filled_samples_are_not_valid(tmp_path: Path, good_samples: list[Sample], slices: int) -> None:
-    """What FILL repeats is not valid, on every rank; those that are come once each, and `num_valid` counts them."""
-    shards = write_shards(tmp_path, good_samples[:10], per_shard=5)
-    for world_size in (1, 2):
-        valid, counted = [], []
-        for rank in range(world_size):
-            with open_loader(
-                shards,
-                batch_size=8 // world_size,
-                rank=rank,
-                world_size=world_size,
-                shuffle=dp.Shuffle(slices=slices),
-                last_batch_policy="FILL",
-                outputs=dp.Outputs(keys=True, valid=True),
-            ) as loader:
-                for batch in loader.as_dicts():
-                    assert len(batch["key"]) == 8 // world_size
-                    valid += [key for key, is_valid in zip(batch["key"], batch["valid"], strict=True) if is_valid]
-                    counted += batch["key"][: loader.num_valid]
-        assert sorted(valid) == [sample.key for sample in good_samples[:10]]
-        assert counted == valid
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -267,30 +232,6 @@ def test_lists_of_a_mixture_say_whose_sample_they_mean(
     with open_loader(mixture, **options) as loader:
         keys = {key for (batch,) in loader for key in batch["key"]}
         assert (len(keys), "one/s00003" in keys) == (expected, False)
-
-
-@pytest.mark.parametrize("how", ["exclude", "oversample", "epoch_samples"])
-def test_set_of_a_mixture_that_is_emptied_is_named(tmp_path: Path, good_samples: list[Sample], how: str) -> None:
-    """Nothing is left of one set: it is named, before there is a cache file."""
-    for name, samples in {"one": good_samples[:5], "two": good_samples[5:6]}.items():
-        write_shards(tmp_path / name, samples, per_shard=5)
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "list.txt").write_text("two/s00005\n")
-    select, weights = {
-        "exclude": (dp.Select(exclude=tmp_path / "list.txt"), None),
-        "oversample": (dp.Select(oversample={1: 0}), None),  # class 1 is that of samples 0, 5 and 10
-        "epoch_samples": (dp.Select(epoch_samples=9), {"one": 99, "two": 1}),
-    }[how]
-    mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"}, weights=weights)
-    with pytest.raises(ValueError, match=r"data set 'two'(: 1 samples, 1 excluded|, whose share of them is too)"):
-        open_loader(
-            mixture,
-            bad_samples=substituting(tmp_path),
-            select=select,
-            shuffle=True,
-            cache=dp.Cache(directory=tmp_path / "cache"),
-        )
-    assert not list((tmp_path / "cache").rglob("*.image"))
 
 
 def test_key_of_a_mixture_may_look_like_that_of_another_set(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -373,13 +314,6 @@ def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample], kind: 
         assert [batch["key"] for batch in batches[2:]] == [["s00001"] * 3] * 2
         assert all(torch.equal(batch["image"][0], batches[0]["image"][1]) for batch in batches[2:])
     assert len((shards / "q.tsv").read_text().splitlines()) == 1 + 7
-
-
-def test_a_shard_of_one_bad_sample(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """As dSort's last shard may be: alone in its batch, with nobody beside it; no batch is lost on any rank."""
-    shards = write_shards(tmp_path, spoilt(good_samples[:7], [6], how=undecodable), per_shard=6)
-    with open_loader(shards, batch_size=6) as loader:
-        assert [batch["key"] for (batch,) in loader] == [[f"s{i:05d}" for i in range(6)], ["s00000"]]
 
 
 def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -665,23 +599,6 @@ def test_raise_names_shard_key_component_and_cause(
     assert not (shards / "q.tsv").exists()
 
 
-def test_a_bomb_of_another_name_is_found_out(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """What is no photo by its name has no size in the index: its header is read before DALI sees it."""
-    renamed = [Sample(s.key, {"data": s.components["image.jpg"]}) for s in spoilt(good_samples, [2], how=bomb)]
-    shards = write_shards(tmp_path, renamed, per_shard=6)
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        pixels = fn.decoders.image(components["data"], device=components.device, output_type=types.RGB)
-        return {"image": fn.resize(pixels, size=(8, 8))}
-
-    with open_loader(shards, graph=graph) as loader:
-        assert next(loader)[0]["key"] == ["s00000", "s00001", "s00001", "s00003"]
-        assert [str(bad) for bad in loader.bad_samples] == [
-            "shard 's-000000.tar', key 's00002': component 'data' holds a photo of 100000 x 100000 pixels, expected at "
-            "most max_pixels=89478485"
-        ]
-
-
 def as_it_is(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """The photo, decoded and nothing else."""
     pixels = fn.decoders.image(
@@ -705,30 +622,6 @@ CANNOT_BE_DECODED = (
     "xdtn0g01_png",
     "xhdn0g08_png",
 )
-
-
-def test_memory_is_bounded_under_a_bomb(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """A PNG of 20,000 x 20,000 pixels in half a megabyte is never decoded: 1.2 GB of RGB are not asked for."""
-    photo = image_bytes(Image.new("1", (20_000, 20_000)))
-    assert len(photo) < 500_000
-    samples = [*good_samples[:3], Sample("bomb", good_samples[3].components | {"image.jpg": photo})]
-    shards = write_shards(tmp_path, samples, per_shard=4)
-    program = (
-        "import resource, sys, dali_pipes as dp\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "graph = dp.classification_eval(resize=32, crop=32)\n"
-        "options = {'batch_size': 2, 'device': 'cpu', 'shuffle': False, 'outputs': dp.Outputs(keys=True)}\n"
-        "bad_samples = dp.BadSamples(on_error='substitute', quarantine=sys.argv[2])\n"
-        "with dp.loader(sys.argv[1], graph, bad_samples=bad_samples, **options) as loader:\n"
-        "    next(loader); before = peak()\n"
-        "    print(next(loader)[0]['key'], loader.bad_samples[0].cause, peak() - before, sep='|')\n"
-    )
-    arguments = [sys.executable, "-c", program, str(shards), str(tmp_path / "q.tsv")]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    keys, cause, grown_mib = run.stdout.strip().split("|")
-    assert keys == "['s00002', 's00002']"
-    assert cause == "holds a photo of 20000 x 20000 pixels, expected at most max_pixels=89478485"
-    assert int(grown_mib) < 100
 
 
 @pytest.mark.skipif(not ODD_IMAGES.is_dir(), reason="no ../shared/data/odd-images beside the checkout")

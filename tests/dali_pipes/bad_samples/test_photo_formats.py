@@ -166,22 +166,3 @@ def test_a_png_that_the_index_calls_damaged_is_not_decoded(tmp_path: Path, capfd
         assert next(loader)[0]["key"] == ["s00000", "s00000", "s00002", "s00003"]
         assert loader.bad_samples[0].cause.startswith("is damaged: it has no pixels, or a part of it has another")
     assert "libpng" not in capfd.readouterr().err
-
-
-def test_photos_of_a_large_batch_are_judged_as_those_of_small_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Large batches are judged together. The index knows nothing; photo and mask are judged."""
-    photo = photo_bytes(5, *SIZE)
-    bad = {3: photo[:-2], 7: gif(), 8: b"", 20: large_png(9000, 9000), 21: photo_bytes(6, 40, 50), 39: jpeg2000()}
-    samples = with_photos(bad | {4: photo + b"x", 5: image_bytes(pixels_of(), "WEBP")}, num=40)
-    samples[11] = Sample("s00011", samples[11].components | {"trimap.png": large_png(9000, 9000)})
-    by_a_lying_index(monkeypatch, tmp_path, samples)
-    graph = dp.segmentation(crop=20, dtype="uint8", layout="HWC")
-    found = []
-    for batch_size in (4, 40):
-        with open_loader(tmp_path, graph, batch_size=batch_size) as loader:
-            assert sum(len(batch["key"]) for (batch,) in loader) == 40
-            found.append({str(bad) for bad in loader.bad_samples})
-    assert found[0] == found[1]
-    assert len(found[0]) == 7

@@ -62,21 +62,6 @@ def all_operators() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "function"),
-    [
-        ("_py_graph_built", "operators_of"),
-        ("_build_graph", "operators_of"),
-        ("_ops", "operators_of"),
-        ("_first_iter", "schedule_batch"),
-        ("_check_api_type_scope", "QuickPipeline"),
-    ],
-)
-def test_pipelines_have_what_is_used(attribute: str, function: str) -> None:
-    """DALI 2.4 has these attributes of a pipeline."""
-    assert hasattr(a_pipeline(), attribute), f"DALI {VERSION} has no Pipeline.{attribute}: mend {function}()"
-
-
-@pytest.mark.parametrize(
     ("attribute", "value", "function"),
     [
         ("_size", -1, "set_epoch_size"),

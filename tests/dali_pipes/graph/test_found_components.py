@@ -112,13 +112,6 @@ def test_some_labels_are_treated_as_before(tmp_path: Path) -> None:
     assert first_batch(shards, graph, select=dp.Select(missing="skip"), batch_size=2)["label"].tolist() == [0, 2]
 
 
-def test_contiguous_labels_of_a_data_set_without_labels_are_refused(tmp_path: Path) -> None:
-    """Who asks for labels of a kind expects labels."""
-    shards = write_shards(tmp_path, samples_of(*[("jpg",)] * 4), per_shard=2)
-    with pytest.raises(DataError, match="no component 'cls'"):
-        first_batch(shards, dp.classification_train(crop=24), outputs=dp.Outputs(labels="contiguous"))
-
-
 def test_faces_say_that_there_is_no_label(tmp_path: Path) -> None:
     """Those that need one, with the reason."""
     shards = write_shards(tmp_path, samples_of(*[("jpg",)] * 4), per_shard=2)

@@ -34,28 +34,6 @@ def test_array_that_dali_cannot_take_is_refused_when_it_is_built(small_shards: P
         dp.loader(small_shards, graph, batch_size=5, device="cpu")
 
 
-def test_array_may_look_at_keys(small_shards: Path) -> None:
-    """The function is tried on a real sample when the pipeline is built, so natural code works."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        lengths = components.array(lambda batch: np.array([len(key) for key in batch.keys]))
-        return {"bytes": components["cls"], "length": lengths}
-
-    with dp.loader(small_shards, graph, batch_size=5, device="cpu") as loader:
-        assert next(loader)[0]["length"].tolist() == [6] * 5
-
-
-def test_outputs_of_different_shapes_are_refused_by_name(small_shards: Path) -> None:
-    """A graph that neither crops nor resizes: the output and what to do, not a complaint about the samples."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        return {"photo": fn.decoders.image(components["image.jpg"], device=components.device)}
-
-    text = "output 'photo' of the graph has samples of different shapes"
-    with dp.loader(small_shards, graph, batch_size=5, device="cpu") as loader, pytest.raises(ValueError, match=text):
-        next(loader)
-
-
 def test_component_without_a_size_in_the_index_is_refused(tmp_path: Path) -> None:
     """A JPEG under a name that is no photo's: its height and width are not in the index, so no crop can be computed."""
     samples = [Sample("a", {"img": photo_bytes(0, 20, 20), "cls": b"1"})]
@@ -247,27 +225,6 @@ def check_rich(row: dict[str, object], components: dict[str, bytes]) -> None:
     assert row["sum"] == sum(components["blob.bin"])
     assert row["length"].tolist() == [len(components["blob.bin"])]
     assert row["has"] == 1
-
-
-def test_component_that_is_taken_several_times_is_read_once(rich_shards: Path) -> None:
-    """As a node, as bytes and parsed: one output of the reader pipeline. What is only parsed is no input of uint8."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        return {
-            "blob": components.bytes("blob.bin"),
-            "length": components["blob.bin"].shape(),
-            "sum": components.parsed("blob.bin", lambda data: int(data.sum()), dtype=np.int32, ndim=0),
-            "text": components.text("txt"),
-        }
-
-    with dp.loader(rich_shards, graph, batch_size=14, shuffle=False, device="cpu") as loader:
-        inputs = loader.parts.decode.inputs
-        assert inputs.read == ["blob.bin", "txt"]
-        assert (list(inputs.components), list(inputs.array_nodes)) == (["blob.bin"], ["parsed/0"])
-        ((batch,),) = list(loader)
-    assert batch["blob"] == [bytes(range(number)) for number in range(14)]
-    assert batch["length"].flatten().tolist() == list(range(14))
-    assert batch["sum"].tolist() == [sum(range(number)) for number in range(14)]
 
 
 def test_graph_of_nothing_but_text(rich_shards: Path, rich_samples: dict[str, dict[str, bytes]]) -> None:

@@ -116,30 +116,6 @@ def test_classification_train_crops_belong_to_the_sample(small_shards: Path) -> 
     assert sum(torch.equal(first[0][key], first[1][key]) for key in first[0]) < 3
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        dp.segmentation(crop=24, orient=False),
-        dp.classification_train(crop=24, orient=False),
-        dp.classification_eval(resize=32, crop=24, orient=False),
-    ],
-)
-def test_orientation_tags_are_not_applied_if_the_graph_says_so(tmp_path: Path, graph: object) -> None:
-    """A photo whose EXIF tag says that it lies on its side gives the pixels of the same photo without a tag."""
-    tag = Image.Exif()
-    tag[0x0112] = 6  # turned by 90 degrees: height and width change places
-    batches = []
-    for name, options in {"plain": {}, "tagged": {"exif": tag.tobytes()}}.items():
-        samples = make_samples([(40 + 9 * i, 30 + 4 * i) for i in range(8)])
-        for i, sample in enumerate(samples):
-            sample.components["image.jpg"] = photo_bytes(i, 40 + 9 * i, 30 + 4 * i, **options)
-        shards = write_shards(tmp_path / name, samples, per_shard=8)
-        with dp.loader(shards, graph, batch_size=8, seed=2, device="cpu") as loader:
-            batches.append(next(loader)[0]["image"])
-    assert torch.equal(*batches)
-    assert len({image.numpy().tobytes() for image in batches[0]}) == 8
-
-
 def test_crop_and_flip_are_drawn_from_streams_of_their_own(small_shards: Path) -> None:
     """Each is the documented function of seed, epoch, sample and stream: a change breaks users' runs."""
     seed, epoch, ordinals = 4, 1, np.arange(23)
@@ -166,30 +142,6 @@ def test_crop_and_flip_are_drawn_from_streams_of_their_own(small_shards: Path) -
         ].tolist()
         part = np.asarray(photo)[row : row + rows, column : column + columns]
         assert np.abs(part.mean(axis=(0, 1)) - unflipped[i].numpy().mean(axis=(1, 2))).max() < 4, i
-
-
-def test_own_graph_takes_components_labels_and_random_numbers(small_shards: Path, small_samples: list) -> None:
-    """A user's graph sees encoded bytes, labels, sizes and numbers of its own in [low, high)."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        from nvidia.dali import fn
-
-        size = components.size("image.jpg")
-        return {
-            "pixels": fn.crop(fn.decoders.image(components["image.jpg"], device=components.device), crop=(8, 8)),
-            "shift": random.uniform(2.0, 3.0),
-            "height": components.array(lambda batch: size(batch)[0]),
-            "label": components.label,
-        }
-
-    by_key = {s.key: s.components for s in small_samples}
-    with dp.loader(small_shards, graph, batch_size=23, device="cpu", outputs=dp.Outputs(keys=True)) as loader:
-        ((batch,),) = list(loader)
-    assert batch["pixels"].shape == (23, 8, 8, 3)
-    assert ((batch["shift"] >= 2) & (batch["shift"] < 3)).all()
-    assert len(set(batch["shift"].tolist())) == 23
-    for key, height in zip(batch["key"], batch["height"], strict=True):
-        assert height == Image.open(io.BytesIO(by_key[key]["image.jpg"])).height
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 import dali_pipes as dp
 from dali_pipes.order.randomness import Stream
@@ -95,15 +94,3 @@ def test_places_of_crops_are_uniform_and_independent_of_their_size() -> None:
     assert abs(np.corrcoef(share[:, 0], area)[0, 1]) < 4 / math.sqrt(NUM)
     counts = np.histogram2d(share[:, 0], share[:, 1], 5, ((0, 1), (0, 1)))[0]
     assert ((counts - NUM / 25) ** 2 / (NUM / 25)).sum() < 70  # 24 degrees of freedom, and whole pixels
-
-
-@pytest.mark.parametrize("probability", [0, 1])
-def test_coin_of_a_certain_probability_never_falls_otherwise(probability: int) -> None:
-    """0 and 1 are probabilities, too."""
-    assert set(dp.Random(Drawn()).coin_flip(probability).tolist()) == {probability}
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.5, float("nan")])
-def test_probability_out_of_range_is_refused(probability: float) -> None:
-    with pytest.raises(ValueError, match=r"probability must be in \[0, 1\]"):
-        dp.Random(Drawn()).coin_flip(probability)

@@ -20,7 +20,6 @@ from dali_pipes.formats.shard_index import ShardIndex
 from tests.builders import Sample, open_loader, write_shards
 from tests.hostile_photos import undecodable
 from tests.turned_photos import (
-    ORIENTATIONS,
     Pixels,
     exif_block,
     slope,
@@ -125,22 +124,6 @@ def test_each_mask_is_turned_by_its_own_exif_data(tmp_path: Path, device: str) -
     graph = GRAPHS["segmentation"](orient=True)
     assert_equal(batch_of(turned, graph, device=device), batch_of(plain, graph, device=device),
                  tolerance=0 if device == "cpu" else 4)  # fmt: skip
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_small_batches_and_alternatives_are_turned_too(tmp_path: Path, graph: str) -> None:
-    """Photos that are read one by one, and components that only some samples have."""
-    samples = turned_samples()[:12]
-    for sample in samples[::3]:
-        sample.components["jpeg"] = sample.components.pop("jpg")
-    turned = write_shards(tmp_path / "turned", samples, per_shard=5)
-    plain = write_shards(
-        tmp_path / "plain",
-        as_upright([Sample(s.key, {n.replace("jpeg", "jpg"): d for n, d in s.components.items()}) for s in samples]),
-        per_shard=5,
-    )
-    found = batch_of(turned, GRAPHS[graph](photo="jpg;jpeg"), batch_size=12)
-    assert_equal(found, batch_of(plain, GRAPHS[graph](), batch_size=12))
 
 
 def test_buckets_are_planned_and_cut_upright(tmp_path: Path) -> None:
@@ -299,22 +282,3 @@ def test_a_graph_that_mixes_stored_sizes_and_upright_pixels_is_refused(tmp_path:
         batch_of(turned, graph)
     plain = write_shards(tmp_path / "plain", as_upright(turned_samples()), per_shard=NUM)
     assert batch_of(plain, graph)["image"].shape == (NUM, 8, 8, 3)
-
-
-def test_files_of_a_phone_become_equal_batches(tmp_path: Path) -> None:
-    """From a folder of eight files, packed and indexed by the commands, to a batch: each photo is the same scene."""
-    from dali_pipes.cli import main
-
-    scene = slope(48, 48 + 16)
-    for orientation in ORIENTATIONS:
-        back = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)
-        stored = np.asarray(upright(turned_photo(scene, back, "PNG")))
-        folder = tmp_path / "photos" / "phone"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"IMG_{orientation}.jpg").write_bytes(turned_photo(stored, orientation, quality=100, subsampling=0))
-    shards = tmp_path / "shards"
-    shards.mkdir()
-    assert main(["prep", "pack", "imagefolder", str(tmp_path / "photos"), str(shards / "phone-")]) == 0
-    assert main(["prep", "index", str(shards)]) == 0
-    image = batch_of(shards, dp.classification_eval(resize=48, crop=48, dtype="uint8"), batch_size=8)["image"].int()
-    assert (image - image[:1]).abs().max() <= 12  # JPEG's own error

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import sys
 import threading
 import time
 from collections import Counter
@@ -10,22 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.share import CacheShare
 from dali_pipes.epoch import PlanInputs
-from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import Plan
 from dali_pipes.reader import buffers
-from dali_pipes.reader.aio_reader import AioReader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
-from dali_pipes.reader.segments import Lines
-from tests.builders import Sample, open_windowed, photo_bytes, samples_and_shards, write_shards
+from tests.builders import Sample, open_windowed, samples_and_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 
 NUM_SAMPLES = 24
@@ -211,30 +204,6 @@ def test_ctrl_c_in_the_feed_leaves_nothing_held(
     check_nothing_is_held(loader)
 
 
-def test_ctrl_c_with_alternatives_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`"jpg;jpeg"` is looked for in all shard indexes, once: when the graph is built anew they cannot all be read."""
-    photos = [Sample(f"k{i}", {("jpg", "jpeg")[i % 2]: photo_bytes(i, 20, 20), "cls": b"1"}) for i in range(12)]
-    shards = write_shards(tmp_path / "shards", photos, per_shard=2)
-    (tmp_path / "cache").mkdir()
-    graph = dp.classification_eval(resize=16, crop=16, photo="jpg;jpeg")
-    with open_windowed(
-        shards, graph, directory=tmp_path / "cache", window_bytes=1, batch_size=2, outputs=dp.Outputs(keys=True)
-    ) as loader:
-        keys = next(iter(loader))[0]["key"]
-        read = Feed.next
-
-        def interrupted(self: Feed) -> Any:
-            monkeypatch.setattr(Feed, "next", read)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Feed, "next", interrupted)
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (a batch that is decoded already may come first)
-            for (batch,) in loader:
-                keys += batch["key"]
-        keys += [key for (batch,) in loader for key in batch["key"]]
-        assert sorted(keys) == sorted(sample.key for sample in photos)
-
-
 def test_segment_that_cannot_be_opened_ahead_is_told_in_its_turn(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,78 +233,6 @@ def test_segment_that_cannot_be_opened_ahead_is_told_in_its_turn(
         seen += check_rows(batch, samples)
     assert seen == list(range(NUM_SAMPLES))
     check_nothing_is_held(loader)
-
-
-def test_read_shards_can_be_punched_at_once(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample], tmp_path: Path
-) -> None:
-    """What is read is nobody's: cleared from the cache while the epoch goes on, which does not notice."""
-    from dali_pipes.cache.cache import NodeCache
-
-    loader = open_loader(cache=dp.Cache(directory=tmp_path, max_bytes=160_000))
-    count: Counter[int] = Counter()
-    freed = 0
-    for (batch,) in loader:
-        count.update(check_rows(batch, samples))
-        with contextlib.closing(NodeCache(tmp_path)) as cache:
-            freed += cache.clear()[0]
-    assert count == Counter(range(NUM_SAMPLES))
-    # All but what was still ahead at the end: the next epoch's.
-    assert freed >= int(loader.parts.share.extent_bytes.sum()) // 2
-    assert sum(path.stat().st_blocks for path in cache_root(tmp_path).glob("*.image")) * 512 <= 160_000
-
-
-def test_data_wait_is_the_time_for_which_shards_were_waited_for(
-    open_loader: Callable[..., dp.Loader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over epochs, with what an epoch that was given up has waited; nothing while all is resident."""
-    fetch = LocalFetcher.fetch
-
-    def slow(self: LocalFetcher, *arguments: Any, **options: Any) -> bool:
-        time.sleep(0.2)
-        return fetch(self, *arguments, **options)
-
-    monkeypatch.setattr(LocalFetcher, "fetch", slow)
-    loader = open_loader(cache=dp.Cache(directory=tmp_path, fetchers=1))
-    started = time.perf_counter()
-    next(iter(loader))
-    first = loader.data_wait_s
-    assert 0.1 <= first <= time.perf_counter() - started
-    loader.set_epoch(1)
-    assert loader.data_wait_s >= first
-    list(loader)
-    list(loader)
-    waited = loader.data_wait_s
-    list(loader)
-    assert loader.data_wait_s - waited < 0.2  # one fetch would take as long
-
-
-def test_bar_is_drawn_to_its_end(open_loader: Callable[..., dp.Loader], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its total is what is missing, all of which comes; once a loader."""
-    from dali_pipes.progress import bar
-    from dali_pipes.reader import feed
-
-    bars: list[Any] = []
-
-    def drawn(**options: Any) -> Any:
-        assert options["delay_s"] > 0
-        bars.append(bar(**options | {"shown": False, "delay_s": 0}))
-        bars[-1].update = lambda num: setattr(bars[-1], "n", bars[-1].n + num)  # tqdm's own does nothing unshown
-        return bars[-1]
-
-    fetch = LocalFetcher.fetch
-
-    def slow(self: LocalFetcher, *arguments: Any, **options: Any) -> bool:
-        time.sleep(0.05)
-        return fetch(self, *arguments, **options)
-
-    monkeypatch.setattr(LocalFetcher, "fetch", slow)  # so that there is something to wait for
-    monkeypatch.setattr(feed, "bar", drawn)
-    loader = open_loader()
-    list(loader)
-    list(loader)
-    (only,) = bars
-    assert only.n == only.total > 0
 
 
 def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
@@ -370,35 +267,6 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
         gc.enable()
 
 
-@pytest.mark.parametrize("num_shards", [1, 12])
-def test_no_more_threads_than_shards(shards: Path, tmp_path: Path, num_shards: int) -> None:
-    """One shard needs one thread, whatever ``num_fetchers`` says."""
-    named = [shards / f"s-{number:06d}.tar" for number in range(num_shards)]
-    with dp.loader(named, raw, batch_size=2, device="cpu", cache=dp.Cache(directory=tmp_path, fetchers=50)) as loader:
-        list(loader)
-        assert 1 <= len(loader.parts.stager._threads) <= num_shards
-
-
-def test_a_rank_that_breaks_off_holds_only_its_windows(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample]
-) -> None:
-    """`break`, epochs long: what is held does not grow."""
-    loader = open_loader()
-    held = []
-    for epoch in range(6):
-        loader.set_epoch(epoch)
-        for number, (batch,) in enumerate(loader):
-            check_rows(batch, samples)
-            if number == 3:
-                break
-        stager = loader.parts.stager
-        until(lambda stager=stager: not stager._filling)
-        held.append(stager._demand.held_bytes)
-    assert max(held) <= loader.parts.share.reserved
-    assert np.ptp([len(loader.parts.stager._demand.needs) for _ in held]) == 0
-    assert sys.getrefcount(loader) < 10
-
-
 def test_loader_keeps_few_buffers(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,27 +285,3 @@ def test_loader_keeps_few_buffers(
     # Two batches are decoded ahead, one is delivered, and this segment and the next one read two ahead each. (These
     # batches are small: one buffer holds all that is read at a time.)
     assert 1 < len(made) <= 7
-
-
-def test_bytes_are_requested_from_the_disk_before_they_are_read(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of the first batches, too, which are read when the segment is opened; and of small batches."""
-    requested: set[int] = set()
-    late: list[int] = []
-    begin = AioReader.begin
-
-    def read_ahead(_: object, starts: Any, sizes: Any) -> None:
-        requested.update(starts.tolist())
-
-    def checked(reader: AioReader, lines: Lines, rows: slice, *, batch_size: int) -> Any:
-        late.extend(start for column in lines.starts for start in column[rows].tolist() if start not in requested)
-        return begin(reader, lines, rows, batch_size=batch_size)
-
-    monkeypatch.setattr(CacheShare, "read_ahead", read_ahead)
-    monkeypatch.setattr(AioReader, "begin", checked)
-    loader = open_loader(shuffle=True, batch_size=1)
-    for _ in range(2):
-        read_epoch([loader], samples)
-    assert requested
-    assert not late

@@ -141,40 +141,6 @@ def stream(name: str) -> Stream:
     return Stream(3, 1, name)
 
 
-def test_index_is_read_once_until_it_is_forgotten() -> None:
-    """Rows that were made stay whole; what is forgotten is read again when it is wanted."""
-    data_set = DataSet([make_index(0, 3), make_index(1, 3)])
-    samples = data_set.samples()
-    rows = samples.rows(np.array([0, 4, 1]))
-    samples.rows(np.array([5, 2]))
-    assert data_set.read == [0, 1]
-    samples.forget([0, 1])
-    samples.forget([0])
-    assert [rows.name(position)[1] for position in range(3)] == ["0/k0", "1/k1", "0/k1"]
-    assert rows.places("cls").offset.tolist() == [512 * number for number in (1, 1011, 11)]
-    assert data_set.read == [0, 1]
-    samples.rows(np.array([3]))
-    assert data_set.read == [0, 1, 1]
-
-
-def test_example_keeps_nothing() -> None:
-    """The first sample of the first shard that has any."""
-    data_set = DataSet([make_index(0, 0), make_index(1, 2)])
-    example = data_set.stored().example()
-    assert example.keys == ["1/k0"]
-    assert data_set.stored(excluded=[0]).example().keys == ["1/k1"]
-
-
-def test_stored_samples_keep_nothing() -> None:
-    """Each look at them reads the store; rows that were made stay whole."""
-    data_set = DataSet([make_index(0, 3), make_index(1, 3)])
-    stored = data_set.stored()
-    rows = stored.rows(np.array([0, 4]))
-    stored.rows(np.array([5]))
-    assert data_set.read == [0, 1, 1]
-    assert rows.name(1)[1] == "1/k1"
-
-
 def test_labels_contiguous_are_places_in_the_class_table() -> None:
     """10, 20, 40 -> 0, 1, 2; an id that is not in the table is named."""
     data_set = DataSet([make_index(0, 6)])
@@ -216,18 +182,6 @@ def test_missing_component_names_the_first_sample(component: str, text: str | No
             samples.check_component(component)
     if component == "cls":
         assert data_set.read == []
-
-
-def test_alternatives_are_looked_for_once() -> None:
-    """A graph is built anew after Ctrl-C: the store is not read again for it."""
-    data_set = DataSet([make_index(0, 3), make_index(1, 4)])
-    samples = data_set.stored()
-    samples.check_component("jpg;jpeg")
-    assert sorted(data_set.read) == [0, 1]
-    samples.check_component("jpg;jpeg")
-    assert sorted(data_set.read) == [0, 1]
-    with pytest.raises(DataError):
-        samples.check_component("jpg;txt")
 
 
 def with_format(index: ShardIndex, row: int, kind: str, *, height: int = 10) -> ShardIndex:
@@ -279,19 +233,6 @@ def test_neighbours_are_of_the_same_shard_first_and_the_nearest_first() -> None:
     assert neighbours(5, 1, 3, 6, 8, 9) == [[4, 7], [0, 2]]
 
 
-def test_replaced_batch_has_the_others_columns() -> None:
-    """Whatever shards they are of, as long as the batch has one of them; nothing is read for it."""
-    data_set = DataSet([make_index(0, 3), make_index(1, 5)])
-    samples = data_set.samples()
-    batch = Batch(samples.rows(np.array([1, 4])), 0, 2, np.array([0, 3]), num_valid=1, stream=stream)
-    data_set.read.clear()
-    other = batch.replaced(np.array([7, 2]), np.array([5, 6]), substituted=(0,))
-    assert other.keys == ["1/k4", "0/k2"]
-    assert other.size("jpg;jpeg")[0].tolist() == [114, 12]
-    assert (other.num_valid, other.substituted, other.occurrences.tolist()) == (1, (0,), [5, 6])
-    assert not data_set.read
-
-
 def test_missing_components_are_let_through_where_that_is_asked_for() -> None:
     """``empty``: no place, one pixel, class id -1; a component that nobody has is refused all the same."""
     index = make_index(0, 4)
@@ -340,13 +281,3 @@ def test_index_that_disagrees_with_the_manifest_is_refused(
     samples.rows(np.array([0, 1]))
     with pytest.raises(DataError, match=text):
         samples.rows(np.array([0, 4]))
-
-
-def test_shard_without_labels_is_named() -> None:
-    """The manifest's sums tell it before; this is for whoever did not ask."""
-    index = make_index(0, 2)
-    rest = {name: column for name, column in index.offsets.items() if name != "cls"}
-    sizes = {name: column for name, column in index.sizes.items() if name != "cls"}
-    data_set = DataSet([replace(index, offsets=rest, sizes=sizes, labels=None)])
-    with pytest.raises(DataError, match=r"shard 's-0.tar', key '0/k0': no component 'cls'"):
-        _ = data_set.samples().rows(np.array([0])).labels

@@ -5,8 +5,6 @@ import os
 import platform
 import re
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,31 +129,6 @@ def test_first_batch_is_read_when_the_segment_is_opened(
         assert np.asarray(made.read()[0][0]).tobytes() == b"a" * 9
 
 
-def test_dalis_reader_hardly_reads_past_the_last_line(tmp_path: Path) -> None:
-    """It reads on while it waits: lines without bytes, instead of the first lines again."""
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(1 << 20))
-
-    # In a process of its own: nothing else reads there.
-    program = """
-import contextlib, sys, threading
-from pathlib import Path
-import numpy as np
-from dali_pipes.reader.segments import Lines
-from dali_pipes.reader.webdataset import WebdatasetReader
-wanted = Lines(np.arange(64), [np.arange(64) * 16384], [np.full(64, 16384)])
-num_read = lambda: int(Path("/proc/self/io").read_text().split()[1])
-with contextlib.closing(WebdatasetReader(sys.argv[1]).open(wanted, batch_size=16)) as segment:
-    before = num_read()
-    for _ in range(4):
-        segment.read()
-    threading.Event().wait(0.5)
-    print(num_read() - before)
-"""
-    done = subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True, text=True)
-    assert int(done.stdout) <= 1.04 * (1 << 20)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_that_is_too_short_is_an_error(tmp_path: Path, kind: str) -> None:
     """Never a batch of other bytes, or of what was in the buffer before."""
@@ -218,46 +191,6 @@ def test_ctrl_c_leaves_neither_thread_nor_file(file: Path, monkeypatch: pytest.M
     assert holders(file) == before
 
 
-def test_segment_may_be_closed_before_it_is_read(readers: dict[str, SegmentReader]) -> None:
-    """While its batch is being read, or before: the next segment's batches are right."""
-    wanted = lines([np.arange(40) * 512], [np.full(40, 300)])
-    for _ in range(50):
-        readers["aio"].open(wanted, batch_size=40).close()
-
-
-AFTER_MAIN = """
-import sys, threading, numpy as np
-from dali_pipes.reader.aio_reader import open_reader
-from dali_pipes.reader.segments import Lines
-
-def read():
-    threading.main_thread().join()
-    segment = reader.open(Lines(np.arange(1), [np.array([0])], [np.array([9])]), batch_size=1)
-    print(bytes(np.asarray(segment.read()[0][0])).hex())
-    segment.close()
-    reader.close()
-
-reader = open_reader(sys.argv[1], kind=sys.argv[2])
-threading.Thread(target=read).start()
-"""
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_reads_after_the_main_thread_has_ended(file: Path, kind: str) -> None:
-    """A loop in another thread goes on."""
-    command = [sys.executable, "-c", AFTER_MAIN, str(file), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == file.read_bytes()[:9].hex()
-
-
-def test_source_info_ends_in_the_ordinal(file: Path) -> None:
-    """What DALI's own errors repeat: file, offset, ordinal."""
-    reader = WebdatasetReader(str(file))
-    wanted = Lines(np.array([2**40]), [np.array([512])], [np.array([5])])
-    with contextlib.closing(reader.open(wanted, batch_size=1)) as segment:
-        assert segment.read()[0][0].source_info().endswith(f":512:{2**40}")
-
-
 @pytest.mark.parametrize("refused", ["io_setup", "io_submit"])
 def test_auto_takes_dalis_reader_where_the_system_allows_no_other(
     file: Path, refused: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -276,12 +209,6 @@ def test_auto_takes_dalis_reader_where_the_system_allows_no_other(
     assert "Operation not permitted" in caplog.text
     with pytest.raises(PermissionError):
         open_reader(str(file), kind="aio")
-
-
-def test_missing_file_is_no_reason_to_take_another_reader(tmp_path: Path) -> None:
-    """Only the system's refusal is."""
-    with pytest.raises(FileNotFoundError):
-        open_reader(str(tmp_path / "missing"))
 
 
 # Linux's asynchronous I/O
@@ -347,18 +274,6 @@ def test_reads_that_the_kernel_refuses_are_tried_again_and_then_read_otherwise(
     content = file.read_bytes()
     for _ in range(2):
         assert read_all(aio, file, offsets, sizes) == [content[start : start + 100] for start in offsets]
-
-
-def test_forked_child_may_close_its_copy(file: Path) -> None:
-    """The context is the parent's."""
-    with contextlib.closing(Aio()) as aio:
-        if not (child := os.fork()):
-            try:
-                aio.close()
-            finally:
-                os._exit(0 if aio._context is None else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert read_all(aio, file, np.array([5]), np.array([3])) == [file.read_bytes()[5:8]]
 
 
 # Buffers
