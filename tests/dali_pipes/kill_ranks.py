@@ -1,22 +1,18 @@
 """Kill ranks at random moments, start them anew, hold every sample that any of them reads against what it must be.
 
-``python -m tests.dali_pipes.kill_ranks --rounds 50 --seed 0``. Four rank processes read epoch after epoch of a windowed
+Four rank processes read epoch after epoch of a windowed
 data set from one cache that holds two fifths of it. Each round kills one of them with SIGKILL and starts it again.
 Shards are written in two halves with a pause between, so that a kill finds extents half filled.
 """
 
-import argparse
 import collections
-import json
 import multiprocessing
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -287,26 +283,3 @@ def kill_rounds(work: Path, cache_dir: Path, *, rounds: int, seed: int) -> Count
     finally:
         ranks.close()
     return counts
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Kill, and print what was seen; 1 if something was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache", type=Path, default=Path("/dev/shm"))
-    options = parser.parse_args(argv)
-    with (
-        tempfile.TemporaryDirectory() as work,
-        tempfile.TemporaryDirectory(dir=options.cache, prefix="dali-pipes-kill-") as cache_dir,
-    ):
-        counts = kill_rounds(Path(work), Path(cache_dir), rounds=options.rounds, seed=options.seed)
-    print(json.dumps(asdict(counts)))
-    return 1 if counts.errors or counts.peak_bytes > counts.cache_bytes else 0
-
-
-if __name__ == "__main__":
-    # Imported by its own name: the processes it starts look for it there.
-    from tests.dali_pipes import kill_ranks
-
-    sys.exit(kill_ranks.main())

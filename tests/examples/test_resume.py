@@ -226,15 +226,6 @@ def test_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path)
     assert load_checkpoint(tmp_path, resume=True) == {"step": 10}
 
 
-def test_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(tmp_path: Path) -> None:
-    """A new run has a new directory, or goes on."""
-    assert load_checkpoint(tmp_path, resume=False) is None
-    assert load_checkpoint(tmp_path, resume=True) is None
-    save_checkpoint(tmp_path, {"step": 5})
-    with pytest.raises(FileExistsError, match=r"checkpoint\.pt' exists; pass --resume to continue from it"):
-        load_checkpoint(tmp_path, resume=False)
-
-
 def test_step_log_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     """Steps that are taken again have one line each; a line cut by a kill goes, too; the loss is exact."""
     with StepLog(tmp_path, step=0, is_written=True) as log:
