@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands.output import activation, print_note, program
+from dali_pipes.commands.output import print_note
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import manifest_name
@@ -286,6 +286,7 @@ def _summary(report: dict[str, Any], out: Path) -> str:
     largest = max(output["max_photo_difference"] for output in outputs)
     setting = records[0]["setting"]
     shards = shlex.quote(str(out / "shards"))
+    program = f"{shlex.quote(sys.executable)} -m dali_pipes"  # also where the environment is not active
     return "\n".join(
         [
             "",
@@ -304,9 +305,8 @@ def _summary(report: dict[str, Any], out: Path) -> str:
             f"{report['demo']['elapsed_s']:.0f} s in all",
             "",
             "Next:",
-            *([f"  {activation()}"] if activation() else []),
-            f"  {program()} prep info {shards}",
-            f"  {program()} bench run --shards {shards}",
+            f"  {program} prep info {shards}",
+            f"  {program} bench run --shards {shards}",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""The text of commands: results and notes, which may contain texts of data or of a server, and the program's name.
+"""The text of commands: results and notes, which may contain texts of data or of a server.
 
 A result is one line for people or, with ``--json``, one JSON document.
 """
@@ -7,9 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from dali_pipes.progress import LINE_CHARS, current_verbosity
 PAGES = (".html", ".htm")
 # Lines of a list that a terminal shows; --json has all of them.
 _SHOWN = 20
-_NAME = "dali-pipes"
 
 
 def print_line(text: str, *, err: bool = False, **style: Any) -> None:
@@ -96,25 +92,3 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise StoreError(f"cannot write '{path}': {exc.strerror or exc}") from exc
-
-
-def program() -> str:
-    """Return what to type in place of ``dali-pipes``: the name if the shell finds it, else a path or a module."""
-    script = Path(sys.executable).parent / _NAME
-    if shutil.which(_NAME) == str(script):
-        return _NAME
-    if script.exists():
-        return _typed(script)
-    return f"{_typed(Path(sys.executable))} -m dali_pipes"  # a checkout that is not installed
-
-
-def activation() -> str:
-    """Return the command that activates this environment; empty if it is active, or is no virtual environment."""
-    script = Path(sys.executable).parent / "activate"
-    return f". {_typed(script)}" if script.exists() and program() != _NAME else ""
-
-
-def _typed(path: Path) -> str:
-    """Quote a path for a shell, relative if it is below the current directory."""
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

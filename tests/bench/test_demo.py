@@ -81,18 +81,16 @@ def test_demo_ends_with_commands_that_run_as_printed(tmp_path: Path, monkeypatch
     command = [sys.executable, "-c", QUICK_DEMO, "--samples", "32", "--out", "out of it"]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     commands = [line.strip() for line in shown.partition("Next:\n")[2].splitlines()]
-    activate, info, bench = commands
-    assert activate.startswith(". ")
+    info, bench = commands
     assert "prep info 'out of it/shards'" in info
     done = subprocess.run(
-        ["/bin/sh", "-ec", f"{activate}\ndali-pipes --version\n{info}\n{bench} --repeats 1 --epochs 1 --loaders dali"],
+        ["/bin/sh", "-ec", f"{info}\n{bench} --repeats 1 --epochs 1 --loaders dali"],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("dali-pipes, version ")
     assert "32 samples" in done.stdout
     assert "Median" in done.stdout
 
