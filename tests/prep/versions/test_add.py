@@ -21,7 +21,8 @@ from prep.pack.pack import open_target
 from prep.recode.photos import Recoding
 from prep.sources.imagefolder import imagefolder
 from prep.sources.record import Record, Source
-from prep.versions.add import add, fit_classes
+from prep.versions.add import add
+from prep.versions.fit import fit_classes
 from tests.builders import Sample, pack, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
@@ -78,20 +79,24 @@ def test_samples_that_were_removed_can_be_added_again(local: Place, tmp_path: Pa
     bees = class_folders(tmp_path / "bees", {"bee": 3}, first=50)
     keys = [*OLD_KEYS, "bee/050", "bee/051", "bee/052"]
     local.add(bees, max_count=1)
+    for compare_keys in (True, False):
+        assert local.add(bees, max_count=1, compare_keys=compare_keys).version == 2
     local.remove("bee/050")
-    with pytest.raises(DataError, match=r"has 2 of the 3 keys .*'bee/051', 'bee/052'.*--known skip"):
-        local.add(bees, max_count=1)
-    with pytest.raises(DataError, match="1 of the samples were removed or written anew; leave out --no-compare-keys"):
+    with pytest.raises(DataError, match="since then some were removed or written anew; leave out --no-compare-keys"):
         local.add(bees, max_count=1, compare_keys=False)
-    assert local.add(bees, max_count=1, skip_known=True).num_samples == 9
+    assert local.add(bees, max_count=1).num_samples == 9
     local.remove(shards=[local.newest().manifest.names[-2]])
-    assert local.add(bees, max_count=1, skip_known=True).num_samples == 9
+    assert local.add(bees, max_count=1).num_samples == 9
     assert sorted(local.keys()) == sorted(keys)
     local.remove(*keys[6:])
     for _ in range(2):  # the second one finds what the first one did
         assert local.add(bees, max_count=1).num_samples == 9
     assert local.keys() == keys
     assert len(set(local.newest().manifest.names)) == local.newest().manifest.num_shards
+    local.remove("bee/051")
+    local.compact()
+    assert local.add(bees, max_count=1).num_known == 2
+    assert sorted(local.keys()) == sorted(keys)
 
 
 def test_a_bad_record_in_a_folder_that_grows(local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,37 +213,6 @@ def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(place: Place, tmp_
     assert place.keys()[-2:] == ["eel/000", "eel/001"]
 
 
-def test_photos_that_the_data_set_has_under_other_keys_are_told(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant."""
-    folder = class_folders(tmp_path / "again", {"bee": 1, "owl": 1}, first=90)
-    (folder / "bee" / "old.jpg").write_bytes(photo_bytes(0, 40, 30))
-    (folder / "bee" / "removed.jpg").write_bytes(photo_bytes(1, 40, 30))
-    same_size = bytearray(photo_bytes(0, 40, 30))
-    same_size[-9] ^= 1
-    (folder / "owl" / "like.jpg").write_bytes(same_size)
-    place.remove("cat/001", "dog/001", "owl/001")
-    assert place.add(folder).num_same_photos == 1
-    assert "1 of 5 added photos are in " in caplog.text
-    assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
-    assert "bee/old" in set(place.keys())
-    others = class_folders(tmp_path / "others", {"eel": 4}, first=0)
-    monkeypatch.setattr("prep.versions.known.MAX_READ", 400_000)  # of three requests
-    caplog.clear()
-    assert 0 < place.add(others).num_same_photos < 4
-    assert "(not all photos were compared: it would take long)" in caplog.text
-
-
-def test_shards_that_cannot_be_read_for_comparison_are_no_error(
-    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for index in (tmp_path / "set").glob("*.index.safetensors"):
-        index.unlink()
-    assert local.add(class_folders(tmp_path / "eels", {"eel": 1})).num_samples == 7
-    assert "added photos are not compared with those of " in caplog.text
-
-
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
     records = [Record(key="plain", components={"jpg": next((tmp_path / "old").rglob("*.jpg"))}, label=None)]
     source = Source(name="photos", records=records, classes={})
@@ -297,8 +271,16 @@ def test_known_keys_are_found_in_parts(local: Place, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("classes", "known", "expected"),
     [
-        ({4: "dog"}, {4: "cat"}, "class id 4 is 'dog' in 'new', and 'cat' in 'x'"),
-        ({5: "cat"}, {4: "cat"}, "class 'cat' has id 5 in 'new', and 4 in 'x'"),
+        (
+            {4: "dog"},
+            {4: "cat"},
+            "class id 4 is 'dog' in 'new'; 'x' has the name 'cat' for id 4, and id 4 for 'dog'; give",
+        ),
+        (
+            {5: "cat"},
+            {4: "cat"},
+            "class id 5 is 'cat' in 'new'; 'x' has the name 'cat' for id 5, and id 4 for 'cat'; give",
+        ),
         ({1: "cat"}, {}, "'x' has class ids from 0 to 2 and no class table, and 'new' has names of classes"),
     ],
 )
