@@ -4,18 +4,15 @@ Each shard is read once, front to back: its checksum is computed, its members ar
 For shards that are read through an ETL (`dali_pipes.store.cluster.transformed`), the transformed ones are indexed.
 """
 
+import contextlib
 import logging
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
-from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import (
-    Before,
     IndexedRun,
     IndexRun,
     find_manifest,
@@ -30,7 +27,6 @@ from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.column_spool import ROWS_IN_MEMORY, ColumnsBuilder
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.listings import Found, rows_among
 from dali_pipes.store.shard_set import ShardSet
 from prep.part import JobPart
@@ -38,12 +34,9 @@ from prep.workers import Report, WorkersKind, open_workers
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-# A run has at most so many shards, and on Ray begins no other after so many bytes; each CPU gets several.
+# A run has at most so many shards; on Ray few, because a run that a lost node worked on is done again.
 _RUN_SHARDS = 256
-_RUN_BYTES = 256 << 20
-_TASKS_EACH = 4
+_RAY_RUN_SHARDS = 8
 # Runs for each CPU whose results may wait for an earlier one.
 _RUNS_AHEAD = 4
 
@@ -105,9 +98,9 @@ def index_part(
     _check_has_no_versions(shards)
     own = part.of_shards(shards)
     if own.names:
-        # The part alone has no column file: nothing is kept of its runs.
-        each = lambda runs, _: deque(runs, maxlen=0)  # noqa: E731
-        _index(own, None, each, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
+        classes = read_class_table(own.store, own.prefix)
+        for _ in _indexed_runs(own, classes, on=on, anew=anew, show_progress=show_progress, on_before=on_before):
+            pass  # the part alone has no column file: nothing is kept of its runs
     return own
 
 
@@ -149,9 +142,11 @@ def index_without_manifest(
     **options: Any,
 ) -> Manifest:
     """As `index_shards`, but the manifest is only returned. ``before_columns`` is a last check."""
+    if classes is None:
+        classes = read_class_table(shards.store, shards.prefix)
     with ColumnsBuilder(ROWS_IN_MEMORY) as columns:
-        join = lambda runs, classes: join_runs(shards, runs, columns, classes=classes)  # noqa: E731
-        manifest = _index(shards, classes, join, on=on, show_progress=show_progress, **options)
+        runs = _indexed_runs(shards, classes, on=on, show_progress=show_progress, **options)
+        manifest = join_runs(shards, runs, columns, classes=classes)
         before_columns()
         num_bytes, chunks = columns.stream(manifest=manifest.shards_digest)
         shards.store.write_stream(columns_name(shards.prefix), chunks, num_bytes=num_bytes)
@@ -167,44 +162,40 @@ def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) 
     return manifest
 
 
-def _index(
+def _indexed_runs(
     shards: ShardSet,
     classes: Mapping[int, str] | None,
-    join: Callable[[Iterable[IndexedRun], Mapping[int, str] | None], T],
     *,
     on: WorkersKind,
     show_progress: bool,
     anew: bool = False,
     is_indexed: bool = False,
     on_before: Callable[[int], object] = lambda _: None,
-) -> T:
-    """Write the shard indexes; returns what ``join`` makes of the runs, which come in order, and of the classes."""
+) -> Iterator[IndexedRun]:
+    """Write the shard indexes; yields the runs, in order."""
     # Parsing holds the GIL little enough that a second process would cost more than it gains.
     with open_workers(on, 1 if on == "processes" else None) as workers:
         workers.check_reach(directory for directory in [shards.store.directory] if directory is not None)
-        if classes is None:
-            classes = read_class_table(shards.store, shards.prefix)
-        takes_over = not (anew or is_indexed or shards.store.etl)
-        entries, before = _look_before(shards) if takes_over else (shards.entries(), None)
-        run = IndexRun(shards=shards, entries=(), classes=classes, is_indexed=is_indexed)
-        # Threads of one process do a run's shards ahead of each other: it can be large.
-        small = {"most": -(-len(entries) // (_TASKS_EACH * workers.jobs)), "num_bytes": _RUN_BYTES}
-        runs = divided_runs(run, entries, before, **({} if on == "processes" else small))
+        indexes: Found | None = None
+        if anew or is_indexed or shards.store.etl:
+            entries = shards.entries()
+        else:
+            found, indexes = shards.store.find_all(shards.names, list(map(index_name, shards.names)))
+            entries = shards.all_of(found)
+        whole = IndexRun(shards=shards, entries=entries, classes=classes, is_indexed=is_indexed)
+        runs = _divided(whole, indexes, _RUN_SHARDS if on == "processes" else _RAY_RUN_SHARDS)
         num_before = 0
-
-        def counted(results: Iterable[IndexedRun]) -> Iterator[IndexedRun]:
-            nonlocal num_before
-            for result in results:
+        with index_bar(shards, entries, shown=show_progress) as drawn:
+            for result in workers.map(
+                _work,
+                runs,
+                on_progress=drawn.update,
+                name=lambda run: f"shards '{run.shards.names[0]}' to '{run.shards.names[-1]}'",
+                max_ahead=_RUNS_AHEAD * workers.jobs,
+            ):
                 num_before += result.num_before
                 yield result
-
-        with index_bar(shards, entries, shown=show_progress) as drawn:
-            results = workers.map(
-                _work, runs, on_progress=drawn.update, name=name_of_run, max_ahead=_RUNS_AHEAD * workers.jobs
-            )
-            made = join(counted(results), classes)
     on_before(num_before)
-    return made
 
 
 def _work(run: IndexRun, report: Report) -> IndexedRun:
@@ -212,66 +203,27 @@ def _work(run: IndexRun, report: Report) -> IndexedRun:
     return index_run(run, run.shards.store.write, report)
 
 
-def name_of_run(run: IndexRun) -> str:
-    """A run's name in errors."""
-    return f"shards '{run.shards.names[0]}' to '{run.shards.names[-1]}'"
-
-
-def divided_runs(
-    run: IndexRun,
-    entries: Sequence[ObjectEntry],
-    before: "_Before | None" = None,
-    *,
-    most: int = _RUN_SHARDS,
-    num_bytes: float = math.inf,
-) -> Iterator[IndexRun]:
-    """Runs like ``run``, of at most ``most`` of its shards, whose columns fit in memory.
-
-    None begins another shard after ``num_bytes``, because a run that a lost node worked on is done again.
-    """
-    shards, first = replace(run.shards, manifest=None, manifest_prefix=run.shards.prefix), 0
-    rest = iter(entries)
-    while first < len(entries):
-        own: list[ObjectEntry] = []
-        done = 0
-        while first + len(own) < len(entries) and len(own) < min(most, _RUN_SHARDS) and done < num_bytes:
-            own.append(next(rest))
-            done += own[-1].size
-        stop = first + len(own)
+def _divided(whole: IndexRun, indexes: Found | None, most: int) -> Iterator[IndexRun]:
+    """Runs of at most ``most`` of the shards; ``indexes`` are the shard indexes that may be taken over."""
+    names, old = whole.shards.names, None
+    rows = np.full(len(names), -1)  # of each shard in the old manifest; -1 if it is not there
+    if indexes is not None:
+        with contextlib.suppress(DataError):  # the caller has warned
+            old = find_manifest(whole.shards)
+        rows = rows if old is None else rows_among(old.names, names)
+    shards = replace(whole.shards, manifest=None, manifest_prefix=whole.shards.prefix)
+    for start in range(0, len(names), most):
+        stop = min(start + most, len(names))
+        entries = [] if indexes is None else [indexes[row] for row in range(start, stop)]
         yield replace(
-            run,
-            shards=replace(shards, names=list(shards.names[first:stop])),
-            entries=own,
-            before=() if before is None else [before.of(row) for row in range(first, stop)],
+            whole,
+            shards=replace(shards, names=list(names[start:stop])),
+            entries=[whole.entries[row] for row in range(start, stop)],
+            before=[
+                None if entry is None else known_before(old, int(rows[row]), entry)
+                for row, entry in enumerate(entries, start)
+            ],
         )
-        first = stop
-
-
-class _Before(NamedTuple):
-    """The shard indexes that are there already; an object for each would take more memory than they do."""
-
-    indexes: Found
-    old: Manifest | None
-    rows: Int64s
-    """int64 [shards], the row of each shard in ``old``; -1 if it is not there."""
-
-    def of(self, row: int) -> Before | None:
-        entry = self.indexes[row]
-        return None if entry is None else known_before(self.old, int(self.rows[row]), entry)
-
-
-def _look_before(shards: ShardSet) -> tuple[Sequence[ObjectEntry], _Before | None]:
-    """The entries of the shards and what is known of the indexes that are there, by one listing."""
-    names = shards.names
-    found, indexes = shards.store.find_all(names, [index_name(name) for name in names])
-    entries = shards.all_of(found)
-    try:
-        old = find_manifest(shards)
-    except DataError:
-        old = None  # the caller has warned
-    if old is None:
-        return entries, _Before(indexes, None, np.full(len(names), -1))
-    return entries, _Before(indexes, old, rows_among(old.names, names))
 
 
 def _check(shards: ShardSet, *, overwrite: bool, allow_missing: bool) -> None:

@@ -18,7 +18,6 @@ from prep.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from dali_pipes.store.shard_set import ShardSet
     from prep.part import JobPart
     from prep.workers import WorkersKind
 
@@ -93,64 +92,49 @@ def index(
         raise click.UsageError("--overwrite replaces a manifest, and a part writes none; give it to --merge.")
     if merge and anew:
         raise click.UsageError("--merge reads no shard; give --anew to the parts.")
-    before: list[int] = []
+    taken_over: list[int] = []
     how: dict[str, Any] = {"on": on, "show_progress": not as_json}
+    keeping: dict[str, Any] = {"overwrite": overwrite, "allow_missing": allow_missing}
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = list_shards(urls, endpoint=answering, allow_missing=allow_missing)
         if etl is not None:
             shards = through_etl(shards, etl)
         if not part.is_all:
-            own = index_part(shards, part, anew=anew, on_before=before.append, **how)
-            if not own.names:
-                print_empty_part(part, own.url, as_json=as_json)
-                return
-            print_part(own, part, time.perf_counter() - started, sum(before), as_json=as_json)
-            return
-        if merge:
-            manifest = merge_indexes(shards, overwrite=overwrite, allow_missing=allow_missing, **how)
+            shards = index_part(shards, part, anew=anew, on_before=taken_over.append, **how)
+        elif merge:
+            manifest = merge_indexes(shards, **keeping, **how)
         else:
-            how |= {"overwrite": overwrite, "allow_missing": allow_missing, "anew": anew}
-            manifest = index_shards(shards, on_before=before.append, **how)
+            manifest = index_shards(shards, anew=anew, on_before=taken_over.append, **keeping, **how)
         # The manifest names the shards from now on, and the record may name more.
-        for name in stored_records(shards.store, shards.prefix) if allow_missing and etl is None else ():
+        for name in (
+            stored_records(shards.store, shards.prefix) if allow_missing and etl is None and part.is_all else ()
+        ):
             shards.store.delete(name)
-    elapsed_s = time.perf_counter() - started
-    where = shards.store.locate(manifest_name(shards.prefix))
-    print_result(
-        f"indexed {counted(manifest.num_shards, 'shard')}{_before(sum(before))}, "
-        f"{counted(manifest.num_samples, 'sample')}, {format_bytes(manifest.total_bytes)} in {elapsed_s:.1f} s "
-        f"-> {where}",
-        {
+    elapsed_s, num_before = time.perf_counter() - started, sum(taken_over)
+    if not shards.names:
+        print_empty_part(part, shards.url, as_json=as_json)
+        return
+    document: dict[str, Any] = {"num_indexed_before": num_before, "elapsed_s": elapsed_s}
+    line = f"indexed {counted(len(shards.names), 'shard')}{f' ({num_before:,} indexed before)' if num_before else ''}"
+    if part.is_all:
+        where = shards.store.locate(manifest_name(shards.prefix))
+        line += (
+            f", {counted(manifest.num_samples, 'sample')}, {format_bytes(manifest.total_bytes)} in {elapsed_s:.1f} s"
+        )
+        line += f" -> {where}"
+        document |= {
             "manifest": where,
             "digest": manifest.digest,
             "num_shards": manifest.num_shards,
-            "num_indexed_before": sum(before),
             "num_samples": manifest.num_samples,
             "num_bytes": manifest.total_bytes,
             "etl": etl,
             "components": dict(manifest.components),
             "classes": {str(label): name for label, name in manifest.classes.items()},
-            "elapsed_s": elapsed_s,
-        },
-        as_json=as_json,
-    )
-
-
-def print_part(own: "ShardSet", part: "JobPart", elapsed_s: float, num_before: int, *, as_json: bool) -> None:
-    """Print what a part has indexed."""
-    print_result(
-        f"indexed {counted(len(own.names), 'shard')}{_before(num_before)} in {elapsed_s:.1f} s: part {part} of "
-        f"'{own.url}'; when all parts are done, --merge makes the manifest",
-        {
-            "part": str(part),
-            "url": own.url,
-            "shards": own.names,
-            "num_indexed_before": num_before,
-            "elapsed_s": elapsed_s,
-        },
-        as_json=as_json,
-    )
-
-
-def _before(num: int) -> str:
-    return f" ({num:,} indexed before)" if num else ""
+        }
+    else:
+        line += (
+            f" in {elapsed_s:.1f} s: part {part} of '{shards.url}'; when all parts are done, --merge makes the manifest"
+        )
+        document |= {"part": str(part), "url": shards.url, "shards": shards.names}
+    print_result(line, document, as_json=as_json)

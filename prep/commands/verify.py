@@ -156,38 +156,28 @@ def print_report(report: "VerifyReport", quarantine: Path | None = None, *, show
     """Print what is wrong, ``show`` examples of each kind, and one line on all; to stderr if ``err``."""
     from prep.inspect.findings import KINDS
 
-    for kind, what in KINDS.items():
-        number = report.counts[kind]
-        if not number:
-            continue
-        print_line(f"{number:8}  {what}", err=err, fg="yellow" if kind == "note" else "red")
-        reasons = report.reasons.get(kind, Counter[str]())
-        if len(reasons) > 1:
-            for reason, times in reasons.most_common(_SHOWN_REASONS):
-                print_line(f"          {times} x {reason}", err=err)
-        examples = [finding for finding in report.findings if finding.kind == kind]
-        for finding in examples[:show]:
-            print_line(f"          {finding}", err=err)
+    for kind, number in ((kind, report.counts[kind]) for kind in KINDS if report.counts[kind]):
+        print_line(f"{number:8}  {KINDS[kind]}", err=err, fg="yellow" if kind == "note" else "red")
+        reasons = report.reasons.get(kind, Counter[str]()).most_common(_SHOWN_REASONS)
+        lines = [f"{times} x {reason}" for reason, times in reasons] if len(reasons) > 1 else []
+        lines += [str(finding) for finding in report.findings if finding.kind == kind][:show]
         if show and number > show:
-            print_line(f"          and {number - show} more, --json has all", err=err)
+            lines.append(f"and {number - show} more, --json has all")
+        for line in lines:
+            print_line(f"          {line}", err=err)
     if report.mask_values:
         values = [f"{value} in {number}" for value, number in report.mask_values.items()]
         more = f" and {len(values) - _SHOWN_VALUES} more" if len(values) > _SHOWN_VALUES else ""
         print_line(f"masks hold {', '.join(values[:_SHOWN_VALUES])}{more}", err=err)
+    bad = counted(report.num_bad_samples, "bad sample")
     if quarantine is not None:
-        print_line(
-            f"{counted(report.num_bad_samples, 'bad sample')} in '{quarantine}': "
-            f"pass select=dali_pipes.Select(exclude='{quarantine}')",
-            err=err,
-        )
-    rate = round(report.num_bytes / max(report.elapsed_s, 1e-9))
+        print_line(f"{bad} in '{quarantine}': pass select=dali_pipes.Select(exclude='{quarantine}')", err=err)
     amount = (
         f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}, "
         f"{counted(report.num_decoded, 'photo')} decoded by {report.decoder}, {format_bytes(report.num_bytes)} in "
-        f"{report.elapsed_s:.1f} s ({format_bytes(rate)}/s)"
+        f"{report.elapsed_s:.1f} s"
     )
     if report.num_problems:
-        problems = f"{counted(report.num_problems, 'problem')}, {counted(report.num_bad_samples, 'bad sample')}"
-        print_line(f"{problems} in {amount}", err=err, fg="red")
+        print_line(f"{counted(report.num_problems, 'problem')}, {bad} in {amount}", err=err, fg="red")
     else:
         print_line(f"nothing is wrong with {amount}", err=err, fg="green")

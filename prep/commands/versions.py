@@ -1,8 +1,6 @@
 """``dali-pipes prep remove``, ``compact``, ``diff`` and ``log``: versions of a data set."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -10,8 +8,7 @@ from dali_pipes.commands.options import cluster_options, endpoint_for, format_by
 from dali_pipes.commands.output import counted, fields_of, print_line, print_result, print_some
 from prep.commands.options import command_line, dry_run_option, jobs_option, no_part_option
 
-if TYPE_CHECKING:
-    from prep.versions.diff import SetDiff
+_SHOWN = 20
 
 
 @click.command()
@@ -62,20 +59,14 @@ def remove(
             command=command_line(click.get_current_context()),
             dry_run=dry_run,
         )
-    now = f"has {counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
-    what = counted(report.num_removed, "sample")
-    if report.num_removed_shards:
-        what += f", with {counted(report.num_removed_shards, 'shard')}"
+    with_shards = f", with {counted(report.num_removed_shards, 'shard')}" if report.num_removed_shards else ""
     if not (report.num_removed or report.num_removed_shards):
-        line = f"nothing to remove: '{report.url}@{report.version}' lacks these already; it {now}"
-    elif dry_run:
-        line = f"would remove {what} from '{report.url}', which then {now}"
+        did = "nothing to remove: the data set lacks these already"
     else:
-        line = f"removed {what} -> '{report.url}@{report.version}' {now}"
+        did = f"{'would remove' if dry_run else 'removed'} {counted(report.num_removed, 'sample')}{with_shards}"
+    now = f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
+    line = f"{did} -> '{report.url}@{report.version}' {'would have' if dry_run else 'has'} {now}"
     print_result(line, fields_of(report), as_json=as_json)
-
-
-_SHOWN = 20
 
 
 @click.command()
@@ -94,8 +85,19 @@ def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | 
 
     with endpoint_for([first, second], endpoint, embedded_dir) as answering:
         found = compare_sets(name_shards(first, endpoint=answering), name_shards(second, endpoint=answering))
-    if not as_json:
-        _print_lists(found)
+    classes = {
+        "+": [f"{label} {name}" for label, name in found.added_classes.items()],
+        "-": [f"{label} {name}" for label, name in found.removed_classes.items()],
+        "~": [f"{label} {old} -> {new}" for label, (old, new) in found.renamed_classes.items()],
+    }
+    lists = [(mark, "class", names) for mark, names in classes.items()]
+    lists += [("+", "shard", found.added_shards), ("-", "shard", found.removed_shards)]
+    lists += [("+", "key", found.added_keys), ("-", "key", found.removed_keys)]
+    for mark, what, names in () if as_json else lists:
+        for name in names[:_SHOWN]:
+            print_line(f"{mark} {what} {name}")
+        if len(names) > _SHOWN:
+            print_line(f"{mark} {what}: {len(names) - _SHOWN} more, --json names all")
     summary = (
         f"{counted(len(found.added_keys), 'sample')} added, {len(found.removed_keys)} removed, {found.num_moved} in "
         f"another shard; {counted(len(found.added_shards), 'shard')} added, {len(found.removed_shards)} removed; "
@@ -103,35 +105,9 @@ def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | 
     )
     print_result(
         f"'{found.urls[0]}' and '{found.urls[1]}' are equal" if found.is_equal else summary,
-        fields_of(found)
-        | {
-            "is_equal": found.is_equal,
-            "added_classes": {str(label): name for label, name in found.added_classes.items()},
-            "removed_classes": {str(label): name for label, name in found.removed_classes.items()},
-            "renamed_classes": {str(label): list(names) for label, names in found.renamed_classes.items()},
-        },
+        fields_of(found) | {"is_equal": found.is_equal},
         as_json=as_json,
     )
-
-
-def _print_lists(found: "SetDiff") -> None:
-    for mark, what, names in (
-        ("+", "class", [f"{label} {name}" for label, name in found.added_classes.items()]),
-        ("-", "class", [f"{label} {name}" for label, name in found.removed_classes.items()]),
-        ("~", "class", [f"{label} {old} -> {new}" for label, (old, new) in found.renamed_classes.items()]),
-        ("+", "shard", found.added_shards),
-        ("-", "shard", found.removed_shards),
-        ("+", "key", found.added_keys),
-        ("-", "key", found.removed_keys),
-    ):
-        _print_list(mark, what, names)
-
-
-def _print_list(mark: str, what: str, names: Sequence[str]) -> None:
-    for name in names[:_SHOWN]:
-        print_line(f"{mark} {what} {name}")
-    if len(names) > _SHOWN:
-        print_line(f"{mark} {what}: {len(names) - _SHOWN} more, --json names all")
 
 
 @click.command()
