@@ -162,26 +162,19 @@ def join_texts(parts: Sequence[Texts]) -> Texts:
     return Texts(np.concatenate([part.data for part in parts]), np.concatenate(ends))
 
 
+# What stands around a part of a name that is empty, "." or "..", where NUL is before and after each name.
+_ODD_PAIRS = (b"\0\0", b"\0/", b"\0.", b"//", b"/.", b"/\0")
+
+
 def object_name_problem(names: Texts) -> str | None:
     """Describe the first name that must not become part of a path; ``None`` if all names are safe.
 
-    This is the rule of `dali_pipes.store.shard_names.check_object_name`, for a million names in a tenth of a second.
+    This is the rule of `dali_pipes.store.shard_names.check_object_name`, for a million names in a fraction of a second.
     Also, a name must not be empty or end with a slash: it is the name of an object, not a prefix.
     """
-    data, ends = names.data, names.ends
-    if not len(names):
+    run = b"\0" + np.insert(names.data, names.ends, 0).tobytes()
+    if (names.data != 0).all() and not any(pair in run for pair in _ODD_PAIRS):
         return None
-    starts = ends - np.diff(ends, prepend=0)
-    slashes = np.flatnonzero(data == ord("/"))
-    # The parts between slashes, of all names in one array. "stable" merges two sorted runs.
-    begins = np.sort(np.concatenate([starts, slashes + 1]), kind="stable")
-    stops = np.sort(np.concatenate([ends, slashes]), kind="stable")
-    lengths = stops - begins
-    bad = lengths == 0
-    for dots in (1, 2):
-        rows = np.flatnonzero(lengths == dots)
-        bad[rows] |= (data[begins[rows, None] + np.arange(dots)] == ord(".")).all(axis=1)
-    if not bad.any() and (data != 0).all():
-        return None
-    first = next(name for name in names if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")))
-    return f"a name must hold no NUL and no part that is empty, '.' or '..', got {first!a}"
+    bad = (name for name in names if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")))
+    first = next(bad, None)
+    return None if first is None else f"a name must hold no NUL and no part that is empty, '.' or '..', got {first!a}"

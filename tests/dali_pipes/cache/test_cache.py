@@ -163,18 +163,6 @@ def test_each_shard_is_filled_by_one(directory: Path) -> None:
     two.close()
 
 
-def test_one_that_fails_leaves_nothing_and_the_next_fills(directory: Path) -> None:
-    """The blocks of half a shard are freed at once."""
-    one, two = Member(directory), Member(directory)
-    assert one.take(2).fill.tolist() == [2]
-    one.write(2, 100)
-    one.cache.fail(one.slot, [2])
-    assert blocks(directory) == 0
-    two.fill(2)
-    one.close()
-    two.close()
-
-
 def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path) -> None:
     """Of any cache file; held shards stay, whichever loader holds them; blocks are freed."""
     one = Member(directory, allowed=6, reserved=3)
@@ -206,18 +194,6 @@ def test_space_goes_to_the_most_urgent_shards(directory: Path) -> None:
     assert one.held == {5}
     one.close()
     two.close()
-
-
-def test_released_shard_is_dropped_when_space_is_needed(directory: Path) -> None:
-    """With space for exactly two shards, a loader reads through all shards, and never takes more."""
-    one = Member(directory, pages=20, reserved=2, allowed=2)
-    for shard in range(20):
-        one.fill(shard)
-        assert blocks(directory) <= 2 * PAGE
-        if shard:
-            assert one.read(shard - 1) == one.content(shard - 1)
-            one.release(shard - 1)
-    one.close()
 
 
 def test_reservations_fill_the_cache_and_no_more(directory: Path) -> None:
@@ -285,22 +261,6 @@ def test_stuck_is_told_only_when_all_wait(directory: Path) -> None:
     assert not two.cache.is_stuck(two.slot)
     one.close()
     two.close()
-
-
-def test_dead_loaders_free_space(directory: Path) -> None:
-    """Its reservation, its holds, half a shard of it, and shards that it was about to drop."""
-    one, two = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4, group=2)
-    one.fill(0)
-    assert one.take(1).fill.tolist() == [1]
-    one.write(1, 1000)
-    one.die()
-    two.fill(1, 2)
-    assert two.read(1) == two.content(1)
-    third = Member(directory, reserved=2, allowed=4, group=3)
-    third.fill(3, 4)
-    assert blocks(directory) <= 4 * PAGE
-    two.close()
-    third.close()
 
 
 def test_slots_are_as_many_as_said(directory: Path) -> None:

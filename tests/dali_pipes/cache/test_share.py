@@ -153,25 +153,6 @@ def test_each_shard_lies_at_its_address_with_its_index(shards: Path, cache_dir: 
     job.share.close()
 
 
-def test_part_of_the_shards_shares_the_cache_file_of_all(shards: Path, cache_dir: Path) -> None:
-    """Two of eight shards, in another order: the addresses are those of the whole."""
-    whole = Job(shards, cache_dir)
-    whole.stager.need([5])
-    part = DataSet(resolve_shards([str(shards / "s-000005.tar"), str(shards / "s-000002.tar")], endpoint=None))
-    share = part.open_share(reserved=None, is_windowed=False, group=2, cache_dir=cache_dir, cache_bytes=None)
-    for mine, name in enumerate(part.manifest.names):
-        row = whole.indexed.manifest.names.index(name)
-        assert share.starts[mine] == whole.share.starts[row]
-    taken = share.take([0, 1])
-    is_five = [name == "s-000005.tar" for name in part.manifest.names]
-    assert [is_five[shard] for shard in taken.ready.tolist()] == [True]
-    assert len(taken.fill) == 1
-    assert not is_five[int(taken.fill[0])]
-    share.fail(taken.fill.tolist())
-    share.close()
-    whole.close()
-
-
 def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> None:
     """SIGKILL in the middle of staging: what was whole is found, what was half filled is fetched again."""
     with process(shards, cache_dir, *range(8), pause_s=0.05) as started:
@@ -195,31 +176,6 @@ def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> N
     job.check(*job.all)
     assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in job.all if not is_ready[shard])
     job.close()
-
-
-def test_next_job_finds_what_is_there(shards: Path, cache_dir: Path) -> None:
-    """A cache that was named stays; nothing is fetched twice."""
-    for expected in ([0, 1, 2], [3]):
-        job = Job(shards, cache_dir)
-        job.stager.need([0, 1, 2, expected[-1]])
-        assert job.stager.fetched_bytes == sum(job.object_bytes(shard) for shard in expected)
-        job.check(0, 1, 2)
-        job.close()
-
-
-def test_default_cache_goes_with_its_last_loader(
-    shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Shared by those who are there together; nothing is left in memory that nobody asked to keep."""
-    monkeypatch.setattr("dali_pipes.cache.placement.default_directories", lambda: [cache_dir])
-    one, two = Job(shards, None), Job(shards, None)
-    one.stager.need(one.all)
-    two.stager.need(two.all)
-    assert two.stager.fetched_bytes == 0
-    one.close()
-    two.check(*two.all)
-    two.close()
-    assert not list(cache_root(cache_dir).glob("*.*"))
 
 
 def test_new_start_of_the_machine_has_bytes_checked(

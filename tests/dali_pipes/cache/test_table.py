@@ -1,6 +1,5 @@
 """The state table: derived columns say what the states say, whatever was cut short."""
 
-import os
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.cache.extents import extent_starts
-from dali_pipes.cache.table import State, StateTable, boot_id
+from dali_pipes.cache.table import State, StateTable
 
 STARTS = extent_starts([5000, 1, 4096, 9000, 12_000, 300])
 NUM_SHARDS = len(STARTS) - 1
@@ -127,32 +126,6 @@ def test_pages_are_reserved_before_they_are_written(shared_memory: Path) -> None
     assert made + num_shards <= reserved <= made + num_shards + 2 * 4096
     table.holds[200] = 1
     assert blocks() == reserved
-
-
-def test_new_start_of_the_machine_believes_nothing(tmp_path: Path) -> None:
-    """Ready becomes unchecked; what was half filled or half dropped goes, and so do bytes that no state speaks of."""
-    table = StateTable(tmp_path / "t", starts=STARTS)
-    share = os.open(tmp_path / "image", os.O_RDWR | os.O_CREAT)
-    os.pwrite(share, b"x" * int(STARTS[-1]), 0)
-    table.open_row(0)
-    make_ready(table, 0, 1, 4)
-    with table.changing():
-        table.fill([3], 0)
-        table.fill([0], 0)  # a check, interrupted
-        table.drop([4], 0)
-    # As after a loss of power: a page of columns that is older than the states.
-    table._header["num_resident"] = 1
-    table.greet(boot_id(), file=share)
-    assert table.state.tolist() == [5, 2, 0, 1, 3, 0]  # the same start: as it was
-    table.greet(boot_id() ^ 1, file=share)
-    assert table.state.tolist() == [State.UNCHECKED, State.UNCHECKED, *[State.EMPTY] * 4]
-    assert not table.holds[0].any()
-    assert (table.owner == -1).all()
-    check_derived(table)
-    data = os.pread(share, int(STARTS[-1]), 0)
-    assert data == b"x" * int(STARTS[2]) + bytes(int(STARTS[-1] - STARTS[2]))
-    assert os.fstat(share).st_blocks * 512 == STARTS[2]
-    os.close(share)
 
 
 def test_a_million_shards_open_without_reading_them(tmp_path: Path) -> None:

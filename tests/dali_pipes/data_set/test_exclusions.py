@@ -103,12 +103,6 @@ def test_quarantine_of_a_job_is_left_out_of_the_next(indexed: Counted, tmp_path:
     assert sorted(indexed.read) == [1, 3]
 
 
-def test_quarantine_is_of_names_not_of_places(shards: Path, listed: Callable[[str], Path]) -> None:
-    """A loader of other shards, in another order: the same samples, by their ordinals there."""
-    path = listed("s-000003.tar\tdog/16\ns-000001.tar\tcat/05\n")
-    assert excluded_ordinals(part_of(shards, 3, 0, 1), exclude=path).excluded.tolist() == [1, 10]
-
-
 def test_listed_shards_that_the_loader_has_not_are_counted(
     shards: Path, listed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,17 +171,6 @@ def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed
 # --- a predicate ------------------------------------------------------------------------------------------------------
 
 
-def test_where_keeps_what_it_says(indexed: Counted) -> None:
-    """By key, label, shard or component, all at once; nothing is read but the column file."""
-    excluded, summary = excluded_ordinals(indexed, where=lambda columns: np.strings.startswith(columns.keys, "cat/"))
-    assert excluded.tolist() == list(range(8, 20))
-    assert summary == "12 samples left out: 12 by where"
-    kept = excluded_ordinals(indexed, where=lambda c: np.isin(c.labels, [1, 3]) & (c.shards == "s-000001.tar"))
-    assert sorted({*range(20)} - {*kept.excluded.tolist()}) == [5, 7]
-    assert excluded_ordinals(indexed, where=lambda c: c.has("cls")).excluded.tolist() == list(range(0, 20, 3))
-    assert indexed.read == []
-
-
 @pytest.mark.parametrize(
     ("where", "text"),
     [
@@ -217,28 +200,6 @@ def test_all_that_is_left_out_together_may_not_be_all(indexed: Counted, listed: 
 
 
 # --- what is lacking --------------------------------------------------------------------------------------------------
-
-LACKING = [
-    ("txt", []),  # none lacks it: the manifest says so
-    ("cls", list(range(0, 20, 3))),
-    ("jpg", [row for row in range(20) if row % 2 == 0 or row == 7]),
-    ("jpg;jpeg", [7]),
-    ("none;cls", list(range(0, 20, 3))),
-    ("jpg;txt", []),
-]
-
-
-@pytest.mark.parametrize(("component", "expected"), LACKING)
-def test_samples_that_lack_a_component_are_left_out(
-    shards: Path, indexed: Counted, component: str, expected: list[int]
-) -> None:
-    """By the manifest or the column file, without a shard's index; of some shards likewise."""
-    assert excluded_ordinals(indexed, lacking=[component]).excluded.tolist() == expected
-    assert indexed.read == []
-    part = part_of(shards, 2, 1)
-    ordinals = [*range(10, 15), *range(5, 10)]
-    found = excluded_ordinals(part, lacking=[component]).excluded.tolist()
-    assert [ordinals[row] for row in found] == [row for row in ordinals if row in expected]
 
 
 def test_lists_by_shard_need_no_column_file(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:

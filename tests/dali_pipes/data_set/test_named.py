@@ -1,7 +1,6 @@
 """The manifest is the truth: which shards a URL names, and what is said of those that are not there."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,17 +76,6 @@ def test_prefix_in_a_bucket_is_answered_by_its_manifest_without_a_listing(
     assert shards.names == names
     assert shards.url == f"{filled.url}/s-"
     assert DataSet(shards).manifest.num_samples == 3 * len(names)
-
-
-def test_names_of_a_whole_data_set_are_the_manifests_own(filled: AisStore) -> None:
-    """A million of them are one array, not as many texts; sets of shards are compared and hashed as before."""
-    shards = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
-    assert shards.manifest is not None
-    assert shards.names is shards.manifest.names
-    again = replace(name_shards(f"{filled.url}/s-", endpoint=filled.endpoint), store=shards.store)
-    assert (again, hash(again)) == (shards, hash(shards))
-    assert shards == replace(shards, names=NAMES)
-    assert shards != replace(shards, names=(*NAMES[:-1], "s-x.tar"))
 
 
 @pytest.mark.parametrize("rest", ["", "s"])
@@ -292,11 +280,3 @@ def test_list_refuses_to_go_on_without_a_shard_of_the_manifest(folder: Path, url
     (folder / LACKING).unlink()
     with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}'; .* lists 4, 1 of them missing"):
         list_shards(url.format(folder=folder), endpoint=None)
-
-
-def test_one_name_listed_twice_is_one_shard(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As AIS lists an object that it is moving to another target."""
-    filled.delete(manifest_name("s-"))
-    once: Callable[..., list[object]] = type(filled._bucket).list_all_objects
-    monkeypatch.setattr(type(filled._bucket), "list_all_objects", lambda *args, **kw: 2 * once(*args, **kw))
-    assert resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint).names == NAMES

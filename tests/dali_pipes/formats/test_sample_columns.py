@@ -224,12 +224,6 @@ def test_sizes_of_photos_are_those_of_the_shard_indexes(tmp_path: Path) -> None:
         Columns(found, names=manifest.names, counts=manifest.samples).size("txt")
 
 
-def test_photos_larger_than_65535_pixels_have_wider_columns() -> None:
-    data, manifest = changed_file(photo_columns(70_000, 4), {})
-    heights, widths = SampleColumns.from_bytes(data, manifest=manifest, where="c").sizes["jpg"]
-    assert (heights.dtype, heights.tolist(), widths.tolist()) == (np.int32, [70_000, 2, 3], [4, 5, 6])
-
-
 @pytest.mark.parametrize(
     ("changes", "header", "text"),
     [

