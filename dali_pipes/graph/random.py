@@ -13,11 +13,9 @@ import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.graph import color
-from dali_pipes.graph.crop import CROP_TRIES, Int32s, erased_rectangle, resized_crop
+from dali_pipes.graph.crop import CROP_TRIES, Float32s, Float64s, Int32s, erased_rectangle, resized_crop
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
-
-Float64s = npt.NDArray[np.float64]
 
 GAMMA_TRIES = 8
 """Each try is taken with a probability over 0.95; if none is, once in about 4e10, the draw is the mode's neighbour."""
@@ -33,6 +31,8 @@ class Random:
     A sample's numbers from a stream are a function of ``(seed, epoch, ordinal, occurrence, stream)``: they are the same
     with another batch size, with another number of ranks and in a resumed run. (On a GPU the same numbers do not always
     give the same pixels to the last bit, see `dali_pipes.tuning`.)
+
+    An argument that is out of its range is a `ValueError`, one of another type a `TypeError`.
     """
 
     def __init__(self, components: Components) -> None:
@@ -40,27 +40,16 @@ class Random:
         self._num_streams = 0
 
     def uniform(self, low: float = 0.0, high: float = 1.0, *, stream: str | None = None) -> Any:
-        """Draw numbers uniform in ``[low, high)``: a node of float32 scalars.
-
-        Raises:
-            TypeError: If ``low`` or ``high`` is not a number.
-            ValueError: If one of them is not finite in float32, or ``low`` is larger than ``high``.
-        """
+        """Draw numbers uniform in ``[low, high)``: a node of float32 scalars."""
         low, high = _float32("low", low), _float32("high", high)
         if low > high:
             raise ValueError(f"low must not be larger than high, got {low} and {high}")
-        return self._components.array(_uniforms(self._stream_name("uniform", stream), low, high))
+        return self._drawn("uniform", stream, 1, _uniforms(low, high))
 
     def coin_flip(self, probability: float = 0.5, *, stream: str | None = None) -> Any:
-        """Draw 1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it.
-
-        Raises:
-            TypeError: If the probability is not a number.
-            ValueError: If it is not in [0, 1].
-        """
+        """Draw 1 with this probability, else 0: a node of int32 scalars, as ``mirror=`` takes it."""
         probability = _probability(probability)
-        name = self._stream_name("coin_flip", stream)
-        return self._components.array(lambda batch: (batch.uniforms(name, 1)[:, 0] < probability).astype(np.int32))
+        return self._drawn("coin_flip", stream, 1, lambda drawn: (drawn[:, 0] < probability).astype(np.int32))
 
     def resized_crop(
         self,
@@ -85,9 +74,6 @@ class Random:
 
         Returns:
             Nodes of the crop's start and of its shape, each int32 [2] (rows, columns) in pixels.
-
-        Raises:
-            ValueError: If a share is negative, or a ratio is not positive.
         """
         if not all(0 <= share < float("inf") for share in scale):
             raise ValueError(f"scale must be a range of shares from 0 on, got {scale!r}")
@@ -96,46 +82,29 @@ class Random:
         name = self._stream_name("resized_crop", stream)
         size = self._components.size(component, orient=orient)
 
-        @once_a_batch
         def crop(batch: Batch) -> Int32s:
             height, width = size(batch)
             return resized_crop(height, width, batch.uniforms(name, 2 * CROP_TRIES + 2), scale=scale, ratio=ratio)
 
-        return (
-            self._components.array(lambda batch: crop(batch)[:, :2]),
-            self._components.array(lambda batch: crop(batch)[:, 2:]),
-        )
+        return self._start_and_shape(crop)
 
     def normal(self, mean: float = 0.0, std: float = 1.0, *, stream: str | None = None) -> Any:
-        """Draw normal numbers: a node of float32 scalars.
-
-        Raises:
-            TypeError: If ``mean`` or ``std`` is not a number.
-            ValueError: If ``std`` is negative, or one of them is not finite in float32.
-        """
+        """Draw normal numbers: a node of float32 scalars."""
         mean, std = _float32("mean", mean), _float32("std", std)
         if std < 0:
             raise ValueError(f"std must not be negative, got {std}")
-        name = self._stream_name("normal", stream)
-        return self._components.array(lambda batch: (mean + std * normals(batch.uniforms(name, 2))).astype(np.float32))
+        return self._drawn("normal", stream, 2, lambda drawn: (mean + std * normals(drawn)).astype(np.float32))
 
     def beta(self, alpha: float, beta: float, *, stream: str | None = None) -> Any:
-        """Draw numbers of the Beta distribution, in [0, 1]: a node of float32 scalars.
-
-        Raises:
-            TypeError: If ``alpha`` or ``beta`` is not a number.
-            ValueError: If one of them is not positive.
-        """
+        """Draw numbers of the Beta distribution, in [0, 1]: a node of float32 scalars."""
         for argument, value in (("alpha", alpha), ("beta", beta)):
             if not 0 < as_number(argument, value) < float("inf"):
                 raise ValueError(f"{argument} must be positive, got {value}")
-        name = self._stream_name("beta", stream)
 
-        def draw(batch: Batch) -> npt.NDArray[np.float32]:
-            uniforms = batch.uniforms(name, 2 * GAMMA_UNIFORMS)
-            return betas(uniforms, alpha=alpha, beta=beta).astype(np.float32)
+        def draw(drawn: Float64s) -> Float32s:
+            return betas(drawn, alpha=alpha, beta=beta).astype(np.float32)
 
-        return self._components.array(draw)
+        return self._drawn("beta", stream, 2 * GAMMA_UNIFORMS, draw)
 
     def choice(
         self,
@@ -150,18 +119,11 @@ class Random:
             values: The numbers; an integer n means 0 to n - 1.
             probabilities: Of each value, in their order; without them all are as likely. They are divided by their sum.
             stream: Name of the stream.
-
-        Raises:
-            TypeError: If a value is not a number.
-            ValueError: If there are no values, one is beyond its dtype, or ``probabilities`` has another length, a
-                negative or no positive entry.
         """
-        if isinstance(values, Sequence):
-            numbers: list[float] = [_float32("a value", value) for value in values]
-        else:
-            numbers = list(range(as_integer("values", values)))
-        if not numbers:
+        given = values if isinstance(values, Sequence) else range(as_integer("values", values))
+        if not given:
             raise ValueError(f"values must have at least one entry, got {values!r}")
+        numbers = [_float32("a value", value) for value in given]
         weights = np.ones(len(numbers)) if probabilities is None else np.asarray(probabilities, np.float64)
         if weights.shape != (len(numbers),) or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
             raise ValueError(
@@ -169,32 +131,23 @@ class Random:
                 f"got {probabilities!r}"
             )
         # A float of numpy is seldom one of Python.
-        are_whole = not isinstance(values, Sequence) or all(isinstance(value, Integral) for value in values)
+        are_whole = all(isinstance(value, Integral) for value in given)
         limits = np.iinfo(np.int32)
         if are_whole and (wrong := [value for value in numbers if not limits.min <= value <= limits.max]):
             raise ValueError(f"values must be in [{limits.min}, {limits.max}], got {wrong[0]:.0f}; or pass floats")
         table = np.array(numbers).astype(np.int32 if are_whole else np.float32)
         # The last edge is 1, so that rounding leaves no gap below it; an entry of probability 0 is never taken.
         edges = (np.cumsum(weights) / weights.sum())[: np.flatnonzero(weights)[-1]]
-        name = self._stream_name("choice", stream)
-        return self._components.array(
-            lambda batch: table[np.searchsorted(edges, batch.uniforms(name, 1)[:, 0], side="right")]
-        )
+        return self._drawn("choice", stream, 1, lambda drawn: table[np.searchsorted(edges, drawn[:, 0], side="right")])
 
     def rotation(self, degrees: float | tuple[float, float], *, stream: str | None = None) -> Any:
         """Draw an angle as torchvision's ``RandomRotation`` does: a node of float32 scalars, in degrees,
         counter-clockwise.
 
+        ``degrees`` is the largest angle in both directions, or the smallest and the largest.
+
         ``fn.rotate(photo, angle=angle, keep_size=True, fill_value=0)`` turns a photo; with ``interp_type=INTERP_NN``,
         and the same node, its mask.
-
-        Args:
-            degrees: The largest angle in both directions, or the smallest and the largest.
-            stream: Name of the stream.
-
-        Raises:
-            TypeError: If it is neither a number nor a pair of numbers.
-            ValueError: If a single number is negative, or the smallest angle is larger than the largest.
         """
         if isinstance(degrees, Sequence):
             if len(degrees) != 2:
@@ -205,7 +158,7 @@ class Random:
             low = -high
         if not low <= high:
             raise ValueError(f"degrees must be a positive number, or a smallest and a largest angle, got {degrees!r}")
-        return self._components.array(_uniforms(self._stream_name("rotation", stream), low, high))
+        return self._drawn("rotation", stream, 1, _uniforms(low, high))
 
     def erasing(
         self,
@@ -233,10 +186,6 @@ class Random:
         Returns:
             Nodes of the rectangle's start and of its shape, each float32 [2] (row, column) in pixels, as `fn.erase`
             takes them.
-
-        Raises:
-            TypeError: If ``height`` or ``width`` is not an integer, or another argument not a number.
-            ValueError: If an argument is out of its range.
         """
         rows, columns = as_integer("height", height), as_integer("width", width)
         if rows < 1 or columns < 1:
@@ -248,16 +197,12 @@ class Random:
         probability = _probability(probability)
         name = self._stream_name("erasing", stream)
 
-        @once_a_batch
-        def rectangle(batch: Batch) -> npt.NDArray[np.float32]:
+        def rectangle(batch: Batch) -> Float32s:
             uniforms = batch.uniforms(name, 2 * CROP_TRIES + 3)
             drawn = erased_rectangle(rows, columns, uniforms, probability=probability, scale=scale, ratio=ratio)
             return drawn.astype(np.float32)
 
-        return (
-            self._components.array(lambda batch: rectangle(batch)[:, :2]),
-            self._components.array(lambda batch: rectangle(batch)[:, 2:]),
-        )
+        return self._start_and_shape(rectangle)
 
     def color_jitter(
         self,
@@ -283,10 +228,6 @@ class Random:
             hue: x for turns in ``[-x, x]``, or the smallest and the largest turn, in ``[-0.5, 0.5]``.
             probability: Of any change, as in ``RandomApply([ColorJitter(...)], p=probability)``.
             stream: Name of the stream.
-
-        Raises:
-            TypeError: If a range is neither a number nor a pair of numbers.
-            ValueError: If a range is empty or out of bounds, or ``probability`` is not in [0, 1].
         """
         given = zip(color.OPERATIONS, (brightness, contrast, saturation, hue), strict=True)
         ranges = [color.jitter_range(operation, value) for operation, value in given]
@@ -296,6 +237,18 @@ class Random:
             lambda batch: batch.uniforms(name, color.NUM_UNIFORMS),
             ranges,
             _probability(probability),
+        )
+
+    def _drawn(self, kind: str, stream: str | None, num: int, function: Callable[[Float64s], npt.NDArray[Any]]) -> Any:
+        """A node of what ``function`` makes of ``num`` uniform numbers of each sample, float64 [B, num]."""
+        name = self._stream_name(kind, stream)
+        return self._components.array(lambda batch: function(batch.uniforms(name, num)))
+
+    def _start_and_shape(self, function: Callable[[Batch], npt.NDArray[Any]]) -> tuple[Any, Any]:
+        rectangle = once_a_batch(function)
+        return (
+            self._components.array(lambda batch: rectangle(batch)[:, :2]),
+            self._components.array(lambda batch: rectangle(batch)[:, 2:]),
         )
 
     def _stream_name(self, kind: str, stream: str | None) -> str:
@@ -350,10 +303,10 @@ def log_gammas(uniforms: Float64s, shape: float) -> Float64s:
     return np.asarray(logs, np.float64)
 
 
-def _uniforms(name: str, low: float, high: float) -> Callable[[Batch], npt.NDArray[np.float32]]:
+def _uniforms(low: float, high: float) -> Callable[[Float64s], Float32s]:
     # The largest float32 below high: rounding to float32 could reach it.
     last = np.nextafter(np.float32(high), np.float32(low))
-    return lambda batch: np.minimum((low + (high - low) * batch.uniforms(name, 1)[:, 0]).astype(np.float32), last)
+    return lambda drawn: np.minimum((low + (high - low) * drawn[:, 0]).astype(np.float32), last)
 
 
 def _float32(name: str, value: object) -> float:

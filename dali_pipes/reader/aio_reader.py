@@ -27,10 +27,7 @@ from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
 from dali_pipes.reader.segments import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
-# Small batches are read several at a time, up to this many samples: to hand work to a thread and back takes as long as
-# to read a few samples.
-MIN_SAMPLES = 64
-# Reads that a segment has begun and not given: with one alone the thread would wait until its batch is taken.
+# Batches that a segment has begun to read and not given: with one alone the thread would wait until it is taken.
 NUM_AHEAD = 2
 # Reads in one call. The kernel limits the sum over the machine's contexts: /proc/sys/fs/aio-max-nr, 65,536 by default.
 MAX_READS = 256
@@ -170,10 +167,9 @@ def _read_rest(file: int, offset: int, size: int, address: int, done: int) -> No
 
 
 class _Read(NamedTuple):
-    result: "Future[deque[list[EncodedBatch]]]"
+    result: "Future[list[EncodedBatch]]"
     lines: Lines
     rows: slice
-    batch_size: int
 
 
 class AioReader:
@@ -197,9 +193,9 @@ class AioReader:
     def open(self, lines: Lines, *, batch_size: int) -> "AioSegment":
         return AioSegment(self, lines, batch_size=batch_size)
 
-    def begin(self, lines: Lines, rows: slice, *, batch_size: int) -> "Future[deque[list[EncodedBatch]]]":
-        """Begin to read some rows; the result is their batches, each a list of its components."""
-        read = _Read(Future(), lines, rows, batch_size)
+    def begin(self, lines: Lines, rows: slice) -> "Future[list[EncodedBatch]]":
+        """Begin to read the rows of a batch; the result are its components."""
+        read = _Read(Future(), lines, rows)
         self._begun.put(read)
         return read.result
 
@@ -210,74 +206,55 @@ class AioReader:
     def _work(self) -> None:
         _this_thread.reads = True
         try:
-            self._read_all()
+            while (read := self._begun.get()) is not None:
+                if read.result.set_running_or_notify_cancel():
+                    try:
+                        read.result.set_result(self._read(read.lines, read.rows))
+                    except BaseException as exc:  # noqa: BLE001 (raised by the thread that takes the batch)
+                        read.result.set_exception(exc)
+                del read  # its batch is not to be kept until the next one comes
         finally:
             self._aio.close()  # here: Ctrl-C may end the wait for this thread
             os.close(self._file)
 
-    def _read_all(self) -> None:
-        while (read := self._begun.get()) is not None:
-            if read.result.set_running_or_notify_cancel():
-                try:
-                    read.result.set_result(self._read(read.lines, read.rows, read.batch_size))
-                except BaseException as exc:  # noqa: BLE001 (raised by the thread that takes the batch)
-                    read.result.set_exception(exc)
-            del read  # its batches are not to be kept until the next one comes
-
-    def _read(self, lines: Lines, rows: slice, batch_size: int) -> deque[list[EncodedBatch]]:
-        sizes = np.concatenate([column[rows] for column in lines.sizes])
-        offsets = np.concatenate([column[rows] for column in lines.starts])
-        padded = -(-sizes // ALIGNMENT) * ALIGNMENT
-        starts = np.cumsum(padded) - padded
+    def _read(self, lines: Lines, rows: slice) -> list[EncodedBatch]:
+        sizes, offsets = (np.stack([column[rows] for column in columns]) for columns in (lines.sizes, lines.starts))
+        padded = -(-sizes // ALIGNMENT) * ALIGNMENT  # [component, sample]
+        starts = np.cumsum(padded).reshape(padded.shape) - padded
         buffer = self._buffers.take(int(padded.sum()))
-        with_bytes = np.flatnonzero(sizes)
-        self._aio.read(
-            self._file,
-            offsets=offsets[with_bytes],
-            sizes=sizes[with_bytes],
-            addresses=buffer.ctypes.data + starts[with_bytes],
-        )
-        # [component, batch, sample]
-        shape = (len(lines.sizes), -1, batch_size)
-        components = [
-            [EncodedBatch(buffer, *columns, is_pinned=self._buffers.is_pinned) for columns in zip(*both, strict=True)]
-            for both in zip(starts.reshape(shape), sizes.reshape(shape), strict=True)
-        ]
-        return deque(map(list, zip(*components, strict=True)))
+        has_bytes = sizes > 0
+        addresses = buffer.ctypes.data + starts[has_bytes]
+        self._aio.read(self._file, offsets=offsets[has_bytes], sizes=sizes[has_bytes], addresses=addresses)
+        is_pinned = self._buffers.is_pinned
+        return [EncodedBatch(buffer, *columns, is_pinned=is_pinned) for columns in zip(starts, sizes, strict=True)]
 
 
 class AioSegment:
     """Reads ahead while batches are taken; see `dali_pipes.reader.segments.Segment`."""
 
     def __init__(self, reader: AioReader, lines: Lines, *, batch_size: int) -> None:
-        self._reader, self._lines, self._batch_size = reader, lines, batch_size
-        self._rows_at_once = -(-MIN_SAMPLES // batch_size) * batch_size
-        self._next = 0  # the first row that is not begun
-        self._done: deque[list[EncodedBatch]] = deque()
-        self._reading: deque[Future[deque[list[EncodedBatch]]]] = deque()
-        self._begin()
+        self._reader, self._lines = reader, lines
+        self._rows = iter([slice(at, at + batch_size) for at in range(0, len(lines.ordinals), batch_size)])
+        self._reading: deque[Future[list[EncodedBatch]]] = deque()
+        for _ in range(NUM_AHEAD):
+            self._begin()
 
     def read(self) -> Sequence[EncodedBatch]:
-        if not self._done:
-            assert self._reading, "a segment has as many batches as steps"
-            self._done = self._reading[0].result()
-            self._reading.popleft()
-            self._begin()
-        return self._done.popleft()
+        batch = self._reading[0].result()
+        self._reading.popleft()
+        self._begin()
+        return batch
 
     def close(self) -> None:
-        self._next = len(self._lines.ordinals)
-        self._done.clear()
+        self._rows = iter([])
         while self._reading:
             reading = self._reading.pop()
             if not reading.cancel():
                 reading.exception()  # waits
 
     def _begin(self) -> None:
-        while self._next < len(self._lines.ordinals) and len(self._reading) < NUM_AHEAD:
-            rows = slice(self._next, min(self._next + self._rows_at_once, len(self._lines.ordinals)))
-            self._reading.append(self._reader.begin(self._lines, rows, batch_size=self._batch_size))
-            self._next = rows.stop
+        if (rows := next(self._rows, None)) is not None:
+            self._reading.append(self._reader.begin(self._lines, rows))
 
 
 def open_reader(path: str, *, kind: str = "auto", buffers: Buffers | None = None) -> SegmentReader:

@@ -35,8 +35,8 @@ MAX_LINES = 8192
 # If shards must still be staged, the first segment is one batch, so that it waits for its own shards only. Each further
 # segment is longer by this factor, up to MAX_LINES.
 SEGMENT_GROWTH = 4
-# Batches whose bytes are requested from the disk before they are read, if the cache file is on a disk. Of small batches
-# more: the reader reads 64 samples at a time, and begins two such reads.
+# Batches, or samples of small batches, whose bytes are requested from the disk before they are read, if the cache file
+# is on a disk.
 READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
@@ -49,7 +49,6 @@ class _Opened(NamedTuple):
     rows: Rows
     lines: Lines
     shards: list[int]
-    batch_bytes: list[int]  # encoded bytes of each batch
 
 
 class Feed:
@@ -158,11 +157,11 @@ class Feed:
         step, start = opened.steps[number], number * len(opened.steps[0].ordinals)
         with self._counts.read_wait:
             encoded = dict(zip(self._components, opened.segment.read(), strict=True))
-        self._counts.read_bytes += opened.batch_bytes[number]
-        ahead = start + _num_ahead(len(step.ordinals))
-        self._read_ahead(opened.lines, slice(ahead, ahead + len(step.ordinals)))
-        self._num_read += 1
         stop = start + len(step.ordinals)
+        self._counts.read_bytes += sum(int(column[start:stop].sum()) for column in opened.lines.sizes)
+        ahead = _num_ahead(len(step.ordinals))
+        self._read_ahead(opened.lines, slice(start + ahead, stop + ahead))
+        self._num_read += 1
         batch = Batch(
             opened.rows,
             start,
@@ -231,9 +230,7 @@ class Feed:
             self._stager.done(shards)
             raise
         self._run = next(self._runs, None)
-        # [component, batch, sample]
-        batch_bytes = np.reshape(lines.sizes, (len(places), -1, batch_size)).sum(axis=(0, 2)).tolist()
-        return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards, batch_bytes=batch_bytes)
+        return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards)
 
     def _close_open(self) -> None:
         if self._open is not None:

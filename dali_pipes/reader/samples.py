@@ -234,10 +234,9 @@ class StoredSamples(Samples):
             return unsized
 
         if (found := self._first(is_unsized)) is not None:
-            table, row = found
             raise DataError(
-                f"{table.name_of(row)}: component '{component}' has no height and width in the index, because its name "
-                "is not a photo's; name it .jpg, .png or the like when packing"
+                f"{ShardTable.name_of(*found)}: component '{component}' has no height and width in the index, because "
+                "its name is not a photo's; name it .jpg, .png or the like when packing"
             )
 
     def check_photos(self, component: str) -> None:
