@@ -114,7 +114,7 @@ def judge_photos(
         places, photos = batch.places(component), encoded[component]
         orient = component in decoded.upright
         found = read_photo_headers(photos, orient=orient)
-        is_there = places.offset >= 0
+        is_there = places.is_there
         stored[number] = np.where(is_there, (found.height, found.width), 0)
         sizes[number] = np.where(is_there, found.sizes, 0)
         bad = rules.are_bad(found.format, found.height, found.width) | have_bad_bytes(places.size)
@@ -196,5 +196,5 @@ def _black_pixels(asked: GraphInputs, batch: Batch) -> dict[tuple[str, int], UIn
         (component, position): _BLACK_PIXEL
         for component in asked.components
         if all(is_photo(name) for name in component.split(";"))
-        for position in np.flatnonzero(batch.places(component).offset < 0).tolist()
+        for position in np.flatnonzero(~batch.places(component).is_there).tolist()
     }

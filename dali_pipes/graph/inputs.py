@@ -245,7 +245,7 @@ class Components:
     def present(self, component: str) -> Any:
         """A node of int32 scalars: 1 if a sample has the component, else 0. The component is not read."""
         self._samples.check_component(component)
-        return self.array(lambda batch: (batch.places(component).offset >= 0).astype(np.int32))
+        return self.array(lambda batch: batch.places(component).is_there.astype(np.int32))
 
     def npy(self, component: str, *, dtype: npt.DTypeLike = np.float32, ndim: int = 1) -> Any:
         """The array in a ``.npy`` file: a node of ``dtype``, with ``ndim`` dimensions for each sample.

@@ -88,7 +88,7 @@ class _ParsedBatch:
         )
         bad = set(failed)
         rows = [function(self._batch) for function in parser.beside]
-        there = (self._batch.places(parser.component).offset >= 0).tolist()
+        there = self._batch.places(parser.component).is_there.tolist()
         values: list[Any] = [None] * len(sources)
         for position, source in enumerate(zip(sources, *rows, strict=True)):
             if position in bad:

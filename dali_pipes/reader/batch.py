@@ -5,7 +5,7 @@ one segment, or of a few shards; a `Batch` is a run of these rows.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,10 +24,12 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing
 from dali_pipes.order.randomness import Stream
 
-# Columns of a component's table.
-OFFSET, SIZE, HEIGHT, WIDTH, FORMAT, ORIENTATION = range(6)
+Int32s = npt.NDArray[np.int32]
+
 NO_PHOTO = -1
 """The format of a component whose name is not that of a photo."""
+# Keys of a batch that an error names.
+NUM_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,47 @@ class SampleRules:
     """Whether the shards are those of a mixture, called ``SET/SHARD``; then keys are ``SET/KEY``, too."""
 
 
+class Places(NamedTuple):
+    """The places of one component of some samples; all columns are int64 [N]."""
+
+    offset: Int64s
+    """First byte in the shard; -1 where the sample lacks the component."""
+    size: Int64s
+    """Bytes."""
+    height: Int64s
+    """Rows of a photo as stored; 0 for a component that is not a photo."""
+    width: Int64s
+    format: Int64s
+    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; `NO_PHOTO` if its name is not that of a photo."""
+    orientation: Int64s
+    """The EXIF orientation, 1 to 8; 1 for a component that is not a photo, and if the index does not know it."""
+
+    @classmethod
+    def none(cls, num: int) -> "Places":
+        """The places of samples that lack the component."""
+        zeros = np.zeros((4, num), np.int64)
+        return cls(zeros[0] - 1, zeros[1], zeros[2], zeros[3], np.full(num, NO_PHOTO), np.full(num, UPRIGHT))
+
+    @property
+    def is_there(self) -> Bools:
+        """Which samples have the component: bool [N]."""
+        there: Bools = self.offset >= 0
+        return there
+
+    def part(self, rows: slice) -> "Places":
+        """Take a run of the samples."""
+        return Places(*(column[rows] for column in self))
+
+    def header(self, position: int) -> PhotoHeader:
+        """The header of one photo."""
+        format, height, width = (int(column[position]) for column in (self.format, self.height, self.width))
+        return PhotoHeader(PHOTO_FORMATS[format] if format >= 0 else "unknown", height, width)
+
+    def sizes(self, *, orient: bool) -> tuple[Int64s, Int64s]:
+        """Heights and widths of the upright photos if ``orient``, else as stored: int64 [N] each."""
+        return upright_size(self.height, self.width, self.orientation) if orient else (self.height, self.width)
+
+
 class ShardTable:
     """One shard's samples: ``first`` is the first one's ordinal; ``class_ids`` is the class table, int64, sorted."""
 
@@ -50,37 +93,30 @@ class ShardTable:
         self.shard, self.name, self.first = shard, name, first
         self._set = f"{split_set(name)[0]}/" if rules.names_sets else ""
         self._index, self._rules, self._class_ids = index, rules, class_ids
-        self._columns: dict[str, Int64s] = {}
+        self._places: dict[str, Places] = {}
 
     def __len__(self) -> int:
         return self._index.num_samples
 
-    def column(self, component: str) -> Int64s:
-        """Make the table of a component, or of the first alternative that each sample has: int64 [N, 6], see `OFFSET`.
-
-        Where a sample lacks it, the offset is -1 and the size 0.
-        """
-        if component in self._columns:
-            return self._columns[component]
+    def places(self, component: str) -> Places:
+        """Locate a component of all samples, or the first alternative that each has."""
+        if component in self._places:
+            return self._places[component]
         index = self._index
-        found = np.zeros((index.num_samples, 6), np.int64)
-        found[:, OFFSET] = -1
-        found[:, FORMAT] = NO_PHOTO
-        found[:, ORIENTATION] = UPRIGHT
+        found = Places.none(index.num_samples)
         for name in component.split(";"):
             if name not in index.offsets:
                 continue
-            rows = np.flatnonzero((found[:, OFFSET] < 0) & (index.offsets[name] >= 0))
-            found[rows, OFFSET], found[rows, SIZE] = index.offsets[name][rows], index.sizes[name][rows]
+            rows = np.flatnonzero(~found.is_there & (index.offsets[name] >= 0))
+            found.offset[rows], found.size[rows] = index.offsets[name][rows], index.sizes[name][rows]
             if (photo := index.photos.get(name)) is not None:
-                found[rows, HEIGHT], found[rows, WIDTH] = photo.height[rows], photo.width[rows]
-                found[rows, FORMAT] = photo.format[rows]
+                found.height[rows], found.width[rows] = photo.height[rows], photo.width[rows]
+                found.format[rows] = photo.format[rows]
                 if photo.orientation is not None:
-                    found[rows, ORIENTATION] = photo.orientation[rows]
+                    found.orientation[rows] = photo.orientation[rows]
         if self._rules.missing != "error":  # 1 x 1 pixel, so that crops can be drawn and a size can be a divisor
-            lacking = found[:, OFFSET] < 0
-            found[lacking, HEIGHT] = found[lacking, WIDTH] = 1
-        self._columns[component] = found
+            found.height[~found.is_there] = found.width[~found.is_there] = 1
+        self._places[component] = found
         return found
 
     def key(self, row: int) -> str:
@@ -103,7 +139,7 @@ class ShardTable:
         """
         if self._rules.missing != "empty":
             return self._known_labels(rows)
-        is_there = self.column(LABEL_COMPONENT)[rows, OFFSET] >= 0
+        is_there = self.places(LABEL_COMPONENT).is_there[rows]
         labels = np.full(len(rows), NO_LABEL, np.int64)
         if is_there.any():
             labels[is_there] = self._known_labels(rows[is_there])
@@ -126,47 +162,6 @@ class ShardTable:
                 "dali-pipes prep index URL"
             )
         return contiguous.astype(np.int64)
-
-
-# Keys of a batch that an error names.
-NUM_NAMED = 8
-
-Int32s = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Places:
-    """The places of one component of some samples; all columns are int64 [N]."""
-
-    offset: Int64s
-    """First byte in the shard; -1 where the sample lacks the component."""
-    size: Int64s
-    """Bytes."""
-    height: Int64s
-    """Rows of a photo as stored; 0 for a component that is not a photo."""
-    width: Int64s
-    format: Int64s
-    """Index into `dali_pipes.formats.photo_header.PHOTO_FORMATS`; -1 if the component's name is not that of a photo."""
-    orientation: Int64s
-    """The EXIF orientation, 1 to 8; 1 for a component that is not a photo, and if the index does not know it."""
-
-    def part(self, rows: slice) -> "Places":
-        """Take a run of the samples."""
-        return Places(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    def header(self, position: int) -> PhotoHeader:
-        """The header of one photo."""
-        format, height, width = (int(column[position]) for column in (self.format, self.height, self.width))
-        return PhotoHeader(PHOTO_FORMATS[format] if format >= 0 else "unknown", height, width)
-
-    def sizes(self, *, orient: bool) -> tuple[Int64s, Int64s]:
-        """Heights and widths of the upright photos if ``orient``, else as stored: int64 [N] each."""
-        return upright_size(self.height, self.width, self.orientation) if orient else (self.height, self.width)
-
-    def are_refused(self, rules: PhotoRules) -> Bools:
-        """Tell which are bad photos, as `PhotoRules.problem` says for one: bool [N]."""
-        bad: Bools = (self.format >= 0) & rules.are_bad(self.format, self.height, self.width)
-        return bad
 
 
 class _Part(NamedTuple):
@@ -207,10 +202,11 @@ class Rows:
     def places(self, component: str) -> Places:
         """Locate one component of each sample, or the first that it has of alternatives such as ``"jpg;jpeg"``."""
         if component not in self._places:
-            columns = np.empty((len(self), 6), np.int64)
+            found = Places.none(len(self))
             for part in self._parts.values():
-                columns[part.where] = part.table.column(component)[part.rows]
-            self._places[component] = Places(*np.ascontiguousarray(columns.T))
+                for column, of_shard in zip(found, part.table.places(component), strict=True):
+                    column[part.where] = of_shard[part.rows]
+            self._places[component] = found
         return self._places[component]
 
     @cached_property

@@ -19,16 +19,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
 from dali_pipes.formats.photo_rules import REFUSED_FORMATS
 from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import (
-    FORMAT,
-    NO_PHOTO,
-    OFFSET,
-    Batch,
-    Places,
-    Rows,
-    SampleRules,
-    ShardTable,
-)
+from dali_pipes.reader.batch import NO_PHOTO, Batch, Rows, SampleRules, ShardTable
 from dali_pipes.store.patience import PatientThreads
 from dali_pipes.store.shard_names import shared_prefix
 
@@ -176,7 +167,7 @@ class StoredSamples(Samples):
             return component
 
         def is_odd(table: ShardTable) -> Bools:
-            num_there = np.sum([table.column(name)[:, OFFSET] >= 0 for name in names], axis=0)
+            num_there = np.sum([table.places(name).is_there for name in names], axis=0)
             odd: Bools = (num_there > 1) | ((num_there == 0) & (self.rules.missing == "error"))
             return odd
 
@@ -210,7 +201,7 @@ class StoredSamples(Samples):
             components = ", ".join(f"'{name}'" for name in whole.components)
             raise DataError(f"no sample has component '{component}'; the data set has {components or 'none'}")
         is_in_doubt = self.rules.missing == "error" and most < whole.num_samples
-        if is_in_doubt and (found := self._first(lambda table: table.column(component)[:, OFFSET] < 0)) is not None:
+        if is_in_doubt and (found := self._first(lambda table: ~table.places(component).is_there)) is not None:
             table, row = found
             components = ", ".join(table.components_of(row)) or "none"
             raise DataError(
@@ -229,8 +220,8 @@ class StoredSamples(Samples):
             return
 
         def is_unsized(table: ShardTable) -> Bools:
-            columns = table.column(component)
-            unsized: Bools = (columns[:, FORMAT] == NO_PHOTO) & (columns[:, OFFSET] >= 0)
+            places = table.places(component)
+            unsized: Bools = (places.format == NO_PHOTO) & places.is_there
             return unsized
 
         if (found := self._first(is_unsized)) is not None:
@@ -251,13 +242,14 @@ class StoredSamples(Samples):
             return
 
         def is_bad(table: ShardTable) -> Bools:
-            places = Places(*table.column(component).T)
-            bad: Bools = places.are_refused(rules) & (places.offset >= 0)
+            places = table.places(component)
+            bad: Bools = places.is_there & (places.format != NO_PHOTO)
+            bad &= rules.are_bad(places.format, places.height, places.width)
             return bad
 
         if (found := self._first(is_bad)) is not None:
             table, row = found
-            problem = rules.problem(Places(*table.column(component).T).header(row))
+            problem = rules.problem(table.places(component).header(row))
             raise DataError(
                 f"{table.name_of(row)}: component '{component}' {problem}; pass "
                 "bad_samples=BadSamples(on_error='substitute'), leave it out (select=Select(exclude=...)), or pack "

@@ -37,8 +37,7 @@ def header(text: str, *, version: bytes = b"\x01\x00", data: bytes = b"\0" * 64)
 
 def batch_with(there: npt.ArrayLike) -> Any:
     """A batch whose samples have each component, or lack it."""
-    offset = np.where(there, 0, -1)
-    return SimpleNamespace(places=lambda component: SimpleNamespace(offset=offset))
+    return SimpleNamespace(places=lambda component: SimpleNamespace(is_there=np.asarray(there, bool)))
 
 
 def parse_all(
