@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import read_json
 from dali_pipes.store.shard_names import Template, extension_of
-from prep.shuffle.order import cut_mapped, key_of
+from prep.shuffle.order import key_of
 
 BY = ("class", "balanced", "folder", "split")
 """The rules by which `group_by` makes a map."""
@@ -93,6 +93,42 @@ class KeyMap:
                 rows[position] = found.pop()
         return rows
 
+    def cut(self, groups: Sequence[int], sizes: Sequence[int], *, target: int) -> list[tuple[int, str, list[int]]]:
+        """Cut samples into the map's shards, template by template.
+
+        This is dSort's rule for key maps: a shard that already holds more than ``target`` bytes takes no further
+        sample.
+
+        Args:
+            groups: The row of each sample's template, in output order; -1: the sample is left out.
+            sizes: Bytes of each sample; dSort counts 512 more for each member.
+            target: Bytes.
+
+        Returns:
+            The row of its template, the name without extension, and the positions of the samples of each shard.
+
+        Raises:
+            DataError: If a template has fewer names than shards.
+        """
+        shards: list[list[tuple[int, str, list[int]]]] = [[] for _ in self.outputs]
+        names = [template.names() for template in self.outputs]
+        filled = [target + 1] * len(self.outputs)
+        for position, group in enumerate(groups):
+            if group < 0:
+                continue
+            if filled[group] > target:
+                if (name := next(names[group], None)) is None:  # dSort's words
+                    raise DataError(
+                        f"{self.where}: number of shards to be created using {self.outputs[group]} template exceeds "
+                        f"expected number of shards ({len(self.outputs[group])}); name more there, or take larger "
+                        "shards: --shard-bytes"
+                    )
+                shards[group].append((group, name, []))
+                filled[group] = 0
+            shards[group][-1][2].append(position)
+            filled[group] += sizes[position]
+        return [shard for found in shards for shard in found]
+
     def unused(self, names: Sequence[str]) -> list[str]:
         """The keys without a sample, sorted; regular expressions are not counted."""
         return sorted({*self.keys}.difference(names, map(key_of, names)))
@@ -141,25 +177,6 @@ def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: 
                 f"{where}: template '{text}' must hold a range of numbers, such as 'cats-{{000..099}}{extension}'"
             )
     return KeyMap(tuple(templates), keys, tuple(patterns.items()), where)
-
-
-def cut_by_map(
-    key_map: KeyMap, groups: Sequence[int], sizes: Sequence[int], *, target: int
-) -> list[tuple[int, str, list[int]]]:
-    """Cut samples into a map's shards: row of the template, name without extension, positions of the samples.
-
-    ``groups`` holds the result of `KeyMap.assign` for each sample, in output order. For the other arguments and errors
-    see `cut_mapped`.
-    """
-    names = [template.names() for template in key_map.outputs]
-    found = cut_mapped(
-        groups,
-        sizes,
-        limits=[len(template) for template in key_map.outputs],
-        labels=[str(template) for template in key_map.outputs],
-        target=target,
-    )
-    return [(group, next(names[group]), positions) for group, positions in found]
 
 
 def regexes_of(keys: Sequence[str]) -> list[str]:

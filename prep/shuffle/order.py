@@ -92,45 +92,6 @@ def cut(sizes: Iterable[int], *, target: int) -> list[int]:
     return [*counts, count] if count else counts
 
 
-def cut_mapped(
-    groups: Sequence[int], sizes: Sequence[int], *, limits: Sequence[int], labels: Sequence[str], target: int
-) -> list[tuple[int, list[int]]]:
-    """Cut samples that a key map assigns to groups; returns group and positions of each shard, group by group.
-
-    This is dSort's rule for key maps: a shard that already holds more than ``target`` bytes takes no further sample,
-    and each member counts 512 bytes more.
-
-    Args:
-        groups: The group of each sample, in output order; -1: the sample is left out.
-        sizes: Bytes of each sample, with 512 per member.
-        limits: The number of names of each group.
-        labels: The groups' templates, for errors.
-        target: Bytes.
-
-    Raises:
-        DataError: If a group has fewer names than shards.
-
-    >>> cut_mapped([0, 1, 0, 0, -1], [9, 9, 9, 9, 9], limits=[9, 9], labels=["a", "b"], target=10)
-    [(0, [0, 2]), (0, [3]), (1, [1])]
-    """
-    filled: list[int] = [0] * len(limits)
-    shards: list[list[list[int]]] = [[] for _ in limits]
-    for position, group in enumerate(groups):
-        if group < 0:
-            continue
-        if not shards[group] or filled[group] > target:
-            if len(shards[group]) == limits[group]:  # dSort's words
-                raise DataError(
-                    f"number of shards to be created using {labels[group]} template exceeds expected number of shards "
-                    f"({limits[group]})"
-                )
-            shards[group].append([])
-            filled[group] = 0
-        shards[group][-1].append(position)
-        filled[group] += sizes[position]
-    return [(group, positions) for group, found in enumerate(shards) for positions in found]
-
-
 def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> int | float | bytes:
     """Parse the value by which ``content`` sorts a sample; white space around a number is allowed.
 

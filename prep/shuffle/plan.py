@@ -31,7 +31,7 @@ from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.shard_names import Template, extension_of, template_of
 from prep.shuffle.contents import Contents
 from prep.shuffle.dsort import BucketName, DsortSpec
-from prep.shuffle.key_map import Grouping, KeyMap, cut_by_map, group_by, regexes_of
+from prep.shuffle.key_map import Grouping, KeyMap, group_by, regexes_of
 from prep.shuffle.order import arrange, cut, key_of, parse_content
 from prep.shuffle.request import Request, common_prefix, input_extension
 
@@ -198,10 +198,7 @@ def _plan_mapped(
     groups = np.array(mapped.assign(names), np.int64)
     kept = groups >= 0
     _check_mapped(request, mapped, names, kept)
-    try:
-        found = cut_by_map(mapped, groups[order].tolist(), sizes[order].tolist(), target=shard_bytes)
-    except DataError as exc:
-        raise DataError(f"{mapped.where}: {exc}; name more there, or take larger shards: --shard-bytes") from exc
+    found = mapped.cut(groups[order].tolist(), sizes[order].tolist(), target=shard_bytes)
     outputs = [PlannedShard(f"{stem}{request.extension}", order[positions]) for _, stem, positions in found]
     outputs.sort(key=lambda output: output.name)
     if twice := [a.name for a, b in itertools.pairwise(outputs) if a.name == b.name]:

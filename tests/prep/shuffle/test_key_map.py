@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
-from prep.shuffle.key_map import Grouping, group_by, parse_key_map, regexes_of
+from dali_pipes.store.shard_names import Template
+from prep.shuffle.key_map import Grouping, KeyMap, group_by, parse_key_map, regexes_of
 from prep.shuffle.order import key_of
 
 NAMES = ["a/1.cls", "a/10.jpg", "b/1.jpg", "img (1).jpg"]
@@ -176,3 +177,21 @@ def test_split_stays_when_samples_are_added_or_removed() -> None:
     for row, share in enumerate(shares.values()):
         # Five standard deviations of a binomial distribution.
         assert abs(sum(one == row for one in many.values()) - 3000 * share) < 5 * (3000 * share * (1 - share)) ** 0.5
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=60),
+    st.integers(1, 100),
+)
+def test_cut_takes_each_sample_once_in_order(samples: list[tuple[int, int]], target: int) -> None:
+    """Each shard but a group's last is over the target, and only with its last sample."""
+    groups, sizes = [group for group, _ in samples], [size for _, size in samples]
+    key_map = KeyMap(tuple(Template.parse(f"{row}-{{00..99}}") for row in range(4)), {}, (), "map")
+    found = key_map.cut(groups, sizes, target=target)
+    for group in range(4):
+        runs = [positions for of, _, positions in found if of == group]
+        assert [name for of, name, _ in found if of == group] == [f"{group}-{n:02d}" for n in range(len(runs))]
+        assert [position for run in runs for position in run] == [at for at, of in enumerate(groups) if of == group]
+        filled = [[sizes[position] for position in run] for run in runs]
+        assert all(sum(run) > target for run in filled[:-1])
+        assert all(sum(run[:-1]) <= target for run in filled)

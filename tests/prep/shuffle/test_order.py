@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
-from prep.shuffle.order import Algorithm, arrange, cut, cut_mapped, parse_content, shuffled
+from prep.shuffle.order import Algorithm, arrange, cut, parse_content, shuffled
 
 
 def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
@@ -108,19 +108,3 @@ def test_parse_content_that_is_no_number_says_where(data: bytes, key_type: str) 
     algorithm = Algorithm(kind="content", component="c", key_type=key_type)
     with pytest.raises(DataError, match=f"^here: component 'c' holds '.*', expected {key_type} to sort by"):
         parse_content(data, algorithm=algorithm, where="here")
-
-
-@given(
-    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=60),
-    st.integers(1, 100),
-)
-def test_cut_mapped_takes_each_once_in_order(samples: list[tuple[int, int]], target: int) -> None:
-    """Each shard but a group's last is over the target, and only with its last sample."""
-    groups, sizes = [group for group, _ in samples], [size for _, size in samples]
-    found = cut_mapped(groups, sizes, limits=[99] * 4, labels=["x"] * 4, target=target)
-    for group in range(4):
-        runs = [positions for of, positions in found if of == group]
-        assert [position for run in runs for position in run] == [at for at, of in enumerate(groups) if of == group]
-        filled = [[sizes[position] for position in run] for run in runs]
-        assert all(sum(run) > target for run in filled[:-1])
-        assert all(sum(run[:-1]) <= target for run in filled)
