@@ -120,7 +120,7 @@ def test_exchange_between_buckets_gives_the_bytes_of_a_directory(bucket: AisStor
 
 
 @pytest.mark.parametrize("section_bytes", [600, 1500, 4096])
-def test_samples_larger_than_a_section_are_a_section_each(
+def test_samples_larger_than_a_section_are_copied_in_pieces(
     directory: ShardSet, monkeypatch: pytest.MonkeyPatch, section_bytes: int
 ) -> None:
     expected = run(directory, "whole")
