@@ -21,11 +21,11 @@ _HOMES = {
     "serve": "metrics.prometheus",
     "write_textfile": "metrics.prometheus",
 }
-# What to install for a package that is not there.
+# What to install for each module's package, if that is not there.
 _PACKAGES = {
-    "lightning": "dali-pipes[lightning]",
-    "prometheus_client": "dali-pipes[metrics]",
-    "transformers": "transformers",
+    "metrics.hf_callback": "transformers",
+    "metrics.lightning_callback": "dali-pipes[lightning]",
+    "metrics.prometheus": "dali-pipes[metrics]",
 }
 
 __all__ = sorted(_HOMES)
@@ -37,12 +37,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"dali_pipes.{_HOMES[name]}"), name)
     except ModuleNotFoundError as exc:
-        package = (exc.name or "").partition(".")[0]
-        if package not in _PACKAGES:
-            raise
-        raise ImportError(
-            f"{__name__}.{name} needs {package}; install: pip install '{_PACKAGES[package]}'", name=package
-        ) from exc
+        advice = f"install: pip install '{_PACKAGES[_HOMES[name]]}'"
+        raise ImportError(f"{__name__}.{name} needs {exc.name}; {advice}", name=exc.name) from exc
 
 
 def __dir__() -> list[str]:

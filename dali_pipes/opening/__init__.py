@@ -1,1 +1,1 @@
-"""Opening a loader: its arguments, its parts, and a loader that is opened when it is first needed."""
+"""Opening a loader: its arguments, its parts, and the decode settings that fit the machine."""

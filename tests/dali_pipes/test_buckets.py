@@ -231,17 +231,6 @@ def test_text_and_a_graph_of_the_users_own(tmp_path: Path) -> None:
             assert {tuple(row) for row in batch["shape"].tolist()} == {shape_of(*SIZES[int(batch["key"][0][1:])])}
 
 
-@pytest.mark.parametrize("face", ["as_dataloader", "as_dicts", "as_dataset", "as_dali"])
-def test_faces_pass_shapes_through(shards: Path, face: str) -> None:
-    with open_loader(shards) as loader:
-        batches = getattr(loader, face)()
-        length = len(batches)
-        found = [batch[0] if isinstance(batch, list) else batch for batch in batches]
-        assert length == len(found)
-        assert {tuple(batch["image"].shape[2:]) for batch in found} == set(SHAPES)
-        assert sum(len(batch["image"]) for batch in found) == len(SIZES)
-
-
 def test_bad_sample_is_replaced_at_the_shape_of_its_batch(tmp_path: Path, samples: list[Sample]) -> None:
     """A photo that is cut off, and one without any header, which counts as square."""
     broken = [replace(sample, components=dict(sample.components)) for sample in samples[:20]]
@@ -381,18 +370,6 @@ def test_two_windows_are_enough_room(shards: Path, tmp_path: Path, policy: str) 
         assert rest == expected[3:]
     with open_loader(shards, graph, **options, cache=small, state=state) as loader:
         assert [batch["key"] for (batch,) in loader] == rest
-
-
-def test_attributes_of_dalis_iterators(shards: Path) -> None:
-    """What loops of DALI's read: samples so far."""
-    ranks = [open_loader(shards, rank=rank, world_size=3) for rank in range(3)]
-    faces = [loader.as_dali() for loader in ranks]
-    for number in range(len(faces[0])):
-        for face in faces:
-            next(face)
-            assert face._counter == 4 * (number + 1)
-    for loader in ranks:
-        loader.close()
 
 
 def test_number_of_samples_that_a_trainer_used_is_cut_to_a_step(shards: Path) -> None:

@@ -1,6 +1,5 @@
 """Data sets larger than the cache: windows, ranks and slices give each sample once, from no more bytes than allowed."""
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import dali_pipes as dp
 from dali_pipes.data_set.indexing import find_manifest
@@ -159,32 +156,6 @@ def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeyp
         assert len(list(batches)) == len(loader) - 1
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(512, 60_000), st.integers(1, 30)), min_size=1, max_size=40),
-    st.integers(1, 120_000),
-    st.integers(1, 64),
-    st.booleans(),
-    st.integers(0, 3),
-)
-def test_promise_covers_what_an_epoch_needs(
-    sizes: list[tuple[int, int]], window: int, batch_size: int, ramp_up: bool, epoch: int
-) -> None:
-    """What is reserved at the start is, but for odd tails, what each epoch's windows take; the rest is asked for."""
-    shard_bytes, shard_samples = (np.array(column, np.int64) for column in zip(*sizes, strict=True))
-    extents = -(-shard_bytes // 4096) * 4096 + 4096
-    order = OrderInputs(seed=1, epoch=epoch, shuffle_window=window, ramp_up=ramp_up)
-    plan = Plan(shard_bytes=shard_bytes, shard_samples=shard_samples, order=order)
-    reserved = reserved_bytes(extents, shard_bytes, shard_samples, order=order, global_batch_size=batch_size)
-    needed = plan.bytes_at_a_time(extents, [0], global_batch_size=batch_size)
-    assert needed <= extents.sum()
-    assert reserved <= extents.sum()
-    windows = [shards for _, shards in plan.windows_ahead()]
-    held = [int(extents[np.concatenate(pair)].sum()) for pair in itertools.pairwise(windows)]
-    assert needed >= max(held, default=0)
-    assert reserved >= max(held, default=0)
-
-
 @pytest.mark.parametrize(
     ("sizes", "window", "batch_size", "promised"),
     [
@@ -208,38 +179,3 @@ def test_promise_is_what_a_plan_needs(sizes: list[int], window: int, batch_size:
         plan = Plan(shard_bytes=shard_bytes, shard_samples=samples, order=replace(order, epoch=epoch))
         needed.append(plan.bytes_at_a_time(shard_bytes, [0], global_batch_size=batch_size))
     assert promised * 0.99 <= max(needed) >> 20 <= promised
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(512, 60_000), st.integers(1, 9)), min_size=1, max_size=25),
-    st.integers(1, 120_000),
-    st.integers(1, 16),
-    st.integers(1, 3),
-    st.integers(0, 40),
-)
-def test_no_step_reads_a_window_that_is_finished(
-    sizes: list[tuple[int, int]], window: int, batch_size: int, num_slices: int, start: int
-) -> None:
-    """What a step calls finished is named by no later step; what is staged ahead covers what steps name."""
-    if num_slices > len(sizes):
-        return
-    shard_bytes, shard_samples = (np.array(column, np.int64) for column in zip(*sizes, strict=True))
-    order = OrderInputs(seed=2, shuffle_window=window, num_slices=num_slices)
-    plan = Plan(shard_bytes=shard_bytes, shard_samples=shard_samples, order=order)
-    start = min(start, plan.num_samples - 1) // num_slices * num_slices
-    windows = [dict(plan.windows_ahead(slice_, start=start)) for slice_ in range(num_slices)]
-    done = [min(numbers) for numbers in windows]
-    for step in plan.steps(batch_size=batch_size * num_slices, start=start):
-        named = set(plan.shard_of(step.ordinals).tolist())
-        ahead = {
-            int(shard)
-            for slice_, numbers in enumerate(windows)
-            for number, shards in numbers.items()
-            if number >= done[slice_]
-            for shard in shards
-        }
-        assert named <= ahead
-        assert all(now >= before for now, before in zip(step.finished, done, strict=True))
-        done = list(step.finished)
-    assert done == [max(numbers) + 1 for numbers in windows] or len(set(plan._spans[0].first_pass.slice_samples)) > 1

@@ -57,16 +57,6 @@ def test_lightning_logs_the_figures(
     assert all(found in (number, number + BATCH_SIZE) for found, number in zip(seen, samples, strict=True))
 
 
-def test_lightning_that_logs_no_steps_gets_no_figures(shards: Path, tmp_path: Path) -> None:
-    """0 means never."""
-    logger = CSVLogger(tmp_path)
-    with open_loader(shards) as loader:
-        trainer = Trainer(accelerator="cpu", logger=logger, log_every_n_steps=0, enable_checkpointing=False)
-        dp.metrics.LightningCallback(loader).on_train_batch_end(trainer)
-    assert not (Path(logger.log_dir) / "metrics.csv").exists()
-    assert not logger.experiment.metrics
-
-
 def test_the_trainers_data_module_is_found(shards: Path, tmp_path: Path) -> None:
     from dali_pipes.lightning import DataModule
 
