@@ -69,55 +69,44 @@ class MadeSet:
 
 def check_apart(source: str, dest: str) -> None:
     """Raise `ValueError` if shards would be written among the files of the source: the next run would find them."""
-    if not is_local(dest) or not Path(source).is_dir():
-        return
     folder, inside = Path(dest).resolve(), Path(source).resolve()
     if dest.endswith(("-", "_")) and not folder.is_dir():
         folder = folder.parent
-    if folder.is_relative_to(inside):
-        raise ValueError(
-            f"DEST '{dest}' lies in SOURCE '{source}', and the next run would take its shards for a part of the "
-            "source; name a folder beside it"
-        )
+    if is_local(dest) and inside.is_dir() and folder.is_relative_to(inside):
+        raise ValueError(f"DEST '{dest}' lies in SOURCE '{source}'; name a folder beside it")
 
 
 def check_unchanged(store: Store, names: Names) -> None:
     """Raise `ValueError` if a data set that would be made is there, and has versions: what was added would be lost."""
     for prefix in names.sets if store.exists() else ():
         if store.list(version_start(prefix)):
-            where = store.locate(prefix)
             raise ValueError(
-                f"'{where}' is a data set with versions: it was changed since it was made (see dali-pipes prep log "
-                f"'{where}'); make into another DEST, or delete the data set first"
+                f"'{store.locate(prefix)}' is a data set with versions: it was changed since it was made; make into "
+                "another DEST, or delete the data set first"
             )
 
 
 def check_shares(shares: Mapping[str, float], *, seed: int) -> None:
     """Raise `ValueError` if these are no shares of splits, or a split would have the names of the packed shards."""
-    if not shares:
-        return
-    Grouping(by="split", shares=shares, seed=seed)
+    if shares:
+        Grouping(by="split", shares=shares, seed=seed)
     if (taken := DEFAULT_PREFIX.rstrip("-")) in shares:
         raise ValueError(f"a split cannot be called '{taken}': the packed shards are called so; choose another name")
 
 
 def shuffle_request(
-    store: Store, shards: Sequence[str], names: Names, *, seed: int, shares: Mapping[str, float], **options: Any
+    shards: ShardSet, names: Names, *, seed: int, shares: Mapping[str, float], **options: Any
 ) -> Request:
     """The request that shuffles the packed shards, and separates the splits: by their shares, or else by folder.
 
     ``options`` are other fields of the request.
     """
-    mapped = None
-    if shares:
-        mapped = Grouping(by="split", shares=shares, seed=seed)
-    elif names.splits:
-        mapped = Grouping(by="folder")
+    mapped = Grouping(by="folder") if names.splits else None
     return Request(
-        ShardSet(store=store, names=tuple(shards)),
+        shards,
         output_prefix=names.shuffled,
         algorithm=Algorithm(seed=seed),
-        mapped=mapped,
+        mapped=Grouping(by="split", shares=shares, seed=seed) if shares else mapped,
         way_out="name another DEST",
         **options,
     )
@@ -167,25 +156,23 @@ def python_program(
     Args:
         sets: The data sets.
         seed: Of the order.
-        masks: The components that are masks; ``None``: found by their names.
-        max_pixels: The most pixels that a photo was allowed to have; ``None``: as by default.
+        masks: The components that are masks; by default found by their names.
+        max_pixels: The most pixels that a photo was allowed to have, if that is not the default.
         endpoint: A cluster's endpoint that the environment does not name.
         embedded_dir: The folder of the embedded node that has the buckets.
     """
-    lines = ["import dali_pipes as dp"]
-    place = ""
+    options = ""
+    if max_pixels is not None:
+        options += f", bad_samples=dp.BadSamples(max_pixels={max_pixels})"
     if embedded_dir is not None:
-        lines = ["from pathlib import Path", "", *lines, "from dali_pipes.store.cluster.endpoint import cluster"]
-        place = ", endpoint=endpoint"
+        options += ", endpoint=endpoint"
     elif endpoint is not None:
-        place = f", endpoint={_quoted(endpoint)}"
-    pixels = f", bad_samples=dp.BadSamples(max_pixels={max_pixels})" if max_pixels is not None else ""
+        options += f", endpoint={_quoted(endpoint)}"
     body: list[str] = []
     for made in sets:
         size = min(BATCH_SIZE, made.manifest.num_samples)
         last = ', last_batch_policy="PARTIAL"' if _is_evaluated(made.split) else ""
-        graph = _graph(made, masks)
-        arguments = f"{_quoted(made.url)}, {graph}, batch_size={size}, seed={seed}{last}{pixels}{place}"
+        arguments = f"{_quoted(made.url)}, {_graph(made, masks)}, batch_size={size}, seed={seed}{last}{options}"
         body += [
             f"with dp.loader({arguments}) as loader:",
             '    print(f"{loader.num_samples} samples, {len(loader)} batches")',
@@ -193,12 +180,18 @@ def python_program(
             "        print({name: tuple(values.shape) for name, values in batch.items()})",
             "        break",
         ]
+    head = ["import dali_pipes as dp", ""]
     if embedded_dir is not None:
-        lines += ["", f"with cluster(None, embedded_dir=Path({_quoted(str(embedded_dir))})) as endpoint:"]
+        head = [
+            "from pathlib import Path",
+            "",
+            "import dali_pipes as dp",
+            "from dali_pipes.store.cluster.endpoint import cluster",
+            "",
+            f"with cluster(None, embedded_dir=Path({_quoted(str(embedded_dir))})) as endpoint:",
+        ]
         body = [f"    {line}" for line in body]
-    else:
-        lines.append("")
-    return "\n".join([*lines, *body]) + "\n"
+    return "\n".join([*head, *body]) + "\n"
 
 
 def _graph(made: MadeSet, masks: Sequence[str] | None) -> str:

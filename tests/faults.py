@@ -13,12 +13,12 @@ import ssl
 import struct
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 BLOCK_BYTES = 256 << 10
@@ -50,23 +50,39 @@ class Seen:
 
 
 class FaultyProxy:
-    """Made by `faulty`; all that is counted is complete when the client has its answer."""
+    """A proxy before a cluster, or another store; all that is counted is complete when the client has its answer.
+
+    Args:
+        upstream: The store, http.
+        rate: The share of requests for objects that break; each hop of a redirect is a request.
+        seed: Of which ones, and how.
+        kinds: Of `KINDS`.
+        latency_s: Before each answer, whatever was asked.
+        stall_s: How long a stall lasts.
+        retry_after: What 429 and 503 say in the header of that name.
+        max_faults: After so many nothing breaks any more.
+        context: Speak TLS to clients.
+        objects: The part of a path by which a GET of an object is known.
+        redirects: Whether the store sends clients elsewhere for an object; if not, all faults happen where they ask.
+        writes: What happens to the first PUTs: ``flip``: a byte of the body is another; ``lost``: the store does it,
+            and its answer does not arrive; empty: nothing.
+    """
 
     def __init__(
         self,
         upstream: str,
         *,
-        rate: float,
-        seed: int,
-        kinds: Sequence[str],
-        latency_s: float,
-        stall_s: float,
-        retry_after: str | None,
-        max_faults: int | None,
-        context: ssl.SSLContext | None,
-        objects: str,
-        redirects: bool,
-        writes: Sequence[str],
+        rate: float = 0.0,
+        seed: int = 0,
+        kinds: Sequence[str] = KINDS,
+        latency_s: float = 0.0,
+        stall_s: float = 5.0,
+        retry_after: str | None = None,
+        max_faults: int | None = None,
+        context: ssl.SSLContext | None = None,
+        objects: str = "/v1/objects/",
+        redirects: bool = True,
+        writes: Sequence[str] = (),
     ) -> None:
         unknown = set(kinds) - set(KINDS)
         if unknown:
@@ -158,57 +174,9 @@ class FaultyProxy:
         self._dead.close()
 
 
-@contextlib.contextmanager
-def faulty(
-    upstream_endpoint: str,
-    *,
-    rate: float = 0.0,
-    seed: int = 0,
-    kinds: Sequence[str] = KINDS,
-    latency_s: float = 0.0,
-    stall_s: float = 5.0,
-    retry_after: str | None = None,
-    max_faults: int | None = None,
-    context: ssl.SSLContext | None = None,
-    objects: str = "/v1/objects/",
-    redirects: bool = True,
-    writes: Sequence[str] = (),
-) -> Iterator[FaultyProxy]:
-    """A proxy before a cluster, or another store.
-
-    Args:
-        upstream_endpoint: The store, http.
-        rate: The share of requests for objects that break; each hop of a redirect is a request.
-        seed: Of which ones, and how.
-        kinds: Of `KINDS`.
-        latency_s: Before each answer, whatever was asked.
-        stall_s: How long a stall lasts.
-        retry_after: What 429 and 503 say in the header of that name.
-        max_faults: After so many nothing breaks any more.
-        context: Speak TLS to clients.
-        objects: The part of a path by which a GET of an object is known.
-        redirects: Whether the store sends clients elsewhere for an object; if not, all faults happen where they ask.
-        writes: What happens to the first PUTs: ``flip``: a byte of the body is another; ``lost``: the store does it,
-            and its answer does not arrive; empty: nothing.
-    """
-    proxy = FaultyProxy(
-        upstream_endpoint,
-        rate=rate,
-        seed=seed,
-        kinds=kinds,
-        latency_s=latency_s,
-        stall_s=stall_s,
-        retry_after=retry_after,
-        max_faults=max_faults,
-        context=context,
-        objects=objects,
-        redirects=redirects,
-        writes=writes,
-    )
-    try:
-        yield proxy
-    finally:
-        proxy.close()
+def faulty(upstream: str, **options: Any) -> "contextlib.closing[FaultyProxy]":
+    """A `FaultyProxy`, as a context manager."""
+    return contextlib.closing(FaultyProxy(upstream, **options))
 
 
 class _Port(ThreadingHTTPServer):

@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 Script = Callable[["Visit"], None]
 """Answers one request."""
@@ -117,14 +117,9 @@ def never_ends(head: bytes, more: bytes, pause_s: float = 0.0) -> Script:
     return script
 
 
-@contextlib.contextmanager
-def scripted(script: Script, *, context: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
-    """Serve ``script`` to every request, with TLS if there is a ``context``."""
-    server = ScriptedServer(script, context)
-    try:
-        yield server
-    finally:
-        server.close()
+def scripted(script: Script, *, context: ssl.SSLContext | None = None) -> "contextlib.closing[ScriptedServer]":
+    """Serve ``script`` to every request, with TLS if there is a ``context``; a context manager."""
+    return contextlib.closing(ScriptedServer(script, context))
 
 
 def _read_request(sock: socket.socket) -> bytes:

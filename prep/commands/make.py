@@ -3,7 +3,6 @@
 import os
 import shlex
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,8 +12,16 @@ import click
 from dali_pipes.commands.options import endpoint_for, format_bytes
 from dali_pipes.commands.output import counted, fields_of, print_note, print_result
 from dali_pipes.progress import current_verbosity
-from prep.commands.options import mask_options, no_part_option, parse_shares, seed_option
-from prep.commands.pack import field_options, pack_document, pack_options, pack_summary, pack_to, take_fields
+from prep.commands.options import no_part_option, parse_shares, seed_option
+from prep.commands.pack import (
+    field_options,
+    pack_document,
+    pack_options,
+    pack_summary,
+    pack_to,
+    root_option,
+    take_fields,
+)
 from prep.commands.shuffle import shuffle_summary
 from prep.commands.verify import is_good, print_report, verify_document
 from prep.sources import Kind
@@ -42,19 +49,8 @@ if TYPE_CHECKING:
 )
 @seed_option("the shuffle and the split")
 @click.option("--no-verify", is_flag=True, help="Do not read and decode everything at the end.")
-@field_options(
-    component="A column of a table, and the component that it becomes; see prep pack table and hf; may be repeated.  "
-    "[default: the photo]",
-    value="caption.txt=caption",
-    label=".  [default: a column named label, class, ..., if there is one]",
-    key=".  [default: see prep pack]",
-)
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    help="The directory that paths in a table start from.  [default: the table's]",
-)
-@mask_options
+@field_options
+@root_option
 @no_part_option("its steps need each other; run pack, shuffle, index and verify with --part")
 @pack_options
 def make(
@@ -83,6 +79,7 @@ def make(
     Each step is a command of its own, with more options: prep pack, prep shuffle, prep index, prep verify. The exit
     code is 1 if something is wrong with the data: for bad samples that were kept, if they are more than --max-bad.
     """
+    from dali_pipes.store.cluster.endpoint import default_embedded_dir
     from dali_pipes.store.urls import open_prefix
     from prep.make import Names, check_apart, check_shares, check_unchanged, python_program
     from prep.sources.detect import detect
@@ -105,7 +102,8 @@ def make(
         maker = _Maker(store, names, options, show_progress=not as_json)
         shards = maker.pack(records)
         if options["dry_run"]:
-            maker.plan(records, shares, seed=seed)
+            for prefix in names.sets:
+                print_note(f"shuffle, index, verify: would write {store.locate(prefix)}...")
             program = ""
         else:
             sets = maker.make_sets(shards, shares, seed=seed, masks=fields.masks, verifies=not no_verify)
@@ -115,23 +113,18 @@ def make(
                 seed=seed,
                 masks=fields.masks,
                 max_pixels=options["max_pixels"],
-                endpoint=None if is_embedded else _unknown_endpoint(endpoint),
-                embedded_dir=_embedded(embedded_dir) if is_embedded else None,
+                endpoint=None if endpoint == os.environ.get("AIS_ENDPOINT") else endpoint,
+                embedded_dir=embedded_dir or default_embedded_dir() if is_embedded else None,
             )
             if maker.num_bad and maker.is_good:
                 print_note(f"bad photos or samples: {maker.num_bad}; --max-bad allows them, so the exit code is 0")
             print_note(f"ready in {time.perf_counter() - started:.1f} s; to load it:")
     maker.document |= {"source": {"kind": found.kind, "text": found.text}, "python": program}
-    _print_program(program, maker.document, as_json=as_json)
-    click.get_current_context().exit(0 if maker.is_good else 1)
-
-
-def _print_program(program: str, document: dict[str, Any], *, as_json: bool) -> None:
-    """Print the lines of Python, or the JSON document, to stdout."""
     if as_json:
-        print_result("", document, as_json=True)
+        print_result("", maker.document, as_json=True)
     else:
         click.echo(program, nl=False)
+    click.get_current_context().exit(0 if maker.is_good else 1)
 
 
 class _Maker:
@@ -153,17 +146,6 @@ class _Maker:
         self.num_bad = len(report.skipped)
         return report.shards
 
-    def plan(self, source: "Source", shares: dict[str, float], *, seed: int) -> None:
-        """Say what would follow."""
-        from prep.shuffle.key_map import split_of
-
-        counts: Counter[int] = Counter()
-        if shares:
-            counts.update(split_of(record.key, shares, seed=seed) for record in source.records)
-        for row, prefix in enumerate(self._names.sets):
-            samples = f", {counted(counts[row], 'sample')}" if shares else ""
-            print_note(f"shuffle, index, verify: would write {self._store.locate(prefix)}...{samples}")
-
     def make_sets(
         self,
         shards: Sequence[str],
@@ -175,12 +157,12 @@ class _Maker:
     ) -> "list[MadeSet]":
         """Shuffle and split, index, verify."""
         from dali_pipes.errors import shown
+        from dali_pipes.store.shard_set import ShardSet
         from prep.make import sets_beside, shards_of, shuffle_request
         from prep.shuffle.shuffle import shuffle
 
         request = shuffle_request(
-            self._store,
-            shards,
+            ShardSet(store=self._store, names=tuple(shards)),
             self._names,
             seed=seed,
             shares=shares,
@@ -210,11 +192,10 @@ class _Maker:
         manifest, was_there = index_once(
             shards, overwrite=self._options["overwrite"], show_progress=self._show_progress
         )
-        amount = (
-            f"{counted(manifest.num_shards, 'shard')}, {counted(manifest.num_samples, 'sample')}, "
-            f"{format_bytes(manifest.total_bytes)}"
+        print_note(
+            f"index: {counted(manifest.num_shards, 'shard')}, {counted(manifest.num_samples, 'sample')}, "
+            f"{format_bytes(manifest.total_bytes)} -> {shards.url}{' (was there already)' if was_there else ''}"
         )
-        print_note(f"index: {amount} -> {shards.url}{' (was there already)' if was_there else ''}")
         report = None
         if verifies:
             report = verify(
@@ -245,14 +226,3 @@ class _Maker:
             }
         )
         return MadeSet(url=shards.url, split=split, manifest=manifest)
-
-
-def _unknown_endpoint(endpoint: str | None) -> str | None:
-    """The endpoint, unless the environment names it."""
-    return None if endpoint == os.environ.get("AIS_ENDPOINT") else endpoint
-
-
-def _embedded(directory: Path | None) -> Path:
-    from dali_pipes.store.cluster.endpoint import default_embedded_dir
-
-    return directory or default_embedded_dir()

@@ -1,6 +1,5 @@
 """``dali-pipes prep pack``: a command for each kind of source."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dali_pipes.commands.options import (
-    Command,
     cluster_options,
     endpoint_for,
     format_bytes,
@@ -96,21 +94,44 @@ def take_fields(options: dict[str, Any], *, needs_labels: bool = False) -> "Fiel
     )
 
 
-def field_options(*, component: str, value: str, label: str, key: str) -> Callable[[Command], Command]:
-    """The options that name the columns of a table; the arguments are the ends of their help."""
-    return join_options(
-        pairs_option("--component", "components", metavar="NAME=COLUMN", help=component),
-        pairs_option(
-            "--value",
-            "values",
-            metavar="NAME=COLUMN",
-            help=f"A column of contents, whatever they end in, encoded by NAME's extension: {value}; may be repeated.  "
-            "[default: none]",
-        ),
-        click.option("--label", metavar="COLUMN", help=f"Class ids, or names of classes{label}"),
-        click.option("--unlabelled", is_flag=True, help="Pack no cls."),
-        click.option("--key", metavar="COLUMN", help=f"Keys of samples{key}"),
-    )
+field_options = join_options(
+    pairs_option(
+        "--component",
+        "components",
+        metavar="NAME=COLUMN",
+        help="A column, and the component that it becomes: image.jpg=path, or image=path to keep each photo's "
+        "extension; may be repeated. For .txt, .json and .npy the cells are the contents, if they are not paths with "
+        "this extension: caption.txt=caption, boxes.json=boxes. A photo that is not named is taken too.  [default: "
+        "the only column with photos, else the first named path, image, image_path, filepath, file, file_name, "
+        "filename or img]",
+    ),
+    pairs_option(
+        "--value",
+        "values",
+        metavar="NAME=COLUMN",
+        help="A column of contents, whatever they end in, encoded by NAME's extension: caption.txt=caption; may be "
+        "repeated.  [default: none]",
+    ),
+    click.option(
+        "--label",
+        metavar="COLUMN",
+        help="Class ids, or names of classes; names get ids from 0 in sorted order, if the file does not number them.  "
+        "[default: the first column named label, class, cls, class_id, class_name, category or target]",
+    ),
+    click.option("--unlabelled", is_flag=True, help="Pack no cls."),
+    click.option(
+        "--key",
+        metavar="COLUMN",
+        help="Keys of samples.  [default: a column named key or __key__, else the path without its extension, or the "
+        "Parquet file's name and the row's number]",
+    ),
+    mask_options,
+)
+root_option = click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="The directory that paths in a table start from.  [default: the directory of the table]",
+)
 
 
 @click.group()
@@ -198,23 +219,8 @@ def pack_demo(url: str, *, count: int, seed: int, **options: Any) -> None:
 @pack.command("table", short_help="A CSV, JSON or Parquet list.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("url")
-@field_options(
-    component="A column, and the component that it becomes: image.jpg=path, or image=path to keep each file's "
-    "extension. For .txt, .json and .npy the cells are the contents, if they are not paths with this extension: "
-    "caption.txt=caption, boxes.json=boxes; may be repeated. A photo that is not named is taken too.  [default: the "
-    "first column named path, image, image_path, filepath, file, file_name, filename or img, each file under its "
-    "extension]",
-    value="caption.txt=caption",
-    label=", which get ids from 0 in sorted order.  [default: the first column named label, class, cls, class_id, "
-    "class_name, category or target]",
-    key=".  [default: a column named key or __key__, else the path without its extension]",
-)
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    help="The directory that paths in the list start from.  [default: the directory of FILE]",
-)
-@mask_options
+@field_options
+@root_option
 @_spread_options
 @pack_options
 def pack_table(file: Path, url: str, **options: Any) -> None:
@@ -233,16 +239,7 @@ def pack_table(file: Path, url: str, **options: Any) -> None:
 @pack.command("hf", short_help="Hugging Face's Parquet files, with photos in them.")
 @click.argument("files", metavar="FILES...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.argument("url")
-@field_options(
-    component="A column, and the component that it becomes: image=picture gets the extension of the photos' bytes; "
-    "caption.txt=caption; boxes.json=objects; may be repeated. A photo that is not named is taken too.  [default: the "
-    "column image, or the only one with photos]",
-    value="caption.txt=caption",
-    label=", with the names of their ClassLabel.  [default: the first column named label, class, cls, class_id, "
-    "class_name, category or target, if there is one]",
-    key=".  [default: file's name/row's number]",
-)
-@mask_options
+@field_options
 @_spread_options
 @pack_options
 def pack_hf(files: tuple[Path, ...], url: str, **options: Any) -> None:

@@ -39,14 +39,10 @@ _FORMATS = {
     **dict.fromkeys(("jpg", "jpeg", "jpe"), "JPEG"),
     "png": "PNG",
     "webp": "WEBP",
-    **dict.fromkeys(("tif", "tiff"), "TIFF"),
     "bmp": "BMP",
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
-    **dict.fromkeys(("jp2", "j2k"), "JPEG2000"),
-    **dict.fromkeys(("heic", "heif"), "HEIC"),
-    "avif": "AVIF",
 }
-"""Extension -> its format."""
+"""Extension -> its format, for the formats that loaders decode."""
 
 
 @dataclass
@@ -65,16 +61,17 @@ class Checked:
     """Bytes that each record takes in a tar."""
 
     def add(self, part: "Checked") -> None:
-        """Append the result of the records that follow; its numbers count from 0."""
-        first = len(self.sizes)
-        self.bad |= {first + number: text for number, text in part.bad.items()}
-        self.unread |= {first + number: components for number, components in part.unread.items()}
-        self.empty |= {first + number for number in part.empty}
-        self.noted |= {first + number: text for number, text in part.noted.items()}
+        """Append the result of the records that follow."""
+        self.bad |= part.bad
+        self.unread |= part.unread
+        self.empty |= part.empty
+        self.noted |= part.noted
         self.sizes.extend(part.sizes)
 
 
 class _Task(NamedTuple):
+    first: int
+    """The number of the first record."""
     entries: list[Entry]
     source: str
     masks: frozenset[str]
@@ -130,7 +127,7 @@ def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
         entries.append(entry)
         total += sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES or number + 1 == len(source.records):
-            yield _Task(entries, source.name, source.masks, rules)
+            yield _Task(number + 1 - len(entries), entries, source.name, source.masks, rules)
             entries, total = [], 0
 
 
@@ -209,13 +206,12 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
         if problem := _problem(component, header, task.rules, is_mask=is_mask):
             reasons[name] = f"{name} {problem}"
             continue
-        format = header.format.removeprefix("A") if header else None  # an APNG is a PNG by its name
-        if format and format != _FORMATS.get(name.rpartition(".")[2].lower()):
-            notes.append(f"{name} is a {format}")
-        if format and task.masks:
+        if header is not None:
             good[name] = component
+            if header.format != _FORMATS.get(name.rpartition(".")[2].lower()):
+                notes.append(f"{name} is a {header.format}")
     _check_masks(good, reasons, masks=task.masks)
-    number = len(found.sizes)
+    number = task.first + len(found.sizes)
     found.sizes.append(total)
     if reasons:
         found.bad[number] = f"{key}: {'; '.join(reasons.values())}"

@@ -57,23 +57,9 @@ class ShardTask(StreamTask):
 
 
 def write_file(task: StreamTask, report: Report) -> bool:
-    """Stream a file to its target and return ``True``; each sample is reported once, also after several attempts."""
+    """Stream a file to its target and return ``True``; each sample is reported, in a new attempt once more."""
     assert task.target is not None, "a task to write has a target"
-    reported = 0
-
-    def chunks() -> Iterator[memoryview]:
-        done = 0
-
-        def on_sample() -> None:
-            nonlocal done, reported
-            done += 1
-            if done > reported:
-                reported = done
-                report(1)
-
-        return task.stream(on_sample)
-
-    task.target.write_stream(task.name, chunks, num_bytes=task.num_bytes)
+    task.target.write_stream(task.name, lambda: task.stream(lambda: report(1)), num_bytes=task.num_bytes)
     return True
 
 

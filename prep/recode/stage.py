@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import RecodedStep
@@ -135,8 +135,15 @@ def recode_source(
             settings=recoding.as_settings(), counts=dict(sorted(counts.items())), bytes_before=before, bytes_after=after
         )
 
-    records = _Records(source.records, changed)
+    records = [
+        record if number not in changed else replace(record, components=_components(record, changed[number]))
+        for number, record in enumerate(source.records)
+    ]
     return replace(source, records=records, doubtful=doubtful, noted=noted, step=step)
+
+
+def _components(record: Record, changed: Mapping[str, tuple[str, Range]]) -> dict[str, object]:
+    return dict(changed.get(component, (component, content)) for component, content in record.components.items())
 
 
 def _no_rule_for_masks(source: Source, mask: str) -> DataError:
@@ -144,35 +151,6 @@ def _no_rule_for_masks(source: Source, mask: str) -> DataError:
         f"{source.name}: '{mask}' is a mask, and the photos are to be resized: say how masks follow them, "
         "--masks nearest"
     )
-
-
-class _Records(Sequence[Record]):
-    """Records with other photos, each made when it is used."""
-
-    def __init__(self, records: Sequence[Record], changed: Mapping[int, Mapping[str, tuple[str, Range]]]) -> None:
-        self._records, self._changed = records, changed
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @overload
-    def __getitem__(self, number: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> "list[Record]": ...
-
-    def __getitem__(self, number: int | slice) -> "Record | list[Record]":
-        if isinstance(number, slice):
-            return [self[row] for row in range(*number.indices(len(self)))]
-        record = self._records[number]
-        changed = self._changed.get(number)
-        if changed is None:
-            return record
-        components: dict[str, object] = {}
-        for component, content in record.components.items():
-            name, part = changed.get(component, (component, content))
-            components[name] = part
-        return replace(record, components=components)
 
 
 def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, places: set[str]) -> Iterator[_Task]:

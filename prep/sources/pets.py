@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from dali_pipes.errors import DataError, PipesError, shown
@@ -10,8 +9,10 @@ from prep.sources.record import Record, Source, require_directory
 
 PHOTO = "image.jpg"
 MASK = "trimap.png"
+# Species and breed are not used.
+_ROW = re.compile(r"\s*(?P<name>\S+)\s+(?P<label>[0-9]{1,9})(?:\s|$)")
 # A photo's name is its breed and a number.
-_BREED = re.compile(r"(?P<breed>.+)_\d+")
+_NUMBER = re.compile(r"(?<=.)_\d+$")
 
 
 def pets(directory: Path) -> Source:
@@ -30,10 +31,10 @@ def pets(directory: Path) -> Source:
     root = pets_root(directory)
     photos = _files(root / "images", ".avif", ".heif", ".heic", ".jpg")
     trimaps = _files(root / "annotations" / "trimaps", ".png")
-    rows = _read_pets_rows(root / "annotations" / "list.txt")
+    table = root / "annotations" / "list.txt"
+    rows = _read_rows(table)
     if not photos:
         raise DataError(f"'{root / 'images'}' holds no .jpg; expected the photos of the Oxford-IIIT Pet data set")
-
     records: list[Record] = []
     skipped: list[str] = []
     for name, label in rows.items():
@@ -41,16 +42,21 @@ def pets(directory: Path) -> Source:
         if missing:
             skipped.append(f"{name}: no {' and no '.join(missing)}")
         else:
-            records.append(
-                Record(key=name, components={_photo(photos[name]): photos[name], MASK: trimaps[name]}, label=label)
-            )
+            # A photo that is yet to be converted is `image.heic` or the like.
+            photo = f"image{photos[name].suffix.lower()}"
+            records.append(Record(key=name, components={photo: photos[name], MASK: trimaps[name]}, label=label))
     skipped += [f"{name}: no row in list.txt" for name in sorted(photos) if name not in rows]
     if not records:
         raise DataError(f"'{root}' holds no complete record: {shown(skipped, are_names=False)}")
+    classes: dict[int, str] = {}
+    for name, label in rows.items():
+        breed = _NUMBER.sub("", name)
+        if classes.setdefault(label, breed) != breed:
+            raise DataError(f"'{table}' gives class id {label} to '{classes[label]}' and to '{breed}' ('{name}')")
     return Source(
         name=f"pets '{directory}'",
         records=records,
-        classes=_breeds(rows, root / "annotations" / "list.txt"),
+        classes=dict(sorted(classes.items())),
         skipped=skipped,
         masks=frozenset({MASK}),
     )
@@ -75,7 +81,7 @@ def download_pets(directory: Path) -> None:
         raise PipesError(f"cannot download the Oxford-IIIT Pet data set into '{directory}': {exc}") from exc
 
 
-def _read_pets_rows(path: Path) -> dict[str, int]:
+def _read_rows(path: Path) -> dict[str, int]:
     """Name -> class id, in the file's order."""
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -83,37 +89,15 @@ def _read_pets_rows(path: Path) -> dict[str, int]:
         raise DataError(f"cannot read '{path}', which names the records: {exc}") from exc
     rows: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
-        fields = line.split()
-        if not fields or line.startswith("#"):
+        if not line.strip() or line.startswith("#"):
             continue
-        where = f"'{path}', line {number}"
-        if len(fields) < 2:
-            raise DataError(f"{where}: expected 'NAME CLASS-ID SPECIES BREED-ID', found '{line}'")
-        name, label = fields[:2]  # the rest, species and breed, is not used
-        # ASCII digits only: int() also takes "1_0" and digits of other scripts.
-        if not re.fullmatch(r"[0-9]{1,9}", label):
-            raise DataError(f"{where}: class id must be an integer, got '{label}' for '{name}'")
-        if name in rows:
-            raise DataError(f"{where}: '{name}' has a row already; one row a photo")
-        rows[name] = int(label)
-    if not rows:
-        raise DataError(f"'{path}' holds no rows; expected 'NAME CLASS-ID SPECIES BREED-ID' in each line")
+        found = _ROW.match(line)
+        if found is None:
+            raise DataError(f"'{path}', line {number}: expected 'NAME CLASS-ID SPECIES BREED-ID', found '{line}'")
+        if found["name"] in rows:
+            raise DataError(f"'{path}', line {number}: '{found['name']}' has a row already; one row a photo")
+        rows[found["name"]] = int(found["label"])
     return rows
-
-
-def _breeds(rows: Mapping[str, int], path: Path) -> dict[int, str]:
-    classes: dict[int, str] = {}
-    for name, label in rows.items():
-        match = _BREED.fullmatch(name)
-        breed = match["breed"] if match else name
-        if classes.setdefault(label, breed) != breed:
-            raise DataError(f"'{path}' gives class id {label} to '{classes[label]}' and to '{breed}' ('{name}')")
-    return dict(sorted(classes.items()))
-
-
-def _photo(path: Path) -> str:
-    """The component of a photo: ``image.jpg``, or ``image.heic`` and the like for one that is yet to be converted."""
-    return f"image{path.suffix.lower()}"
 
 
 def _files(directory: Path, *extensions: str) -> dict[str, Path]:

@@ -1,9 +1,7 @@
 """Read the content of a gzip file, on disk or in a bucket, front to back, and name parts of it by their offsets."""
 
-import contextlib
 import gzip
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -11,9 +9,6 @@ from dali_pipes.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from dali_pipes.store.base import StoredFile
-
-
-SKIP_BYTES = 1 << 20
 
 
 class ReadStream:
@@ -27,6 +22,10 @@ class ReadStream:
         num = self._file.read_into(memoryview(buffer), offset=self._position)
         self._position += num
         return bytes(memoryview(buffer)[:num])
+
+    def seek(self, offset: int) -> int:
+        self._position = offset
+        return offset
 
     def __enter__(self) -> "ReadStream":
         return self
@@ -44,7 +43,6 @@ class UnpackedFile:
     def __init__(self, file: "Path | StoredFile") -> None:
         self._file = file
         self._stream: gzip.GzipFile | None = None
-        self._position = 0
 
     @property
     def url(self) -> str:
@@ -61,15 +59,16 @@ class UnpackedFile:
 
     def read_into(self, view: memoryview, *, offset: int) -> int:
         """Read into the view and return the number of bytes, at least one; 0 at the end of the content."""
-        with self._reading():
-            if self._stream is None or offset < self._position:
-                self.close()
-                self._stream, self._position = self._open(), 0
-            while skipped := len(self._stream.read(min(SKIP_BYTES, offset - self._position))):
-                self._position += skipped
-            num = self._stream.readinto(view) if self._position == offset else 0
-            self._position += num
-        return num
+        try:
+            if self._stream is None:
+                self._stream = self._open()
+            return self._stream.readinto(view) if self._stream.seek(offset) == offset else 0
+        except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
+            self.close()
+            raise DataError(f"'{self.url}' is not a complete gzip file: {exc}; pack it anew") from exc
+        except OSError as exc:
+            self.close()
+            raise StoreError(f"cannot read '{self.url}': {exc.strerror or exc}") from exc
 
     def close(self) -> None:
         """Can be called twice; reading opens it anew."""
@@ -83,14 +82,3 @@ class UnpackedFile:
         if isinstance(self._file, Path):
             return gzip.GzipFile(self._file, "rb")
         return gzip.GzipFile(fileobj=cast("BinaryIO", ReadStream(self._file)), mode="rb")
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
-            self.close()
-            raise DataError(f"'{self.url}' is not a complete gzip file: {exc}; pack it anew") from exc
-        except OSError as exc:
-            self.close()
-            raise StoreError(f"cannot read '{self.url}': {exc.strerror or exc}") from exc

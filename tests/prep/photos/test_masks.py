@@ -1,14 +1,10 @@
 """Masks before they are packed: every PNG that Pillow decodes is taken, and none that it does not."""
 
 import io
-import itertools
 import struct
 import zlib
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
@@ -42,38 +38,6 @@ def _is_decoded(data: bytes) -> bool:
 def _size(data: bytes) -> tuple[int, int] | None:
     size = photo_size(lambda offset, num: data[offset : offset + num], len(data))
     return size and size.upright
-
-
-@given(
-    height=st.integers(1, 40),
-    width=st.integers(1, 40),
-    seed=st.integers(0, 99),
-    cuts=st.lists(st.integers(0, 2000), max_size=3),
-)
-def test_mask_in_any_number_of_chunks_is_good(height: int, width: int, seed: int, cuts: list[int]) -> None:
-    rows = np.random.default_rng(seed).integers(0, 4, (height, width), np.uint8)
-    packed = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
-    ends = [0, *sorted(min(cut, len(packed)) for cut in cuts), len(packed)]
-    data = _png(height, width, *(packed[start:stop] for start, stop in itertools.pairwise(ends)))
-    assert _is_decoded(data)
-    assert mask_problem(data) is None
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 2), (8, 8), (9, 17), (5, 1)])
-def test_interlaced_mask_has_the_bytes_of_its_passes(height: int, width: int) -> None:
-    """A pass that has no pixel has no row, either; one byte less is missed."""
-    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-    rows = [
-        bytes(1 + len(range(x, width, by_x)))
-        for x, y, by_x, by_y in passes
-        for _ in range(y, height, by_y)
-        if range(x, width, by_x)
-    ]
-    pixels = b"".join(rows)
-    whole = _png(height, width, zlib.compress(pixels), interlace=1)
-    assert _is_decoded(whole)
-    assert mask_problem(whole) is None
-    assert mask_problem(_png(height, width, zlib.compress(pixels[:-1]), interlace=1)) is not None
 
 
 ROWS = bytes(3 * 5)

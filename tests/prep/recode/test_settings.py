@@ -49,9 +49,3 @@ def test_no_photo_is_enlarged_and_limits_hold_for_all_sizes() -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Recoding(**settings)  # type: ignore[arg-type]
-
-
-def test_settings_that_are_on_are_kept() -> None:
-    assert Recoding(short_side=256).as_settings() == {"short_side": 256, "quality": 90}
-    assert Recoding(optimize=True).as_settings() == {"optimize": True}
-    assert not Recoding().is_on

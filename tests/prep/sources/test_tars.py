@@ -9,7 +9,6 @@ import pytest
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -123,15 +122,6 @@ def test_tars_members_keep_the_order_of_the_archive(tmp_path: Path) -> None:
     assert found == [("b/2.jpg", photo), ("b/2.txt", b"t"), ("b/2.cls", b" 4\n")]
 
 
-def test_tars_with_bad_photos_are_treated_as_other_sources(tmp_path: Path) -> None:
-    samples = [Sample("a", {"jpg": encode_photo("gif", mode="L"), "cls": b"1"}), Sample("b", {"jpg": encode_photo()})]
-    write_tar(tmp_path / "x-0.tar", samples)
-    source = tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None))
-    with pytest.raises(DataError, match=r"1 of 2 records of tars '.*x-' are bad: a: jpg holds a GIF"):
-        pack(source, store=LocalStore(tmp_path / "out"))
-    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep").num_samples == 2
-
-
 def test_tars_that_are_broken_or_odd_are_named(tmp_path: Path) -> None:
     def read() -> object:
         return tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None))
@@ -156,10 +146,3 @@ def test_tars_that_are_broken_or_odd_are_named(tmp_path: Path) -> None:
     (tmp_path / "x-0.tar").unlink()
     with pytest.raises(StoreError, match=r"no shard '.*x-0\.tar'; 1 were named"):
         read()
-
-
-def test_tars_in_a_bucket_that_are_not_there_are_named(node: str, bucket: AisStore) -> None:
-    bucket.create()
-    bucket.write("x-000000.tar", b"")
-    with pytest.raises(StoreError, match=rf"no shard '{bucket.url}/x-000001.tar' at {node}; 2 were named"):
-        tars(resolve_shards(f"{bucket.url}/x-{{000000..000001}}.tar", endpoint=node))
