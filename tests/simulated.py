@@ -1,4 +1,6 @@
-"""A manifest of shards that do not exist."""
+"""Manifests of shards that do not exist."""
+
+from typing import Any
 
 import numpy as np
 
@@ -23,3 +25,17 @@ def simulated_manifest(num_shards: int) -> Manifest:
         index_checksums=draw.integers(0, 2**64, num_shards, np.uint64),
         components={"cls": SHARD_SAMPLES * num_shards, "jpg": SHARD_SAMPLES * num_shards},
     )
+
+
+def manifest_of(samples: list[int], /, **fields: Any) -> Manifest:
+    """A manifest of shards ``s-0.tar``, ``s-1.tar``, ... with these numbers of samples, which are all other numbers."""
+    numbers = np.array(samples, np.int64)
+    columns = {
+        "names": [f"s-{row}.tar" for row in range(len(samples))],
+        "shard_bytes": numbers,
+        "checksums": numbers.astype(np.uint64),
+        "samples": numbers,
+        "index_bytes": numbers,
+        "index_checksums": numbers.astype(np.uint64),
+    }
+    return Manifest(**(columns | fields))

@@ -1,4 +1,4 @@
-"""A loader's dealings with a cache file whose right bytes are known, and random damage to a cache directory."""
+"""Random damage to a cache directory, and a loader that checks what it finds there."""
 
 import os
 import random
@@ -9,65 +9,38 @@ from pathlib import Path
 import numpy as np
 
 from dali_pipes.cache.cache import NodeCache, Verify
-from dali_pipes.cache.extents import extent_starts, reserve
+from tests.dali_pipes.cache.member import PAGE, Member
 
-PAGE = 4096
 NUM_SHARDS = 6
-STARTS = extent_starts([PAGE] * NUM_SHARDS)
 
 
-class Loader:
+class Loader(Member):
     """A loader of ``NUM_SHARDS`` shards of one page, which checks what is there before it believes it."""
 
     def __init__(self, directory: Path, key: str, *, verify: Verify = "first") -> None:
-        self.key = key
-        self.cache = NodeCache(directory)
-        try:
-            size = NUM_SHARDS * PAGE
-            limits = {"reserved": size, "cache_bytes": 4 * size}
-            self.slot = self.cache.join(key, starts=STARTS, source=key, group=1, keep=True, verify=verify, **limits)
-        except BaseException:
-            self.cache.close()
-            raise
-        self.file = self.cache.open_cache_file(self.slot)
-
-    def content(self, shard: int) -> bytes:
-        return f"{self.key[0]}{shard:07d}".encode() * (PAGE // 8)
+        super().__init__(
+            directory, pages=NUM_SHARDS, key=key, reserved=NUM_SHARDS, allowed=4 * NUM_SHARDS, verify=verify
+        )
 
     def wrong(self) -> list[int]:
         """The shards whose bytes are not there."""
-        return [shard for shard in range(NUM_SHARDS) if os.pread(self.file, PAGE, shard * PAGE) != self.content(shard)]
+        return [shard for shard in range(NUM_SHARDS) if self.read(shard) != self.content(shard)]
 
     def hold_all(self) -> int:
         """Hold all shards; returns the number of those that had to be written."""
-        left, num_written = list(range(NUM_SHARDS)), 0
-        while left:
-            taken = self.cache.take(self.slot, np.array(left), most=4, most_bytes=4 * PAGE)
+        remaining, num_written = list(range(NUM_SHARDS)), 0
+        while remaining:
+            taken = self.cache.take(self.slot, np.array(remaining), most=4, most_bytes=4 * PAGE)
             fill = taken.fill.tolist()
             assert fill or len(taken.ready), f"nothing to be had: {taken}"
             for shard in fill:
-                start = shard * PAGE
-                if not (taken.is_there and os.pread(self.file, PAGE, start) == self.content(shard)):
-                    reserve(self.file, start, PAGE)
-                    os.pwrite(self.file, self.content(shard), start)
+                if not (taken.is_there and self.read(shard) == self.content(shard)):
+                    self.write(shard)
                     num_written += 1
             if fill:
                 self.cache.finish(self.slot, fill)
-            left = [shard for shard in left if shard not in {*fill, *taken.ready.tolist()}]
+            remaining = [shard for shard in remaining if shard not in {*fill, *taken.ready.tolist()}]
         return num_written
-
-    def close(self) -> None:
-        try:
-            self.cache.leave(self.slot)
-        finally:
-            self.die()
-
-    def die(self) -> None:
-        """As after SIGKILL: the locks go with the files."""
-        if self.file >= 0:
-            os.close(self.file)
-        self.file = -1
-        self.cache.close()
 
 
 def fill(directory: Path, *keys: str) -> None:

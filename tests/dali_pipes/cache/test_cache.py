@@ -23,13 +23,11 @@ import dali_pipes.cache.cache
 import dali_pipes.cache.files
 import dali_pipes.cache.table
 from dali_pipes.cache.cache import NodeCache, Take
-from dali_pipes.cache.extents import extent_starts, reserve
+from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
 from dali_pipes.cache.table import NUM_SLOTS, State
 from dali_pipes.errors import CacheError
-
-PAGE = 4096
-KEY, OTHER = "a" * 32, "b" * 32
+from tests.dali_pipes.cache.member import KEY, OTHER, PAGE, Member
 
 
 @pytest.fixture
@@ -46,90 +44,6 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
     else:
         yield request.getfixturevalue("shared_memory")
-
-
-class Member:
-    """One loader's dealings with the cache, as `dali_pipes.cache.share.CacheShare`; it writes and reads real bytes."""
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        pages: int | list[int] = 6,
-        key: str = KEY,
-        group: int = 1,
-        reserved: int = 2,
-        allowed: int = 4,
-        keep: bool = True,
-    ) -> None:
-        """All sizes in pages."""
-        self.starts = extent_starts(np.array([pages] * 1 if isinstance(pages, list) else [1] * pages).ravel() * PAGE)
-        self.key, self.directory = key, directory
-        self.cache = NodeCache(directory)
-        try:
-            self.slot = self.cache.join(
-                key,
-                starts=self.starts,
-                source="here",
-                group=group,
-                reserved=reserved * PAGE,
-                cache_bytes=allowed * PAGE,
-                keep=keep,
-            )
-        except BaseException:
-            self.cache.close()
-            raise
-        self.file = self.cache.open_cache_file(self.slot)
-        self.held: set[int] = set()
-
-    def content(self, shard: int) -> bytes:
-        size = int(self.starts[shard + 1] - self.starts[shard])
-        return f"{self.key[0]}{shard:07d}".encode() * (size // 8)
-
-    def read(self, shard: int) -> bytes:
-        start, stop = self.starts[shard : shard + 2].tolist()
-        return os.pread(self.file, stop - start, start)
-
-    def write(self, shard: int, num_bytes: int | None = None) -> None:
-        start, stop = self.starts[shard : shard + 2].tolist()
-        reserve(self.file, start, stop - start)
-        os.pwrite(self.file, self.content(shard)[:num_bytes], start)
-
-    def take(self, *wanted: int) -> Take:
-        taken = self.cache.take(self.slot, np.array(wanted, np.int64))
-        self.held.update(taken.ready.tolist())
-        self.held.update(taken.fill.tolist())
-        return taken
-
-    def fill(self, *shards: int) -> None:
-        """Have all of these, filling what is not there."""
-        for shard in shards:
-            taken = self.take(shard)
-            if len(taken.fill):
-                if not (taken.is_there and self.read(shard) == self.content(shard)):
-                    self.write(shard)
-                self.cache.finish(self.slot, [shard])
-            else:
-                assert taken.ready.tolist() == [shard], f"shard {shard}: {taken}"
-            assert self.read(shard) == self.content(shard)
-
-    def release(self, *shards: int) -> None:
-        self.cache.release(self.slot, shards)
-        self.held.difference_update(shards)
-
-    def close(self) -> None:
-        self.cache.leave(self.slot)
-        self.die()
-
-    def die(self) -> None:
-        """As after SIGKILL: the locks go with the file, and nothing is said."""
-        if self.file >= 0:
-            os.close(self.file)
-        self.file = -1
-        self.cache.close()
-
-    def states(self) -> list[int]:
-        return [int(state) for state in self.cache._joined[self.slot].table.state]
 
 
 def blocks(directory: Path) -> int:

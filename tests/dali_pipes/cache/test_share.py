@@ -21,9 +21,9 @@ from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError
-from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import make_samples, samples_and_shards, write_shards
+from tests.dali_pipes.cache.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,47 +59,6 @@ sys.stdin.readline()
 stager.close()
 share.close()
 """
-
-
-class Job:
-    """The shards of a directory, a share of their cache file, and a stager that fills it."""
-
-    def __init__(
-        self,
-        shards: Path,
-        cache_dir: Path | None,
-        *,
-        reserved: int | None = None,
-        cache_bytes: int | None = None,
-        group: int = 1,
-    ) -> None:
-        self.directory = shards
-        self.indexed = DataSet(resolve_shards(shards, endpoint=None))
-        self.share = self.indexed.open_share(
-            reserved=reserved,
-            is_windowed=reserved is not None,
-            group=group,
-            cache_dir=cache_dir,
-            cache_bytes=cache_bytes,
-        )
-        self.stager = self.indexed.open_stager(self.share, num_fetchers=3)
-        self.all = list(range(self.indexed.manifest.num_shards))
-
-    def object_bytes(self, shard: int) -> int:
-        """Bytes of a shard and its index."""
-        manifest = self.indexed.manifest
-        return int(manifest.shard_bytes[shard] + manifest.index_bytes[shard])
-
-    def check(self, *shards: int) -> None:
-        """Shard and index lie there, byte for byte."""
-        for shard in shards:
-            name = self.indexed.manifest.names[shard]
-            assert self.share.shard_extent(shard).read() == (self.directory / name).read_bytes()
-            assert self.share.index_extent(shard).read() == (self.directory / index_name(name)).read_bytes()
-
-    def close(self) -> None:
-        self.stager.close()
-        self.share.close()
 
 
 # Eight shards.

@@ -15,9 +15,8 @@ from dali_pipes.cache.cache import NodeCache, Verify
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
-from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.store.urls import resolve_shards
 from tests.builders import make_samples, samples_and_shards, write_shards
+from tests.dali_pipes.cache.job import Job
 
 NUM_SHARDS = 8
 PAGE = 4096
@@ -26,39 +25,12 @@ PAGE = 4096
 samples, shards = samples_and_shards([(60, 50)] * (3 * NUM_SHARDS), per_shard=3)
 
 
-class Job:
-    """A share of the cache file in ``cache_dir``, and a stager."""
-
-    def __init__(self, shards: Path, cache_dir: Path, verify: Verify = "first") -> None:
-        self.directory = shards
-        self.data = DataSet(resolve_shards(shards, endpoint=None))
-        self.share = self.data.open_share(
-            reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None, verify=verify
-        )
-        self.stager = self.data.open_stager(self.share, num_fetchers=3)
-        self.all = list(range(NUM_SHARDS))
-
-    def wrong(self) -> list[int]:
-        """The shards that do not lie there byte for byte."""
-        names = self.data.manifest.names
-        return [
-            shard
-            for shard in self.all
-            if self.share.shard_extent(shard).read() != (self.directory / names[shard]).read_bytes()
-            or self.share.index_extent(shard).read() != self.data.read_index(shard)
-        ]
-
-    def close(self) -> None:
-        self.stager.close()
-        self.share.close()
-
-
 @pytest.fixture
 def open_job(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def open_(verify: Verify = "first") -> Job:
-        jobs.append(Job(shards, tmp_path, verify))
+        jobs.append(Job(shards, tmp_path, verify=verify))
         return jobs[-1]
 
     yield open_

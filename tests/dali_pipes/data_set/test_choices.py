@@ -243,9 +243,7 @@ def gappy_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_missing_error_names_the_first(gappy_shards: Path) -> None:
     """The default: nothing is read before it is said."""
-    with pytest.raises(
-        dp.DataError, match=r"key 's00000': no component 'trimap.png' \(found: cls, image.jpg\); 4 of 12"
-    ):
+    with pytest.raises(dp.DataError, match=r"key 's00000': no component 'trimap.png' \(found: cls, image.jpg\)"):
         open_loader(gappy_shards, graph=dp.segmentation(crop=16))
 
 

@@ -1,7 +1,6 @@
 """What a manifest says of the versions of its data set: read as it was written, and checked."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +9,13 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.column_file import save_columns
 from dali_pipes.formats.manifest import MANIFEST_KIND, MANIFEST_VERSION, Change, Manifest, ShardsPart
 from dali_pipes.formats.texts import pack_texts
+from tests.simulated import manifest_of
 
 CHANGES = tuple(
     Change(version=version, date="2026-03-01T12:00:00Z", what="add", token="0123456789", command="prep add x",
            num_samples=5 * version, num_shards=version, digest="ab")
     for version in (1, 2)
 )  # fmt: skip
-
-
-def manifest_of(samples: list[int], **fields: Any) -> Manifest:
-    numbers = np.array(samples, np.int64)
-    return Manifest(
-        names=[f"s-{row}.tar" for row in range(len(samples))],
-        shard_bytes=numbers,
-        checksums=numbers.astype(np.uint64),
-        samples=numbers,
-        index_bytes=numbers,
-        index_checksums=numbers.astype(np.uint64),
-        **fields,
-    )
 
 
 @pytest.fixture

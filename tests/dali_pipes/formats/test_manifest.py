@@ -22,6 +22,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.simulated import manifest_of
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=12)
 
@@ -163,15 +164,7 @@ def test_manifest_digest_is_of_the_data(manifest: Manifest) -> None:
 
 def test_manifest_digest_of_a_set_stays_what_it_was() -> None:
     """Saved states name it: another version of the file is still the same data set."""
-    column = np.array([1, 2], np.int64)
-    manifest = Manifest(
-        names=["a.tar", "b.tar"],
-        shard_bytes=column,
-        checksums=column.astype(np.uint64),
-        samples=column,
-        index_bytes=column,
-        index_checksums=column.astype(np.uint64),
-    )
+    manifest = manifest_of([1, 2], names=["a.tar", "b.tar"])
     assert manifest.digest == "c1d25955e38520da5bbf151754fbdb15c76eade691d963d6482e6f5281b55eed"
 
 
@@ -320,20 +313,13 @@ def test_shard_index_that_says_what_cannot_be_is_refused(changes: dict[str, Any]
 
 
 def a_manifest(**changes: Any) -> Manifest:
-    column = np.array([512, 1024], np.int64)
-    columns = {
-        "names": ("a-0.tar", "a-1.tar"),
-        "shard_bytes": column,
-        "checksums": column.astype(np.uint64),
-        "samples": column,
-        "index_bytes": column,
-        "index_checksums": column.astype(np.uint64),
+    sums = {
         "components": {"cls": 3, "jpg": 4},
         "classes": {1: "one"},
         "photos": {"jpg": {"JPEG": 3, "unknown": 1}},
         "labels": {"min": 1, "max": 1},
     }
-    return Manifest(**(columns | changes))
+    return manifest_of([512, 1024], **(sums | changes))
 
 
 @pytest.mark.parametrize(

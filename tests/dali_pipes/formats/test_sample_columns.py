@@ -29,6 +29,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.builders import Sample, make_samples, write_shards, write_tar
+from tests.simulated import manifest_of
 
 Row = tuple[str, frozenset[str], int]  # key, components, label
 
@@ -57,18 +58,6 @@ def built(shards: list[list[Row]]) -> SampleColumns:
     return builder.finish()
 
 
-def a_manifest(counts: list[int]) -> Manifest:
-    column = np.array(counts, np.int64)
-    return Manifest(
-        names=[f"s-{row}.tar" for row in range(len(counts))],
-        shard_bytes=column,
-        checksums=column.astype(np.uint64),
-        samples=column,
-        index_bytes=column,
-        index_checksums=column.astype(np.uint64),
-    )
-
-
 def expect(columns: SampleColumns, rows: list[Row]) -> None:
     """These columns say of these samples what a loop over them says."""
     assert list(columns.keys) == [key for key, _, _ in rows]
@@ -95,7 +84,7 @@ def test_columns_are_those_of_a_loop(shards: list[list[Row]], data: st.DataObjec
     everything = [row for rows in shards for row in rows]
     columns = built(shards)
     expect(columns, everything)
-    manifest = a_manifest([len(rows) for rows in shards])
+    manifest = manifest_of([len(rows) for rows in shards])
     written = columns.to_bytes(manifest=manifest.digest)
     again = SampleColumns.from_bytes(written, manifest=manifest, where="c")
     expect(again, everything)
@@ -195,7 +184,7 @@ GOOD = [[("a", frozenset({"cls", "jpg"}), 3), ("é", frozenset({"jpg"}), 0), ("c
 
 
 def changed_file(changes: Mapping[str, Any], header: Mapping[str, Any]) -> tuple[bytes, Manifest]:
-    manifest = a_manifest([3])
+    manifest = manifest_of([3])
     data = built(GOOD).to_bytes(manifest=manifest.digest)
     columns = {name: column for name, column in (load(data) | dict(changes)).items() if column is not None}
     stop = 8 + int.from_bytes(data[:8], "little")
@@ -292,7 +281,7 @@ def test_columns_of_a_million_samples_are_read_at_once() -> None:
     keys = Texts(*pack_texts([f"n{row % 1000:08d}/{row:07d}" for row in range(count)]))
     labels = (np.arange(count) % 1000).astype(np.int16)
     columns = SampleColumns(keys=keys, labels=labels, has={"cls": None, "jpg": None, "txt": labels < 990})
-    manifest = a_manifest([1000] * 1000)
+    manifest = manifest_of([1000] * 1000)
     data = columns.to_bytes(manifest=manifest.digest)
     assert len(data) < 28_000_000  # 17 of key, 8 of its end, 2 of label, a bit
     started = time.perf_counter()
