@@ -1,9 +1,6 @@
 """Where there is no browser, these tests are skipped; where one is wanted, they fail. The kit that all pages share."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,28 +9,6 @@ from prep.inspect.html import html_document, html_table
 from tests.pages.conftest import WIDTHS, Browser
 
 REPOSITORY = Path(__file__).parents[2]
-ONE_TEST = "tests/pages/test_browser.py::test_nothing_but_our_scripts_runs_and_nothing_is_loaded"
-
-
-@pytest.mark.parametrize(
-    ("required", "code", "text"),
-    [
-        ("", 0, "no browser: needs chromium and chromedriver"),
-        ("1", 1, "REQUIRE_BROWSER=1 and there is no browser: install chromium and chromedriver"),
-    ],
-)
-def test_without_a_browser(tmp_path: Path, required: str, code: int, text: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", ONE_TEST],
-        cwd=REPOSITORY,
-        env={**os.environ, "PATH": str(tmp_path), "REQUIRE_BROWSER": required},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout
-    assert text in done.stdout
 
 
 def test_nothing_but_our_scripts_runs_and_nothing_is_loaded(browser: Browser, tmp_path: Path) -> None:
@@ -89,20 +64,3 @@ def test_tables_sort_by_numbers_and_by_names(browser: Browser, table: Path) -> N
     names = ["dali", "spdl", "synthetic", "webloader"]
     assert [sorted_by(1), sorted_by(1)] == [names[::-1], names]
     browser.check()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_paper_contrast(browser: Browser, table: Path, scheme: str) -> None:
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    try:
-        browser.open(table)
-        colours = browser.run(
-            "const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]"
-        )
-        ink, paper = (sum(int(part) for part in colour.strip("rgb()").split(",")) for colour in colours)
-        assert abs(ink - paper) > 500
-        assert (paper > ink) == (scheme == "light")
-        browser.check()
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -202,51 +202,6 @@ def test_search_for_a_good_sample_ends(
         next(loader)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("one/s00003\n", 11),
-        ("one/s-000000.tar\ts00003\n", 11),
-        ("one/s-000000.tar\tone/s00003\n", 11),
-        ("s00003\n", 10),  # of every set that has it
-        ("three/s00003\n", "key 'three/s00003' is not in"),
-        ("one/s-000000.tar\ttwo/s00003\n", "has no key 'two/s00003'"),
-    ],
-)
-def test_lists_of_a_mixture_say_whose_sample_they_mean(
-    tmp_path: Path, good_samples: list[Sample], text: str, expected: int | str
-) -> None:
-    """Two sets with the same keys: by the set's name in the key, in the shard, or in both."""
-    for name in ("one", "two"):
-        write_shards(tmp_path / name, good_samples[:6], per_shard=6)
-    (tmp_path / "list.txt").write_text(text)
-    mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"})
-    options: dict[str, Any] = {
-        "bad_samples": substituting(tmp_path),
-        "select": dp.Select(exclude=tmp_path / "list.txt"),
-    }
-    if isinstance(expected, str):
-        with pytest.raises(dp.DataError, match=expected):
-            open_loader(mixture, **options)
-        return
-    with open_loader(mixture, **options) as loader:
-        keys = {key for (batch,) in loader for key in batch["key"]}
-        assert (len(keys), "one/s00003" in keys) == (expected, False)
-
-
-def test_key_of_a_mixture_may_look_like_that_of_another_set(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """`one/a` is the key `a` in set one, and a key in set two, which is `two/one/a`."""
-    photo = good_samples[0].components
-    write_shards(tmp_path / "one", [Sample("a", photo), Sample("b", photo)], per_shard=2)
-    write_shards(tmp_path / "two", [Sample("one/a", photo), Sample("b", photo)], per_shard=2)
-    mixture = dp.Mixture({"one": tmp_path / "one", "two": tmp_path / "two"})
-    (tmp_path / "list.txt").write_text("two/one/a\n")
-    with open_loader(
-        mixture, bad_samples=substituting(tmp_path), select=dp.Select(exclude=tmp_path / "list.txt")
-    ) as loader:
-        assert sorted(key for (batch,) in loader for key in batch["key"]) == ["one/a", "one/b", "two/b"]
-
-
 def test_valid_says_which_count(tmp_path: Path, good_samples: list[Sample]) -> None:
     """Beside the tensors, for a loss: all but those that stand in for others."""
     shards = write_shards(tmp_path, spoilt(good_samples, [2, 5], how=undecodable), per_shard=6)
@@ -495,22 +450,6 @@ def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], mon
     with open_loader(shards) as loader:
         list(loader)
     assert len((shards / "q.tsv").read_text().splitlines()) == 1 + 3
-
-
-def test_quarantine_is_what_exclude_takes(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """The next job leaves them out: no error, no repeat, fewer samples, another order."""
-    shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=gif), per_shard=6)
-    with open_loader(shards) as loader:
-        list(loader)
-        state = loader.state_dict()
-    with open_loader(
-        shards, bad_samples=dp.BadSamples(on_error="raise"), select=dp.Select(exclude=shards / "q.tsv")
-    ) as loader:
-        assert loader.num_samples == 9
-        keys = keys_of(loader)
-        assert keys == [s.key for i, s in enumerate(good_samples) if i not in (1, 5, 9)]
-        with pytest.raises(dp.StateError, match="exclude"):
-            loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("batch_size", [BATCH_SIZE, 1])

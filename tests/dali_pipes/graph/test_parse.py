@@ -1,11 +1,9 @@
 """What becomes of components that are not photos: arrays as numpy reads them, objects, errors that name the sample."""
 
-import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from dali_pipes.graph import parse
-from dali_pipes.reader.aio_reader import open_reader
-from dali_pipes.reader.segments import Lines
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -307,26 +303,3 @@ def test_missing_component_is_empty_and_no_error(parser: parse.Parser, empty: ob
             assert (value.dtype, value.shape) == (empty.dtype, empty.shape)
     if empty is None or parser.ndim == 2:
         assert list(parse_all(parser, [b"", b""], [False, True])[1]) == [1]
-
-
-@pytest.mark.parametrize("size_of", [lambda i: 100, lambda i: 0, lambda i: (i % 3) * 50])
-@pytest.mark.parametrize("kind", ["aio", "webdataset"])
-def test_views_of_encoded_bytes(tmp_path: Path, kind: str, size_of: Callable[[int], int]) -> None:
-    """Each sample's bytes as a reader gives them, read-only, good when all else is gone."""
-    files = [bytes([i + 1]) * size_of(i) for i in range(12)]
-    image = tmp_path / "image"
-    image.write_bytes(b"".join(data.ljust(1024, b"\0") for data in files))
-    numbers = np.arange(12)
-    lines = Lines(numbers, [numbers * 1024], [np.array([len(data) for data in files])])
-    seen = []
-    reader = open_reader(str(image), kind=kind)
-    with contextlib.closing(reader), contextlib.closing(reader.open(lines, batch_size=4)) as segment:
-        for _ in range(3):
-            (encoded,) = segment.read()
-            seen += parse.views(encoded)
-            del encoded
-        for _ in range(6):  # what is read next comes elsewhere
-            with contextlib.closing(reader.open(lines, batch_size=12)) as other:
-                other.read()
-    assert [view.tobytes() for view in seen] == files
-    assert all(view.dtype == np.uint8 and view.ndim == 1 and not view.flags.writeable for view in seen)

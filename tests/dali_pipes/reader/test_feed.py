@@ -99,25 +99,6 @@ def test_epochs_hold_nothing_when_they_are_over(
     check_nothing_is_held(loader)
 
 
-@pytest.mark.parametrize("policy", ["PARTIAL", "FILL"])
-def test_more_ranks_than_samples(open_loader: Callable[..., dp.Loader], samples: list[Sample], policy: str) -> None:
-    """30 ranks of 24 samples: each has as many batches, six have none of their own. DROP is refused."""
-    loaders = [
-        open_loader(
-            batch_size=1, rank=rank, world_size=30, last_batch_policy=policy, shuffle=dp.Shuffle(window_bytes="all")
-        )
-        for rank in (0, 23, 24, 29)
-    ]
-    for _ in range(2):
-        assert {len(loader) for loader in loaders} == {1}
-        read = [list(loader) for loader in loaders]
-        if policy == "PARTIAL":
-            assert [loader.num_valid for loader in loaders] == [1, 1, 0, 0]
-        for batches in read:
-            for (batch,) in batches:
-                assert len(check_rows(batch, samples)) == 1
-
-
 def test_set_epoch_gives_up_the_epoch_that_was_prepared(
     open_loader: Callable[..., dp.Loader], samples: list[Sample]
 ) -> None:
