@@ -12,16 +12,11 @@ and on which samples are bad, and not on the time when they were found.
 DALI does not always name the sample that it cannot decode, and loses the batch. But the batch's inputs are still here.
 The repair finds bad samples by decoding sixteenths of the batch, and sixteenths of these, in a retry pipeline apart
 from the batches in flight. The retry pipeline also decodes the repaired batch: by the same graph, on the same device,
-with the same random numbers.
-
-The retry pipeline does not use a GPU's JPEG engines. Which photos they get depends on the number of samples (a sample
-alone goes to an engine), and they may decode a photo that the other decoders refuse: with them, parts of a batch prove
-nothing. If the retry pipeline can decode all samples of a batch, none is bad, and its batch is delivered.
+with the same random numbers. It does not use a GPU's JPEG engines: which photos they get depends on the number of
+samples, and they may decode a photo that the other decoders refuse, so parts of a batch would prove nothing.
 
 # Note [decoders' own lines]: libjpeg, libpng and nvImageCodec write a line to stderr whenever they refuse a photo, from
-DALI's threads. No option turns that off. To catch a line of a thread, its process would have to give up its stderr for
-the loader's whole life, and what the process says when it crashes would be lost. So the repair decodes a bad photo as
-rarely as it can: for a batch of 256, twice instead of eight times with halves, and no more samples in all.
+DALI's threads, and no option turns that off. So the repair decodes a bad photo as rarely as it can.
 """
 
 import contextlib

@@ -48,10 +48,10 @@ def output_nodes(outputs: object, components: Components) -> list[Any]:
         )
     inputs.lists = {name: output.parser for name, output in outputs.items() if isinstance(output, ListOutput)}
     packed = [name for name, output in outputs.items() if isinstance(output, PackedOutput)]
-    if len(packed) > 1:
-        raise ValueError(f"a graph can have one packed output, got {', '.join(packed)}; return the others padded")
-    if packed and CU_SEQLENS in outputs:
-        raise ValueError(f"'{CU_SEQLENS}' is added beside the packed output '{packed[0]}'; rename that of the graph")
+    if len(packed) > 1 or (packed and CU_SEQLENS in outputs):
+        raise ValueError(
+            f"a graph can have one packed output and adds '{CU_SEQLENS}' beside it, got {', '.join(outputs)}"
+        )
     inputs.packed = packed[0] if packed else None
     nodes = [
         output.node if isinstance(output, PackedOutput) else output

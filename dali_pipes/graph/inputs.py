@@ -1,10 +1,9 @@
 """Collect the inputs that a graph asks for: components, arrays computed from a batch, and parsed values.
 
 A graph is any function ``graph(components, random) -> {output name: node}``. Each node that it takes from `Components`
-or `Random` becomes an input of the decode pipeline. It is fed once for each batch, with encoded bytes from the reader
-pipeline, or with an array that belongs to the samples (label, crop, random numbers). Arrays are computed in numpy from
-the plan and the shard indexes, or parsed from other components (`dali_pipes.graph.parse`). Text and other outputs that
-are not tensors bypass the decode pipeline.
+or `Random` becomes an input of the decode pipeline, fed once for each batch: with encoded bytes, or with an array that
+is computed in numpy from the plan and the shard indexes, or parsed from other components (`dali_pipes.graph.parse`).
+Text and other outputs that are not tensors bypass the decode pipeline.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,14 +125,11 @@ class Components:
     def photo(self, name: str | None = None, *, besides: str | None = None) -> str:
         """The name of the component that holds the sample's photo, for `__getitem__`, `size` and the like.
 
-        Without a ``name`` it is the only component that is a photo by its extension and not a mask: ``"jpg"``,
-        ``"image.jpg"``, ``"png"``, ... If each sample has exactly one of several, as in a folder that mixes ``.jpg``
-        and ``.JPEG``, it is ``"jpg;jpeg"``, the most frequent one first. A component is a mask if a word of its name
-        says so (``seg.png``, ``trimap.png``), or if it is a PNG beside a photo of another format.
-
-        Args:
-            name: The name, if the user of the graph gave one; it is returned unchanged.
-            besides: A component that holds something else, such as the mask.
+        A ``name`` is returned unchanged. Without one it is the only component that is a photo by its extension and not
+        a mask, nor the one of ``besides``: ``"jpg"``, ``"image.jpg"``, ``"png"``, ... If each sample has exactly one of
+        several, as in a folder that mixes ``.jpg`` and ``.JPEG``, it is ``"jpg;jpeg"``, the most frequent one first. A
+        component is a mask if a word of its name says so (``seg.png``, ``trimap.png``), or if it is a PNG beside a
+        photo of another format.
 
         Raises:
             DataError: If no component is a photo, or if several could be; names them.
@@ -167,13 +163,10 @@ class Components:
         return self._array(lambda batch: batch.labels, (np.dtype(np.int64), 1))
 
     def orient(self, wanted: bool | None = None) -> bool:
-        """Decide whether photos are turned upright by their EXIF orientations.
+        """Whether photos are turned upright by their EXIF orientations: yes, unless the graph's user wants it not.
 
         Give the result to all three: to decoders as ``adjust_orientation=``, and as ``orient=`` to `size` and
         `Random.resized_crop`. Each component, mask or photo, is turned by its own EXIF data.
-
-        Args:
-            wanted: The wish of the graph's user; ``None``: yes.
         """
         return wanted is not False
 
@@ -181,11 +174,8 @@ class Components:
         """Return a function for `array`, which computes the heights and widths of a batch's photos: pixels, int32 [B]
         each.
 
-        A photo that the sample lacks has the size 1 x 1; a photo whose header cannot be read has the size 0 x 0.
-
-        Args:
-            component: The photos.
-            orient: Sizes of the upright photos, see `orient`; by default those of the stored photos.
+        A photo that the sample lacks has the size 1 x 1; a photo whose header cannot be read has the size 0 x 0. With
+        ``orient`` they are those of the upright photos, see `orient`; by default those of the stored ones.
         """
         self.inputs.photos.add(component)
         self.inputs.sized.add((component, orient))
@@ -267,13 +257,8 @@ class Components:
     ) -> Any:
         """The objects in JSON documents: an output that is a list of one object for each sample.
 
-        Args:
-            component: Its name.
-            to: Makes an array of the object; the result is then a node, as in `parsed`. Each document is parsed once,
-                whatever the number of these functions.
-            beside: Nodes of which ``to`` gets the sample's values, as in `parsed`.
-            dtype: Of the arrays that ``to`` returns.
-            ndim: Their number of dimensions.
+        With ``to``, which makes an array of the object, the result is a node, as in `parsed`, whose other arguments are
+        taken, too. Each document is parsed once, whatever the number of these functions.
         """
         parser = self._json.setdefault(component, parse.json_parser(component))
         if to is None:
@@ -358,8 +343,7 @@ class Components:
                 exc.add_note(f"in an array of the graph, for the batch of {batch.some_keys}")
                 raise
             if (found := _kind_of(array, batch)) != kind:
-                was, now = (f"{dtype} of {ndim} dimensions" for dtype, ndim in (kind, found))
-                raise TypeError(f"an array of the graph was {was} when it was built, and is {now} now")
+                raise TypeError(f"dtype and dimensions of an array of the graph were {kind}, and are {found} now")
             return np.ascontiguousarray(array)
 
         name, (dtype, ndim) = f"array/{len(self.inputs.arrays)}", kind
@@ -383,8 +367,7 @@ class Components:
 
     def _parsed(self, parser: Parser) -> Any:
         if parser.dtype not in _PARSED_DALI_TYPES:
-            allowed = ", ".join(str(known) for known in _PARSED_DALI_TYPES)
-            raise ValueError(f"dtype must be one of {allowed}, got {parser.dtype}")
+            raise ValueError(f"dtype must be one of {', '.join(map(str, _PARSED_DALI_TYPES))}, got {parser.dtype}")
         if parser.ndim < 0:
             raise ValueError(f"ndim must not be negative, got {parser.ndim}")
         self._read(parser.component)
@@ -412,10 +395,9 @@ def _kind_of(array: object, batch: Batch) -> ArrayKind:
     if isinstance(array, np.ndarray) and array.dtype in _DALI_TYPES and array.shape[:1] == (len(batch),):
         return array.dtype, array.ndim
     found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-    allowed = ", ".join(str(dtype) for dtype in _DALI_TYPES)
     raise TypeError(
-        f"an array of the graph must be numpy's, one row for each of {len(batch)} samples, dtype one of {allowed}, got "
-        f"{found}; convert it: .astype(np.float32)"
+        f"an array of the graph must be numpy's, one row for each of {len(batch)} samples, dtype one of "
+        f"{', '.join(map(str, _DALI_TYPES))}, got {found}; convert it: .astype(np.float32)"
     )
 
 

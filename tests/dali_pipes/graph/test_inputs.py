@@ -113,8 +113,8 @@ def named(components: dp.Components, random: dp.Random) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("graph", "text"),
     [
-        (twice, "a graph can have one packed output, got a, b; return the others padded"),
-        (named, "'cu_seqlens' is added beside the packed output 'a'; rename that of the graph"),
+        (twice, "a graph can have one packed output and adds 'cu_seqlens' beside it, got a, b"),
+        (named, "adds 'cu_seqlens' beside it, got a, cu_seqlens"),
     ],
 )
 def test_second_packed_output_or_name_is_refused(small_shards: Path, graph: Any, text: str) -> None:
