@@ -554,11 +554,12 @@ def test_commands_need_neither_dali_nor_torch(small_shards: Path, tmp_path: Path
         "from dali_pipes.cli import main\n"
         "for name in ('verify', 'info', 'view'): assert main(['prep', name, '--help']) == 0\n"
         "assert not {'numpy', 'PIL', 'aistore'} & set(sys.modules)\n"
-        "assert main(['prep', 'verify', sys.argv[1]]) == 0\n"
-        "assert main(['prep', 'info', sys.argv[1]]) == 0\n"
-        "assert main(['prep', 'view', sys.argv[1], sys.argv[2]]) == 0\n"
+        "shards, out = sys.argv[1:]\n"
+        "for words in (['pack', 'tars', shards, out], ['index', out], ['verify', out], ['info', out]):\n"
+        "    assert main(['prep', *words]) == 0\n"
+        "assert main(['prep', 'view', out, out + '.png']) == 0\n"
     )
-    command = [sys.executable, "-c", program, str(small_shards), str(tmp_path / "out.png")]
+    command = [sys.executable, "-c", program, str(small_shards), str(tmp_path / "out")]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dali_pipes.data_set.indexing import read_manifest
 from dali_pipes.errors import DataError
-from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.names import index_name, manifest_name
-from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.contact_sheet import TILE
@@ -232,49 +228,6 @@ def test_page_is_no_larger_than_it_says(tmp_path: Path) -> None:
         assert len(one["photo"]) <= PICTURE_BYTES * 4 / 3 + 40
         assert len(one["mask"]) <= PICTURE_BYTES * 4 / 3 + 40
         assert len(json.dumps(one).replace("<", "123456")) <= SAMPLE_BYTES
-
-
-def test_page_of_a_hundred_thousand_samples(tmp_path: Path) -> None:
-    """All are counted, two hundred shown: indexes of 100,000 samples that lie in the bytes of one."""
-    num, shards = 10_000, 10
-    write_shards(tmp_path, [a_sample(1)], per_shard=1)
-    store = resolve_shards(tmp_path, endpoint=None).store
-    listed = read_manifest(store, "s-")
-    assert listed is not None
-    first = ShardIndex.from_bytes((tmp_path / index_name("s-000000.tar")).read_bytes(), where="here")
-    sides = np.random.default_rng(0).integers(100, 900, (2, num)).astype(np.int32)
-    files = []
-    for shard in range(shards):
-        name = f"s-{shard:06d}.tar"
-        (tmp_path / name).write_bytes((tmp_path / "s-000000.tar").read_bytes())
-        photo = first.photos["jpg"]
-        index = ShardIndex(
-            shard=name,
-            shard_bytes=first.shard_bytes,
-            shard_checksum=first.shard_checksum,
-            keys=[f"{shard}-{number:05d}" for number in range(num)],
-            offsets={component: np.repeat(offsets, num) for component, offsets in first.offsets.items()},
-            sizes={component: np.repeat(sizes, num) for component, sizes in first.sizes.items()},
-            labels=np.arange(num, dtype=np.int64) % 1000,
-            photos={"jpg": PhotoColumns(height=sides[0], width=sides[1], format=np.repeat(photo.format, num))},
-        )
-        files.append(index.to_bytes())
-        (tmp_path / index_name(name)).write_bytes(files[-1])
-    manifest = Manifest(
-        names=[f"s-{shard:06d}.tar" for shard in range(shards)],
-        shard_bytes=np.repeat(listed.shard_bytes, shards),
-        checksums=np.repeat(listed.checksums, shards),
-        samples=np.full(shards, num, np.int64),
-        index_bytes=np.array([len(data) for data in files], np.int64),
-        index_checksums=np.array([checksum(data) for data in files], np.uint64),
-        components={"cls": num * shards, "jpg": num * shards},
-    )
-    (tmp_path / manifest_name("s-")).write_bytes(manifest.to_bytes())
-    page = page_of(tmp_path)
-    assert len(page.keys) == 200
-    assert "100,000 samples, 10 shards" in page.html
-    assert "1,000 classes, 100 to 100 samples" in page.html
-    assert len(page.html.encode()) < 2 << 20
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
