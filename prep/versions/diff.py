@@ -62,8 +62,8 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
     return SetDiff(
         urls=(first.url, second.url),
         versions=(manifests[0].version, manifests[1].version),
-        added_keys=_more(keys[1], counts[0]),
-        removed_keys=_more(keys[0], counts[1]),
+        added_keys=list((counts[1] - counts[0]).elements()),
+        removed_keys=list((counts[0] - counts[1]).elements()),
         num_moved=sum((counts[0] & counts[1]).values()),
         added_shards=[name for name in shards[1] if name not in shared],
         removed_shards=[name for name in shards[0] if name not in shared],
@@ -77,31 +77,17 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
     )
 
 
-def _ordinals_alone(one: Manifest, other: Manifest, shared: set[str]) -> Int64s:
+def _ordinals_alone(manifest: Manifest, other: Manifest, shared: set[str]) -> Int64s:
     """The ordinals of samples of one data set that the other may lack: int64, sorted."""
     rows = {name: row for row, name in enumerate(other.names) if name in shared}
-    stops = np.cumsum(one.samples, dtype=np.int64)
+    starts = np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples
     found = [np.empty(0, np.int64)]
-    for row, name in enumerate(one.names):
-        numbers = np.arange(one.samples[row], dtype=np.int64)
-        own = one.removed_in(row)
-        if name in shared:
-            if not len(own) and not len(other.removed):
-                continue
-            numbers = other.removed_in(rows[name])
-        found.append(stops[row] - one.samples[row] + np.setdiff1d(numbers, own))
+    for row, name in enumerate(manifest.names):
+        # Of a shard that both have, only samples that the other data set removed.
+        numbers = other.removed_in(rows[name]) if name in shared else np.arange(manifest.samples[row], dtype=np.int64)
+        if len(numbers):
+            found.append(starts[row] + np.setdiff1d(numbers, manifest.removed_in(row)))
     return np.concatenate(found)
-
-
-def _more(keys: list[str], others: Counter[str]) -> list[str]:
-    """The keys without as many of each as the others have."""
-    left, more = Counter(others), []
-    for key in keys:
-        if left[key]:
-            left[key] -= 1
-        else:
-            more.append(key)
-    return more
 
 
 def _only(classes: Mapping[int, str], others: Mapping[int, str]) -> dict[int, str]:

@@ -149,13 +149,11 @@ def _publish(store: Store, prefix: str, manifest: Manifest) -> Manifest:
 
 def _write_tables(store: Store, prefix: str, manifest: Manifest) -> None:
     """Write the files beside the shards for commands that pack or shuffle them; older versions have a part of each."""
-    tables: dict[str, bytes] = {}
-    if manifest.classes:
-        tables[classes_name(prefix)] = class_table_file(manifest.classes)
-    if manifest.recoded:
-        tables[recoded_name(prefix)] = write_steps(manifest.recoded)
-    for name, data in tables.items():
-        if store.find(name) != data:
+    for name, data in (
+        (classes_name(prefix), class_table_file(manifest.classes) if manifest.classes else None),
+        (recoded_name(prefix), write_steps(manifest.recoded) if manifest.recoded else None),
+    ):
+        if data is not None and store.find(name) != data:
             store.write(name, data)
 
 

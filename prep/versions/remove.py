@@ -39,8 +39,6 @@ class RemoveReport:
     num_removed: int
     """Samples that were in the data set, and are not any more; those of removed shards are among them."""
     num_removed_shards: int
-    num_gone: int
-    """Shards that were asked for, and had been removed before."""
     num_shards: int
     """Of the whole data set."""
     num_samples: int
@@ -75,7 +73,7 @@ def remove(
     if not (lists or keys or shards):
         raise ValueError("nothing to remove: name keys, lists of keys, or shards")
     manifest = old.manifest
-    dropped, num_gone = _rows_of_shards(old, shards)
+    dropped = _rows_of_shards(old, shards)
     data_set = DataSet(old.shards)
     removed = manifest.removed
     if lists or keys:
@@ -86,18 +84,16 @@ def remove(
     made = without.take(kept)
     if not made.num_kept:
         raise ValueError(f"no sample of '{old.url}' is left without these; delete its objects instead")
-    num_removed = manifest.num_kept - made.num_kept
     report = RemoveReport(
         url=old.url,
         version=manifest.version,
-        num_removed=num_removed,
+        num_removed=manifest.num_kept - made.num_kept,
         num_removed_shards=len(dropped),
-        num_gone=num_gone,
         num_shards=made.num_shards,
         num_samples=made.num_kept,
         dry_run=dry_run,
     )
-    if dry_run or (not num_removed and not len(dropped)):
+    if dry_run or not (report.num_removed or len(dropped)):
         return report
     token = _token_of(manifest, removed, dropped)
     parts = old.parts
@@ -112,23 +108,20 @@ def remove(
     return replace(report, version=written.version)
 
 
-def _rows_of_shards(old: Newest, shards: Sequence[str]) -> tuple[Int64s, int]:
-    """The rows of the named shards, and how many of the names only older versions have."""
-    names = list(dict.fromkeys(shards))
+def _rows_of_shards(old: Newest, shards: Sequence[str]) -> Int64s:
+    """The rows of the named shards, sorted; shards that only older versions have were removed before."""
     there = set(old.manifest.names)
-    missing = [name for name in names if name not in there]
-    if missing:
-        earlier: set[str] = set()
-        for version in stored_versions(old.store, old.prefix):
-            found = find_version(old.store, old.prefix, version)
-            earlier |= set() if found is None else set(found.names)
-        if unknown := [name for name in missing if name not in earlier]:
-            raise DataError(
-                f"no shard {shown(unknown)} in '{old.url}', version {old.manifest.version}; expected names such as "
-                f"'{old.manifest.names[0]}'"
-            )
-    rows = old.manifest.rows_of([name for name in names if name in there], where=old.url)
-    return np.sort(rows), len(missing)
+    unknown = [name for name in dict.fromkeys(shards) if name not in there]
+    for version in stored_versions(old.store, old.prefix) if unknown else ():
+        found = find_version(old.store, old.prefix, version)
+        earlier = set() if found is None else set(found.names)
+        unknown = [name for name in unknown if name not in earlier]
+    if unknown:
+        raise DataError(
+            f"no shard {shown(unknown)} in '{old.url}', version {old.manifest.version}; expected names such as "
+            f"'{old.manifest.names[0]}'"
+        )
+    return np.sort(old.manifest.rows_of([name for name in dict.fromkeys(shards) if name in there], where=old.url))
 
 
 def _token_of(manifest: Manifest, removed: Int64s, dropped: Int64s) -> str:

@@ -63,7 +63,7 @@ def test_a_listed_shard_and_a_list_of_keys_are_removed(local: Place, tmp_path: P
     assert (whole.components, whole.photos) == ({"cls": 4, "jpg": 4}, {"jpg": {"JPEG": 4}})  # as the shards hold them
     assert whole.labels == {"min": 0, "max": 2}
     again = local.remove("owl/000", shards=["s-000001.tar"])
-    assert (again.version, again.num_removed, again.num_gone) == (2, 0, 1)
+    assert (again.version, again.num_removed, again.num_removed_shards) == (2, 0, 0)
 
 
 @pytest.mark.parametrize(
