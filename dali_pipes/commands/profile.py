@@ -128,10 +128,10 @@ def profile(
     For a timeline of your own training, run it under nsys or torch.profiler. They show the same stages as ranges; nsys
     also shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
     """
-    from dali_pipes.opening.tuning import Machine
     from dali_pipes.options import Decode
     from dali_pipes.processes.ranks import cores_of_rank
     from dali_pipes.profiling import recording
+    from dali_pipes.tuning import Machine
 
     if output is not None:
         check_output(output, endings=(".json",), expected="a trace's name, .json", option="--output")

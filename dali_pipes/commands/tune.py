@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from dali_pipes.graph.inputs import Components
     from dali_pipes.graph.random import Random
     from dali_pipes.iterator import Loader
-    from dali_pipes.opening.tuning import Settings, Tuning
     from dali_pipes.options import Cache
+    from dali_pipes.tuning import Settings, Tuning
 
 
 GRAPHS = ("segmentation", "classification_train", "classification_eval")
@@ -250,7 +250,7 @@ def search(
     ``budget_s`` seconds keep their defaults. The rates are, for each of ``num_threads``, ``hw_decoder_load`` and
     ``prefetch_queue_depth`` that was timed, the samples/s of each candidate.
     """
-    from dali_pipes.opening.tuning import PREFETCH_QUEUE_DEPTH, Settings
+    from dali_pipes.tuning import PREFETCH_QUEUE_DEPTH, Settings
 
     deadline = time.monotonic() + budget_s
     candidates: dict[str, Sequence[Any]] = {"num_threads": thread_counts(cores)}
@@ -314,7 +314,7 @@ def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tu
 
     The search starts when the first batches have been read, and takes ``budget_s`` seconds.
     """
-    from dali_pipes.opening.tuning import Machine, Tuning
+    from dali_pipes.tuning import Machine, Tuning
 
     with job.open(cache=replace(job.cache, show_progress=show)) as loader:
         decode = loader.parts.decode

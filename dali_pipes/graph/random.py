@@ -30,7 +30,7 @@ class Random:
 
     A sample's numbers from a stream are a function of ``(seed, epoch, ordinal, occurrence, stream)``: they are the same
     with another batch size, with another number of ranks and in a resumed run. (On a GPU the same numbers do not always
-    give the same pixels to the last bit, see `dali_pipes.opening.tuning`.)
+    give the same pixels to the last bit, see `dali_pipes.tuning`.)
 
     An argument that is out of its range is a `ValueError`, one of another type a `TypeError`.
     """

@@ -1,1 +1,1 @@
-"""Opening a loader: its arguments, its parts, and the decode settings that fit the machine."""
+"""Opening a loader: its arguments, and the parts that they name."""

@@ -27,7 +27,6 @@ from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.tracing import span
 from dali_pipes.opening.arguments import LoaderArguments
-from dali_pipes.opening.tuning import choose_settings
 from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
@@ -44,6 +43,7 @@ from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.reader.segments import Batching, SegmentReader
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.tuning import choose_settings
 
 _log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import DataError
-from dali_pipes.opening.tuning import Tuning
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.state import LoaderState, StateError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
+from dali_pipes.tuning import Tuning
 from prep.shuffle.dsort import read_spec
 from prep.shuffle.key_map import parse_key_map
 from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar

@@ -13,8 +13,8 @@ from dali_pipes.cli import main
 from dali_pipes.commands.tune import HW_DECODER_LOADS, search
 from dali_pipes.errors import DataError
 from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
-from dali_pipes.opening.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
 from dali_pipes.options import Decode
+from dali_pipes.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
 
 HERE = Machine.here(None)
 TUNED = Tuning(machine=HERE, settings=Settings(num_threads=3, prefetch_queue_depth=4), measured={"samples": 7})
@@ -61,7 +61,7 @@ def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: py
     """What differs is in the text; a job's every loader must not repeat it."""
     other = dataclasses.replace(TUNED, machine=dataclasses.replace(HERE, cores=HERE.cores + 126))
     other.write(path)
-    with caplog.at_level(logging.INFO, logger="dali_pipes.opening.tuning"):
+    with caplog.at_level(logging.INFO, logger="dali_pipes.tuning"):
         found = [choose_settings(Decode(tuning=path), device_id=None) for _ in range(3)]
     assert found == [Settings(num_threads=HERE.cores, prefetch_queue_depth=2)] * 3
     (record,) = caplog.records

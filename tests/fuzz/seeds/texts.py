@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 
 from dali_pipes.formats.quarantine import Quarantine
-from dali_pipes.opening.tuning import Machine, Settings, Tuning
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.state import LoaderState
+from dali_pipes.tuning import Machine, Settings, Tuning
 
 SHARD = "s-000000.tar"
 

@@ -13,10 +13,10 @@ from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.quarantine import read_exclusions
-from dali_pipes.opening.tuning import Tuning
 from dali_pipes.order.state import LoaderState
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
+from dali_pipes.tuning import Tuning
 from prep.shuffle.dsort import read_spec
 from prep.shuffle.key_map import parse_key_map
 from tests.fuzz.seeds.texts import SHARD, texts
