@@ -311,16 +311,7 @@ class TokenSampler:
 
     def __init__(self, face: LoaderBatches, *, counts: Literal["samples", "batches"]) -> None:
         self._face, self._counts = face, counts
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a batch of one rank."""
-        return self._face.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a last batch that is not full is left out."""
-        return self._face.drop_last
+        self.batch_size, self.drop_last, self.set_epoch = face.batch_size, face.drop_last, face.set_epoch
 
     def __len__(self) -> int:
         """Batches of an epoch, or samples of an epoch on one rank.
@@ -334,10 +325,6 @@ class TokenSampler:
         if face.drop_last:
             return len(face) * face.batch_size
         return -(-face.num_samples // face.delivery.parts.batching.process.world_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration give this epoch: see `LoaderBatches.set_epoch`."""
-        self._face.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[BatchToken]:
         if self._counts == "samples":
@@ -363,23 +350,11 @@ class TokenDataset(Dataset[Any]):
     """Counts samples over all ranks, and gives the batch of a token."""
 
     def __init__(self, face: LoaderBatches) -> None:
-        self._face = face
+        self._face, self.set_epoch = face, face.set_epoch
+        self.state_dict, self.load_state_dict = face.state_dict, face.load_state_dict
 
     def __len__(self) -> int:
-        """Samples of an epoch over all ranks."""
         return self._face.num_samples
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration give this epoch: see `LoaderBatches.set_epoch`."""
-        self._face.set_epoch(epoch)
-
-    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
-        """Return the position of the job: see `LoaderBatches.state_dict`."""
-        return self._face.state_dict(num_samples, from_beginning)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken: see `LoaderBatches.load_state_dict`."""
-        self._face.load_state_dict(state)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse: samples have no numbers."""
