@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     default=True,
     show_default=True,
     help="Read the column files of the data set and of the others in its folder, about 20 bytes a sample, to find keys "
-    "that they have. Without this, samples may get into a data set twice, or into two splits.",
+    "that they have, and warn of photos that the data set has under other keys. Without this, samples may get into a "
+    "data set twice, or into two splits.",
 )
 @click.option(
     "--any-components", is_flag=True, help="Allow records that lack a component which every sample of DATASET has."
@@ -107,8 +108,9 @@ def add(
     or tars. A folder of photos that is called as a class of DATASET, or the only one in SOURCE, is a
     class folder. DATASET is an indexed data set: ais://BUCKET/PREFIX or DIRECTORY[/PREFIX].
 
-    The data set's own shards are neither changed nor read. Older versions stay: DATASET@1 is the first. Loaders that
-    name no version read the newest from when they are opened. Class ids never change; new classes get new ids.
+    The data set's own shards are not changed, and of them only photos are read that may equal added ones. Older
+    versions stay: DATASET@1 is the first. Loaders that name no version read the newest from when they are opened. Class
+    ids never change; new classes get new ids.
 
     Run an interrupted command again to finish it. If another command wrote a version meanwhile, this one says so, and
     can be run again.

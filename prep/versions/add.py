@@ -1,9 +1,9 @@
 """Add the records of a source to a data set: pack and index new shards, and write a version that has them, too.
 
 Of the data set's files the manifest is read. If keys are compared, column files are read, too: its own, and those of
-the data sets beside it. The names of the new shards hold a digest of the records, such as
-``shuffled-add-3f9a6c01d2-000000.tar``. So two writers at a time use different names, and an interrupted command finds
-the shards that it has written already when it is run again.
+the data sets beside it; and where its photos are as large as an added one, some shard indexes and photos. The names of
+the new shards hold a digest of the records, such as ``shuffled-add-3f9a6c01d2-000000.tar``. So two writers at a time
+use different names, and an interrupted command finds the shards that it has written already when it is run again.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
 from prep.versions.fit import check_components, fit_classes, leave_out_known
 from prep.versions.publish import Newest, write_version
+from prep.versions.same_photos import warn_of_same_photos
 
 if TYPE_CHECKING:
     from prep.left_out import MaxBad
@@ -54,6 +55,8 @@ class AddReport:
     """Records that were left out, because the data set has their keys."""
     elsewhere: Mapping[str, int]
     """URL of another data set beside it -> records that were left out, because that one has their keys."""
+    num_same_photos: int
+    """Added samples whose photo the data set had under another key: see `warn_of_same_photos`."""
     new_classes: dict[int, str]
     """Class id -> name, of the classes that the data set did not have."""
     num_shards: int
@@ -83,7 +86,7 @@ def add(
         old: The data set: see `prep.versions.publish.open_newest`.
         command: The command line, for the history.
         compare_keys: Whether the column files of the data set and of those beside it are read, which takes about 20
-            bytes a sample, to find keys that they have already.
+            bytes a sample, to find keys that they have already; and to warn of photos that the data set has already.
         skip_known: Leave out records whose key the data set has, or one beside it; otherwise they are an error, unless
             an earlier run of the command added them.
         shares_keys: Take keys that only other data sets have.
@@ -105,13 +108,14 @@ def add(
 
     num_known, elsewhere = 0, dict[str, int]()
 
-    def report(manifest: Manifest, packed: PackReport | None = None) -> AddReport:
+    def report(manifest: Manifest, packed: PackReport | None = None, num_same_photos: int = 0) -> AddReport:
         return AddReport(
             url=old.url,
             version=manifest.version,
             packed=packed,
             num_known=num_known,
             elsewhere=elsewhere,
+            num_same_photos=num_same_photos,
             new_classes=new_classes,
             num_shards=manifest.num_shards,
             num_samples=manifest.num_kept,
@@ -176,7 +180,9 @@ def add(
         token=token,
         command=command,
     )
-    return report(made, packed)
+    new = ShardSet(store=old.store, names=packed.shards, manifest=added, manifest_prefix=job.prefix)
+    num_same_photos = warn_of_same_photos(DataSet(new), data_set) if compare_keys else 0
+    return report(made, packed, num_same_photos)
 
 
 def token_of(source: Source, packing: Mapping[str, Any]) -> str:

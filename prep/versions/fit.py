@@ -43,11 +43,13 @@ def fit_classes(source: Source, manifest: Manifest, *, url: str) -> Source:
     if not source.numbers_classes:
         for label, name in source.classes.items():
             is_unnamed = name == str(label) and label in known  # a source of ids names a class after its id
-            if not is_unnamed and (known.get(label, name), ids.get(name, label)) != (name, label):
-                raise DataError(
-                    f"class id {label} is '{name}' in {source.name}; '{url}' has the name '{known.get(label, name)}' "
-                    f"for id {label}, and id {ids.get(name, label)} for '{name}'; give the class the same name and id"
-                )
+            if is_unnamed or (known.get(label, name), ids.get(name, label)) == (name, label):
+                continue
+            in_set = f"'{name}' has id {ids[name]}" if name in ids else f"class id {label} is '{known[label]}'"
+            raise DataError(
+                f"class id {label} is '{name}' in {source.name}, and in '{url}' {in_set}; give the class the same name "
+                "and id"
+            )
         return replace(source, classes=dict(source.classes) | known)
     for name in sorted(source.classes.values()):
         ids.setdefault(name, max(ids.values(), default=-1) + 1)

@@ -213,6 +213,37 @@ def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(place: Place, tmp_
     assert place.keys()[-2:] == ["eel/000", "eel/001"]
 
 
+def test_photos_that_the_data_set_has_under_other_keys_are_told(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant."""
+    folder = class_folders(tmp_path / "again", {"bee": 1, "owl": 1}, first=90)
+    (folder / "bee" / "old.jpg").write_bytes(photo_bytes(0, 40, 30))
+    (folder / "bee" / "removed.jpg").write_bytes(photo_bytes(1, 40, 30))
+    same_size = bytearray(photo_bytes(0, 40, 30))
+    same_size[-9] ^= 1
+    (folder / "owl" / "like.jpg").write_bytes(same_size)
+    place.remove("cat/001", "dog/001", "owl/001")
+    assert place.add(folder).num_same_photos == 1
+    assert "1 of 5 added photos are in " in caplog.text
+    assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
+    assert "bee/old" in set(place.keys())
+    others = class_folders(tmp_path / "others", {"eel": 4}, first=0)
+    monkeypatch.setattr("prep.versions.same_photos.MAX_READ_BYTES", 400_000)  # of three requests
+    caplog.clear()
+    assert 0 < place.add(others).num_same_photos < 4
+    assert "(not all photos were compared: it would take long)" in caplog.text
+
+
+def test_shards_that_cannot_be_read_for_comparison_are_no_error(
+    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for index in (tmp_path / "set").glob("*.index.safetensors"):
+        index.unlink()
+    assert local.add(class_folders(tmp_path / "eels", {"eel": 1})).num_samples == 7
+    assert "added photos are not compared with those of " in caplog.text
+
+
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
     records = [Record(key="plain", components={"jpg": next((tmp_path / "old").rglob("*.jpg"))}, label=None)]
     source = Source(name="photos", records=records, classes={})
@@ -274,12 +305,12 @@ def test_known_keys_are_found_in_parts(local: Place, tmp_path: Path, monkeypatch
         (
             {4: "dog"},
             {4: "cat"},
-            "class id 4 is 'dog' in 'new'; 'x' has the name 'cat' for id 4, and id 4 for 'dog'; give",
+            "class id 4 is 'dog' in 'new', and in 'x' class id 4 is 'cat'; give",
         ),
         (
             {5: "cat"},
             {4: "cat"},
-            "class id 5 is 'cat' in 'new'; 'x' has the name 'cat' for id 5, and id 4 for 'cat'; give",
+            "class id 5 is 'cat' in 'new', and in 'x' 'cat' has id 4; give",
         ),
         ({1: "cat"}, {}, "'x' has class ids from 0 to 2 and no class table, and 'new' has names of classes"),
     ],
