@@ -25,9 +25,9 @@ class Wanted(NamedTuple):
     checksum: int
     """XXH64, from the manifest."""
     report: Callable[[Exception | None], None] | None = None
-    """Called in the fetcher's thread: with ``None`` when the object is whole and checked, or with the error that ended
-    its fetch; the other objects' fetches go on. It may be called again if an object is fetched again. ``None``: an
-    error ends all fetches, and is raised."""
+    """Called from any thread: with ``None`` when the object is whole and checked, or with the error that ended its
+    fetch; the other objects' fetches go on. It may be called again if an object is fetched again. ``None``: an error
+    ends all fetches, and is raised."""
     received: Callable[[int], None] = _ignore
     """Called with the number of further bytes that came, from any thread of the fetcher."""
 

@@ -26,9 +26,10 @@ from dali_pipes.metrics.counts import ThreadsStage
 
 
 class ComingShards:
-    """Shards that are being fetched. A shard is whole when each of its objects is. Belongs to one thread."""
+    """Shards that are being fetched. A shard is whole when each of its objects is. Any thread may report one."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._missing: dict[int, set[str]] = {}
         self.whole: list[int] = []
         """Shards that became whole since `take_whole`."""
@@ -38,12 +39,7 @@ class ComingShards:
     def add(self, shard: int, objects: Sequence[Wanted]) -> list[Wanted]:
         """Add a shard; returns its objects, which will report here."""
         self._missing[shard] = {one.name for one in objects}
-        return [one._replace(report=partial(self._report, shard, one.name)) for one in objects]
-
-    def fail(self, shard: int, error: Exception) -> None:
-        """Count a shard as failed."""
-        self.errors.setdefault(shard, error)
-        self._missing.pop(shard, None)
+        return [one._replace(report=partial(self.report, shard, one.name)) for one in objects]
 
     @property
     def is_over(self) -> bool:
@@ -52,17 +48,21 @@ class ComingShards:
 
     def take_whole(self) -> list[int]:
         """Return ``whole``, and empty it."""
-        whole, self.whole = self.whole, []
+        with self._lock:
+            whole, self.whole = self.whole, []
         return whole
 
-    def _report(self, shard: int, name: str, error: Exception | None) -> None:
-        if error is not None:
-            self.fail(shard, error)
-        elif shard in self._missing:
-            self._missing[shard].discard(name)
-            if not self._missing[shard]:
-                del self._missing[shard]
-                self.whole.append(shard)
+    def report(self, shard: int, name: str, error: Exception | None) -> None:
+        """Count an object as there, or its shard as failed."""
+        with self._lock:
+            if error is not None:
+                self.errors.setdefault(shard, error)
+                self._missing.pop(shard, None)
+            elif shard in self._missing:
+                self._missing[shard].discard(name)
+                if not self._missing[shard]:
+                    del self._missing[shard]
+                    self.whole.append(shard)
 
 
 _log = logging.getLogger(__name__)
@@ -127,9 +127,6 @@ class Stager(StagingRequests):
         # The lock guards everything below.
         self._threads: list[threading.Thread] = []
         self._filling: dict[int, _Filling] = {}
-        # The first of the shards that a thread fills, if it is to leave them for an urgent one. Note [urgent]
-        self._abandoned: set[int] = set()
-        self._elsewhere: set[int] = set()  # urgent shards that another process fills or drops
         self._asking = False
         self._num_asked = NUM_ASKED
         self._no_space_since: float | None = None
@@ -245,8 +242,6 @@ class Stager(StagingRequests):
                     urgent = [shard for shard in wanted if shard in self._urgent]
                     taken = self._ask(urgent or wanted)
                     fill = taken.fill.tolist()
-                    is_elsewhere = not fill and taken.blocked == "busy"
-                    self._elsewhere = set(urgent).difference(taken.ready.tolist()) if is_elsewhere else set()
                     self._take_over(taken)
                     if fill:
                         return fill, taken.is_there
@@ -327,9 +322,9 @@ class Stager(StagingRequests):
         try:
             with self.stage_time:
                 if is_there:
-                    self._finish(left, self._whole(shards[0], left), are_new=False)
-                if left and not self._is_abandoned(shards[0], left):
-                    errors = self._fetch(shards[0], left, fetcher)
+                    self._finish(left, self._whole(left), are_new=False)
+                if left and not self._is_abandoned(left):
+                    errors = self._fetch(left, fetcher)
         except Exception as exc:  # noqa: BLE001 (raised in the callers that need the shards)
             errors = dict.fromkeys(left, exc)
         try:
@@ -339,7 +334,6 @@ class Stager(StagingRequests):
             with self._lock:
                 for shard in left:
                     self._filling.pop(shard, None)
-                self._abandoned.discard(shards[0])
                 for shard in left:
                     if shard in errors:
                         self._fail([shard], errors[shard])
@@ -368,7 +362,7 @@ class Stager(StagingRequests):
                     self.num_fetched += 1
             self._release_unwanted(shards)
 
-    def _fetch(self, lead: int, left: dict[int, None], fetcher: Fetcher) -> dict[int, Exception]:
+    def _fetch(self, left: dict[int, None], fetcher: Fetcher) -> dict[int, Exception]:
         """Fetch the shards ``left``, finish those that become whole, and return the errors of others."""
         coming = ComingShards()
         wanted: list[Wanted] = []
@@ -382,7 +376,7 @@ class Stager(StagingRequests):
             try:
                 self._share.reserve_blocks(shard, name=self._locate(name))
             except CacheError as exc:
-                coming.fail(shard, exc)
+                coming.report(shard, name, exc)
                 del wanted[-len(objects) :]
         finished_at = time.monotonic()
 
@@ -391,7 +385,7 @@ class Stager(StagingRequests):
             if coming.whole and time.monotonic() - finished_at > FINISH_S:
                 self._finish(left, coming.take_whole())
                 finished_at = time.monotonic()
-            return coming.is_over or self._is_abandoned(lead, left)
+            return coming.is_over or self._is_abandoned(left)
 
         with self._lock:
             # Idle threads lend their connections where fewer shards are wanted than there are threads.
@@ -401,31 +395,28 @@ class Stager(StagingRequests):
         self._finish(left, coming.take_whole())
         return coming.errors
 
-    def _is_abandoned(self, lead: int, left: Collection[int]) -> bool:
+    def _is_abandoned(self, left: Collection[int]) -> bool:
         """Whether to stop filling shards: the stager is closed, or an urgent shard has no thread.
 
         Note [urgent]: in a resumed job all threads may be fetching the epoch's first shards, which were wanted when the
         loader was made. The first batch must not wait for them. An abandoned shard is fetched again when its turn
         comes. So this is for the first batch of a feed only: at every window's edge it would cost a second fetch.
         """
-        if self._stopped.is_set() or lead in self._abandoned:
+        if self._stopped.is_set():
             return True
-        if not self._urgent or not self._demand.needs.keys().isdisjoint(left):  # no lock: this is called again
+        if not self._urgent:  # without the lock: this is called again
             return False
         with self._lock:
-            without_thread = self._urgent - self._filling.keys() - self._elsewhere - self._failed.keys()
-            if not self._demand.needs.keys().isdisjoint(left) or len(without_thread) <= len(self._abandoned):
-                return False
-            self._abandoned.add(lead)
-            return True
+            without_thread = self._urgent - self._filling.keys() - self._failed.keys()
+            return bool(without_thread) and self._demand.needs.keys().isdisjoint(left)
 
-    def _whole(self, lead: int, shards: Collection[int]) -> list[int]:
+    def _whole(self, shards: Collection[int]) -> list[int]:
         """Check shards whose bytes are there; returns those that are whole, as far as they were not abandoned."""
 
         def stopped() -> bool:
             if self._urgent and self._demand.needs.keys().isdisjoint(shards):
                 time.sleep(GIVE_WAY_S)  # for each mebibyte: an urgent shard's check wants the processor
-            return self._is_abandoned(lead, shards)
+            return self._is_abandoned(shards)
 
         whole: list[int] = []
         for shard in shards:

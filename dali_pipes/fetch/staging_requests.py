@@ -241,7 +241,10 @@ class StagingRequests(ABC):
 
     def done(self, shards: Sequence[int]) -> None:
         """End `need`, when the reader that named these is gone."""
-        self._done(shards)
+        with self._lock:
+            self._demand.end_need(shards)
+            self._urgent.difference_update(shards)
+            self._release_unwanted(shards)
 
     def give_up(self) -> None:
         """End everything that any call needed or staged. Note [interrupts]."""
@@ -301,13 +304,7 @@ class StagingRequests(ABC):
     def _cancel_wait(self, waiter: Waiter, shards: Sequence[int]) -> None:
         with self._lock:
             self._waiters.discard(waiter)
-            self._done([shard for shard in shards if shard not in waiter.refused])
-
-    def _done(self, shards: Sequence[int]) -> None:
-        with self._lock:
-            self._demand.end_need(shards)
-            self._urgent.difference_update(shards)
-            self._release_unwanted(shards)
+            self.done([shard for shard in shards if shard not in waiter.refused])
 
     def _release_unwanted(self, shards: Iterable[int]) -> None:
         unwanted = [shard for shard in shards if not self._demand.is_wanted(shard)]
@@ -341,7 +338,7 @@ class StagingRequests(ABC):
         """Make a caller continue without these."""
         refused = waiter.missing.intersection(shards)
         waiter.refused |= refused
-        self._done(list(refused))
+        self.done(list(refused))
         self._shorten(waiter, refused)
 
     def _shorten(self, waiter: Waiter, shards: set[int]) -> None:

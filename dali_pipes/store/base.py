@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.entries import ObjectEntry
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from aistore import Client
 
     from dali_pipes.fetch.fetcher import Fetcher
-    from dali_pipes.store.cluster.proxies import Proxies
+    from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies
+    from dali_pipes.store.http.objects import ObjectFetcher
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
 
@@ -45,22 +46,6 @@ class StoredFile(ABC):
 
     def __hash__(self) -> int:
         return hash(self.url)
-
-
-class StoreAccess(Protocol):
-    """A worker process's access to the objects of a store. It pickles, and does not import the SDK."""
-
-    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        """Create or replace an object from a stream of ``num_bytes``; each call of ``chunks`` starts the stream anew.
-
-        The object is there whole or not at all. Errors that ``chunks`` raises pass through unchanged.
-        """
-
-    def file(self, name: str, *, size: int) -> Path | StoredFile:
-        """An object of ``size`` bytes, to be opened for reading."""
-
-    def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
-        """Type and value of the checksum that the store computed over an object's bytes; ``None`` if it has none."""
 
 
 class Store(ABC):
@@ -149,9 +134,12 @@ class Store(ABC):
     def write(self, name: str, data: bytes) -> None:
         """Create or replace an object; readers see all of it or nothing."""
 
+    @abstractmethod
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        """Create or replace a large object: see `StoreAccess.write_stream`."""
-        self.access().write_stream(name, chunks, num_bytes=num_bytes)
+        """Create or replace an object from a stream of ``num_bytes``; each call of ``chunks`` starts the stream anew.
+
+        The object is there whole or not at all. Errors that ``chunks`` raises pass through unchanged.
+        """
 
     def write_apart(self, names: Sequence[str], data: bytes) -> None:
         """Write a small object that must outlive a node: to the first name, or to some until two nodes have it."""
@@ -204,9 +192,17 @@ class Store(ABC):
     def delete(self, name: str) -> None:
         """Remove an object, if it exists."""
 
+    def access(self) -> "Store":
+        """The same store for worker processes, after a look at whether the bucket is there: it pickles."""
+        return self
+
     @abstractmethod
-    def access(self) -> StoreAccess:
-        """The access that worker processes use."""
+    def file(self, name: str, *, size: int) -> Path | StoredFile:
+        """An object of ``size`` bytes, to be opened for reading, also in a worker process."""
+
+    def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
+        """Type and value of the checksum that the store computed over an object's bytes; ``None`` if it has none."""
+        return None
 
     @abstractmethod
     def open_fetcher(self) -> "Fetcher":
@@ -224,10 +220,19 @@ class Bucket(Store):
     """The scheme of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
     client: "Client"
     """The SDK's client."""
+    http: "ClusterAccess"
+    """How the cluster is reached."""
     proxies: "Proxies"
     """The proxies that are asked."""
+    checksum_type: str
+    """The bucket's type of checksum; a target reports checksums of this type for the objects that it stores."""
     patience: "Patience"
     """How long requests wait for a cluster that is away."""
+
+    @property
+    @abstractmethod
+    def objects(self) -> "ObjectFetcher":
+        """Reads the bucket's objects; any thread may use it."""
 
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:

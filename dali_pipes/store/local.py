@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class LocalStore(Store):
-    """A directory of files. Each is written without a name, or with a hidden one, and named at the end.
-
-    It is its own `access`.
-    """
+    """A directory of files. Each is written without a name, or with a hidden one, and named at the end."""
 
     directory: Path
 
@@ -139,14 +136,8 @@ class LocalStore(Store):
                 raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
             super().move_in(name, path)
 
-    def access(self) -> "LocalStore":
-        return self
-
     def file(self, name: str, *, size: int) -> Path:
         return self.directory / name
-
-    def known_checksum(self, entry: ObjectEntry) -> None:
-        return None
 
     def open_fetcher(self) -> "LocalFetcher":
         from dali_pipes.fetch.local import LocalFetcher

@@ -13,7 +13,7 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import version_start
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.progress import bar
-from dali_pipes.store.base import Store, StoreAccess
+from dali_pipes.store.base import Store
 from prep.pack.tasks import ShardTask, Stored, is_stored
 from prep.workers import Report, Workers
 
@@ -180,7 +180,7 @@ class Target:
         return [shard for shard in shards if shard.name not in same]
 
     @cached_property
-    def access(self) -> StoreAccess:
+    def access(self) -> Store:
         """The store in the form that workers take; the bucket must exist."""
         return self.store.access()
 

@@ -33,7 +33,7 @@ from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
-from dali_pipes.store.base import StoreAccess, StoredFile
+from dali_pipes.store.base import Store, StoredFile
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
@@ -75,8 +75,8 @@ class ExchangeTask(StreamTask):
 
     tar_bytes: int
     """Bytes of the tar. It is ``num_bytes`` too, unless the output is compressed: that length is not known before."""
-    source: StoreAccess
-    output: StoreAccess
+    source: Store
+    output: Store
     """The store of the output: an object there is compared with the task, or written by it."""
     url: str
     """The URL of the input's store, for errors."""
@@ -319,7 +319,7 @@ class Exchange:
             )
 
     @cached_property
-    def _accesses(self) -> tuple[StoreAccess, StoreAccess]:
+    def _accesses(self) -> tuple[Store, Store]:
         """Of input and output, which exist by the first task."""
         request = self.plan.request
         return (

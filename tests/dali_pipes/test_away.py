@@ -23,7 +23,6 @@ from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.cluster.token import Token
-from dali_pipes.store.cluster.transfer import BucketAccess
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
@@ -322,12 +321,8 @@ def test_a_proxy_that_is_starting_is_left_for_another_one_by_writes() -> None:
         return lambda visit: visit.send(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
 
     with scripted(says(b"503 Starting")) as starting, scripted(says(b"404 None")) as other:
-        access = BucketAccess(
-            http=ClusterAccess(endpoint=f"{starting.endpoint},{other.endpoint}"),
-            bucket="b",
-            url="ais://b",
-            patience=PATIENT,
-        )
+        with use_patience(PATIENT):
+            access = AisStore(f"{starting.endpoint},{other.endpoint}", "b")
         with pytest.raises(StoreError, match="404"):
             access.write_stream("x", lambda: [memoryview(b"abc")], num_bytes=3)
         assert len(starting.requests) == 1

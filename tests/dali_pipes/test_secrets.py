@@ -16,7 +16,6 @@ from dali_pipes.errors import PipesError, keep_secret, printable
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.cluster.token import Token
-from dali_pipes.store.cluster.transfer import BucketAccess
 from tests.scripted import Script, Visit, scripted
 
 TOKEN = "eyJhbGciOi-t0ken-of-this-test"
@@ -129,9 +128,7 @@ def test_no_store_shows_the_token(status: int) -> None:
     """Each request that a store can send."""
     with scripted(echo(status)) as server:
         store = AisStore(server.endpoint, "b")
-        access = BucketAccess(
-            http=ClusterAccess(endpoint=server.endpoint, token=Token(TOKEN)), bucket="b", url="ais://b"
-        )
+        access = AisStore(server.endpoint, "b", http=ClusterAccess(endpoint=server.endpoint, token=Token(TOKEN)))
         asks: list[Callable[[], object]] = [
             store.exists,
             store.create,

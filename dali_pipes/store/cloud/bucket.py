@@ -149,7 +149,7 @@ class CloudRequests:
 
 
 class CloudStore(Store):
-    """A bucket of a cloud, or a server's files. Any thread may use it. It is its own `access`."""
+    """A bucket of a cloud, or a server's files. Any thread may use it."""
 
     def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
         self.settings = settings
@@ -274,21 +274,14 @@ class CloudStore(Store):
             self._requests.source, retry=RetryPolicy(silence_s=STALL_S), patience=self._requests.patience
         )
 
-    def access(self) -> "CloudStore":
-        return self
-
     def file(self, name: str, *, size: int) -> ObjectFile:
-        """See `dali_pipes.store.base.StoreAccess`."""
         return ObjectFile(self, name, size)
-
-    def known_checksum(self, entry: ObjectEntry) -> None:
-        """See `StoreAccess`: a listing has no checksum of the bytes. An ETag is none, if the object has parts."""
 
     def write(self, name: str, data: bytes) -> None:
         self.write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        """See `StoreAccess`. The object appears when its last part is there; before, nothing is seen of it."""
+        """See `Store.write_stream`. The object appears when its last part is there; before, nothing is seen of it."""
         self._check_writable()
         errors: list[BaseException] = []
 

@@ -6,22 +6,23 @@ Both wait for a cluster that is away: `dali_pipes.store.cluster.sessions`, `dali
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket
+from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.listing import read_pages
 from dali_pipes.store.cluster.objects import StoredObjects, object_url
 from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies, split_endpoints, unreached
 from dali_pipes.store.cluster.token import Token, refusal_advice
-from dali_pipes.store.cluster.transfer import BucketAccess
+from dali_pipes.store.cluster.transfer import write_object
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.http.answers import MissingObjectError
 from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, PROMPT_S, SILENCE_S, NoAnswerError
-from dali_pipes.store.http.objects import ObjectFetcher
+from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
 from dali_pipes.store.http.rules import cause_of, is_missing
 from dali_pipes.store.messages import error_text, first_line
 from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, current_patience, use_patience
@@ -48,18 +49,33 @@ class AisStore(Bucket):
     endpoint: str
     """The first proxy."""
 
-    def __init__(self, endpoint: str, bucket: str, *, provider: str = "ais", proxies: Proxies | None = None) -> None:
-        self.proxies = proxies or Proxies(split_endpoints(endpoint))
+    def __init__(
+        self,
+        endpoint: str,
+        bucket: str,
+        *,
+        provider: str = "ais",
+        http: ClusterAccess | None = None,
+        checksum_type: str = DEFAULT_CHECKSUM_TYPE,
+    ) -> None:
+        self.http = http or ClusterAccess.from_environment(endpoint)
+        self.proxies = self.http.proxies
         self.patience = current_patience()
         self.endpoint = self.proxies.named[0]
-        self.bucket = bucket
-        self.provider = provider
+        self.bucket, self.provider, self.checksum_type = bucket, provider, checksum_type
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
-        self.client = ais_client(endpoint, proxies=self.proxies, patience=self.patience)
-        self._bucket = self.client.bucket(bucket, provider=provider)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.proxies, self.bucket, self.provider, self.patience)
+        return _reopen, (self.http, self.bucket, self.provider, self.checksum_type, self.patience)
+
+    @cached_property
+    def client(self) -> "Client":
+        """The SDK's client, made when it is used: importing the SDK takes half a second."""
+        return ais_client(",".join(self.proxies.named), proxies=self.proxies, patience=self.patience)
+
+    @cached_property
+    def _bucket(self) -> Any:
+        return self.client.bucket(self.bucket, provider=self.provider)
 
     @property
     def cluster(self) -> "AisStore":
@@ -107,7 +123,7 @@ class AisStore(Bucket):
 
     def _read(self, name: str) -> bytes:
         # The object is small: unless a cloud must be asked first, a long silence means that nothing answers.
-        return self._objects.read(name, silence_s=PROMPT_S if self.scheme == "ais" else None)
+        return self.objects.read(name, silence_s=PROMPT_S if self.scheme == "ais" else None)
 
     def find(self, name: str) -> bytes | None:
         try:
@@ -117,17 +133,17 @@ class AisStore(Bucket):
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self._reading(name):
-            return self._objects.read(name, start=start, size=size) if size else b""
+            return self.objects.read(name, start=start, size=size) if size else b""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         self.learn_map()
         with self._reading(name):
-            return cast("BinaryIO", io.BufferedReader(self._objects.open(name), _BUFFER_BYTES))
+            return cast("BinaryIO", io.BufferedReader(self.objects.open(name), _BUFFER_BYTES))
 
     @cached_property
-    def _objects(self) -> ObjectFetcher:
-        source = StoredObjects(self._access, self.bucket, provider=self.provider)
-        return ObjectFetcher(source, patience=self.patience)
+    def objects(self) -> ObjectFetcher:
+        """Reads the bucket's objects; any thread may use it."""
+        return ObjectFetcher(StoredObjects(self.http, self.bucket, provider=self.provider), patience=self.patience)
 
     @property
     def _access(self) -> ClusterAccess:
@@ -146,6 +162,19 @@ class AisStore(Bucket):
         with self.asking(self.locate(name)):
             self._bucket.object(name).get_writer().put_content(data)
 
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
+        write_object(self, name, chunks, num_bytes=num_bytes)
+
+    def file(self, name: str, *, size: int) -> ObjectFile:
+        return ObjectFile(self, name, size)
+
+    def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
+        # For an object in a cloud, the cluster may report a value that is not a checksum of its bytes.
+        kind = self.checksum_type if self.provider == "ais" else DEFAULT_CHECKSUM_TYPE
+        if entry.checksum and len(entry.checksum) == len(new_checksum(kind).hexdigest()):
+            return kind, entry.checksum
+        return None
+
     def write_apart(self, names: Sequence[str], data: bytes) -> None:
         """See `Store.write_apart`; the hash of a name chooses its target, so names are tried."""
         targets: set[str] = set()
@@ -163,7 +192,7 @@ class AisStore(Bucket):
         url = object_url(self.proxies.current, self.bucket, name, provider=self.provider)
         with (
             self.asking(self.locate(name)),
-            contextlib.closing(self._objects.client.ask(url, method="HEAD", silence_s=PROMPT_S)) as answer,
+            contextlib.closing(self.objects.client.ask(url, method="HEAD", silence_s=PROMPT_S)) as answer,
         ):
             return str(urlsplit(answer.headers.get("Location")).netloc)
 
@@ -172,7 +201,8 @@ class AisStore(Bucket):
 
         return write_claimed(self, name, data, by=by)
 
-    def access(self) -> BucketAccess:
+    def access(self) -> "AisStore":
+        """See `Store.access`; with the environment's settings of now, and the bucket's type of checksum."""
         self.learn_map()
         props: object = None
         # An answer to HEAD has no body to say that the bucket is missing.
@@ -180,15 +210,9 @@ class AisStore(Bucket):
             props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
         if props is None:
             raise StoreError(self._no_bucket())
-        checksum = _checksum_type(props)
-        return BucketAccess(
-            http=self._access,
-            patience=self.patience,
-            bucket=self.bucket,
-            provider=self.provider,
-            url=self.url,
-            **({"checksum_type": checksum} if checksum else {}),
-        )
+        kind = _checksum_type(props) or DEFAULT_CHECKSUM_TYPE
+        with use_patience(self.patience):
+            return AisStore(self.endpoint, self.bucket, provider=self.provider, http=self._access, checksum_type=kind)
 
     def size(self, name: str) -> int | None:
         with self.asking(self.locate(name)), _MissingAllowed():
@@ -201,13 +225,12 @@ class AisStore(Bucket):
             self._bucket.object(name).delete()
 
     def learn_map(self) -> None:
-        """See `Bucket.learn_map`."""
         if self.proxies.has_asked_map:
             return
         self.proxies.has_asked_map = True
         try:
             # No waiting: a thread that fetches may call this, whose end Ctrl-C waits for.
-            found = self.proxies.ask_map(self._objects.client, timeout_s=_MAP_TIMEOUT_S)
+            found = self.proxies.ask_map(self.objects.client, timeout_s=_MAP_TIMEOUT_S)
         except (StoreError, ValueError):
             return  # the token cannot be read now, or this is no map
         except NoAnswerError:
@@ -281,11 +304,9 @@ class _MissingAllowed:
         return isinstance(exc, AISError) and is_missing(exc.status_code, exc.message)
 
 
-@lru_cache(maxsize=8)
-def _reopen(proxies: Proxies, bucket: str, provider: str, patience: Patience) -> AisStore:
-    """Open a store once in a process that unpickles it for each task."""
+def _reopen(http: ClusterAccess, bucket: str, provider: str, checksum_type: str, patience: Patience) -> AisStore:
     with use_patience(patience):
-        return AisStore(",".join(proxies.named), bucket, provider=provider, proxies=proxies)
+        return AisStore(http.endpoint, bucket, provider=provider, http=http, checksum_type=checksum_type)
 
 
 def open_bucket(scheme: str, bucket: str) -> AisStore:

@@ -1,14 +1,12 @@
 """Run the embedded node over a folder, in a process of its own that ends with its owner."""
 
-import contextlib
-import http.client
 import logging
 import os
 import tempfile
 from pathlib import Path
 
 from dali_pipes.errors import StoreError
-from dali_pipes.processes.programs import START_TIMEOUT_S, ServerProcess
+from dali_pipes.processes.programs import ServerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -84,26 +82,10 @@ def start(
         arguments.append("--allow-etl")
     elif allow_etl is not None:
         environment.pop(ALLOW_ETL, None)  # otherwise the node would obey the variable
-    with stderr, contextlib.ExitStack() as cleanup:
+    with stderr:
         try:
-            node = cleanup.enter_context(
-                ServerProcess("prep.embedded", *arguments, stderr=stderr, environment=environment)
-            )
-            _check_health(node.endpoint)
-        except (OSError, http.client.HTTPException) as exc:
-            cleanup.close()
+            return ServerProcess("prep.embedded", *arguments, stderr=stderr, environment=environment)
+        except OSError as exc:
             stderr.seek(0)
             said = stderr.read().decode(errors="replace").strip().removeprefix("error: ")
             raise StoreError(f"the embedded node over '{directory}' did not start: {said or exc}") from exc
-        cleanup.pop_all()
-    return node
-
-
-def _check_health(endpoint: str) -> None:
-    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=START_TIMEOUT_S)
-    try:
-        connection.request("GET", "/v1/health")
-        if (status := connection.getresponse().status) != 200:
-            raise ConnectionError(f"GET /v1/health answered {status}")
-    finally:
-        connection.close()

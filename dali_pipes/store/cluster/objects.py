@@ -21,7 +21,7 @@ from dali_pipes.store.http.answers import (
     WantedObject,
 )
 from dali_pipes.store.http.client import HttpClient, NoAnswerError
-from dali_pipes.store.http.rules import is_away, is_missing, is_passing, retry_after_s
+from dali_pipes.store.http.rules import is_missing, is_passing, retry_after_s
 from dali_pipes.store.http.wire import Answer, Stopped
 from dali_pipes.store.messages import answer_text, damaged
 from dali_pipes.store.shard_set import missing_advice
@@ -82,14 +82,8 @@ class StoredObjects(ObjectSource):
         self.access.proxies.has_answered = value
 
     def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
-        """See `ObjectSource.check_head`."""
-        self.note_accepted()
+        self.access.note_answer(answer)
         super().check_head(item, part, answer)
-
-    def note_accepted(self) -> None:
-        """Remember that the cluster has accepted the token."""
-        if self.access.token is not None:
-            self.access.token.note_accepted()
 
     def may_come_back(self, item: WantedObject, client: HttpClient, *, stopped: Stopped) -> bool:
         """Whether the cluster has changed since the last look, lacks a target, or rebalances, or does not answer.
@@ -124,34 +118,28 @@ class StoredObjects(ObjectSource):
 
     def unanswered(self, item: WantedObject, asked: ObjectRequest, exc: NoAnswerError) -> Exception:
         """See `ObjectSource.unanswered`; another proxy is asked next."""
-        if self.access.proxies.is_proxy(exc.url):
-            self.access.proxies.turn_if_at(asked.url)
+        self.access.proxies.turn_from(exc.url)
         return super().unanswered(item, asked, exc)
 
     def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
-        """See `ObjectSource.nobody_there`."""
         return unreached(self.access, self._url(item.name), fault.__cause__ or fault)
 
     def refusal(
         self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
     ) -> Exception:
         """See `ObjectSource.refusal`; a target that sent other parts is known."""
-        self.access.proxies.turn_if_starting(answer.status, answer.url)
-        self.has_answered = True
         text = refusal_text(answer, body)
-        # The target may have given the object away since it sent another part.
-        is_known = item.target is not None
-        token = self.access.token
-        has_expired = token is not None and token.is_replaced_soon(answer.status, text)
-        # A transfer of a shard waits after any trouble; a small object only for a cluster that is away.
+        is_cluster_away = self.access.note_answer(answer, text)
+        # A target that has sent another part may have given the object away since. A transfer of a shard waits after
+        # any trouble; a small object only for a cluster that is away.
         is_passed = item.checksum is not None and is_passing(answer.status)
-        if is_passed or is_known or is_away(answer.status, text) or has_expired:
+        if is_passed or item.target is not None or is_cluster_away:
             return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
         if (wrong := self._refused_range(item, answer)) is not None:
             return wrong
         match answer.status:
             case 401 | 403:
-                advice = refusal_advice(answer.status, text, token)
+                advice = refusal_advice(answer.status, text, self.access.token)
             case _ if is_missing(answer.status, text):
                 told = f"{item.address}: {text}; was it deleted? "
                 if b"BckNotFound" in body:
@@ -163,14 +151,12 @@ class StoredObjects(ObjectSource):
         return StoreError(f"{item.address}: {text}{advice}")
 
     def damaged(self, item: WantedObject, cause: str) -> DataError:
-        """See `ObjectSource.damaged`."""
         target = urlsplit(item.target or "").netloc
         return DataError(damaged(item.where, cause, target=target, bucket=self.where("").rstrip("/")))
 
     def given_up(
         self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
     ) -> Exception:
-        """See `ObjectSource.given_up`."""
         return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it{advice}")
 
     def _url(self, name: str) -> str:

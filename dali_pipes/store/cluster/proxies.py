@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urljoin, urlsplit
@@ -13,7 +14,7 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.store.cluster.token import Token, is_token_for
 from dali_pipes.store.http.client import PROMPT_S, HttpAccess, HttpClient, NoAnswerError
 from dali_pipes.store.http.rules import cause_of, cut_hint, is_away, tls_text
-from dali_pipes.store.http.wire import ProtocolError, Stopped, never
+from dali_pipes.store.http.wire import Answer, ProtocolError, Stopped, never
 from dali_pipes.store.messages import check_endpoint_url, is_loopback
 
 SETTLED_S = 10.0
@@ -94,22 +95,14 @@ class Proxies:
         with self._lock:
             return self._known[self._current]
 
-    def turn_from(self, failed: str) -> None:
-        """Ask another proxy from now on, if ``failed`` is the one that is asked now."""
+    def turn_from(self, url: str, *, status: int | None = None) -> None:
+        """Ask another proxy from now on, if the one that is asked now failed for a URL below it.
+
+        ``status``: its answer; only 400 and 503 mean that it may be starting or stopping. ``None``: there was none.
+        """
         with self._lock:
-            if self._known[self._current] == failed:
+            if status in (None, 400, 503) and _is_below(url, self._known[self._current]):
                 self._current = (self._current + 1) % len(self._known)
-
-    def turn_if_at(self, url: str) -> None:
-        """`turn_from` the current proxy if a URL lies below it."""
-        asked = self.current
-        if url.startswith(f"{asked.rstrip('/')}/"):
-            self.turn_from(asked)
-
-    def turn_if_starting(self, status: int, url: str) -> None:
-        """`turn_from` the current proxy if it gave this answer for ``url``, and may be starting or stopping."""
-        if status in (400, 503):
-            self.turn_if_at(url)
 
     def ask_map(
         self, client: HttpClient, *, timeout_s: float = PROMPT_S, stopped: Stopped = never
@@ -134,22 +127,18 @@ class Proxies:
         """Whether a target is missing that was there at the first look."""
         return self.map is not None and not self.map.targets <= found.targets
 
-    def is_proxy(self, url: str) -> bool:
-        """Whether a URL is one of the proxies, or lies below one."""
-        with self._lock:
-            return any(url == known or url.startswith(f"{known.rstrip('/')}/") for known in self._known)
-
     def rewritten(self, url: str) -> str:
         """The URL at the current proxy, if it lies below any of them; else the URL itself."""
         with self._lock:
-            current = self._known[self._current].rstrip("/")
-            for known in self._known:
-                if url.startswith(f"{known.rstrip('/')}/"):
-                    return current + url[len(known.rstrip("/")) :]
-        return url
+            current, known = self._known[self._current], next(filter(partial(_is_below, url), self._known), "")
+        return current.rstrip("/") + url[len(known.rstrip("/")) :] if known else url
 
     def _add(self, urls: Iterable[str]) -> None:
         self._known += [url for url in dict.fromkeys(urls) if url not in self._known]
+
+
+def _is_below(url: str, proxy: str) -> bool:
+    return f"{url}/".startswith(f"{proxy.rstrip('/')}/")
 
 
 def _remake(named: tuple[str, ...], known: tuple[str, ...], has_answered: bool) -> Proxies:
@@ -205,6 +194,22 @@ class ClusterAccess(HttpAccess):
         """The token, for the proxies that the user named."""
         has_token = self.token and any(is_token_for(named, url) for named in self.proxies.named)
         return [("Authorization", f"Bearer {self.bearer}")] if has_token else []
+
+    def note_answer(self, answer: Answer, text: str = "") -> bool:
+        """Note what an answer says of proxy and token; whether the cluster, or a part of it, is away for a while.
+
+        ``text`` is its reason. A token that has expired counts as away, if its file will be replaced.
+        """
+        self.proxies.has_answered = True
+        if answer.status < 400:
+            if self.token is not None and "/v1/health" not in answer.url:  # a health check is answered without one
+                self.token.note_accepted()
+            return False
+        is_waiting = self.token is not None and self.token.is_replaced_soon(answer.status, text)
+        if not is_waiting and not is_away(answer.status, text):
+            return False
+        self.proxies.turn_from(answer.url, status=answer.status)
+        return True
 
 
 def ask_json(

@@ -16,7 +16,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.http.answers import MAX_ANSWER_BYTES, MAX_OBJECT_BYTES
 from dali_pipes.store.http.client import SILENCE_S, HttpClient, NoAnswerError
-from dali_pipes.store.http.rules import RedirectError, cause_of, is_away, is_missing, is_silence, retry_after_s
+from dali_pipes.store.http.rules import RedirectError, cause_of, is_missing, is_silence, retry_after_s
 from dali_pipes.store.http.wire import Answer, ProtocolError
 from dali_pipes.store.messages import answer_text
 from dali_pipes.store.patience import Patience, Waiting, pause
@@ -80,7 +80,7 @@ class PatientTransport(BaseAdapter):
         waiting = Waiting(self._patience, self._proxies.named[0])
         method, body = str(request.method), _bytes_of(request.body)
         while True:
-            asked, asked_for_s = self._proxies.current, 0.0
+            asked_for_s = 0.0
             found: tuple[Answer, bytes] | None = None
             failure: NoAnswerError | None = None
             try:
@@ -89,16 +89,13 @@ class PatientTransport(BaseAdapter):
                 failure, cause = exc, cause_of(exc.cause)
                 if not is_silence(exc.cause) or (exc.is_sent and method not in _REPEATABLE):
                     raise
-                if self._proxies.is_proxy(exc.url):
-                    self._proxies.turn_from(asked)
+                self._proxies.turn_from(exc.url)
             else:
-                self._proxies.has_answered = True
                 away = self._away_text(*found)
                 if away is None:
                     waiting.progress()
                     return found
                 cause, asked_for_s = away, retry_after_s(found[0].headers)
-                self._proxies.turn_if_starting(found[0].status, found[0].url)
             pause_s = waiting.next_pause_s(cause, retry_after_s=asked_for_s, has_answered=self._proxies.has_answered)
             if pause_s is not None:
                 pause(pause_s)
@@ -138,15 +135,10 @@ class PatientTransport(BaseAdapter):
 
     def _away_text(self, answer: Answer, body: bytes) -> str | None:
         """The reason if the answer says that the cluster, or a part of it, is away, or a new token; else ``None``."""
-        token, path = self._access.token, answer.url.partition("?")[0]
-        if answer.status < 400:
-            if token is not None and not path.endswith("/v1/health"):
-                token.note_accepted()  # a health check is answered without one
-            return None
-        text = answer.headers.get("Hdr-Error") or body.decode(errors="replace")
-        if (token is not None and token.is_replaced_soon(answer.status, text)) or is_away(answer.status, text):
+        text = answer.headers.get("Hdr-Error") or body.decode(errors="replace") if answer.status >= 400 else ""
+        if self._access.note_answer(answer, text):
             return answer_text(answer.status, text)
-        if "/v1/objects/" in path and is_missing(answer.status, text) and self._lacks_targets():
+        if "/v1/objects/" in answer.url and is_missing(answer.status, text) and self._lacks_targets():
             return "it is not found, and a target of the cluster is missing"
         return None
 

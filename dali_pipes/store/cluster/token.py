@@ -21,7 +21,7 @@ _accepted: set[Path] = set()
 
 @dataclass(frozen=True)
 class Token:
-    """A token, as text or in a file. A file is read again whenever it has changed, so that tokens can be rotated.
+    """A token, as text or in a file. A file is read for each request, so that tokens can be rotated.
 
     It can be pickled. The text is in no `repr`, so that no log and no traceback shows it; and no text of a server
     that repeats it, see `dali_pipes.errors.keep_secret`.
@@ -31,8 +31,8 @@ class Token:
     """The token; empty if it is in ``file``."""
     file: Path | None = None
     """A file with the token alone, or with ``{"token": ...}``, as ``ais auth login`` writes it."""
-    _read: list[tuple[Any, str]] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The file's state when it was last read, and its token; empty before. Replaced at once: threads share it."""
+    _last: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The token that was last read from the file; empty before."""
 
     def __post_init__(self) -> None:
         if self.file is None:
@@ -72,22 +72,15 @@ class Token:
             keep_secret(self.text)  # in a process that unpickled it, too
             return self.text
         try:
-            found = self.file.stat()
-            state = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
-            for known, text in self._read:
-                if known == state:
-                    return text
-            text = _token_in(self.file)
-            self._read[:] = [(state, text)]
-            return text
+            self._last[:] = [_token_in(self.file)]
         except (OSError, ValueError) as exc:
-            for _, text in self._read:
-                return text
-            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
-            raise StoreError(
-                f"cannot read the token file '{self.file}': {reason}; log in anew (ais auth login), or set "
-                f"{FILE_VARIABLE} or {VARIABLE}"
-            ) from exc
+            if not self._last:
+                reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+                raise StoreError(
+                    f"cannot read the token file '{self.file}': {reason}; log in anew (ais auth login), or set "
+                    f"{FILE_VARIABLE} or {VARIABLE}"
+                ) from exc
+        return self._last[0]
 
     def note_accepted(self) -> None:
         """Remember that the cluster has accepted this token, or an earlier one of the same file."""
@@ -104,7 +97,7 @@ class Token:
         return VARIABLE if self.file is None else f"the file '{self.file}'"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"text": self.text, "file": self.file, "_read": []}
+        return {"text": self.text, "file": self.file, "_last": []}
 
 
 def is_token_for(endpoint: str, url: str) -> bool:

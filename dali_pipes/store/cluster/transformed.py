@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import transformed_name
-from dali_pipes.store.base import Bucket, Store, StoreAccess
+from dali_pipes.store.base import Bucket, Store, StoredFile
 from dali_pipes.store.cluster.objects import StoredObjects, refusal_text
 from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.entries import ObjectEntry
@@ -30,7 +30,6 @@ from dali_pipes.store.http.answers import MAX_OBJECT_BYTES, FaultError, ObjectPa
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.messages import error_text, message_of
-from dali_pipes.store.patience import Patience
 from dali_pipes.store.shard_set import ShardSet
 
 _log = logging.getLogger(__name__)
@@ -202,27 +201,28 @@ class TransformedStore(Store):
 
     @cached_property
     def _shards(self) -> ObjectFetcher:
-        """Reads transformed shards of which nothing is known before."""
+        """Reads transformed shards."""
+        return self.open_shards()
+
+    def open_shards(self) -> ObjectFetcher:
+        """A reader of transformed shards with connections of its own."""
         stored = self.stored
-        source = TransformedShards(
-            ClusterAccess.from_environment(stored.endpoint, proxies=stored.proxies),
-            stored.bucket,
-            provider=stored.provider,
-            etl=self.etl,
-        )
+        access = ClusterAccess.from_environment(stored.endpoint, proxies=stored.proxies)
+        source = TransformedShards(access, stored.bucket, provider=stored.provider, etl=self.etl)
         return ObjectFetcher(source, retry=RetryPolicy(silence_s=SILENCE_S), patience=stored.patience)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_shards"}
 
-    def access(self) -> StoreAccess:
+    def access(self) -> Store:
         """The bucket's, without the ETL."""
         return self.stored.access()
 
+    def file(self, name: str, *, size: int) -> Path | StoredFile:
+        return self.stored.file(name, size=size)
+
     def open_fetcher(self) -> "TransformedFetcher":
-        self.stored.learn_map()
-        access = ClusterAccess.from_environment(self.endpoint, proxies=self.stored.proxies)
-        return TransformedFetcher(access, self, patience=self.stored.patience)
+        return TransformedFetcher(self)
 
     def write(self, name: str, data: bytes) -> None:
         self.stored.write(self._beside(name), data)
@@ -294,7 +294,7 @@ class TransformedShards(StoredObjects):
 
     def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
         # AIStore's checksum does not count: if it reports one, it is not the transformed shard's.
-        self.note_accepted()
+        self.access.note_answer(answer)
         self._check_length(item, answer.length)
         if item.checksum is None:
             part.stop = answer.length
@@ -361,22 +361,8 @@ class TransformedShards(StoredObjects):
 class TransformedFetcher:
     """A `dali_pipes.fetch.fetcher.Fetcher` of shards through an ETL, and of their indexes, which are stored."""
 
-    def __init__(
-        self,
-        access: ClusterAccess,
-        store: "TransformedStore",
-        *,
-        retry: RetryPolicy | None = None,
-        patience: Patience | None = None,
-    ) -> None:
-        bucket, provider = store.stored.bucket, store.stored.provider
-        self._store = store
-        self._stored = ObjectFetcher(StoredObjects(access, bucket, provider=provider), retry=retry, patience=patience)
-        self._shards = ObjectFetcher(
-            TransformedShards(access, bucket, provider=provider, etl=store.etl),
-            retry=retry or RetryPolicy(silence_s=SILENCE_S),
-            patience=patience,
-        )
+    def __init__(self, store: TransformedStore) -> None:
+        self._store, self._stored, self._shards = store, store.stored.open_fetcher(), store.open_shards()
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         """See `dali_pipes.fetch.fetcher.Fetcher`; fetches shards first, then their indexes.

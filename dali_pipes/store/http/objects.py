@@ -18,11 +18,10 @@ import io
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from dali_pipes.cache.extents import BLOCK_BYTES
 from dali_pipes.errors import StoreError
@@ -147,19 +146,8 @@ class ObjectFetcher:
         An object takes as many of its ``num_connections`` as have `RANGE_BYTES` or more to read. See
         `dali_pipes.fetch.fetcher.Fetcher`.
         """
-        ends: deque[tuple[Callable[[Exception | None], None], Exception | None]] = deque()
-
-        def report_ends() -> None:
-            while ends:
-                report, error = ends.popleft()
-                report(error)
-
-        def is_stopped() -> bool:
-            report_ends()
-            return stopped()
 
         def bring(one: Wanted, stopped: Callable[[], bool]) -> None:
-            error: Exception | None = None
             try:
                 self._fetch_object(one, num_connections, stopped)
             except StoppedError:
@@ -167,12 +155,13 @@ class ObjectFetcher:
             except Exception as exc:
                 if one.report is None:
                     raise
-                error = exc
-            if one.report is not None:
-                ends.append((one.report, error))
+                one.report(exc)
+            else:
+                if one.report is not None:
+                    one.report(None)
 
         try:
-            with _Helpers(is_stopped) as helpers:
+            with _Helpers(stopped) as helpers:
                 for one in wanted[1:]:
                     helpers.start(partial(bring, one))
                 for one in wanted[:1]:
@@ -180,8 +169,6 @@ class ObjectFetcher:
                 helpers.wait()
         except StoppedError:
             return False
-        finally:
-            report_ends()
         return True
 
     def _fetch_object(self, one: Wanted, num_connections: int, stopped: Callable[[], bool]) -> None:
@@ -447,22 +434,13 @@ class ObjectStream(io.RawIOBase):
         super().close()
 
 
-class ObjectsAccess(Protocol):
-    """A worker's access to the objects of a store. It pickles."""
-
-    @property
-    def url(self) -> str:
-        """The bucket's URL."""
-
-    @property
-    def objects(self) -> ObjectFetcher:
-        """Reads the objects; opened once in each process."""
-
-
 class ObjectFile(StoredFile):
-    """An object of ``size`` bytes, read over gaps and back, as long as it is not replaced."""
+    """An object of ``size`` bytes, read over gaps and back, as long as it is not replaced.
 
-    def __init__(self, access: ObjectsAccess, name: str, size: int) -> None:
+    ``access`` is the store: ``url``, and ``objects``, its `ObjectFetcher` in each process.
+    """
+
+    def __init__(self, access: Any, name: str, size: int) -> None:
         self._access, self._name, self._size = access, name, size
         self._item: WantedObject | None = None
         self._reading: Reading | None = None
@@ -492,7 +470,6 @@ class ObjectFile(StoredFile):
             raise
 
     def close(self) -> None:
-        """See `StoredFile`."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.close()

@@ -20,7 +20,7 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.cluster.token import Token, is_token_for
+from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.http.objects import ObjectFetcher
 from tests.dali_pipes.fetch.served import (
     DATA,
@@ -55,45 +55,6 @@ def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
     assert ours == sdks == [(True, f"Bearer {TOKEN}"), (False, None)]
 
 
-def test_token_goes_to_a_target_at_the_endpoint() -> None:
-    """One address for all, as the embedded node, or a gateway before a cluster."""
-    seen: list[str | None] = []
-
-    def exchange_once(exchange: "Exchange") -> None:
-        seen.append(exchange.headers.get("Authorization"))
-        if "pid=" in exchange.path:
-            exchange.say(200, DATA)
-        else:
-            exchange.say(301, b"", Location=f"{exchange.path}&pid=1")
-
-    place = Place()
-    with answering(exchange_once) as server:
-        fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint=server.endpoint, token=Token(TOKEN)), "b"))
-        assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
-        fetcher.close()
-    assert seen == [f"Bearer {TOKEN}"] * 2
-
-
-@pytest.mark.parametrize(
-    ("url", "is_sent"),
-    [
-        ("https://ais:51080/x", True),
-        ("https://AIS:51080/x", True),
-        ("https://ais:51081/x", False),  # another port: a target
-        ("https://t1:51080/x", False),
-        ("http://ais:51080/x", False),  # for everybody to read
-        ("http://ais/x", False),
-        ("https://ais.evil.example:51080/x", False),
-    ],
-)
-def test_token_is_for_the_endpoint_only(url: str, is_sent: bool) -> None:
-    """Both ways round, and for standard ports."""
-    endpoint = "https://ais:51080"
-    assert is_token_for(endpoint, url) == is_token_for(url, endpoint) == is_sent
-    assert is_token_for("http://ais", "https://ais:443/x")
-    assert not is_token_for("https://ais", "http://ais")
-
-
 def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
     """Not in logs at the finest level, errors with all their causes, nor any repr; not even if a server repeats it."""
     caplog.set_level(logging.DEBUG)
@@ -121,13 +82,6 @@ def test_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
     texts += [record.getMessage() for record in caplog.records]
     assert len(texts) > 50
     assert not [text for text in texts if TOKEN in text]
-
-
-def test_token_that_is_no_header_is_refused_without_showing_it() -> None:
-    """A line end in it would start another header."""
-    with pytest.raises(ValueError, match="is AIS_AUTHN_TOKEN complete") as raised:
-        Token(f"{TOKEN}\r\nX: y")
-    assert TOKEN not in str(raised.value)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:51080", "ftp://h", "http://", "http://h:port", "http://u:pw@h"])
@@ -222,28 +176,6 @@ def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
         assert ranges_of(proxy)[1] is not None
 
 
-@pytest.mark.usefixtures("small_ranges")
-def test_https_in_parallel_ranges(store: AisStore, tls: Tls) -> None:
-    """Four of them."""
-    with faulty(store.endpoint, context=tls.context) as proxy:
-        place = Place()
-        with ObjectFetcher(StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket)) as fetcher:
-            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=4)
-        assert place.holds(DATA)
-        assert proxy.requests["target"] == 4
-
-
-@pytest.mark.parametrize("ca", [None, "other_ca"])
-def test_https_with_another_ca_is_refused_at_once(store: AisStore, tls: Tls, ca: str | None) -> None:
-    """One attempt; the text names the variable."""
-    with faulty(store.endpoint, context=tls.context) as proxy:
-        connection = ClusterAccess(endpoint=proxy.endpoint, ca=getattr(tls, ca) if ca else None)
-        text = r"127.0.0.1:\d+ shows a certificate that cannot be trusted \(.+\); set AIS_CLIENT_CA"
-        with ObjectFetcher(StoredObjects(connection, store.bucket)) as fetcher:
-            fails(fetcher, StoreError, text)
-        assert proxy.num_connections["entry"] == 1
-
-
 def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
     """As asked for."""
     with faulty(store.endpoint, context=tls.context) as proxy:
@@ -269,36 +201,7 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
             fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY", place=place)
 
 
-def test_https_to_a_server_without_tls_is_told(store: AisStore) -> None:
-    """At once."""
-    endpoint = store.endpoint.replace("http://", "https://")
-    with fetching(endpoint, store.bucket) as fetcher:
-        fails(fetcher, StoreError, "does not speak TLS")
-
-
-@pytest.mark.parametrize("is_missing", [True, False])
-def test_ca_that_cannot_be_read_is_named(tmp_path: Path, is_missing: bool) -> None:
-    """With the variable."""
-    path = tmp_path / "ca.pem"
-    if not is_missing:
-        path.write_text("no certificate")
-    with ObjectFetcher(
-        StoredObjects(ClusterAccess(endpoint="https://127.0.0.1:1", ca=path), "b"), retry=PROMPT
-    ) as fetcher:
-        fails(fetcher, StoreError, r"ca.pem.*check AIS_CLIENT_CA|given up", name="x.tar")
-    with pytest.raises(StoreError, match=r"ca.pem.*check AIS_CLIENT_CA"):
-        ClusterAccess(endpoint="https://127.0.0.1:1", ca=path).tls_context()
-
-
 # The environment's proxies
-
-
-def test_loopback_is_reached_without_the_environments_proxy(store: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proxy can reach this machine's loopback."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    place = Place()
-    with fetching(store.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
 
 
 def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,32 +220,6 @@ def test_passing_refusal_is_waited_for(status: int, body: bytes, caplog: pytest.
     assert all(f"s3://pets/a/x.tar': attempt {num}: {status}" in text for num, text in enumerate(retries, 1))
 
 
-def test_pause_that_the_store_asks_for_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    """``Retry-After``, as far as the patience goes."""
-    caplog.set_level(logging.INFO, "dali_pipes")
-    patience = Patience(patience_s=60, longest_pause_s=0.0)
-    slow = answering(Then(says(503, error("SlowDown"), Retry_After="1")))
-    with slow as server, fetching(server.endpoint, patience=patience) as fetcher:
-        fetch(fetcher)
-    assert "the next in 1.00 s" in caplog.text
-
-
-def test_store_that_stays_away_is_given_up_after_the_patience() -> None:
-    """What the store said last, and how long it was waited for."""
-    away = answering(says(503, error("SlowDown", "Please reduce your request rate.")))
-    with away as server, fetching(server.endpoint, patience=BRIEF) as fetcher:
-        text = fails(fetcher, StoreError, r"given up after .* \(patience: 0.2 s")
-    assert "503 SlowDown: Please reduce your request rate.; is S3 well" in text
-    assert "AIS" not in text
-
-
-def test_broken_body_goes_on_where_it_broke() -> None:
-    """Only the bytes that are missing, of the same version."""
-    with answering(Then(say_half)) as server, fetching(server.endpoint) as fetcher:
-        fetch(fetcher)
-        assert server.ranges == [None, f"bytes={len(DATA) // 2}-{len(DATA) - 1}"]
-
-
 def test_object_replaced_between_two_attempts_is_no_mix() -> None:
     """The ETag does not match (412); from the start again, the manifest's checksum decides."""
     with answering(Then(lambda exchange: say_half(exchange, etag='"zero"'))) as server:
@@ -265,14 +239,6 @@ def test_object_replaced_between_two_ranges_is_read_in_one_piece() -> None:
     turns = [lambda exchange, tag=f'"{num}"': say_object(exchange, etag=tag) for num in range(3)]
     with answering(Then(*turns)) as server, fetching(server.endpoint) as fetcher:
         fetch(fetcher, num_connections=4)
-
-
-def test_server_that_ignores_ranges_sends_all_again() -> None:
-    """200 in place of 206."""
-    whole = lambda exchange: exchange.say(200, DATA)  # noqa: E731
-    with answering(Then(say_half, last=whole)) as server, fetching(server.endpoint) as fetcher:
-        fetch(fetcher)
-        assert len(server.ranges) == 2
 
 
 def test_weak_etag_is_not_asked_for() -> None:
@@ -435,27 +401,6 @@ def test_object_that_is_unpacked_on_the_way_is_told() -> None:
     packed = lambda exchange: say_object(exchange, DATA[:-5], **{"Content-Encoding": "gzip"})  # noqa: E731
     with answering(packed) as server, fetching(server.endpoint) as fetcher:
         fails(fetcher, DataError, "it came with the Content-Encoding 'gzip': shards must be stored and sent without")
-
-
-def test_encoding_that_only_the_object_names_does_not_count() -> None:
-    """S3 keeps the header of an upload; the bytes are the manifest's."""
-    for encoding in ("gzip", "aws-chunked"):
-        act = lambda exchange, encoding=encoding: say_object(exchange, **{"Content-Encoding": encoding})  # noqa: E731
-        with answering(act) as server, fetching(server.endpoint) as fetcher:
-            fetch(fetcher)
-
-
-def test_many_objects_keep_few_connections_and_leave_none() -> None:
-    """A shard and its index at a time, one after the other."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with answering(say_object) as server, fetching(server.endpoint) as fetcher:
-        for _ in range(5):
-            places = [Place(), Place()]
-            wanted = [Wanted(f"{num}.tar", place.extent, checksum(DATA)) for num, place in enumerate(places)]
-            assert fetcher.fetch(wanted, num_connections=1)
-        del places, wanted
-        fetcher.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
 
 
 # TLS

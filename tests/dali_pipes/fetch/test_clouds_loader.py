@@ -88,30 +88,6 @@ def test_batches_are_those_of_a_directory_and_of_aistore(small_shards: Path, tmp
             assert [batches_of(loader), batches_of(loader)] == from_s3
 
 
-@pytest.mark.usefixtures("bucket")
-def test_resumed_loader_gives_the_rest() -> None:
-    """After two batches, from the state alone."""
-    with open_loader() as loader:
-        expected = batches_of(loader)
-    with open_loader() as loader:
-        steps = iter(loader)
-        next(steps), next(steps)
-        state = loader.state_dict()
-    with open_loader() as loader:
-        loader.load_state_dict(state)
-        assert batches_of(loader) == expected[2:]
-
-
-@pytest.mark.usefixtures("bucket")
-def test_two_ranks_share_an_epoch() -> None:
-    """Each key once, but for those that fill the last batch."""
-    keys: list[set[str]] = []
-    for rank in range(2):
-        with open_loader(rank=rank, world_size=2) as loader:
-            keys.append({key for found, _ in batches_of(loader) for key in found})
-    assert keys[0] | keys[1] == {f"s{i:05d}" for i in range(23)}
-
-
 def test_epochs_go_on_through_faults(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Resets, short and flipped bodies, 503 and 429: the same batches."""
     with open_loader() as loader:

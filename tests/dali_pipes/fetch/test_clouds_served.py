@@ -1,7 +1,6 @@
 """Objects of a real S3 server, with a proxy before it that breaks transfers."""
 
 import contextlib
-import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -9,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.s3_served import s3_objects, s3_server, s3_store
-from tests.dali_pipes.fetch.served import DATA, OTHER, Place, checksum, fails
-from tests.faults import KINDS, FaultyProxy, faulty
+from tests.dali_pipes.fetch.served import DATA, Place, checksum, fails
+from tests.faults import FaultyProxy, faulty
 
 BUCKET = "pets"
 # A loaded machine makes faults of its own.
 RETRY = RetryPolicy(silence_s=1.0, connect_timeout_s=30.0, attempts=20)
 PATIENCE = Patience(patience_s=60.0, longest_pause_s=0.02)
-DATA_MD5 = hashlib.md5(DATA, usedforsecurity=False).hexdigest()
 NAME = "a/x y+(1).tar"  # a name that signing must encode
 
 
@@ -77,43 +75,6 @@ def test_object_comes_whole(endpoint: str, num_connections: int) -> None:
         fetch(fetcher, num_connections=num_connections)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gone"])
-def test_fault_of_each_kind_is_recovered_from(endpoint: str, kind: str) -> None:
-    """Twice in a row."""
-    with breaking(endpoint, kind, max_faults=2) as proxy, fetching(proxy.endpoint) as fetcher:
-        fetch(fetcher)
-        assert proxy.faults == {kind: 2}
-
-
-@pytest.mark.parametrize("kind", ["reset_body", "short", "stall_body"])
-def test_broken_body_goes_on_where_it_broke(endpoint: str, kind: str) -> None:
-    """No attempt begins before the byte where the last one broke, and all ask for the first one's version."""
-    with breaking(endpoint, kind, max_faults=3, seed=5) as proxy, fetching(proxy.endpoint) as fetcher:
-        fetch(fetcher)
-        first, *others = [seen.headers for seen in proxy.seen]
-    starts = [int((headers["Range"] or "bytes=0-")[len("bytes=") :].partition("-")[0]) for headers in others]
-    assert first["Range"] is None
-    assert len(starts) == 3
-    assert starts == sorted(starts)
-    assert starts[-1] > 0 or kind == "reset_body"  # a reset may throw away what has arrived
-    assert {headers["If-Match"] for headers, start in zip(others, starts, strict=True) if start} <= {f'"{DATA_MD5}"'}
-
-
-@pytest.mark.usefixtures("small_ranges")
-@pytest.mark.parametrize("num_connections", [1, 4])
-def test_object_replaced_in_the_middle_is_no_mix(endpoint: str, stored: Any, num_connections: int) -> None:
-    """The server refuses the rest (412), and what it has now is not the manifest's."""
-    with breaking(endpoint, "short", max_faults=1) as proxy, fetching(proxy.endpoint) as fetcher:
-        place = proxy.place
-
-        def place_and_replace(num: int) -> int:
-            stored.put(NAME, OTHER)
-            return max(1000, place(num))
-
-        proxy.place = place_and_replace  # type: ignore[method-assign]
-        fails(fetcher, DataError, "it was replaced since", name=NAME, num_connections=num_connections)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_many_objects_come_whole_through_many_faults(endpoint: str, seed: int) -> None:
     """Several threads, each with several objects at a time."""
@@ -166,11 +127,3 @@ def test_server_says_what_is_wrong(
     with ObjectFetcher(s3_objects(endpoint, bucket, **options), retry=RETRY, patience=PATIENCE) as fetcher:
         text = fails(fetcher, StoreError, expected, name=name)
     assert "X-Amz-Signature" not in text
-
-
-def test_replaced_object_is_the_manifests_error(endpoint: str, stored: Any) -> None:
-    """Of the same size, and of another."""
-    for data in (OTHER, OTHER[:1000]):
-        stored.put(NAME, data)
-        with fetching(endpoint) as fetcher:
-            fails(fetcher, DataError, "it was replaced since", name=NAME)

@@ -193,30 +193,3 @@ def test_slow_and_honest_link_is_read() -> None:
         assert fetcher.fetch([Wanted("o", place.extent, checksum(body))])
         assert len(server.requests) == 1
     assert place.holds(body)
-
-
-def test_broken_slow_transfer_goes_on_elsewhere() -> None:
-    """A target that became slow is left: the proxy is asked again, and the rest comes from another target."""
-
-    def slow(visit: Visit) -> None:
-        visit.send(OK + b"Content-Length: 1000\r\n\r\n" + SMALL[:500])
-        visit.send_slowly(SMALL[500:], pause_s=0.1)
-
-    def quick(visit: Visit) -> None:
-        assert b"Range: bytes=5" in visit.request
-        start = int(visit.request.partition(b"Range: bytes=")[2].partition(b"-")[0])
-        more = b"Content-Range: bytes %d-999/1000\r\n" % start
-        visit.send(whole(SMALL[start:], status=b"206 Partial Content", more=more))
-
-    with scripted(slow) as first, scripted(quick) as second:
-
-        def proxy(visit: Visit) -> None:
-            target = second if visit.number else first
-            location = f"Location: {target.endpoint}/o\r\n".encode()
-            visit.send(whole(b"", status=b"307 Go", more=location))
-
-        place = Place(len(SMALL))
-        with scripted(proxy) as entry, fetching(entry.endpoint, "b", retry=ONCE) as fetcher:
-            assert fetcher.fetch([Wanted("o", place.extent, checksum(SMALL))])
-            assert len(entry.requests) == 2
-    assert place.holds(SMALL)

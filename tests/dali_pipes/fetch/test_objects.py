@@ -58,12 +58,6 @@ def test_object_names_are_quoted_as_the_sdk_does(store: AisStore, name: str) -> 
     assert place.holds(b"abc")
 
 
-def test_object_name_that_climbs_is_not_folded(store: AisStore) -> None:
-    """``a/../a/x.tar`` is no other name of ``a/x.tar``: the node, which refuses it, gets to see it."""
-    with fetching(store.endpoint, store.bucket) as fetcher:
-        fails(fetcher, StoreError, "400 invalid object name", name="a/../a/x.tar")
-
-
 def test_connections_stay_open_between_objects(store: AisStore) -> None:
     """Five objects, two connections: one to the proxy, one to the target; each redirect is followed once."""
     with faulty(store.endpoint) as proxy:
@@ -89,14 +83,6 @@ def test_objects_that_are_fetched_together_do_not_wait_for_each_other() -> None:
         assert fetcher.fetch(wanted)
     assert shard.holds(DATA)
     assert index.holds(DATA[:100])
-
-
-def test_one_object_that_cannot_be_had_fails_both(store: AisStore) -> None:
-    """And says which one."""
-    place = Place()
-    wanted = [Wanted("a/x.tar", place.extent, checksum(DATA)), Wanted("a/none.index", Place(100).extent, 0)]
-    with fetching(store.endpoint, store.bucket) as fetcher, pytest.raises(StoreError, match=r"a/none\.index"):
-        fetcher.fetch(wanted)
 
 
 def test_object_that_reports_its_end_fails_alone(store: AisStore) -> None:
@@ -126,13 +112,6 @@ def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytes
             proxy.vanish()
         assert proxy.num_connections == {"entry": 1, "target": 2}
     assert not caplog.records
-
-
-def test_close_twice_and_an_unused_fetcher() -> None:
-    """Both do nothing."""
-    fetcher = ObjectFetcher(StoredObjects(ClusterAccess(endpoint="http://localhost:1"), "b"))
-    fetcher.close()
-    fetcher.close()
 
 
 # What breaks and is mended
@@ -246,15 +225,6 @@ def test_replaced_object_is_refused_before_its_body(store: AisStore) -> None:
     assert place.holds(b"\xaa" * len(DATA))
 
 
-@pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
-def test_object_of_another_size_is_refused_before_its_body(store: AisStore, size: int) -> None:
-    """A longer one would not fit, a shorter one leaves old bytes."""
-    place = Place(size)
-    with fetching(store.endpoint, store.bucket) as fetcher:
-        fails(fetcher, DataError, f"has {len(DATA)} bytes, the manifest says {size}; it was replaced", place=place)
-    assert place.holds(b"\xaa" * size)
-
-
 @pytest.mark.parametrize("is_deleted", [False, True])
 @pytest.mark.parametrize("size", [len(DATA), 10])
 def test_object_replaced_between_two_attempts_is_no_mix(store: AisStore, is_deleted: bool, size: int) -> None:
@@ -316,14 +286,6 @@ def test_permanent_error_is_told_at_once(status: int, token: Token | None, expec
         assert server.paths == ["/v1/objects/b/x.tar?provider=aws", *looks]
 
 
-@pytest.mark.parametrize("missing", ["object", "bucket"])
-def test_missing_object_or_bucket_is_told_at_once(store: AisStore, missing: str) -> None:
-    """As the node says it."""
-    bucket = store.bucket if missing == "object" else "no-such-bucket"
-    with fetching(store.endpoint, bucket) as fetcher:
-        fails(fetcher, StoreError, r"404 .*does not exist.*deleted", name="no.tar")
-
-
 @pytest.mark.parametrize("location", ["ftp://127.0.0.1/x", "file:///etc/passwd", "", "http://", "http://h:99999/"])
 def test_redirect_to_anything_but_http_is_refused(location: str) -> None:
     """The scheme in the text; nothing is opened."""
@@ -355,22 +317,6 @@ def test_body_without_a_length_is_counted() -> None:
                 assert place.holds(sent)
             if size < len(sent):
                 assert place.holds(sent[:size])
-
-
-def test_what_is_no_http_is_told() -> None:
-    """An SSH server, for instance."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def greet() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    client, _ = listener.accept()
-                    client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
-                    client.close()
-
-        threading.Thread(target=greet, daemon=True).start()
-        with fetching(f"http://127.0.0.1:{listener.getsockname()[1]}", "b") as fetcher:
-            fails(fetcher, StoreError, r"does not speak HTTP/1.1|reset", name="x.tar")
 
 
 def test_full_disk_is_the_cache_error_of_the_extent(store: AisStore) -> None:
@@ -439,15 +385,3 @@ def test_stopped_ends_the_wait_for_a_silent_map() -> None:
         assert not fetcher.fetch(wanted, stopped=lambda: time.monotonic() > deadline)
         assert time.monotonic() - deadline < 3
         assert len(server.requests) == 2
-
-
-def test_fetcher_goes_on_after_it_was_stopped(store: AisStore) -> None:
-    """In the middle of a body; its connection is not used again."""
-    stalling = faulty(store.endpoint, rate=1, kinds=["stall_body"], max_faults=1, stall_s=30)
-    with stalling as proxy, fetching(proxy.endpoint, store.bucket) as fetcher:
-        place = Place()
-        is_late = threading.Event()
-        threading.Timer(0.1, is_late.set).start()
-        assert not fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], stopped=is_late.is_set)
-        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-        assert place.holds(DATA)

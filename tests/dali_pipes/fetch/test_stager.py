@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 import dali_pipes.fetch.stager
-from dali_pipes.cache.cache import Take
-from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.share import CacheShare
@@ -23,8 +21,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
 from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.stager import NUM_ASKED, Stager
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import samples_and_shards
@@ -121,7 +118,7 @@ class Job:
         self.until(lambda: not (self.stager._demand.held or self.stager._filling or self.stager._asking))
         stager, demand = self.stager, self.stager._demand
         assert not any((demand.needs, demand.ahead, demand.needed_missing, demand.ahead_missing))
-        assert not any((stager._filling, stager._urgent, stager._abandoned))
+        assert not any((stager._filling, stager._urgent))
         assert demand.held_bytes == demand.ahead_bytes == demand.needed_missing_bytes == 0
         (status,) = self.share._cache.status()
         assert status.num_held == 0
@@ -281,22 +278,6 @@ def test_more_is_needed_than_the_cache_can_hold(open_job: Callable[..., Job]) ->
     job.stager.done([7, 6, 5])
 
 
-def test_threads_are_as_many_as_there_is_work_for(open_job: Callable[..., Job]) -> None:
-    """Windows of one shard each keep several threads busy; one shard starts one."""
-    job = open_job(num_fetchers=3)
-    job.stager.need([0])
-    assert job.store.num_opened == 1
-    job.store.may_go_on.clear()
-    for shard in range(1, 6):
-        job.stager.stage([shard])
-    job.until(lambda: len(job.store.fetched) == 4)
-    assert job.store.num_opened == 3
-    job.store.may_go_on.set()
-    job.stager.done([0])
-    job.stager.unstage(range(1, 6))
-    job.check_nothing_is_held()
-
-
 # --- small shards -----------------------------------------------------------------------------------------------------
 
 
@@ -319,33 +300,6 @@ def test_small_shards_are_fetched_together(open_job: Callable[..., Job]) -> None
     assert job.fetched() == [3, 1, 0, 2, 7, 5]
     assert together[0] == 5
     job.check(3, 1, 0, 2, 7, 5)
-
-
-def test_large_shards_are_fetched_alone(open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes limit what is in flight: shards that do not fit together are not taken together."""
-    job = open_job(together=8)
-    monkeypatch.setattr(dali_pipes.fetch.stager, "TOGETHER_BYTES", int(job.indexed.extent_bytes[0]) * 2 - 1)
-    most: list[int] = []
-    take = job.share.take
-
-    def counted(wanted: Sequence[int], **options: int) -> Take:
-        taken = take(wanted, **options)
-        most.append(len(taken.fill))
-        return taken
-
-    monkeypatch.setattr(job.share, "take", counted)
-    job.stager.need(range(NUM_SHARDS))
-    assert max(most) == 1
-
-
-def test_few_shards_are_left_to_all_threads(open_job: Callable[..., Job]) -> None:
-    """Four threads, four shards: one each."""
-    job = open_job(together=8, num_fetchers=4)
-    job.store.may_go_on.clear()
-    job.stager.stage([0, 1, 2, 3])
-    job.until(lambda: len(job.store.fetched) == 4)
-    assert job.store.num_open == 4
-    job.store.may_go_on.set()
 
 
 def test_broken_shard_fails_alone(open_job: Callable[..., Job]) -> None:
@@ -372,85 +326,6 @@ def test_slow_shard_holds_back_no_other(open_job: Callable[..., Job]) -> None:
     job.stager.need([7])
 
 
-def test_urgent_shard_takes_the_thread_of_several(open_job: Callable[..., Job]) -> None:
-    """Small shards ahead are left, the whole ones kept; they come again when it is their turn."""
-    job = open_job(together=4)
-    job.store.held_back = {job.names[1]}
-    job.stager.stage([0, 1, 2, 3])
-    job.until(lambda: job.store.fetched == [job.names[0], job.names[1]])
-    job.stager.need([6], urgent=True)
-    assert job.fetched()[:3] == [0, 1, 6]
-    job.store.held_back = set()
-    job.stager.need([0, 1, 2, 3])
-    job.check(0, 1, 2, 3, 6)
-    assert job.fetched().count(0) == 1
-
-
-class CountingImage(CacheShare):
-    """Counts what the cache is asked for."""
-
-    num_asked = 0
-
-    def take(self, wanted: Sequence[int], **options: int) -> Take:
-        self.num_asked += len(wanted)
-        return super().take(wanted, **options)
-
-
-class Nothing:
-    """Fetches nothing: what is there is right."""
-
-    def fetch(self, wanted: Sequence[Wanted], **_: object) -> bool:
-        return all(one.reported(lambda: True) for one in wanted)
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("how", ["need", "stage"])
-def test_work_per_shard_does_not_grow_with_the_window(tmp_path: Path, how: str) -> None:
-    """3,000 shards: the cache is asked for all once, for some of them from then on; resident ones cost one question."""
-    num_shards = 3000
-    column = np.full(num_shards, 100, np.int64)
-    manifest = Manifest(
-        names=[f"s-{i:06d}.tar" for i in range(num_shards)],
-        shard_bytes=column,
-        checksums=column.astype(np.uint64),
-        samples=column,
-        index_bytes=column,
-        index_checksums=column.astype(np.uint64),
-    )
-    total = int(extent_starts(column, column)[-1])
-    share = CountingImage(
-        manifest,
-        np.arange(num_shards),
-        space=FreeSpace.of(tmp_path),
-        source="",
-        group=1,
-        reserved=total,
-        cache_bytes=total,
-        keep=False,
-    )
-    stager = Stager(share, manifest, open_fetcher=Nothing, locate=str)
-    share.reserve_blocks = lambda shard, *, name: None  # type: ignore[method-assign]
-    share.space = FreeSpace(directory=tmp_path, free=total, total=total, is_memory=True)  # nothing to sync
-    everything = list(range(num_shards))
-    try:
-        if how == "stage":
-            stager.stage(everything)
-        stager.need(everything)
-        # Both ask for all when they begin.
-        assert share.num_asked <= num_shards * NUM_ASKED + 3 * num_shards
-        stager.done(everything)
-        if how == "stage":
-            stager.unstage(everything)
-        share.num_asked = 0
-        stager.need(everything)
-        assert share.num_asked == num_shards
-    finally:
-        stager.close()
-        share.close()
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -469,22 +344,6 @@ def test_error_is_told_once_then_the_shard_is_tried_again(open_job: Callable[...
     job.check_nothing_is_held()
 
 
-def test_many_errors_are_told_once(open_job: Callable[..., Job]) -> None:
-    """A store that was away for all of eight shards, and is there again: one error, not eight."""
-    job = open_job(num_fetchers=3)
-    job.store.broken = set(job.names)
-    job.stager.stage(range(NUM_SHARDS))
-    job.until(lambda: len(job.stager._failed) == NUM_SHARDS)
-    with pytest.raises(StoreError):
-        job.stager.need(range(NUM_SHARDS))
-    job.store.broken.clear()
-    job.stager.need(range(NUM_SHARDS))
-    job.check(*range(NUM_SHARDS))
-    job.stager.done(range(NUM_SHARDS))
-    job.stager.unstage(range(NUM_SHARDS))
-    job.check_nothing_is_held()
-
-
 def test_error_ahead_is_told_when_its_shard_is_needed(open_job: Callable[..., Job]) -> None:
     """Without another try, which was made already; the shards after it are fetched all the same."""
     job = open_job()
@@ -500,19 +359,6 @@ def test_error_ahead_is_told_when_its_shard_is_needed(open_job: Callable[..., Jo
     job.check_nothing_is_held()
 
 
-def test_error_of_a_window_that_was_given_up_is_forgotten(open_job: Callable[..., Job]) -> None:
-    """Another epoch finds out anew."""
-    job = open_job()
-    job.store.broken = {job.names[1]}
-    job.stager.stage([1])
-    job.until(lambda: 1 in job.stager._failed)
-    job.stager.unstage([1])
-    job.store.broken.clear()
-    job.stager.need([1])
-    job.stager.done([1])
-    assert job.fetched() == [1, 1]
-
-
 def test_no_fetcher_can_be_opened(open_job: Callable[..., Job]) -> None:
     """All threads end: told, not waited for; the next call starts others."""
     job = open_job(num_fetchers=3)
@@ -522,22 +368,6 @@ def test_no_fetcher_can_be_opened(open_job: Callable[..., Job]) -> None:
             job.stager.need(range(NUM_SHARDS))
         job.until(lambda: not job.stager._threads)
     job.store.can_open = lambda: True
-    job.stager.need(range(NUM_SHARDS))
-    job.check(*range(NUM_SHARDS))
-    job.stager.done(range(NUM_SHARDS))
-
-
-def test_one_fetcher_of_three_is_enough(open_job: Callable[..., Job]) -> None:
-    """Where two threads get no connection the third does all."""
-    job = open_job(num_fetchers=3)
-    turns = iter([True, False, False])
-    lock = threading.Lock()
-
-    def can_open() -> bool:
-        with lock:
-            return next(turns)
-
-    job.store.can_open = can_open
     job.stager.need(range(NUM_SHARDS))
     job.check(*range(NUM_SHARDS))
     job.stager.done(range(NUM_SHARDS))
@@ -627,39 +457,6 @@ def test_close_does_not_wait_for_a_silent_store(open_job: Callable[..., Job]) ->
     assert job.store.num_open == 0
     with pytest.raises(ValueError, match="was closed while it waited"):
         job.stager.need([0])
-
-
-def test_ctrl_c_while_callers_are_told_of_the_close_leaves_none_waiting(open_job: Callable[..., Job]) -> None:
-    """Another thread waits for a shard; the interrupt comes when the main thread has forgotten it."""
-
-    class Interrupted(set[Any]):
-        num_interrupts = 0
-
-        def discard(self, waiter: Any) -> None:
-            super().discard(waiter)
-            self.num_interrupts += 1
-            if self.num_interrupts == 1:
-                raise KeyboardInterrupt
-
-    job = open_job(num_fetchers=2)
-    job.store.may_go_on.clear()
-    errors: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            job.stager.need([0])
-        except ValueError as exc:
-            errors.append(exc)
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    job.until(lambda: bool(job.stager._waiters))
-    job.stager._waiters = Interrupted(job.stager._waiters)
-    with pytest.raises(KeyboardInterrupt):
-        job.stager.close()
-    waiting.join(5)
-    assert not waiting.is_alive()
-    assert "closed while it waited" in str(errors[0])
 
 
 def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[..., Job]) -> None:

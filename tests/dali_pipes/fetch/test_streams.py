@@ -15,7 +15,7 @@ from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
 from tests.dali_pipes.fetch.served import BRIEF, PROMPT
-from tests.scripted import Script, ScriptedServer, Visit, says, scripted
+from tests.scripted import Script, ScriptedServer, Visit, scripted
 
 SMALL = random.Random(2).randbytes(4000)
 LARGE = random.Random(3).randbytes(8 << 20)
@@ -115,17 +115,6 @@ def test_file_of_a_forked_process_has_a_connection_of_its_own() -> None:
         assert server.num_connections == 2
 
 
-def test_stream_that_is_refused_at_its_beginning_leaves_no_connection() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4000\r\n\r\n"
-    with fetching_from(says(head + SMALL[:10])) as (_, fetcher):
-        with pytest.raises(StoreError, match="Content-Encoding") as raised:
-            fetcher.open("o")
-        closed = [
-            entry.frame.f_locals["reading"]._answer for entry in raised.traceback if "reading" in entry.frame.f_locals
-        ]
-        assert closed == [None]
-
-
 @pytest.mark.parametrize("field", [b'ETag: "%d"', b'ETag: W/"%d"', b"Last-Modified: Mon, 01 Jan 2024 00:00:0%d GMT"])
 def test_resumed_stream_of_another_version_is_an_error(field: bytes) -> None:
     """Bytes of two objects are no object."""
@@ -137,10 +126,3 @@ def test_resumed_stream_of_another_version_is_an_error(field: bytes) -> None:
 
     with fetching_from(script) as (_, fetcher), pytest.raises(StoreError, match="was replaced while it was read"):
         fetcher.read("o", start=0, size=len(SMALL))
-
-
-def test_read_of_no_byte_asks_for_nothing() -> None:
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n" + SMALL
-    with fetching_from(says(answer)) as (server, fetcher), fetcher.open("o") as stream:
-        assert (stream.read(0), stream.read()) == (b"", SMALL)
-        assert len(server.requests) == 1

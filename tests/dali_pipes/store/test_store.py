@@ -3,7 +3,6 @@ import os
 import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +15,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster import listing
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.endpoint import check_endpoint, cluster, endpoint_for
+from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store
 from tests.servers import clouds
@@ -207,46 +206,6 @@ def test_ais_store_at_a_closed_port_fails_within_ten_seconds(closed_port: int) -
     with pytest.raises(StoreError, match=endpoint):
         check_endpoint(endpoint)
     assert time.monotonic() - started < 10
-
-
-def test_no_answer_has_one_cause_whose_text_is_in_the_message(closed_port: int) -> None:
-    """A refused connection: the traceback does not show the four exceptions of requests, urllib3 and the socket."""
-    endpoint = f"http://127.0.0.1:{closed_port}"
-    for ask in (lambda: AisStore(endpoint, "pets").list(""), lambda: check_endpoint(endpoint)):
-        with pytest.raises(StoreError, match=r"Connection refused\); is it running\?") as raised:
-            ask()
-        shown = "".join(traceback.format_exception(raised.value))
-        assert shown.count("Traceback (most recent call last)") == 2
-        assert "Connection refused" in str(raised.value.__cause__)
-
-
-def test_missing_bucket_has_no_cause_that_repeats_the_server(bucket: AisStore) -> None:
-    with pytest.raises(StoreError, match="no bucket") as raised:
-        bucket.list("")
-    assert "".join(traceback.format_exception(raised.value)).count("Traceback (most recent call last)") == 1
-
-
-@pytest.mark.parametrize("endpoint", ["localhost:8080", "nonsense", ""])
-def test_check_endpoint_that_is_no_url_says_so(endpoint: str) -> None:
-    with pytest.raises(ValueError, match=r"endpoint must be a URL such as http://localhost:51080, got"):
-        check_endpoint(endpoint)
-
-
-def test_cluster_without_endpoint_runs_a_node_for_as_long_as_needed(tmp_path: Path) -> None:
-    with cluster(None, embedded_dir=tmp_path / "node") as endpoint:
-        check_endpoint(endpoint)
-    with pytest.raises(StoreError, match="no answer"):
-        check_endpoint(endpoint)
-
-
-def test_cluster_keeps_buckets_for_the_next_time(tmp_path: Path) -> None:
-    for _ in range(2):
-        with cluster(None, embedded_dir=tmp_path) as endpoint:
-            store = AisStore(endpoint, "pets")
-            store.create()
-            kept = store.size("a")
-            store.write("a", b"12")
-    assert kept == 2
 
 
 def test_endpoint_for_reads_only_buckets_that_the_node_has_and_writes_any(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import xxhash
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import PipesError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.store.cluster import client as client_module
+from dali_pipes.store.cluster import ais
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.cluster.proxies import ClusterAccess
@@ -120,7 +120,7 @@ class ListingAnswers(_Answers):
 
     def __init__(self) -> None:
         super().__init__()
-        client_module.ANSWER_TIMEOUT_S = SILENCE_S
+        ais.SILENCE_S = SILENCE_S
         with use_patience(PATIENCE):
             self._store = AisStore(self._server.endpoint, "b")
 

@@ -12,7 +12,6 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import name_shards
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.transfer import BucketAccess
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
@@ -89,7 +88,7 @@ _WRITES: tuple[tuple[type, str], ...] = (
     (LocalStore, "delete"),
     (AisStore, "write"),
     (AisStore, "delete"),
-    (BucketAccess, "write_stream"),
+    (AisStore, "write_stream"),
 )
 """What changes a store. (A bucket's `write_new` is some of these.)"""
 

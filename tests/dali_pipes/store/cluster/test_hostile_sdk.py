@@ -6,25 +6,20 @@
 import gzip
 import json
 import resource
-import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-import trustme
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store import listings
 from dali_pipes.store.cluster import ais, transformed
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
-from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.cluster.sessions import PatientSessions
 from dali_pipes.store.cluster.transformed import TransformedStore
 from dali_pipes.store.http import answers, objects
-from dali_pipes.store.patience import IMPATIENT
 from tests.scripted import Script, Visit, never_ends, says, scripted
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
@@ -176,35 +171,6 @@ def test_hostile_answer_to_a_health_check_is_an_error(script: Script, text: str)
     with scripted(script) as server:
         _fails(lambda: check_endpoint(server.endpoint), "AIStore|answers")
         assert not server.num_endless
-
-
-def test_sessions_do_not_follow_from_https_to_http(tmp_path: Path) -> None:
-    """The sessions of the SDK and of workers."""
-    ca = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-
-    with scripted(lambda visit: visit.send(whole(b"abc"))) as target:
-        location = f"Location: {target.endpoint}/o\r\n".encode()
-        answer = b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\n" + location + b"\r\n"
-        with scripted(lambda visit: visit.send(answer), context=context) as entry:
-            access = ClusterAccess(endpoint=entry.endpoint, ca=tmp_path / "ca.pem")
-            with (
-                PatientSessions(access, IMPATIENT).session as session,
-                pytest.raises(StoreError, match="redirected from https to http"),
-            ):
-                session.get(entry.endpoint)
-        assert not target.requests
-
-
-def test_object_larger_than_an_answer_is_read_by_the_sdk() -> None:
-    """The limit of listings is not that of objects, whether they are read at once or as a stream."""
-    num_bytes = answers.MAX_ANSWER_BYTES + (1 << 20)
-    with scripted(lambda visit: visit.send(whole(bytes(num_bytes)))) as server:
-        reader = AisStore(server.endpoint, "b").client.bucket("b").object("o").get_reader()
-        assert len(reader.read_all()) == num_bytes
-        assert len(reader.raw().read()) == num_bytes
 
 
 def test_empty_file_is_put_by_the_sdk(tmp_path: Path) -> None:

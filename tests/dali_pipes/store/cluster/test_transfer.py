@@ -13,17 +13,12 @@ import xxhash
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.token import Token
-from dali_pipes.store.cluster.transfer import BucketAccess
 from dali_pipes.store.http.objects import ObjectFile
-from dali_pipes.store.urls import resolve_shards
 from prep.embedded.connection import Headers
 from prep.embedded.routes import Handler as RoutesHandler
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
-from prep.sources.tars import tars
 from prep.workers import Workers
-from tests.builders import pack
-from tests.sources import make_source
 
 DATA = bytes(range(256)) * 40_000  # 10 MB: no socket's buffer holds it
 
@@ -49,7 +44,7 @@ def seen() -> _Seen:
 
 
 @pytest.fixture
-def access(seen: _Seen, tmp_path: Path) -> Iterator[BucketAccess]:
+def access(seen: _Seen, tmp_path: Path) -> Iterator[AisStore]:
     """A bucket of a real node in this process, which can be made to misbehave."""
 
     class Handler(RoutesHandler):
@@ -105,11 +100,11 @@ def _chunks() -> Iterator[memoryview]:
         yield view[start : start + (1 << 20)]
 
 
-def _read(access: BucketAccess, name: str) -> bytes:
+def _read(access: AisStore, name: str) -> bytes:
     return AisStore(access.endpoint, access.bucket).read(name)
 
 
-def test_write_stream_asks_the_proxy_first_and_sends_it_no_body(access: BucketAccess, seen: _Seen) -> None:
+def test_write_stream_asks_the_proxy_first_and_sends_it_no_body(access: AisStore, seen: _Seen) -> None:
     """With the true length, of which AuthN makes a signature."""
     for name in ("x.tar", "a/y z+ü.tar"):
         access.write_stream(name, _chunks, num_bytes=len(DATA))
@@ -117,7 +112,7 @@ def test_write_stream_asks_the_proxy_first_and_sends_it_no_body(access: BucketAc
     assert seen.asked == [("proxy", len(DATA), True), ("target", len(DATA), False)] * 2
 
 
-def test_write_stream_to_what_does_not_redirect_stores_there(access: BucketAccess, seen: _Seen) -> None:
+def test_write_stream_to_what_does_not_redirect_stores_there(access: AisStore, seen: _Seen) -> None:
     """It waits for the body that was held back, and gets it with the next request; never an empty object."""
     seen.is_flat = True
     with pytest.raises(StoreError, match="no object"):
@@ -129,7 +124,7 @@ def test_write_stream_to_what_does_not_redirect_stores_there(access: BucketAcces
 
 
 @pytest.mark.parametrize("fault", ["fail_first", "refuse_first"])
-def test_write_stream_that_broke_is_sent_again_whole(access: BucketAccess, seen: _Seen, fault: str) -> None:
+def test_write_stream_that_broke_is_sent_again_whole(access: AisStore, seen: _Seen, fault: str) -> None:
     setattr(seen, fault, 2)
     access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
     assert [who for who, _, _ in seen.asked] == ["proxy", "target"] * 3
@@ -154,7 +149,7 @@ def test_write_stream_that_broke_is_sent_again_whole(access: BucketAccess, seen:
     ],
 )
 def test_write_stream_that_keeps_failing_says_what_and_where(
-    access: BucketAccess, seen: _Seen, fault: str, value: object, message: str
+    access: AisStore, seen: _Seen, fault: str, value: object, message: str
 ) -> None:
     setattr(seen, fault, value)
     with pytest.raises(StoreError, match=rf"'ais://b/x.tar' at {access.endpoint}: {message}"):
@@ -163,7 +158,7 @@ def test_write_stream_that_keeps_failing_says_what_and_where(
         _read(access, "x.tar")
 
 
-def test_write_stream_whose_source_fails_stores_nothing(access: BucketAccess) -> None:
+def test_write_stream_whose_source_fails_stores_nothing(access: AisStore) -> None:
     """The error comes through as it is, and the next object follows on a connection of its own."""
 
     def broken() -> Iterator[memoryview]:
@@ -178,7 +173,7 @@ def test_write_stream_whose_source_fails_stores_nothing(access: BucketAccess) ->
     assert _read(access, "y.tar") == DATA
 
 
-def test_write_stream_into_a_missing_bucket_says_so_at_once(access: BucketAccess, seen: _Seen) -> None:
+def test_write_stream_into_a_missing_bucket_says_so_at_once(access: AisStore, seen: _Seen) -> None:
     AisStore(access.endpoint, "b").client.bucket("b").delete()
     with pytest.raises(
         StoreError, match=rf"'ais://b/x.tar' at {access.endpoint}: 404 bucket \"ais://b\" does not exist"
@@ -233,16 +228,6 @@ def test_stream_and_upload_are_read_back_and_listed_with_their_checksum(anywhere
     file.close()
 
 
-def test_pack_into_a_bucket_and_reshard_there(anywhere: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By processes; the second run finds all there."""
-    monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
-    assert pack(make_source(40), store=anywhere, max_count=10, jobs=2).num_written == 4
-    assert pack(make_source(40), store=anywhere, max_count=10, jobs=2).num_written == 0
-    source = tars(resolve_shards(f"{anywhere.url}/samples-", endpoint=anywhere.endpoint), jobs=2)
-    assert pack(source, store=anywhere, prefix="small-", max_count=3, jobs=2).num_written == 14
-    assert pack(source, store=anywhere, prefix="small-", max_count=3, jobs=2).num_written == 0
-
-
 def test_upload_into_a_missing_bucket_says_how_to_make_one(node: str, tmp_path: Path) -> None:
     store = AisStore(node, "not-there")
     (tmp_path / "file").touch()
@@ -252,7 +237,7 @@ def test_upload_into_a_missing_bucket_says_how_to_make_one(node: str, tmp_path: 
         store.upload("x", tmp_path / "gone")
 
 
-def test_remote_file_reads_forward_over_gaps_and_back(access: BucketAccess) -> None:
+def test_remote_file_reads_forward_over_gaps_and_back(access: AisStore) -> None:
     access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
     file = ObjectFile(access, "x.tar", len(DATA))
     for offset in (0, 100, 5_000, 2_000_000, 7, len(DATA) - 3):
@@ -268,7 +253,7 @@ def test_remote_file_reads_forward_over_gaps_and_back(access: BucketAccess) -> N
         missing.read_into(memoryview(bytearray(5)), offset=0)
 
 
-def test_remote_file_and_access_travel_to_a_worker(access: BucketAccess) -> None:
+def test_remote_file_and_access_travel_to_a_worker(access: AisStore) -> None:
     access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
     file = ObjectFile(access, "x.tar", len(DATA))
     file.read_into(memoryview(bytearray(5)), offset=0)
