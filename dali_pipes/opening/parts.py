@@ -64,8 +64,10 @@ def open_parts(
     cache, state = arguments.cache, arguments.state
     batching = arguments.batching(process)
     decode_options = _decode_options(arguments, process)
-    data_set = _open_data_set(arguments, counts, resources)
-    order = _checked_order(arguments, data_set)
+    data_set = DataSet(_find_shards(arguments, counts, resources), alignment=extent_alignment(_directory(cache)))
+    resources.callback(data_set.close)
+    order = dataclasses.replace(arguments.order, weights=data_set.weights)
+    arguments.check_state(order, manifest=data_set.manifest.digest, data=data_set.versions)
     stored = _stored_samples(arguments, data_set)
     open_pipeline = functools.partial(
         DecodePipeline,
@@ -169,24 +171,16 @@ def check_late(arguments: LoaderArguments) -> None:
     refuse_workers()
     if is_in_directories(arguments.shards):
         with contextlib.ExitStack() as resources:
-            _find_shards(arguments, resources)
+            _find_shards(arguments, Counts(), resources)
 
 
-def _open_data_set(arguments: LoaderArguments, counts: Counts, resources: contextlib.ExitStack) -> DataSet:
-    """Find the shards and their manifest; without one, index them."""
-    found = _find_shards(arguments, resources, on_retry=counts.add_retry)
-    data_set = DataSet(found, alignment=extent_alignment(_directory(arguments.cache)))
-    resources.callback(data_set.close)
-    return data_set
-
-
-def _find_shards(
-    arguments: LoaderArguments, resources: contextlib.ExitStack, *, on_retry: Callable[[], None] | None = None
-) -> ShardSet | NamedSets:
+def _find_shards(arguments: LoaderArguments, counts: Counts, resources: contextlib.ExitStack) -> ShardSet | NamedSets:
     """Find the shards and their manifest, if they have one; ``resources`` closes the embedded node."""
     cache = arguments.cache
     embedded_dir = os.environ.get("DALI_PIPES_EMBEDDED_DIR")
-    patience = Patience(patience_s=cache.patience_s, start_s=cache.start_patience_s, advice=_LATER, on_retry=on_retry)
+    patience = Patience(
+        patience_s=cache.patience_s, start_s=cache.start_patience_s, advice=_LATER, on_retry=counts.add_retry
+    )
     with use_patience(patience):
         return find_shards(
             arguments.shards,
@@ -195,13 +189,6 @@ def _find_shards(
             resources=resources,
             allow_missing=arguments.select.allow_missing,
         )
-
-
-def _checked_order(arguments: LoaderArguments, data_set: DataSet) -> OrderInputs:
-    """Complete the inputs of the order by the data set, and refuse a state of another one."""
-    order = dataclasses.replace(arguments.order, weights=data_set.weights)
-    arguments.check_state(order, manifest=data_set.manifest.digest, data=data_set.versions)
-    return order
 
 
 def _stored_samples(arguments: LoaderArguments, data_set: DataSet) -> StoredSamples:
@@ -247,9 +234,7 @@ def _open_reader(
     share: CacheShare, decode: Decode, device_id: int | None, resources: contextlib.ExitStack
 ) -> SegmentReader:
     buffers = Buffers() if device_id is None else pinned_buffers(device_id)
-    reader = open_reader(share.path, kind=decode.reader, buffers=buffers)
-    resources.callback(reader.close)
-    return reader
+    return resources.enter_context(contextlib.closing(open_reader(share.path, kind=decode.reader, buffers=buffers)))
 
 
 def _plan_inputs(
