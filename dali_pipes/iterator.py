@@ -15,7 +15,7 @@ from dali_pipes.epoch import LoaderParts
 from dali_pipes.errors import printable
 from dali_pipes.graph.dali_internals import ITERATOR_ATTRIBUTES, set_epoch_size
 from dali_pipes.graph.outputs import BatchDict
-from dali_pipes.integrations.dali_iterator import DaliArguments, DaliIterator
+from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.data_loader import DictBatches, EachIter, LoaderBatches, OutputNames
 from dali_pipes.integrations.torch_dataset import LoaderDataset
 
@@ -238,8 +238,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
             ValueError: If the names do not fit the graph's outputs, or there is no label; if an argument contradicts
                 what the loader does.
         """
-        given = locals()
-        return DaliIterator(given.pop("self"), DaliArguments(**given))
+        return DaliIterator(self, locals())
 
     def as_dicts(self) -> DictBatches:
         """Give batches as plain dicts, without the list around each: ``as_dataloader(each_iter="rest")``."""

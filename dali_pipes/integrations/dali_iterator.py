@@ -1,11 +1,9 @@
 """A loader for loops that were written for DALI's iterators: other output names, column labels, automatic reset."""
 
-import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.arguments import as_bool
@@ -19,72 +17,26 @@ if TYPE_CHECKING:
 _AUTO_RESET = {False: False, None: False, "no": False, True: True, "yes": True}  # as DALI takes it
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DaliArguments:
-    """The arguments of `dali_pipes.iterator.Loader.as_dali`, as DALI's iterators take them.
-
-    Raises:
-        TypeError, ValueError: Names the first wrong argument.
-    """
-
-    output_map: Sequence[str] | None
-    column_labels: bool
-    auto_reset: bool | str | None
-    reader_name: str | None
-    size: int
-    fill_last_batch: bool | None
-    last_batch_padded: bool | None
-    last_batch_policy: LastBatchPolicy | str | None
-    dynamic_shape: object
-    prepare_first_batch: bool
-
-    def __post_init__(self) -> None:
-        as_bool("column_labels", self.column_labels)
-        # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
-        if type(self.auto_reset) is int or self.auto_reset not in _AUTO_RESET:
-            raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {self.auto_reset!r}")
-
-    def check(self, *, policy: str, rank_samples: int) -> None:
-        """Compare them with the loader's policy and the samples of a rank.
-
-        Raises:
-            ValueError: If one contradicts what the loader does.
-        """
-        asked, argument = self.last_batch_policy, f"last_batch_policy={self.last_batch_policy}"
-        if asked is None and self.fill_last_batch is not None:
-            asked, argument = ("PARTIAL", "FILL")[self.fill_last_batch], f"fill_last_batch={self.fill_last_batch}"
-        if asked is not None and str(getattr(asked, "name", asked)).upper() != policy:
-            raise ValueError(
-                f"the loader was opened with last_batch_policy='{policy}', and as_dali() got {argument}; pass the "
-                "policy to dali_pipes.loader"
-            )
-        if self.size not in (-1, rank_samples):
-            raise ValueError(
-                f"size must be left out: this rank has {rank_samples} samples in an epoch, got {self.size!r}"
-            )
-        if self.last_batch_padded is not None and not self.last_batch_padded and policy == "FILL":
-            raise ValueError(
-                "last_batch_padded=False has an epoch begin after the samples that filled the last batch of the epoch "
-                "before; a loader gives each sample once an epoch; leave it out"
-            )
-
-
 class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     """A loader that gives batches as DALI's ``DALIClassificationIterator`` does. Made by `Loader.as_dali`.
 
     It has no state of its own: iterating or closing it iterates or closes the loader. All other attributes are those of
-    the ``loader``, a `dali_pipes.iterator.Loader`.
+    the ``loader``, a `dali_pipes.iterator.Loader`; ``arguments`` are those of its method, by name.
     """
 
     _last_batch_padded = True  # as DALI's iterators say it: after FILL the next epoch begins at its beginning
 
-    def __init__(self, loader: DALIGenericIterator, arguments: DaliArguments) -> None:
+    def __init__(self, loader: DALIGenericIterator, arguments: Mapping[str, Any]) -> None:
+        self._column_labels, auto_reset = as_bool("column_labels", arguments["column_labels"]), arguments["auto_reset"]
+        # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
+        if type(auto_reset) is int or auto_reset not in _AUTO_RESET:
+            raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {auto_reset!r}")
         # DALI's own constructor would claim the pipeline a second time; the attributes that it sets are the loader's.
         self._loader, self._arguments = loader, arguments
         self._delivery: Delivery = loader.delivery
-        self._is_automatic = _AUTO_RESET[arguments.auto_reset]
+        self._is_automatic = _AUTO_RESET[auto_reset]
         set_auto_reset(self, self._is_automatic)
-        self._reader_name, self._ever_consumed = arguments.reader_name, False
+        self._reader_name, self._ever_consumed = arguments["reader_name"], False
         self._token: object | None = None  # of an iteration that has begun
         if self._delivery.is_open:
             _ = self._names
@@ -99,13 +51,13 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         """Map each output's name in the graph to the given name. The names are checked when the graph is known."""
         parts, arguments = self._delivery.parts, self._arguments
         graph_outputs = parts.decode.output_names
-        names = _checked_names(graph_outputs, arguments.output_map, added=self._delivery.added_outputs)
-        if arguments.column_labels and LABEL_OUTPUT not in graph_outputs:
+        names = _checked_names(graph_outputs, arguments["output_map"], added=self._delivery.added_outputs)
+        if self._column_labels and LABEL_OUTPUT not in graph_outputs:
             raise ValueError(
                 f"column_labels needs an output 'label', the graph gives {', '.join(graph_outputs)}"
                 f"{label_advice(graph_outputs)}"
             )
-        arguments.check(policy=parts.batching.last_batch_policy, rank_samples=self._loader._size)
+        _check(arguments, policy=parts.batching.last_batch_policy, rank_samples=self._loader._size)
         return dict(zip(graph_outputs, names, strict=True))
 
     def __getattr__(self, name: str) -> Any:
@@ -142,7 +94,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
             raise
 
     def _renamed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._arguments.column_labels:
+        if self._column_labels:
             batch[LABEL_OUTPUT] = batch[LABEL_OUTPUT].reshape(-1, 1)
         return {self._names.get(name, name): output for name, output in batch.items()}
 
@@ -164,6 +116,27 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         else:
             num_steps = batching.num_steps(plan) - batching.num_steps(plan, start=position)
         return num_steps * batching.batch_size
+
+
+def _check(arguments: Mapping[str, Any], *, policy: str, rank_samples: int) -> None:
+    """Refuse arguments that contradict the loader's policy or the samples of a rank."""
+    names = ("last_batch_policy", "fill_last_batch", "last_batch_padded", "size")
+    asked, fill_last_batch, last_batch_padded, size = (arguments[name] for name in names)
+    given = f"last_batch_policy={asked}"
+    if asked is None and fill_last_batch is not None:
+        asked, given = ("PARTIAL", "FILL")[fill_last_batch], f"fill_last_batch={fill_last_batch}"
+    if asked is not None and str(getattr(asked, "name", asked)).upper() != policy:
+        raise ValueError(
+            f"the loader was opened with last_batch_policy='{policy}', and as_dali() got {given}; pass the policy to "
+            "dali_pipes.loader"
+        )
+    if size not in (-1, rank_samples):
+        raise ValueError(f"size must be left out: this rank has {rank_samples} samples in an epoch, got {size!r}")
+    if last_batch_padded is not None and not last_batch_padded and policy == "FILL":
+        raise ValueError(
+            "last_batch_padded=False has an epoch begin after the samples that filled the last batch of the epoch "
+            "before; a loader gives each sample once an epoch; leave it out"
+        )
 
 
 def _checked_names(graph_outputs: list[str], output_map: Sequence[str] | None, *, added: Sequence[str]) -> list[str]:
