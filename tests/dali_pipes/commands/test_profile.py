@@ -194,19 +194,6 @@ def test_a_graph_without_decoders_has_nothing_to_decode(small_shards: Path) -> N
     assert found.stages["decode"].busy_s == 0.0
 
 
-def test_a_constant_among_the_outputs_is_no_matter(small_shards: Path) -> None:
-    """DALI makes nodes of numbers and arrays: there is no decoder behind them to be found."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        return {**raw(components, random), "number": 3, "array": np.zeros(2, np.float32)}
-
-    with dp.loader(small_shards, graph, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
-        (batch,) = next(loader)
-        assert loader.parts.decode.num_decoders == 0
-    assert batch["number"].tolist() == [3] * 6
-    assert batch["array"].shape == (6, 2)
-
-
 def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path) -> None:
     """It runs the same decoders and nothing behind them: the share of decoding is of the same work."""
     with open_loader(
