@@ -174,15 +174,6 @@ def test_where_that_looks_at_other_samples_is_refused_in_parts(
         excluded_ordinals(data_set, where=where)
 
 
-def test_where_that_answers_wrongly_in_parts_is_refused(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    with pytest.raises(TypeError, match=r"one for each of 7 samples, got bool of shape \[35\]"):
-        excluded_ordinals(data_set, where=lambda columns: np.ones(35, bool))
-    with pytest.raises(ValueError, match=r"where keeps none of the 35 samples of '.*'; the first is '/0'"):
-        excluded_ordinals(data_set, where=lambda columns: columns.labels > 7)
-
-
 def test_keys_and_components_are_found_in_parts(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of keys and incomplete samples on a set whose columns are too large to be held at once."""
     path = tmp_path / "bad.txt"

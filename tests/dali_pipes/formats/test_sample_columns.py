@@ -163,23 +163,6 @@ def test_column_file_is_written_with_the_index_and_read_again(small_shards: Path
     assert index_in_memory(shards).columns.to_bytes(manifest=manifest.digest) == data
 
 
-def test_column_file_of_another_manifest_is_refused(tmp_path: Path) -> None:
-    """Shards were packed anew, the column file is that of before: both digests, and what to do."""
-    write_shards(tmp_path, make_samples([(20, 20)] * 4), per_shard=2)
-    path = tmp_path / columns_name("s-")
-    stale = path.read_bytes()
-    write_shards(tmp_path, make_samples([(20, 20)] * 4, first=9), per_shard=2)
-    path.write_bytes(stale)
-    shards = resolve_shards(tmp_path, endpoint=None)
-    manifest = find_manifest(shards)
-    with pytest.raises(
-        DataError,
-        match=rf"'{path}' is the column file of another manifest: [0-9a-f]{{12}}\.\.\., beside it lies "
-        rf"{manifest.digest[:12]}\.\.\.; index the shards anew: dali-pipes prep index URL",
-    ):
-        find_columns(shards, manifest)
-
-
 GOOD = [[("a", frozenset({"cls", "jpg"}), 3), ("é", frozenset({"jpg"}), 0), ("c", frozenset({"jpg", "cls"}), 5)]]
 
 
