@@ -232,14 +232,17 @@ class NodeCache:
         self._checked_by[slot] = np.zeros(opened.table.num_shards if verify == "always" else 0, np.bool_)
         slots.write(slot, reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
         files.remove_unused()  # of loaders that ended without closing them
-        # An earlier job may have been allowed more bytes.
-        surplus_bytes = files.used_bytes() - self._allowed_bytes()
-        if surplus_bytes > 0:
-            for surplus, shards in self._choose_victims(slot, surplus_bytes, enough=False):
-                with surplus.table.changing():
-                    surplus.drop(shards)
-            slots.wake()
+        self._drop_surplus(slot)
         return slot
+
+    def _drop_surplus(self, slot: int) -> None:
+        """Drop shards that nobody holds, if an earlier job was allowed more bytes."""
+        surplus_bytes = self._files.used_bytes() - self._allowed_bytes()
+        if surplus_bytes > 0:
+            for opened, shards in self._choose_victims(slot, surplus_bytes, enough=False):
+                with opened.table.changing():
+                    opened.drop(shards)
+            self._slots.wake()
 
     @exclusive
     def reserve(self, slot: int, reserved: int) -> None:

@@ -95,16 +95,7 @@ def find_shards(
         DataError, StoreError, ValueError: See `dali_pipes.data_set.named.name_shards` and
             `dali_pipes.store.cluster.endpoint.endpoint_for`.
     """
-    if isinstance(shards, Mixture):
-        named, etls = shards.sets, shards.etl
-    else:
-        one = shards if isinstance(shards, Shards) else Shards(shards)
-        if isinstance(one.urls, Mixture):
-            raise ValueError(
-                f"Shards(..., etl='{one.etl}') with a mixture: name the data sets that it applies to: Mixture({{...}}, "
-                f"etl={{'{next(iter(one.urls.sets))}': '{one.etl}'}})"
-            )
-        named, etls = {"": one.urls}, {} if one.etl is None else {"": one.etl}
+    named, etls = _named_urls(shards)
     firsts = {name: _first(urls) for name, urls in named.items()}
     for name, etl in etls.items():
         if is_remote(firsts[name]) and endpoint in (None, DIRECT):
@@ -138,6 +129,19 @@ def find_shards(
     return NamedSets(sets=sets, weights=weights)
 
 
+def _named_urls(shards: ShardUrls | Shards | Mixture) -> tuple[Mapping[str, ShardUrls], Mapping[str, str]]:
+    """The URLs and the ETL of each data set; a single data set has an empty name."""
+    if isinstance(shards, Mixture):
+        return shards.sets, shards.etl
+    given = shards if isinstance(shards, Shards) else Shards(shards)
+    if isinstance(given.urls, Mixture):
+        raise ValueError(
+            f"Shards(..., etl='{given.etl}') with a mixture: name the data sets that it applies to: "
+            f"Mixture({{...}}, etl={{'SET': '{given.etl}'}})"
+        )
+    return {"": given.urls}, {} if given.etl is None else {"": given.etl}
+
+
 def is_in_directories(shards: Shards | Mixture) -> bool:
     """Whether all shards are in directories of this machine."""
     named = list(shards.sets.values()) if isinstance(shards, Mixture) else [shards.urls]
@@ -166,10 +170,7 @@ def _checked_weights(weights: object, sets: Mapping[str, ShardUrls]) -> dict[str
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights must be a mapping of names to numbers, got {type(weights).__name__}")
     if weights.keys() != sets.keys():
-        missing, unknown = sorted(sets.keys() - weights.keys()), sorted(map(str, weights.keys() - sets.keys()))
-        found = [f"none for {_quoted(missing)}"] if missing else []
-        found += [f"one for {_quoted(unknown)}"] if unknown else []
-        raise ValueError(f"weights must be given for exactly the sets {_quoted(sets)}, got {'; '.join(found)}")
+        raise ValueError(f"weights must be given for exactly the sets {_quoted(sets)}, got some for {_quoted(weights)}")
     for name, weight in weights.items():
         as_number(f"the weight of '{name}'", weight)
         if not (math.isfinite(weight) and weight > 0):
