@@ -181,6 +181,13 @@ def substituting(shards: Path, **options: Any) -> dp.BadSamples:
     return dp.BadSamples(**({"on_error": "substitute", "quarantine": shards / "q.tsv"} | options))
 
 
+def batches_of(shards: Any, graph: Any, **options: Any) -> list[dict[str, Any]]:
+    """The batches of an epoch, with keys."""
+    arguments = {"batch_size": 7, "device": "cpu", "seed": 5, "outputs": dp.Outputs(keys=True)} | options
+    with dp.loader(shards, graph, **arguments) as loader:
+        return [batch for (batch,) in loader]
+
+
 def keys_of(batches: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
     """The keys of the samples of a loader's epoch, or of some of its batches."""
     return [key for (batch,) in batches for key in batch["key"]]

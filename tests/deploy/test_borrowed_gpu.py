@@ -73,15 +73,6 @@ def test_what_is_laid_out_is_joined_again(
     assert [path.stat().st_mtime_ns for path in join(tmp_path / "store")] == before
 
 
-def test_a_layout_replaces_the_pieces_before(tmp_path: Path) -> None:
-    """A piece of an earlier layout must not be taken for one of this."""
-    lay_out(files_of(tmp_path / "files", 40), tmp_path / "pieces", piece_bytes=10)
-    lay_out(files_of(tmp_path / "files", 15), tmp_path / "pieces", piece_bytes=10)
-    assert sorted(path.name for path in (tmp_path / "pieces").iterdir()) == [LAYOUT, "piece-000", "piece-001"]
-    with pytest.raises(ValueError, match="piece_bytes must be at least 1, got 0"):
-        lay_out([], tmp_path / "pieces", piece_bytes=0)
-
-
 def test_damaged_and_missing_pieces_are_named(tmp_path: Path) -> None:
     """A damaged piece is not kept; what was cut short is written anew."""
     pieces, store = tmp_path / "pieces", tmp_path / "store"
@@ -129,17 +120,6 @@ def test_an_environment_is_installed_without_a_network(wheels: Path, tmp_path: P
     before = Path(where).stat().st_mtime_ns
     assert install(store) == python
     assert Path(where).stat().st_mtime_ns == before
-
-
-def test_a_wheel_that_is_not_there_is_an_error(wheels: Path, tmp_path: Path) -> None:
-    """The next call tries again."""
-    listed = tmp_path / "list.txt"
-    listed.write_text("dalipipesabsent\n")
-    lay_out([("requirements/list.txt", listed)], tmp_path / "pieces")
-    take(tmp_path / "pieces", tmp_path / "store")
-    with pytest.raises(BorrowedGpuError, match=r"failed: .*; pip on this machine must be 22\.3 or later"):
-        install(tmp_path / "store")
-    assert not (tmp_path / "store" / "installed").exists()
 
 
 def test_commands_lay_out_and_take(wheels: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -167,14 +167,6 @@ def test_gpu_that_is_required_must_be_seen(container: Container) -> None:
     assert container.run("true", REQUIRE_GPU="1")[0] == 0
 
 
-def test_small_shared_memory_is_said_and_starts(container: Container) -> None:
-    """64 MB will do for some; NCCL on many GPUs, and a cache there, will fail late."""
-    code, _, said = container.run("true", MIN_SHM_BYTES=str(1 << 60))
-    assert code == 0
-    assert f"bytes, expected at least {1 << 60}: NCCL" in said
-    assert "--shm-size=8g" in said
-
-
 def test_real_doctor_is_asked(container: Container, tmp_path: Path) -> None:
     """An endpoint that nobody answers at is found before the command starts."""
     (container.bin / "dali-pipes").unlink()

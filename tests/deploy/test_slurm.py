@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import make_samples, write_shards
-from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until, write_program
+from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until
 from tests.deploy.dockerfile import ROOT
 
 TRAIN = SHIMS / "train.py"
@@ -109,19 +109,6 @@ def test_command_that_does_not_end_is_killed_before_slurm_does(slurm: Slurm, wor
     assert slurm.caches() == []
 
 
-def test_second_signal_does_not_reach_the_clean_up(slurm: Slurm) -> None:
-    """Slurm signals every process of a task, rm with them, as soon as another node's task has ended."""
-    at_work = slurm.directory / "at-work"
-    write_program(slurm.bin / "rm", f'#!/bin/sh\ntouch {at_work}\nsleep 0.5\nexec /bin/rm "$@"\n')
-    node = slurm.on_node("sh", "-c", "sleep 60")
-    wait_until(lambda: slurm.caches() != [], process=node)
-    os.killpg(node.pid, signal.SIGTERM)
-    wait_until(at_work.exists, process=node)
-    os.killpg(node.pid, signal.SIGTERM)
-    slurm.end(node)
-    assert (node.returncode, slurm.caches()) == (143, [])
-
-
 def test_what_sigkill_left_is_removed_by_the_next_job_on_the_node(slurm: Slurm) -> None:
     """But not those of jobs that Slurm knows, nor loaders' own, nor any where Slurm does not answer."""
     left, running, other = (slurm.disks / f"dali-pipes-{name}" for name in ("job-17", "job-18", "1000"))
@@ -201,14 +188,6 @@ def test_batch_script_says_how_it_is_used(
     job = slurm.submit(*words, **variables)
     assert said in slurm.end(job)
     assert job.returncode == code
-
-
-def test_node_refuses_a_disk_that_is_not_there(slurm: Slurm) -> None:
-    """Before the command starts: a cache on another disk would fill that."""
-    node = slurm.on_node("touch", str(slurm.directory / "started"), CACHE_ROOT="/nowhere", SLURMD_NODENAME="dgx7")
-    assert "node dgx7: CACHE_ROOT='/nowhere' is not a directory that" in slurm.end(node)
-    assert node.returncode == 1
-    assert not (slurm.directory / "started").exists()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as reference
 
 import dali_pipes as dp
 from dali_pipes.graph import color
-from tests.builders import Sample, image_bytes, photo_bytes, write_shards
+from tests.builders import Sample, batches_of, image_bytes, photo_bytes, write_shards
 from tests.dali_pipes.graph.test_random import NUM, Drawn
 
 SIDE = 48
@@ -213,12 +213,6 @@ def photo_of(key: str) -> torch.Tensor:
     """uint8 [3, H, W]."""
     pixels = np.array(Image.open(io.BytesIO(png_bytes(int(key[1:])))).convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def batches_of(shards: Path, graph: Any, **options: Any) -> list[dict[str, Any]]:
-    arguments = {"batch_size": 16, "device": "cpu", "seed": 5, "outputs": dp.Outputs(keys=True)} | options
-    with dp.loader(shards, graph, **arguments) as loader:
-        return [batch for (batch,) in loader]
 
 
 def decoded(components: dp.Components) -> Any:

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
-from tests.builders import Sample, npy_bytes, photo_bytes, write_shards
+from tests.builders import Sample, batches_of, npy_bytes, photo_bytes, write_shards
 
 LENGTH = 6
 NUM_PHOTOS = 20
@@ -36,12 +36,6 @@ def sample_of(number: int) -> Sample:
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [sample_of(number) for number in range(NUM_PHOTOS)]
     return write_shards(tmp_path_factory.mktemp("captions"), samples, per_shard=6)
-
-
-def batches_of(shards: Path, graph: Any, **options: Any) -> list[dict[str, Any]]:
-    arguments = {"batch_size": 7, "device": "cpu", "seed": 3, "outputs": dp.Outputs(keys=True)} | options
-    with dp.loader(shards, graph, **arguments) as loader:
-        return [batch for (batch,) in loader]
 
 
 def test_tokens_are_cut_off_or_padded(shards: Path) -> None:

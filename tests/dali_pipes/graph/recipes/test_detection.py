@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as reference
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 import dali_pipes as dp
-from tests.builders import Sample, image_bytes, npy_bytes, photo_bytes, write_shards
+from tests.builders import Sample, batches_of, image_bytes, npy_bytes, photo_bytes, write_shards
 
 CROP = 96
 SIZES = [(60 + 31 * (number % 5), 200 - 23 * (number % 7)) for number in range(30)]
@@ -62,12 +62,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, size in enumerate(SIZES)
     ]
     return write_shards(tmp_path_factory.mktemp("boxes"), samples, per_shard=8)
-
-
-def batches_of(shards: Path, graph: Any, **options: Any) -> list[dict[str, Any]]:
-    arguments = {"batch_size": 7, "device": "cpu", "seed": 5, "outputs": dp.Outputs(keys=True)} | options
-    with dp.loader(shards, graph, **arguments) as loader:
-        return [batch for (batch,) in loader]
 
 
 def with_window(graph: Any, *, scale: tuple[float, float] | None) -> Callable[..., dict[str, Any]]:
