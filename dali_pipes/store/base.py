@@ -20,32 +20,9 @@ if TYPE_CHECKING:
 
     from dali_pipes.fetch.fetcher import Fetcher
     from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies
-    from dali_pipes.store.http.objects import ObjectFetcher
+    from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
-
-
-class StoredFile(ABC):
-    """An object of a bucket that is read from front to back, skipping gaps. It pickles; two of one object are equal."""
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """The object's URL."""
-
-    @abstractmethod
-    def read_into(self, view: memoryview, *, offset: int) -> int:
-        """Read into ``view`` and return the number of bytes: at least one, or 0 at the object's end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the request. Can be called twice; a later read sends a new request."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StoredFile) and self.url == other.url
-
-    def __hash__(self) -> int:
-        return hash(self.url)
 
 
 class Store(ABC):
@@ -197,7 +174,7 @@ class Store(ABC):
         return self
 
     @abstractmethod
-    def file(self, name: str, *, size: int) -> Path | StoredFile:
+    def file(self, name: str, *, size: int) -> "Path | ObjectFile":
         """An object of ``size`` bytes, to be opened for reading, also in a worker process."""
 
     def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.base import StoredFile
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.local import unnamed_file
 from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report
 
-Stored = tuple[str, str] | Path | StoredFile
+Stored = tuple[str, str] | Path | ObjectFile
 """A stored object to compare with: type and value of its checksum, or the file itself."""
 MAX_SENT_BYTES = 8 << 20
 """A task takes no further record after so many bytes of components that are in memory, because they are sent to it."""
@@ -81,10 +81,10 @@ def digest_of(chunks: Iterable[memoryview], kind: str = DEFAULT_CHECKSUM_TYPE) -
     return state.hexdigest()
 
 
-def read_stored(file: Path | StoredFile) -> Iterator[memoryview]:
+def read_stored(file: Path | ObjectFile) -> Iterator[memoryview]:
     """The bytes of a stored object, front to back; each piece is valid until the next is asked for."""
     view = memoryview(bytearray(CHUNK_BYTES))
-    if isinstance(file, StoredFile):
+    if isinstance(file, ObjectFile):
         offset = 0
         while num := file.read_into(view, offset=offset):
             yield view[:num]

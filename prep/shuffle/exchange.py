@@ -33,9 +33,10 @@ from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
-from dali_pipes.store.base import Store, StoredFile
+from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
 from prep.pack.tasks import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
@@ -156,7 +157,7 @@ class ExchangeTask(StreamTask):
         with _RangeStream(Range(file, start, stop - start)) as stream:
             return self._entry(sample, cast("BinaryIO", stream), file)
 
-    def _entry(self, sample: int, stream: BinaryIO, file: Path | StoredFile | None = None) -> Entry:
+    def _entry(self, sample: int, stream: BinaryIO, file: Path | ObjectFile | None = None) -> Entry:
         """A sample as it is written: the bytes of its components, or their ranges of ``file``.
 
         Raises:

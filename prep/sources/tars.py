@@ -13,7 +13,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, is_photo, read_whole_photo_header
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import bar
-from dali_pipes.store.base import StoredFile
+from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.shard_set import ShardSet
 from prep.sources.record import HEAD_BYTES, Record, Source
@@ -29,7 +29,7 @@ MAX_LIST_BYTES = 2 << 30
 _MEMBER_BYTES = 1200
 
 
-File = Path | StoredFile | UnpackedFile
+File = Path | ObjectFile | UnpackedFile
 
 
 def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = False) -> Source:

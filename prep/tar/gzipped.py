@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from dali_pipes.errors import DataError, StoreError
 
 if TYPE_CHECKING:
-    from dali_pipes.store.base import StoredFile
+    from dali_pipes.store.http.objects import ObjectFile
 
 
 class ReadStream:
     """A file that is read by offsets, as a stream from its first byte on; a context manager."""
 
-    def __init__(self, file: "StoredFile | UnpackedFile") -> None:
+    def __init__(self, file: "ObjectFile | UnpackedFile") -> None:
         self._file, self._position = file, 0
 
     def read(self, size: int) -> bytes:
@@ -40,7 +40,7 @@ class UnpackedFile:
     It should be read forward: to reach later bytes, it unpacks all bytes in between; for earlier ones it starts again.
     """
 
-    def __init__(self, file: "Path | StoredFile") -> None:
+    def __init__(self, file: "Path | ObjectFile") -> None:
         self._file = file
         self._stream: gzip.GzipFile | None = None
 
@@ -54,7 +54,7 @@ class UnpackedFile:
     def __hash__(self) -> int:
         return hash(self._file)
 
-    def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | StoredFile]]":
+    def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | ObjectFile]]":
         return UnpackedFile, (self._file,)
 
     def read_into(self, view: memoryview, *, offset: int) -> int:

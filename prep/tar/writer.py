@@ -18,7 +18,7 @@ from dali_pipes.formats.tar_reader import BLOCK
 
 if TYPE_CHECKING:
     from dali_pipes.formats.photo_header import PhotoHeader
-    from dali_pipes.store.base import StoredFile
+    from dali_pipes.store.http.objects import ObjectFile
     from prep.tar.gzipped import UnpackedFile
     from prep.tar.parquet import ParquetCells
 
@@ -44,7 +44,7 @@ class Range(NamedTuple):
     cells.
     """
 
-    file: "Path | StoredFile | UnpackedFile | ParquetCells"
+    file: "Path | ObjectFile | UnpackedFile | ParquetCells"
     offset: int
     size: int
     head: bytes | None = None
@@ -154,7 +154,7 @@ class Files:
 
     def __init__(self) -> None:
         self._data: bytes | None = None
-        self._file: str | StoredFile | UnpackedFile | ParquetCells | None = None
+        self._file: str | ObjectFile | UnpackedFile | ParquetCells | None = None
         self._descriptor = -1
         self._offset = 0
 

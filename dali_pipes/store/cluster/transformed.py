@@ -22,12 +22,12 @@ from typing import Any, BinaryIO, cast
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import transformed_name
-from dali_pipes.store.base import Bucket, Store, StoredFile
+from dali_pipes.store.base import Bucket, Store
 from dali_pipes.store.cluster.objects import StoredObjects, refusal_text
 from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.http.answers import MAX_OBJECT_BYTES, FaultError, ObjectPart, ObjectRequest, WantedObject
-from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile, RetryPolicy
 from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.messages import error_text, message_of
 from dali_pipes.store.shard_set import ShardSet
@@ -218,7 +218,7 @@ class TransformedStore(Store):
         """The bucket's, without the ETL."""
         return self.stored.access()
 
-    def file(self, name: str, *, size: int) -> Path | StoredFile:
+    def file(self, name: str, *, size: int) -> Path | ObjectFile:
         return self.stored.file(name, size=size)
 
     def open_fetcher(self) -> "TransformedFetcher":

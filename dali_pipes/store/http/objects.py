@@ -26,7 +26,6 @@ from typing import Any, Self
 from dali_pipes.cache.extents import BLOCK_BYTES
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.store.base import StoredFile
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.http.answers import (
     MAX_ANSWER_BYTES,
@@ -434,10 +433,10 @@ class ObjectStream(io.RawIOBase):
         super().close()
 
 
-class ObjectFile(StoredFile):
-    """An object of ``size`` bytes, read over gaps and back, as long as it is not replaced.
+class ObjectFile:
+    """An object of ``size`` bytes, read over gaps and back, as long as it is not replaced. It pickles.
 
-    ``access`` is the store: ``url``, and ``objects``, its `ObjectFetcher` in each process.
+    Two of one object are equal. ``access`` is the store: ``url``, and ``objects``, its `ObjectFetcher` in each process.
     """
 
     def __init__(self, access: Any, name: str, size: int) -> None:
@@ -445,15 +444,25 @@ class ObjectFile(StoredFile):
         self._item: WantedObject | None = None
         self._reading: Reading | None = None
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectFile) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
     @property
     def url(self) -> str:
+        """The object's URL."""
         return f"{self._access.url}/{self._name}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectFile, (self._access, self._name, self._size)
 
     def read_into(self, view: memoryview, *, offset: int) -> int:
-        """See `StoredFile`; raises the errors of `ObjectFetcher.read`."""
+        """Read into ``view`` and return the number of bytes: at least one, or 0 at the object's end.
+
+        Raises the errors of `ObjectFetcher.read`.
+        """
         if offset >= self._size or not view:
             return 0
         try:
@@ -470,6 +479,7 @@ class ObjectFile(StoredFile):
             raise
 
     def close(self) -> None:
+        """End the request. Can be called twice; a later read sends a new request."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.close()
