@@ -5,9 +5,8 @@ threads, and cannot be used in a worker.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -28,7 +27,7 @@ class LoaderDataset(IterableDataset[BatchDict]):
     Each iteration gives the next epoch, also after `break`. So a program that takes one batch first, as Keras and
     Lightning's sanity check do, then trains on all samples. If the loader was opened with ``state=``, the first
     iteration gives the rest of that state's epoch; a ``load_state_dict`` to the same position then does no further
-    work.
+    work. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `LoaderBatches`.
 
     Raises:
         TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.
@@ -41,7 +40,8 @@ class LoaderDataset(IterableDataset[BatchDict]):
 
     def __init__(self, batches: LoaderBatches) -> None:
         super().__init__()
-        self._batches = batches
+        self._batches, self.set_epoch = batches, batches.set_epoch
+        self.state_dict, self.load_state_dict = batches.state_dict, batches.load_state_dict
 
     def __iter__(self) -> Iterator[BatchDict]:
         self._check_callers(sys._getframe(1))
@@ -52,25 +52,6 @@ class LoaderDataset(IterableDataset[BatchDict]):
     def __len__(self) -> int:
         """Batches of a whole epoch."""
         return len(self._batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration give this epoch; if a state of it was loaded, the rest of it."""
-        self._batches.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the job: see `dali_pipes.integrations.data_loader.LoaderBatches.state_dict`."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
-
-        If the state was taken in the loop's body after the last batch, the next iteration is empty and ends the epoch,
-        as in a job that was not interrupted. The iteration after it is the next epoch's.
-
-        Raises:
-            StateError: If the state is of other shards or another order; the loader continues as before.
-        """
-        self._batches.load_state_dict(state)
 
     def _check_callers(self, frame: FrameType | None) -> None:
         """Refuse a data loader that stacks batches, or that deals the batches of one rank to others.
