@@ -11,6 +11,7 @@ keeps the same state. The trainer restores it before it asks for the loader, whi
 Therefore the epoch is looked up when its first batch is needed, not when the iterator is made.
 """
 
+import functools
 import importlib.util
 import inspect
 import sys
@@ -89,10 +90,8 @@ class DataModule(LightningDataModule):
                 defaults = {} if stage == "train" else {"shuffle": False}
                 self._arguments[stage] = defaults | options | dict(arguments)
                 _check_arguments(stage, self._arguments[stage])
-            else:
                 # The trainer takes an overridden hook as a sign that there is such a loader.
-                name = f"{stage}_dataloader"
-                setattr(self, name, getattr(super(), name))
+                setattr(self, f"{stage}_dataloader", functools.partial(self._open, stage))
         self._batches: dict[str, _Batches] = {}
         self._train_state: Mapping[str, Any] | None = None  # of a checkpoint
         self._last_train_state: dict[str, Any] | None = None
@@ -102,19 +101,7 @@ class DataModule(LightningDataModule):
         """The open loaders by stage: for ``num_valid``, ``data_wait_s`` and the like."""
         return {stage: batches.loader for stage, batches in self._batches.items()}
 
-    # The trainer's hooks.
-
-    def train_dataloader(self) -> "_Batches":
-        return self._open("train")
-
-    def val_dataloader(self) -> "_Batches":
-        return self._open("val")
-
-    def test_dataloader(self) -> "_Batches":
-        return self._open("test")
-
-    def predict_dataloader(self) -> "_Batches":
-        return self._open("predict")
+    # The trainer's hooks, beside those that are set above.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the train loader's state, or its last one. Called for each checkpoint, also after ``fit``."""
