@@ -64,7 +64,8 @@ def _entry(found: Any, *, name: str, level: int) -> Iterator[str]:
     elif found.is_class and "__init__" in found.members:
         yield f"```python\n{_signature(found.members['__init__'], name)}\n```\n"
     elif found.is_attribute:
-        yield f"```python\n{name} = {found.value}\n```\n"
+        value = f": {found.annotation}" if found.value is None else f" = {found.value}"
+        yield f"```python\n{name}{value}\n```\n"
     if found.docstring is not None:
         yield from _sections(found.docstring)
     if found.is_class:

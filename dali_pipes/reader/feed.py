@@ -10,7 +10,6 @@ before this epoch's last batches are delivered.
 
 import itertools
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -201,18 +200,14 @@ class Feed:
         if not num_missing or not self._show_progress:
             self._stager.need(shards, urgent=urgent, waiting=watch)
             return
-        self._show_progress = False
-        started = time.perf_counter()
-        with bar(
-            what=f"stage {num_missing} shards", total=num_bytes, unit="B", shown=True, delay_s=SHOW_AFTER_S
-        ) as drawn:
+        self._show_progress = False  # once a loader
+        with bar(what=f"stage {num_missing} shards", total=num_bytes, unit="B", delay_s=SHOW_AFTER_S) as drawn:
 
             def show(num_bytes_left: int) -> None:
                 drawn.update(num_bytes - num_bytes_left - drawn.n)
                 watch(num_bytes_left)
 
             self._stager.need(shards, urgent=urgent, waiting=show)
-        _log.info("staged %d shards in %.1f s", num_missing, time.perf_counter() - started)
 
     def _open_segment(self, run: list[Step], shards: list[int]) -> _Opened:
         try:

@@ -160,6 +160,8 @@ def test_bad_graph_arguments_are_refused(make, text: str) -> None:
     """A bad argument is refused where it is given, not when a pipeline is built."""
     with pytest.raises(ValueError, match=text):
         make()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'men'"):
+        dp.segmentation(men=(0, 0, 0))
 
 
 @pytest.mark.parametrize("make", [dp.segmentation, dp.classification_train, dp.classification_eval])
