@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from prep.shuffle.order import Algorithm
 
 if TYPE_CHECKING:
     from aistore.sdk.dsort.core import Dsort
-    from aistore.sdk.dsort.types import JobInfo
 
 
 # Seconds between two questions about a job: at first, and at most; the pause doubles.
@@ -384,7 +383,7 @@ def _start(store: Bucket, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
 
 def _wait(store: Bucket, dsort: "Dsort", *, num_input_shards: int, show_progress: bool) -> None:
     pause, longest = _POLL_S
-    with bar(what="dSort", total=2 * num_input_shards, unit="shards", shown=show_progress) as drawn:
+    with bar(what="dSort reads", total=num_input_shards, unit="shards", shown=show_progress) as drawn:
         while True:
             with store.asking(store.url):
                 jobs = list(dsort.get_job_info().values())
@@ -397,17 +396,8 @@ def _wait(store: Bucket, dsort: "Dsort", *, num_input_shards: int, show_progress
                 if why := next((why for said, why in _REASONS.items() if said in reason), None):
                     raise NoDsortError(f"{text}; {why}. Shuffle from here: --engine exchange")
                 raise StoreError(text)
-            _draw(drawn, jobs, num_input_shards=num_input_shards)
+            drawn.update(sum(int(job.metrics.local_extraction.extracted_count) for job in jobs) - drawn.n)
             if jobs and all(job.metrics.shard_creation.finished for job in jobs):
                 return
             time.sleep(pause)
             pause = min(2 * pause, longest)
-
-
-def _draw(drawn: Any, jobs: Sequence["JobInfo"], *, num_input_shards: int) -> None:
-    """Draw half of the bar for shards that were read and half for shards that were written, over all targets."""
-    extracted = sum(int(job.metrics.local_extraction.extracted_count) for job in jobs)
-    created = sum(int(job.metrics.shard_creation.created_count) for job in jobs)
-    to_create = sum(int(job.metrics.shard_creation.to_create) for job in jobs)
-    drawn.total = num_input_shards + (to_create or num_input_shards)
-    drawn.update(extracted + created - drawn.n)

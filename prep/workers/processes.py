@@ -191,7 +191,10 @@ class Workers:
         """Wait for workers; yields number and result of the tasks that are done."""
         for ready in wait(self._connections):
             assert isinstance(ready, Connection)
-            number, kind, value = self._receive(ready, name=self._names.get(ready, "nothing"))
+            try:
+                number, kind, value = ready.recv()
+            except (OSError, EOFError) as exc:
+                raise self._died(ready, self._names.get(ready, "nothing")) from exc
             if kind == "progress":
                 on_progress(value)
             elif kind == "result":
@@ -223,13 +226,6 @@ class Workers:
             connection.send(message)
         except OSError as exc:
             raise self._died(connection, name) from exc
-
-    def _receive(self, connection: Connection, *, name: str) -> tuple[int, str, Any]:
-        try:
-            received: tuple[int, str, Any] = connection.recv()
-        except (OSError, EOFError) as exc:
-            raise self._died(connection, name) from exc
-        return received
 
     def _died(self, connection: Connection, name: str) -> PipesError:
         process = self._processes[self._connections.index(connection)]

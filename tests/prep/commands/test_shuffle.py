@@ -181,7 +181,7 @@ def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tm
         ({"output_format": "samples-{000000..000099}"}, ValueError, "names the input itself"),
         ({"output_shard_size": "-1"}, DataError, "output_shard_size: a size is a number that is not negative"),
         ({"algorithm": {"kind": "sideways"}}, DataError, "algorithm must be one of"),
-        ({"shards": 3}, DataError, "unknown field 'shards'"),
+        ({"shards": 3}, DataError, "unknown field `shards`"),
         ({"ekm_file": "http://127.0.0.1:9/map"}, StoreError, "cannot read key map: 'http://127.0.0.1:9/map'"),
     ],
 )

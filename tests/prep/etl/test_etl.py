@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -122,6 +122,31 @@ def running(store: AisStore, name: str, transform: str) -> Iterator[str]:
     start_etl(store, name, transform=transform)
     yield name
     stop_etl(store, name)
+
+
+@contextmanager
+def stub(status: int, message: dict[str, object]) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers every request so, and the bodies that it got."""
+    got: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            got.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            body = json.dumps(message).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT  # noqa: N815  # http.server's names
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", got
+        server.shutdown()
 
 
 # A shard
@@ -260,19 +285,17 @@ def test_transforms_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
         ("no_such_module:f", r"transform 'no_such_module:f': no module 'no_such_module' in '.*' or on Python's path"),
         ("json:no_such", r"transform 'json:no_such': module 'json' has no 'no_such'"),
         (f"{THIS}:THIS", r"is str, expected a function of a sample"),
+        ("breaks_here:f", "transform 'breaks_here:f': importing it failed: ZeroDivisionError"),
     ],
 )
-def test_names_of_no_transform_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_transform(spec)
-
-
-def test_a_module_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_no_transform_are_refused(
+    spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "breaks_here.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(ValueError, match="transform 'breaks_here:f': importing it failed: ZeroDivisionError"):
-        load_transform("breaks_here:f")
+    with pytest.raises(ValueError, match=message):
+        load_transform(spec)
 
 
 # From here
@@ -398,28 +421,10 @@ def test_etl_errors_say_what_to_do(source: AisStore) -> None:
 def test_cluster_without_kubernetes_is_told_with_the_way_out(answer: tuple[int, str], tmp_path: Path) -> None:
     """AIS 4.9 and 5.0 answered so; every use of ETL gives the same error."""
     status, text = answer
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            body = json.dumps({"message": text, "status": status}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST = do_PUT  # noqa: N815  # http.server's names
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    store = AisStore(f"http://127.0.0.1:{server.server_port}", "pets")
-    out = Output(store=AisStore(store.endpoint, "out"), prefix="")
-    found = resolve_shards("ais://pets/samples-000000.tar", endpoint=store.endpoint)
-    try:
+    with stub(status, {"message": text, "status": status}) as (endpoint, _):
+        store = AisStore(endpoint, "pets")
+        out = Output(store=AisStore(endpoint, "out"), prefix="")
+        found = resolve_shards("ais://pets/samples-000000.tar", endpoint=endpoint)
         for ask in (
             lambda: start_etl(store, "pets-etl", transform="pets"),
             lambda: stop_etl(store, "pets-etl"),
@@ -432,9 +437,6 @@ def test_cluster_without_kubernetes_is_told_with_the_way_out(answer: tuple[int, 
             assert f"no ETL at {store.endpoint}: {status} {text}; " in said
             assert "on Kubernetes" in said
             assert said.endswith("from here, with no ETL: dali-pipes prep transform URL OUT --function ...")
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 # The server, as AIStore asks it
@@ -492,27 +494,10 @@ def test_server_answers_what_aistore_sends(source: AisStore, tmp_path: Path) -> 
         assert source.read("direct.tar") == wanted
 
 
-@contextmanager
-def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that takes any PUT, and the headers that it got."""
-    got: list[dict[str, str]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            got.append(dict(self.headers))
-            self.send_response(200)
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", got
-        server.shutdown()
-
-
 def test_server_gives_results_and_tokens_to_no_stranger(source: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even behind its own node, as a next stage; nor where a path without a slash would name another host."""
     monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
-    with stranger() as (url, got), serving(f"{THIS}:shout", target=source.endpoint) as port:
+    with stub(200, {}) as (url, got), serving(f"{THIS}:shout", target=source.endpoint) as port:
         for header in (url, f"{url}/v1/objects/b/x", f"{source.endpoint},{url}", f"https{source.endpoint[4:]}"):
             status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": header})
             assert status == 403, header
@@ -565,24 +550,9 @@ def test_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], mo
 
 def test_spec_is_what_start_sends() -> None:
     """The YAML for `ais etl init` is equal to the request of `prep etl start`."""
-    asked: list[dict[str, object]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    start_etl(AisStore(f"http://127.0.0.1:{server.server_port}", "b"), "dali-pipes-pets", transform="pets")
-    server.shutdown()
-    server.server_close()
-    assert yaml.safe_load((REPOSITORY / "deploy/etl/pets.yaml").read_text()) == asked[0]
+    with stub(200, {}) as (endpoint, got):
+        start_etl(AisStore(endpoint, "b"), "dali-pipes-pets", transform="pets")
+    assert yaml.safe_load((REPOSITORY / "deploy/etl/pets.yaml").read_text()) == json.loads(got[0])
 
 
 def test_image_holds_what_the_server_imports() -> None:
