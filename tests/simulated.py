@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.sample_columns import ColumnRanges, SampleColumns, read_columns
 
 SHARD_SAMPLES = 1000
 # Photos of 90 to 130 KB: shards of some 110 MB, as AIStore and WebDataset recommend.
@@ -39,3 +40,9 @@ def manifest_of(samples: list[int], /, **fields: Any) -> Manifest:
         "index_checksums": numbers.astype(np.uint64),
     }
     return Manifest(**(columns | fields))
+
+
+def read_column_file(data: bytes, *, manifest: Manifest) -> SampleColumns:
+    """All columns of a column file that is called ``c``."""
+    file = ColumnRanges(lambda start, size: data[start : start + size], manifest=manifest, where="c")
+    return read_columns([file], np.arange(manifest.num_shards))

@@ -90,10 +90,6 @@ class ColumnsBuilder:
 
     def stream(self, *, manifest: str) -> FileStream:
         """The bytes of the column file: those of `SampleColumns.to_bytes` for all shards that were added."""
-        self._join_last()
-        if not self._rows:
-            data = self.finish().to_bytes(manifest=manifest)
-            return FileStream(len(data), lambda: iter([memoryview(data)]))
         self._spill()
         rows = self._rows
         columns = {

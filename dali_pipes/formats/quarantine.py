@@ -63,7 +63,7 @@ class Quarantine:
 
     Args:
         path: The file.
-        manifest: The manifest's digest, for the header; empty if there is no manifest.
+        manifest: The manifest's digest, or empty, for the header.
         made_now: Create the file now, with its header, so that even an empty list can be passed to a loader; and refuse
             to add to a list of keys that a person wrote. Otherwise, as for a loader's own file, it is created with its
             first sample, and may continue such a list.
@@ -96,16 +96,10 @@ class Quarantine:
         self.close()
 
     def add(self, shard: str, key: str, component: str, cause: str) -> bool:
-        """Write a line, unless the file lists this shard and key already.
+        """Write a line, and return whether it was written: not if the file lists this shard and key already.
 
-        Args:
-            shard: The shard's name.
-            key: The sample's key.
-            component: The bad component; empty if it is not known, or the whole sample is bad.
-            cause: Why the sample is bad. Line breaks are replaced by spaces, other control characters shown as escapes.
-
-        Returns:
-            Whether a line was written.
+        ``component`` is empty if it is not known, or the whole sample is bad. In the cause, line breaks are replaced by
+        spaces, and other control characters shown as escapes.
 
         Raises:
             DataError: If a name holds a tab or a line break, which the format cannot hold.

@@ -119,17 +119,6 @@ class SampleColumns:
             columns[f"height/{name}"], columns[f"width/{name}"] = height, width
         return save_columns(columns, columns_header(manifest=manifest, components=self.has))
 
-    @classmethod
-    def from_bytes(cls, data: bytes, *, manifest: Manifest, where: str) -> "SampleColumns":
-        """Read the column file of the samples of ``manifest``.
-
-        Raises:
-            DataError: If ``data`` is not a column file of this version, holds invalid values, or belongs to another
-                manifest; ``where`` names the file.
-        """
-        file = ColumnRanges(lambda start, size: data[start : start + size], manifest=manifest, where=where)
-        return read_columns([file], np.arange(manifest.num_shards))
-
 
 def columns_header(*, manifest: str, components: Iterable[str]) -> dict[str, Any]:
     """The header of a column file."""

@@ -29,7 +29,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.builders import Sample, make_samples, write_shards, write_tar
-from tests.simulated import manifest_of
+from tests.simulated import manifest_of, read_column_file
 
 Row = tuple[str, frozenset[str], int]  # key, components, label
 
@@ -86,7 +86,7 @@ def test_columns_are_those_of_a_loop(shards: list[list[Row]], data: st.DataObjec
     expect(columns, everything)
     manifest = manifest_of([len(rows) for rows in shards])
     written = columns.to_bytes(manifest=manifest.digest)
-    again = SampleColumns.from_bytes(written, manifest=manifest, where="c")
+    again = read_column_file(written, manifest=manifest)
     expect(again, everything)
     assert again.to_bytes(manifest=manifest.digest) == written
     chosen = data.draw(st.lists(st.integers(0, len(shards) - 1), max_size=6))
@@ -224,16 +224,16 @@ def test_column_file_that_says_what_cannot_be_is_refused(
     """Every column is as long as there are samples, every bit one of theirs."""
     data, manifest = changed_file(changes, header)
     with pytest.raises(DataError, match=f"'c' is a broken dali-pipes column file: expected .*{text}.*; rebuild it"):
-        SampleColumns.from_bytes(data, manifest=manifest, where="c")
+        read_column_file(data, manifest=manifest)
 
 
 def test_column_file_of_another_kind_or_version_is_refused(small_shards: Path) -> None:
     manifest = find_manifest(resolve_shards(small_shards, endpoint=None))
     with pytest.raises(DataError, match="expected a dali-pipes column file, version 3, found a dali-pipes man"):
-        SampleColumns.from_bytes((small_shards / manifest_name("s-")).read_bytes(), manifest=manifest, where="c")
+        read_column_file((small_shards / manifest_name("s-")).read_bytes(), manifest=manifest)
     data, ours = changed_file({}, {"version": 2})
     with pytest.raises(DataError, match="version 3, found a dali-pipes column file, version 2; rebuild it"):
-        SampleColumns.from_bytes(data, manifest=ours, where="c")
+        read_column_file(data, manifest=ours)
 
 
 # --- what a predicate sees --------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_columns_of_a_million_samples_are_read_at_once() -> None:
     data = columns.to_bytes(manifest=manifest.digest)
     assert len(data) < 28_000_000  # 17 of key, 8 of its end, 2 of label, a bit
     started = time.perf_counter()
-    found = SampleColumns.from_bytes(data, manifest=manifest, where="c")
+    found = read_column_file(data, manifest=manifest)
     picked = found.of_shards(manifest.samples, np.arange(1000)[::-1])
     # Some 0.15 s; a loop over the samples would take longer than that, and a machine may be busy.
     assert time.perf_counter() - started < 3

@@ -10,10 +10,10 @@ import numpy as np
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Change, Manifest, ShardsPart
-from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
 from tests.fuzz.seeds.data_sets import IndexFiles, index_files
 from tests.fuzz.target import BrokenPromiseError, Target
+from tests.simulated import read_column_file
 
 
 class FormatTarget(Target):
@@ -69,7 +69,7 @@ class ShardIndexes(FormatTarget):
 
 
 class ColumnFiles(FormatTarget):
-    """`SampleColumns.from_bytes`."""
+    """Column files, read whole."""
 
     name = "column-files"
 
@@ -78,4 +78,4 @@ class ColumnFiles(FormatTarget):
 
     def read(self, data: bytes) -> bytes:
         manifest = Manifest.from_bytes(self.files.manifest, where="m")
-        return SampleColumns.from_bytes(data, manifest=manifest, where="c").to_bytes(manifest=manifest.shards_digest)
+        return read_column_file(data, manifest=manifest).to_bytes(manifest=manifest.shards_digest)

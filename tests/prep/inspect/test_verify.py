@@ -42,6 +42,7 @@ from tests.builders import (
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 from tests.prep.commands.calls import call_prep
+from tests.simulated import read_column_file
 from tests.turned_photos import slope, turned_photo
 
 REPOSITORY = Path(__file__).parents[3]
@@ -394,7 +395,7 @@ def test_column_file_with_other_labels(indexed: Path) -> None:
     manifest = find_manifest(resolve_shards(indexed, endpoint=None))
     assert manifest is not None
     path = indexed / "s-columns.safetensors"
-    columns = SampleColumns.from_bytes(path.read_bytes(), manifest=manifest, where="")
+    columns = read_column_file(path.read_bytes(), manifest=manifest)
     assert columns.labels is not None
     labels = columns.labels.copy()
     labels[3] = 5
