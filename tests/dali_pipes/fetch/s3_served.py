@@ -2,15 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dali_pipes.store.cloud.objects import CloudObjects
-from dali_pipes.store.http.answers import ObjectRequest
-from dali_pipes.store.http.client import HttpAccess
 from tests.servers.clouds import S3_KEYS, s3_cloud
 
 ACCESS_KEY, SECRET_KEY = S3_KEYS
@@ -34,22 +30,4 @@ def s3_store(endpoint: str, bucket: str, *, secret_key: str = SECRET_KEY) -> Any
         region="us-east-1",
         virtual_hosted_style_request=False,
         client_options={"allow_http": True},
-    )
-
-
-def s3_objects(endpoint: str, bucket: str, *, secret_key: str = SECRET_KEY, expires_s: float = 600.0) -> CloudObjects:
-    """A bucket's objects, signed for ``endpoint`` by obstore."""
-    obstore: Any = pytest.importorskip("obstore")
-    store = s3_store(endpoint, bucket, secret_key=secret_key)
-
-    def ask_for(name: str) -> ObjectRequest:
-        url = obstore.sign(store, "GET", name, expires_in=timedelta(seconds=max(1.0, expires_s)))
-        return ObjectRequest(url, expires_s=expires_s)
-
-    return CloudObjects(
-        ask_for,
-        locate=lambda name: f"s3://{bucket}/{name}",
-        access=HttpAccess.of_cloud(endpoint),
-        service="S3",
-        advice="check the keys",
     )

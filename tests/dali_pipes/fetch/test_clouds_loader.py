@@ -15,11 +15,8 @@ import dali_pipes as dp
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cloud.bucket import CloudStore
 from dali_pipes.store.cloud.settings import CloudSettings
-from dali_pipes.store.cluster import embedded_node
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import fill_bucket
 from tests.dali_pipes.fetch.s3_served import ACCESS_KEY, SECRET_KEY, s3_server, s3_store
 from tests.faults import faulty
 
@@ -72,20 +69,6 @@ def batches_of(loader: dp.Loader) -> list[tuple[list[str], str]]:
 
 def open_loader(url: str | Path = URL, **options: Any) -> dp.Loader:
     return dp.loader(url, dp.segmentation(crop=16), **{**OPTIONS, **options})
-
-
-@pytest.mark.usefixtures("bucket")
-def test_batches_are_those_of_a_directory_and_of_aistore(small_shards: Path, tmp_path: Path) -> None:
-    """Bit for bit, over two epochs."""
-    with open_loader(cache=cache_in(tmp_path / "s3")) as loader:
-        from_s3 = [batches_of(loader), batches_of(loader)]
-    with open_loader(small_shards) as loader:
-        assert [batches_of(loader), batches_of(loader)] == from_s3
-    with embedded_node.start(tmp_path / "node") as node:
-        fill_bucket(AisStore(node.endpoint, BUCKET), small_shards, folder="train/")
-        url = f"ais://{BUCKET}/train/s-"
-        with open_loader(url, endpoint=node.endpoint, cache=cache_in(tmp_path / "ais")) as loader:
-            assert [batches_of(loader), batches_of(loader)] == from_s3
 
 
 def test_epochs_go_on_through_faults(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
