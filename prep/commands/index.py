@@ -18,6 +18,7 @@ from prep.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from dali_pipes.formats.manifest import Manifest
     from prep.part import JobPart
     from prep.workers import WorkersKind
 
@@ -118,23 +119,22 @@ def index(
     line = f"indexed {counted(len(shards.names), 'shard')}{f' ({num_before:,} indexed before)' if num_before else ''}"
     if part.is_all:
         where = shards.store.locate(manifest_name(shards.prefix))
-        line += (
-            f", {counted(manifest.num_samples, 'sample')}, {format_bytes(manifest.total_bytes)} in {elapsed_s:.1f} s"
-        )
-        line += f" -> {where}"
-        document |= {
-            "manifest": where,
-            "digest": manifest.digest,
-            "num_shards": manifest.num_shards,
-            "num_samples": manifest.num_samples,
-            "num_bytes": manifest.total_bytes,
-            "etl": etl,
-            "components": dict(manifest.components),
-            "classes": {str(label): name for label, name in manifest.classes.items()},
-        }
+        amount = f"{counted(manifest.num_samples, 'sample')}, {format_bytes(manifest.total_bytes)}"
+        line = f"{line}, {amount} in {elapsed_s:.1f} s -> {where}"
+        document |= _document(manifest) | {"manifest": where, "etl": etl}
     else:
-        line += (
-            f" in {elapsed_s:.1f} s: part {part} of '{shards.url}'; when all parts are done, --merge makes the manifest"
-        )
+        what = f"part {part} of '{shards.url}'; when all parts are done, --merge makes the manifest"
+        line = f"{line} in {elapsed_s:.1f} s: {what}"
         document |= {"part": str(part), "url": shards.url, "shards": shards.names}
     print_result(line, document, as_json=as_json)
+
+
+def _document(manifest: "Manifest") -> dict[str, Any]:
+    return {
+        "digest": manifest.digest,
+        "num_shards": manifest.num_shards,
+        "num_samples": manifest.num_samples,
+        "num_bytes": manifest.total_bytes,
+        "components": dict(manifest.components),
+        "classes": dict(manifest.classes),
+    }

@@ -144,19 +144,36 @@ def verify(
             photos=PhotoRules(max_pixels=max_pixels),
             classes=checker.classes,
         )
-        sizes = [entry.size for entry in shards.entries()]
-        if workers is None and on == "processes":
-            workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER, len(sizes))
-        is_dali = decoder == "dali"
-        pool = resources.enter_context(
-            open_workers(on, workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_DEAD_ADVICE)
-        )
+        _check_shards(shards, checker, checks, decoder, workers, on, show_progress=show_progress)
+        checker.finish()
+    report.elapsed_s = time.perf_counter() - started
+    return report
+
+
+def _check_shards(
+    shards: ShardSet,
+    checker: "_SetChecker",
+    checks: Checks,
+    decoder: DecoderName,
+    workers: int | None,
+    on: WorkersKind,
+    *,
+    show_progress: bool,
+) -> None:
+    """Let the workers check each shard, and add their reports to the set's."""
+    sizes = [entry.size for entry in shards.entries()]
+    if workers is None and on == "processes":
+        workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER, len(sizes))
+    is_dali = decoder == "dali"
+    tasks = (
+        _Task(shard, size, checker.listed_index(row))
+        for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True))
+    )
+    with (
+        open_workers(on, workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_DEAD_ADVICE) as pool,
+        bar(what="verify", total=sum(sizes), unit="B", shown=show_progress) as drawn,
+    ):
         pool.check_reach(directory for directory in [shards.store.directory] if directory is not None)
-        tasks = (
-            _Task(shard, size, checker.listed_index(row))
-            for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True))
-        )
-        drawn = resources.enter_context(bar(what="verify", total=sum(sizes), unit="B", shown=show_progress))
         parts = pool.map(
             partial(_verify, shards.store, decoder, checks),
             tasks,
@@ -166,9 +183,6 @@ def verify(
         )
         for row, part in enumerate(parts):
             checker.add(row, part)
-        checker.finish()
-    report.elapsed_s = time.perf_counter() - started
-    return report
 
 
 # In a worker

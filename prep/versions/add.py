@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -49,20 +49,20 @@ class AddReport:
     """The data set: ``ais://pets/shuffled-``."""
     version: int
     """The version that has the records; with ``dry_run``, the version that there is."""
-    packed: PackReport | None
+    packed: PackReport | None = None
     """The new shards; ``None`` if an earlier run of the command wrote this version, or no record is new."""
-    num_known: int
+    num_known: int = 0
     """Records that were left out, because the data set has their keys."""
-    elsewhere: Mapping[str, int]
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
     """URL of another data set beside it -> records that were left out, because that one has their keys."""
-    num_same_photos: int
+    num_same_photos: int = 0
     """Added samples whose photo the data set had under another key: see `warn_of_same_photos`."""
     new_classes: dict[int, str]
     """Class id -> name, of the classes that the data set did not have."""
     num_shards: int
     """Of the whole data set."""
     num_samples: int
-    elapsed_s: float
+    elapsed_s: float = 0
     dry_run: bool
 
 
@@ -104,85 +104,84 @@ def add(
     """
     started = time.perf_counter()
     source = fit_classes(source, old.manifest, url=old.url)
-    new_classes = {label: source.classes[label] for label in sorted(source.classes.keys() - old.manifest.classes)}
-
-    num_known, elsewhere = 0, dict[str, int]()
-
-    def report(manifest: Manifest, packed: PackReport | None = None, num_same_photos: int = 0) -> AddReport:
-        return AddReport(
-            url=old.url,
-            version=manifest.version,
-            packed=packed,
-            num_known=num_known,
-            elsewhere=elsewhere,
-            num_same_photos=num_same_photos,
-            new_classes=new_classes,
-            num_shards=manifest.num_shards,
-            num_samples=manifest.num_kept,
-            elapsed_s=time.perf_counter() - started,
-            dry_run=dry_run,
-        )
-
+    report = AddReport(
+        url=old.url,
+        version=old.manifest.version,
+        new_classes={label: source.classes[label] for label in sorted(source.classes.keys() - old.manifest.classes)},
+        num_shards=old.manifest.num_shards,
+        num_samples=old.manifest.num_kept,
+        dry_run=dry_run,
+    )
     token = token_of(source, packing)
-    num_added = _num_added(old, token)
-    if num_added is not None and not compare_keys:
-        if num_added == _num_of_part(old, _part(token)):
-            return report(old.manifest)
-        raise DataError(
-            f"{source.name}: an earlier prep add added these records to '{old.url}', and since then some were removed "
-            "or written anew; leave out --no-compare-keys, so that none is added twice"
-        )
-    _warn_of_recoding(old, packing.get("recode"))
-    data_set = DataSet(old.shards)
-    if not data_set.has_columns():
-        raise DataError(f"'{old.url}' has no column file; index it anew: {old.shards.index_command}")
-    num_records = len(source.records)
     packing["max_bad"] = _of_whole_source(packing.get("max_bad"), source)
-    if compare_keys:
-        # The records of an earlier run of the same command are no mistake.
-        skip = skip_known or num_added is not None
-        source, num_known, elsewhere = leave_out_known(source, data_set, old, skip=skip, shares_keys=shares_keys)
-    if not source.records:
-        return report(old.manifest)
-    digest = token_of(source, packing)  # of the records that are left
-    if _num_of_part(old, _part(digest)) is not None:
-        # Their samples were removed. The manifest is the same until a version is written.
-        digest = hashlib.sha256(f"{digest} {old.manifest.digest}".encode()).hexdigest()[:TOKEN_DIGITS]
-    part = _part(digest)
-    try:
+    new, num_known, elsewhere = _new_records(source, old, token, compare_keys, skip_known, shares_keys)
+    if new.records:
+        _warn_of_recoding(old, packing.get("recode"))
         job = PackJob(
             store=old.store,
-            prefix=f"{old.prefix}{part}",
+            prefix=f"{old.prefix}{_free_part(old, token_of(new, packing))}",
             dry_run=dry_run,
             show_progress=show_progress,
             check_components=None if any_components else partial(check_components, old, source.name),
             **packing,
         )
-        packed = pack(source, job)
+        packed = _pack(new, job, all_new=len(new.records) == len(source.records))
+        report = replace(report, packed=packed)
+    if report.packed is not None and not dry_run:
+        shards = _index(report.packed, job, source.classes)
+        assert shards.manifest is not None
+        parts = [*old.parts, ShardsPart(job.prefix.removeprefix(old.prefix), len(shards.names))]
+        whole = concatenate([old.manifest, shards.manifest])
+        made = write_version(old, whole, parts, what=WHAT, token=token, command=command)
+        num_same_photos = warn_of_same_photos(DataSet(shards), DataSet(old.shards)) if compare_keys else 0
+        report = replace(report, version=made.version, num_shards=made.num_shards, num_samples=made.num_kept)
+        report = replace(report, num_same_photos=num_same_photos)
+    return replace(report, num_known=num_known, elsewhere=elsewhere, elapsed_s=time.perf_counter() - started)
+
+
+def _new_records(
+    source: Source, old: Newest, token: str, compare_keys: bool, skip_known: bool, shares_keys: bool
+) -> tuple[Source, int, Mapping[str, int]]:
+    """The records to be added, and how many are left out: see `leave_out_known`."""
+    added = [
+        change.num_samples - before.num_samples
+        for before, change in pairwise(old.manifest.history)
+        if (change.what, change.token) == (WHAT, token)
+    ]
+    if added and not compare_keys:
+        if sum(added) == _num_of_part(old, _part(token)):
+            return replace(source, records=[]), 0, {}
+        raise DataError(
+            f"{source.name}: an earlier prep add added these records to '{old.url}', and since then some were removed "
+            "or written anew; leave out --no-compare-keys, so that none is added twice"
+        )
+    data_set = DataSet(old.shards)
+    if not data_set.has_columns():
+        raise DataError(f"'{old.url}' has no column file; index it anew: {old.shards.index_command}")
+    if not compare_keys:
+        return source, 0, {}
+    # The records of an earlier run of the same command are no mistake.
+    return leave_out_known(source, data_set, old, skip=skip_known or bool(added), shares_keys=shares_keys)
+
+
+def _pack(new: Source, job: PackJob, *, all_new: bool) -> PackReport | None:
+    """Pack the records; ``None`` if all that are new are bad, and may be left out."""
+    try:
+        return pack(new, job)
     except NoRecordLeftError as exc:
-        are_few = packing["max_bad"] is None or packing["max_bad"].allows(exc.num_left_out, of=0)
-        if len(source.records) == num_records or not are_few:
+        if all_new or not (job.max_bad is None or job.max_bad.allows(exc.num_left_out, of=0)):
             raise
         _log.warning("%s", exc)
-        return report(old.manifest)
-    if dry_run:
-        return report(old.manifest, packed)
-    shards = ShardSet(store=old.store, names=packed.shards, manifest_prefix=job.prefix)
-    # (the manifest that is returned is not written)
-    added = index_without_manifest(shards, classes=source.classes, on=job.on, show_progress=show_progress)
+        return None
+
+
+def _index(packed: PackReport, job: PackJob, classes: Mapping[int, str]) -> ShardSet:
+    """Index the new shards; returns them with their manifest, which is not written."""
+    shards = ShardSet(store=job.store, names=packed.shards, manifest_prefix=job.prefix)
+    manifest = index_without_manifest(shards, classes=classes, on=job.on, show_progress=job.show_progress)
     for name_of in (classes_name, recoded_name):  # the manifest has what they say
-        old.store.delete(name_of(job.prefix))
-    made = write_version(
-        old,
-        concatenate([old.manifest, added]),
-        [*old.parts, ShardsPart(part, added.num_shards)],
-        what=WHAT,
-        token=token,
-        command=command,
-    )
-    new = ShardSet(store=old.store, names=packed.shards, manifest=added, manifest_prefix=job.prefix)
-    num_same_photos = warn_of_same_photos(DataSet(new), data_set) if compare_keys else 0
-    return report(made, packed, num_same_photos)
+        job.store.delete(name_of(job.prefix))
+    return replace(shards, manifest=manifest)
 
 
 def token_of(source: Source, packing: Mapping[str, Any]) -> str:
@@ -214,21 +213,19 @@ def _size_and_time(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _num_added(old: Newest, token: str) -> int | None:
-    """How many samples earlier runs of the command have added; ``None``: there was none."""
-    added = [
-        change.num_samples - before.num_samples
-        for before, change in pairwise(old.manifest.history)
-        if (change.what, change.token) == (WHAT, token)
-    ]
-    return sum(added) if added else None
-
-
 def _num_of_part(old: Newest, part: str) -> int | None:
     """How many samples of a part's shards are in the data set; ``None`` if it does not list such shards."""
     manifest = old.manifest
     rows = [row for row, name in enumerate(manifest.names) if name.startswith(f"{old.prefix}{part}")]
     return int((manifest.samples - manifest.num_removed)[rows].sum()) if rows else None
+
+
+def _free_part(old: Newest, digest: str) -> str:
+    """The part of the new shards' names; if there are shards of that name, their samples were removed."""
+    if _num_of_part(old, _part(digest)) is not None:
+        # The manifest is the same until a version is written.
+        digest = hashlib.sha256(f"{digest} {old.manifest.digest}".encode()).hexdigest()[:TOKEN_DIGITS]
+    return _part(digest)
 
 
 def _part(token: str) -> str:

@@ -5,9 +5,7 @@ order of the samples that are left does not change.
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -56,16 +54,6 @@ class CompactReport:
     dry_run: bool
 
 
-class _Planned(NamedTuple):
-    """A shard to be written anew."""
-
-    row: int
-    name: str
-    num_bytes: int
-    num_samples: int
-    entries: list[Entry]
-
-
 def compact(
     old: Newest,
     *,
@@ -106,13 +94,18 @@ def compact(
     if len(affected):
         token = hashlib.sha256(f"{WHAT} {manifest.digest}".encode()).hexdigest()[:TOKEN_DIGITS]
         indexes = [index for _, index in read_indexes(store, manifest, affected.tolist())]
-        planned = list(_plan(old, affected.tolist(), indexes, _part(token)))
-        report = replace(report, bytes_after=sum(shard.num_bytes for shard in planned))
+        part = f"{WHAT}-{token}-"
+        planned = _plan(old, affected.tolist(), indexes, part)
+        report = replace(report, bytes_after=sum(task.num_bytes for task in planned.values()))
         if not dry_run:
             for row in affected.tolist():
                 _check_bytes(store, manifest, row)
-            _write(store, planned, jobs=jobs, show_progress=show_progress)
-            manifest = _write_version(old, planned, indexes, token=token, command=command)
+            shards = [PlannedShard(task.name, task.num_bytes, range(len(task.entries))) for task in planned.values()]
+            with Workers(jobs) as workers:
+                run_tasks(workers, write_file, planned.values(), shards, what=WHAT, show_progress=show_progress)
+            made = _manifest_of(old, planned, indexes, part)
+            parts = [ShardsPart(part, made.num_shards)]
+            manifest = write_version(old, made, parts, what=WHAT, token=token, command=command)
             report = replace(report, version=manifest.version)
     if drop_old:
         versions, objects = _only_of_older(replace(old, manifest=manifest))
@@ -122,31 +115,27 @@ def compact(
     return report
 
 
-def _part(token: str) -> str:
-    return f"{WHAT}-{token}-"
-
-
-def _plan(old: Newest, rows: list[int], indexes: list[ShardIndex], prefix: str) -> Iterator[_Planned]:
-    """The shards that have samples left, and what they will hold."""
+def _plan(old: Newest, rows: list[int], indexes: list[ShardIndex], part: str) -> dict[int, ShardTask]:
+    """Row of each shard that has samples left -> what is written in its place."""
     manifest, access = old.manifest, old.store.access()
-    number = 0
+    planned: dict[int, ShardTask] = {}
     for row, index in zip(rows, indexes, strict=True):
-        kept = np.setdiff1d(np.arange(index.num_samples), manifest.removed_in(row))
-        if not len(kept):
-            continue
         file = access.file(manifest.names[row], size=int(manifest.shard_bytes[row]))
         entries: list[Entry] = []
-        for sample in kept.tolist():
-            there = [(int(index.offsets[name][sample]), name) for name in index.offsets]
-            members = [(name, Range(file, at, int(index.sizes[name][sample]))) for at, name in sorted(there) if at >= 0]
-            entries.append((index.keys[sample], members))
-        sizes = [
-            sum(tar_bytes(f"{key}.{name}", part.size) for name, part in members if isinstance(part, Range))
-            for key, members in entries
-        ]
-        (shard,) = plan_shards(sizes, max_count=len(sizes), max_bytes=2**62)
-        yield _Planned(row, f"{old.prefix}{prefix}{number:06d}.tar", shard.num_bytes, len(entries), entries)
-        number += 1
+        sizes: list[int] = []
+        for sample in np.setdiff1d(np.arange(index.num_samples), manifest.removed_in(row)).tolist():
+            key = index.keys[sample]
+            places = sorted(
+                (int(at[sample]), name, int(index.sizes[name][sample])) for name, at in index.offsets.items()
+            )
+            members = [(name, Range(file, at, size)) for at, name, size in places if at >= 0]
+            entries.append((key, members))
+            sizes.append(sum(tar_bytes(f"{key}.{name}", content.size) for name, content in members))
+        if entries:
+            (shard,) = plan_shards(sizes, max_count=len(sizes), max_bytes=2**62)
+            name = f"{old.prefix}{part}{len(planned):06d}.tar"
+            planned[row] = ShardTask(name=name, num_bytes=shard.num_bytes, target=access, entries=entries)
+    return planned
 
 
 def _check_bytes(store: Store, manifest: Manifest, row: int) -> None:
@@ -165,52 +154,36 @@ def _check_bytes(store: Store, manifest: Manifest, row: int) -> None:
         )
 
 
-def _write(store: Store, planned: list[_Planned], *, jobs: int | None, show_progress: bool) -> None:
-    access = store.access()
-    tasks = (
-        ShardTask(name=shard.name, num_bytes=shard.num_bytes, target=access, entries=shard.entries) for shard in planned
-    )
-    shards = [PlannedShard(shard.name, shard.num_bytes, range(shard.num_samples)) for shard in planned]
-    with Workers(jobs) as workers:
-        run_tasks(workers, write_file, tasks, shards, what=WHAT, show_progress=show_progress)
-
-
-def _write_version(
-    old: Newest, planned: list[_Planned], indexes: list[ShardIndex], *, token: str, command: str
-) -> Manifest:
-    part = _part(token)
+def _manifest_of(old: Newest, planned: dict[int, ShardTask], indexes: list[ShardIndex], part: str) -> Manifest:
+    """Index the shards that were written, write the column file, and return the manifest, which is not written."""
     manifest, store = old.manifest, old.store
     affected = np.flatnonzero(manifest.num_removed)
     columns = DataSet(old.shards).sample_columns()
     columns = columns.take(np.setdiff1d(np.arange(len(columns)), manifest.removed))
-    left = without_shards(manifest, affected, indexes, columns)
+    made = without_shards(manifest, affected, indexes, columns)
     rows = np.setdiff1d(np.arange(manifest.num_shards), affected).tolist()
-    made = left
     if planned:
-        shards = ShardSet(
-            store=store, names=tuple(shard.name for shard in planned), manifest_prefix=f"{old.prefix}{part}"
-        )
+        names = tuple(task.name for task in planned.values())
+        shards = ShardSet(store=store, names=names, manifest_prefix=f"{old.prefix}{part}")
         added, _ = index_each(shards, store.write, classes=manifest.classes, show_progress=False)
-        rows += [shard.row for shard in planned]
         # The recoding is that of the data set, not one more.
-        made = replace(concatenate([left, added]), recoded=manifest.recoded)
-    made = made.take(np.argsort(rows, kind="stable"))
+        made = replace(concatenate([made, added]), recoded=manifest.recoded)
+    made = made.take(np.argsort([*rows, *planned], kind="stable"))
     store.write(columns_name(f"{old.prefix}{part}"), columns.to_bytes(manifest=made.shards_digest))
-    return write_version(old, made, [ShardsPart(part, made.num_shards)], what=WHAT, token=token, command=command)
+    return made
 
 
 def _only_of_older(newest: Newest) -> tuple[tuple[int, ...], list[str]]:
     """The older versions, and the names of what only they have: their manifests come last."""
     store, prefix = newest.store, newest.prefix
     versions = [version for version in stored_versions(store, prefix) if version < newest.manifest.version]
-    needed = _objects_of(newest)
     found: dict[str, None] = {}
     for version in versions:
         manifest = find_version(store, prefix, version)
         if manifest is not None:
             found |= dict.fromkeys(_objects_of(replace(newest, manifest=manifest)))
-    known = set(needed)
-    names = [name for name in found if name not in known]
+    needed = set(_objects_of(newest))
+    names = [name for name in found if name not in needed]
     return tuple(versions), [*names, *(version_name(prefix, version) for version in versions)]
 
 

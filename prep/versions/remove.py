@@ -72,10 +72,8 @@ def remove(
     """
     if not (lists or keys or shards):
         raise ValueError("nothing to remove: name keys, lists of keys, or shards")
-    manifest = old.manifest
-    dropped = _rows_of_shards(old, shards)
-    data_set = DataSet(old.shards)
-    removed = manifest.removed
+    manifest, data_set = old.manifest, DataSet(old.shards)
+    dropped, removed = _rows_of_shards(old, shards), manifest.removed
     if lists or keys:
         entries = [Exclusion(shard=None, key=key, file="--key", line=0) for key in keys]
         removed = excluded_ordinals(data_set, exclude=lists, entries=entries).excluded
