@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError
-from dali_pipes.formats.manifest import Manifest, ShardsPart, concatenate
+from dali_pipes.formats.manifest import ShardsPart, concatenate
 from dali_pipes.formats.names import classes_name, recoded_name
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_without_manifest
