@@ -5,22 +5,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option, size
+from dali_pipes.commands.options import endpoint_for, format_bytes
 from dali_pipes.commands.output import counted, fields_of, print_result
 from prep.commands.options import (
     command_line,
-    dry_run_option,
-    jobs_option,
-    max_bad_option,
-    max_pixels_option,
     no_part_option,
     on_option,
     pairs_option,
-    recode_options,
     take_recoding,
     there_already,
 )
-from prep.commands.pack import pack_document, print_packed
+from prep.commands.pack import pack_document, packing_options, print_packed
 from prep.sources import Kind
 
 if TYPE_CHECKING:
@@ -65,28 +60,9 @@ if TYPE_CHECKING:
 @click.option(
     "--any-components", is_flag=True, help="Allow records that lack a component which every sample of DATASET has."
 )
-@click.option("--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard.")
-@click.option("--max-bytes", type=size, default="256MiB", show_default=True, help="Bytes per shard.")
-@click.option(
-    "--on-bad",
-    type=click.Choice(["fail", "skip", "keep"]),
-    default="fail",
-    show_default=True,
-    help="What happens to a bad record: see prep pack.",
-)
-@max_bad_option(
-    default="10%",
-    help="The most records and pictures that may be left out, as a number or a share. If there are more, nothing is "
-    "written.",
-)
-@max_pixels_option
-@recode_options
-@dry_run_option
-@jobs_option("Shards in flight, each written by a process of its own")
+@packing_options
 @on_option
 @no_part_option("it makes one version of the data set; --jobs and --on ray share its work")
-@cluster_options
-@json_option
 def add(
     source: str,
     dataset: str,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from prep.sources.tables import Fields
 
 
-pack_options = join_options(
+packing_options = join_options(
     click.option(
         "--max-count", type=click.IntRange(min=1), default=10_000, show_default=True, help="Samples per shard."
     ),
@@ -63,18 +63,22 @@ pack_options = join_options(
         "is written.",
     ),
     max_pixels_option,
-    overwrite_option("other shards under the output's names"),
     dry_run_option,
+    recode_options,
+    jobs_option("Shards in flight, each written by a process of its own"),
+    cluster_options,
+    json_option,
+)
+"""Options of all commands that pack records."""
+pack_options = join_options(
+    overwrite_option("other shards under the output's names"),
     click.option(
         "--copy",
         type=click.Path(file_okay=False, path_type=Path),
         help="Keep a second copy of the shards and the class table in this directory; it is written while they are "
         "sent.  [default: none]",
     ),
-    recode_options,
-    jobs_option("Shards in flight, each written by a process of its own"),
-    cluster_options,
-    json_option,
+    packing_options,
 )
 _spread_options = join_options(
     part_option("all records are checked for the plan, and every N-th shard is written"), on_option

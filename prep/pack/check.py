@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, printable
 from dali_pipes.formats.names import LABEL_COMPONENT, split_key
-from dali_pipes.formats.orientation import read_orientation
+from dali_pipes.formats.orientation import read_orientation, upright_size
 from dali_pipes.formats.photo_header import (
     END_BYTES,
     MAX_PHOTO_BYTES,
@@ -17,11 +17,11 @@ from dali_pipes.formats.photo_header import (
     read_photo_header,
     read_whole_photo_header,
 )
-from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
+from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, size_problem
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES
-from prep.photos.masks import PhotoSize, mask_problem, mask_size_problem, photo_size
+from prep.photos.details import read_details
 from prep.sources.record import HEAD_BYTES, Source, as_entry
 from prep.tar.writer import Entry, Files, Part, Range, tar_bytes
 from prep.workers import Report, Workers
@@ -224,20 +224,34 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
 
 
 def _check_masks(photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str]) -> None:
-    """Add a reason for each 8-bit grey PNG that is damaged or has another size than its photo."""
+    """Add a reason for each 8-bit grey PNG that is damaged, or has another size than its photo if both are upright."""
     if masks.isdisjoint(photos):
         return
     name = next((name for name in photos if name not in masks), None)
-    expected = photo_size(photos[name].read, photos[name].num_bytes) if name is not None else None
+    photo = read_details(photos[name].read, photos[name].num_bytes) if name is not None else None
     for component in sorted(masks & photos.keys()):
         data = photos[component].read(0, photos[component].num_bytes)
         problem = mask_problem(data)
-        if problem is None and expected is not None:
-            header = read_photo_header(data)
-            found = PhotoSize.of(header.height, header.width, read_orientation(data, header.format).value)
-            problem = mask_size_problem(str(name), expected, found)
+        if problem is None and name is not None and photo is not None and photo.height and photo.width:
+            stored, expected = (photo.height, photo.width), upright_size(photo.height, photo.width, photo.orientation)
+            _, height, width = read_photo_header(data)
+            found = upright_size(height, width, read_orientation(data, "PNG").value)
+            if found != expected:
+                problem = size_problem(name, expected, found, fit_as_stored=(height, width) == stored)
         if problem is not None:
             reasons[component] = f"{component} {problem}"
+
+
+def mask_problem(data: bytes) -> str | None:
+    """The reason why a mask cannot be decoded, as a text that follows its name; ``None`` if it can be."""
+    # Here, because numpy would cost each worker a tenth of a second.
+    from prep.photos.decoders import Undecodable, decode, open_decoder
+
+    try:
+        decode(open_decoder("pillow"), data, rules=PhotoRules(), output="gray")
+    except Undecodable as exc:
+        return str(exc)
+    return None
 
 
 def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) -> None:

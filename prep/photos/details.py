@@ -1,10 +1,11 @@
-"""Read from a photo's first bytes how it is encoded, for decoders and for decoding hardware."""
+"""Read from a photo's first bytes how it is encoded, for decoders, masks and decoding hardware."""
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dali_pipes.formats.orientation import UPRIGHT, read_orientation
-from dali_pipes.formats.photo_header import read_photo_header
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_photo_header
 
 HEAD_BYTES = 64 << 10
 """Enough of most files to reach the frame header; colour profiles and thumbnails come before it."""
@@ -155,3 +156,12 @@ def _png(data: bytes) -> PhotoDetails:
         process="interlaced" if interlace else "",
         has_palette=colour == 3,
     )
+
+
+def read_details(read: Callable[[int, int], bytes], num_bytes: int) -> PhotoDetails | None:
+    """How a photo of ``num_bytes`` is encoded; ``read`` takes an offset and a number of bytes, and returns them."""
+    details = photo_details(read(0, HEAD_BYTES))
+    if details is not None and details.format == "JPEG":
+        return details
+    # A TIFF's header may be anywhere, and the EXIF data of a PNG or WEBP, too.
+    return photo_details(read(0, min(num_bytes, MAX_PHOTO_BYTES)))

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.formats.names import read_json
@@ -38,9 +38,9 @@ def column_names(path: Path) -> list[str]:
     if suffix == ".parquet":
         with parquet_file(path) as file:
             return list(file.schema_arrow.names)
-    with _reading(path):
-        _, found = next(_csv_lines(path) if suffix in _DELIMITERS else _objects(path), (0, []))
-    names = list(found)
+    with _reading(path) as stream:
+        names = list(_csv_reader(path, stream).fieldnames or ()) if suffix in _DELIMITERS else []
+        names = names or list(next(_rows(path, stream), (0, {}))[1])
     if not names:
         raise DataError(f"'{path}' is empty; expected a row of column names, or objects, such as path and label")
     return names
@@ -57,8 +57,8 @@ def read_columns(path: Path, wanted: list[str]) -> Table:
     columns = {name: [] for name in wanted}
     numbers = array("q")
     unit = "row" if suffix == ".json" else "line"
-    with _reading(path):
-        for number, found in _csv_rows(path) if suffix in _DELIMITERS else _objects(path):
+    with _reading(path) as stream:
+        for number, found in _rows(path, stream):
             for name, column in columns.items():
                 if name not in found:
                     raise DataError(f"'{path}', {unit} {number}: no '{name}' (found: {', '.join(found)})")
@@ -67,60 +67,51 @@ def read_columns(path: Path, wanted: list[str]) -> Table:
     return Table(columns=columns, where=lambda row: f"'{path}', {unit} {numbers[row]}")
 
 
-def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The number and the fields of each line that is not empty; the first line names the columns."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
-        names = next(reader, [])
-        if len(set(names)) != len(names):
-            raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
-        yield 1, names
-        for row in filter(None, reader):
-            if len(row) != len(names):
-                raise DataError(
-                    f"'{path}', line {reader.line_num}: {len(row)} fields, the first line names {len(names)} columns"
-                )
+def _csv_reader(path: Path, stream: TextIO) -> "csv.DictReader[str]":
+    reader = csv.DictReader(stream, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
+    names = reader.fieldnames or ()
+    if len(set(names)) != len(names):
+        raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
+    return reader
+
+
+def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a text file, with the numbers of their lines; those of a .json file are numbered from 0."""
+    suffix = path.suffix.lower()
+    if suffix in _DELIMITERS:
+        reader = _csv_reader(path, stream)
+        for row in reader:
+            if None in row or None in row.values():
+                num_names = len(reader.fieldnames or ())
+                raise DataError(f"'{path}', line {reader.line_num}: expected {num_names} fields, as in the first line")
             yield reader.line_num, row
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    lines = _csv_lines(path)
-    _, names = next(lines)
-    return ((number, dict(zip(names, row, strict=True))) for number, row in lines)
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a JSON file, numbered from 0, or with the numbers of their lines."""
-
-    def parsed(text: str, where: str) -> Any:
-        try:
-            return read_json(text)
-        except ValueError as exc:
-            raise DataError(f"{where} is not JSON: {exc}") from exc
-
-    def checked(row: Any, where: str) -> dict[str, Any]:
+        return
+    if suffix in _LINES:
+        lines = ((number, f"'{path}', line {number}", line) for number, line in enumerate(stream, start=1))
+        found = ((number, where, _parsed(line, where)) for number, where, line in lines if line.strip())
+    else:
+        rows = _parsed(stream.read(), f"'{path}'")
+        if not isinstance(rows, list):
+            raise DataError(f"'{path}': expected a list of objects, found {preview(rows)}")
+        found = ((number, f"'{path}', row {number}", row) for number, row in enumerate(rows))
+    for number, where, row in found:
         if not isinstance(row, dict):
             raise DataError(f'{where}: expected an object such as {{"path": ..., "label": ...}}, found {preview(row)}')
-        return row
+        yield number, row
 
-    if path.suffix.lower() in _LINES:
-        with path.open(encoding="utf-8-sig") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    where = f"'{path}', line {number}"
-                    yield number, checked(parsed(line, where), where)
-        return
-    rows = parsed(path.read_text("utf-8-sig"), f"'{path}'")
-    if not isinstance(rows, list):
-        raise DataError(f"'{path}': expected a list of objects, found {preview(rows)}")
-    for number, row in enumerate(rows):
-        yield number, checked(row, f"'{path}', row {number}")
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return read_json(text)
+    except ValueError as exc:
+        raise DataError(f"{where} is not JSON: {exc}") from exc
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[TextIO]:
     try:
-        yield
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            yield stream
     except OSError as exc:
         raise DataError(f"cannot read '{path}': {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
-from prep.photos.masks import PhotoSize, mask_problem, mask_size_problem, photo_size
+from prep.pack.check import mask_problem
+from prep.photos.details import read_details
 from tests.conftest import SHARED_DATA
 from tests.sources import encode_mask, encode_photo
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, with_exif
@@ -36,8 +37,8 @@ def _is_decoded(data: bytes) -> bool:
 
 
 def _size(data: bytes) -> tuple[int, int] | None:
-    size = photo_size(lambda offset, num: data[offset : offset + num], len(data))
-    return size and size.upright
+    details = read_details(lambda offset, num: data[offset : offset + num], len(data))
+    return (details.height, details.width) if details and details.height and details.width else None
 
 
 ROWS = bytes(3 * 5)
@@ -119,21 +120,10 @@ def test_photo_size_of_odd_photos_is_pillows() -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_photo_size_is_known_as_stored_and_upright(format: str, orientation: int) -> None:
+def test_orientation_is_found_beside_the_size(format: str, orientation: int) -> None:
     """A PNG's EXIF data may come after its pixels, a WEBP's do."""
     photo = stored_photo(slope(21, 37), format)
     data = with_exif(photo, exif_block(orientation), at=len(photo) - 12 if format == "PNG" else None)
-    found = photo_size(lambda offset, num: data[offset : offset + num], len(data))
-    assert found == PhotoSize((21, 37), (37, 21) if orientation > 4 else (21, 37))
-
-
-def test_masks_are_compared_upright() -> None:
-    """One that fits the stored photo only says so."""
-    photo, stored, upright = PhotoSize.of(40, 60, 6), PhotoSize.of(40, 60, 1), PhotoSize.of(60, 40, 1)
-    assert mask_size_problem("jpg", photo, upright) is None
-    assert mask_size_problem("jpg", photo, PhotoSize.of(40, 60, 8)) is None
-    problem = mask_size_problem("jpg", photo, stored)
-    assert problem is not None
-    assert problem.startswith("has 40 x 60 pixels, 'jpg' 60 x 40, both turned upright")
-    assert "as stored it fits" in problem
-    assert mask_size_problem("jpg", photo, PhotoSize.of(41, 60, 1)) == "has 41 x 60 pixels, 'jpg' 60 x 40"
+    found = read_details(lambda offset, num: data[offset : offset + num], len(data))
+    assert found is not None
+    assert (found.height, found.width, found.orientation) == (21, 37, orientation)
