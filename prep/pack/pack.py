@@ -33,7 +33,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix
 from prep.left_out import MaxBad, count_reasons
 from prep.pack.check import Checked, check_records
-from prep.pack.target import PlannedShard, Target, check_limits, plan_shards, run_tasks
+from prep.pack.target import PackedShard, Target, check_limits, plan_shards, run_tasks
 from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
 from prep.part import ALL, JobPart
 from prep.recode.photos import Recoding
@@ -318,7 +318,7 @@ class _Plan:
             [checked.sizes[number] for number in numbers], max_count=job.max_count, max_bytes=job.max_bytes
         )
         self._all_shards = [
-            PlannedShard(f"{job.prefix}{row:06d}.tar", shard.num_bytes, numbers[shard.start : shard.stop])
+            PackedShard(f"{job.prefix}{row:06d}.tar", shard.num_bytes, numbers[shard.start : shard.stop])
             for row, shard in enumerate(plan)
         ]
         self.shards = job.part.of(self._all_shards)
@@ -350,7 +350,7 @@ class _Plan:
             target.find_stale(self._all_shards)
         return targets
 
-    def write(self, targets: Sequence[Target], run: Callable[..., list[bool]]) -> list[list[PlannedShard]]:
+    def write(self, targets: Sequence[Target], run: Callable[..., list[bool]]) -> list[list[PackedShard]]:
         """Write the shards, then what describes them; returns the shards that each target lacked."""
         missing = [target.missing(self.shards, self._task, run) for target in targets]
         if self._job.copy is not None:
@@ -385,7 +385,7 @@ class _Plan:
         return missing
 
     def _task(
-        self, shard: PlannedShard, *, target: StreamTarget | None = None, stored: Stored | None = None
+        self, shard: PackedShard, *, target: StreamTarget | None = None, stored: Stored | None = None
     ) -> ShardTask:
         """The task that writes or compares a shard."""
         return ShardTask(

@@ -29,7 +29,7 @@ MIN_SHARED_BYTES = 64 << 20
 """Fewer bytes than this are written or compared in this process: starting others takes longer."""
 
 
-class PlannedShard(NamedTuple):
+class PackedShard(NamedTuple):
     """A shard that a job will write."""
 
     name: str
@@ -94,7 +94,7 @@ def run_tasks(
     workers: Workers,
     function: Callable[[ShardTask, Report], bool],
     tasks: Iterable[ShardTask],
-    shards: Sequence[PlannedShard],
+    shards: Sequence[PackedShard],
     *,
     what: str,
     show_progress: bool,
@@ -135,7 +135,7 @@ class Target:
         self._overwrite = overwrite
         self._pattern = re.compile(rf"{re.escape(prefix)}[0-9]+\.tar")
 
-    def find_stale(self, shards: Sequence[PlannedShard]) -> None:
+    def find_stale(self, shards: Sequence[PackedShard]) -> None:
         """Find the numbered shards of another pack beyond the planned ones.
 
         Raises:
@@ -157,8 +157,8 @@ class Target:
             )
 
     def missing(
-        self, shards: Sequence[PlannedShard], task: Callable[..., ShardTask], run: Callable[..., list[bool]]
-    ) -> list[PlannedShard]:
+        self, shards: Sequence[PackedShard], task: Callable[..., ShardTask], run: Callable[..., list[bool]]
+    ) -> list[PackedShard]:
         """The planned shards that the store does not have, byte for byte.
 
         ``task(shard, stored=...)`` makes the task that compares a shard with the stored object of its name and size;

@@ -18,7 +18,7 @@ from dali_pipes.formats.names import columns_name, index_name, version_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.pack.target import PlannedShard, plan_shards, run_tasks
+from prep.pack.target import PackedShard, plan_shards, run_tasks
 from prep.pack.tasks import ShardTask, write_file
 from prep.tar.writer import Entry, Range, tar_bytes
 from prep.versions.add import TOKEN_DIGITS
@@ -100,7 +100,7 @@ def compact(
         if not dry_run:
             for row in affected.tolist():
                 _check_bytes(store, manifest, row)
-            shards = [PlannedShard(task.name, task.num_bytes, range(len(task.entries))) for task in planned.values()]
+            shards = [PackedShard(task.name, task.num_bytes, range(len(task.entries))) for task in planned.values()]
             with Workers(jobs) as workers:
                 run_tasks(workers, write_file, planned.values(), shards, what=WHAT, show_progress=show_progress)
             made = _manifest_of(old, planned, indexes, part)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import dali_pipes as dp
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
 from prep.sources.demo_photos import demo_photos
@@ -67,16 +66,6 @@ def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_
     assert printed[3] == repr({"image": (numbers[1], 3, 224, 224), "label": (numbers[1],)})
 
 
-def test_empty_class_folder_shifts_no_label(photos: Path, tmp_path: Path) -> None:
-    """It is named, counts for nothing in --max-bad, and the labels count the classes that have photos."""
-    (photos / "bee").mkdir()
-    done = _make(photos, tmp_path / "out", "--max-bad", "0", *QUICK)
-    assert "noted: bee: no photo in this class" in done.stderr
-    with dp.loader(tmp_path / "out" / "shuffled-", dp.classification_eval(), batch_size=40, device="cpu") as loader:
-        assert loader.parts.inputs.manifest.classes == {0: "cat", 1: "dog"}
-        assert set(next(iter(loader.as_dicts()))["label"].tolist()) == {0, 1}
-
-
 def test_again_writes_nothing_and_says_so(photos: Path, tmp_path: Path) -> None:
     first = _json(*QUICK, photos, tmp_path / "out", "--split", SHARES)
     made = _bytes_of(tmp_path / "out")
@@ -124,6 +113,8 @@ def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> Non
     assert '/Train2017-", dp.classification_train(), batch_size=1, seed=0)' in program
     assert '/Val2017-", dp.classification_eval(), batch_size=1, seed=0, last_batch_policy="PARTIAL")' in program
     assert run_program(program)[0] == "1 samples, 1 batches"
+    options = (tmp_path / "in", tmp_path / "o2", "--split", SHARES)
+    _make(*QUICK, *options, expect=ValueError, match="has the splits Train2017, Val2017")
 
 
 def test_overwriting_names_the_data_sets_of_an_earlier_split(photos: Path, tmp_path: Path) -> None:
@@ -200,36 +191,6 @@ def test_splits_in_a_bucket_are_made_by_the_cluster(photos: Path, node: str) -> 
 def test_to_the_embedded_node_and_its_program_starts_it_again(photos: Path, tmp_path: Path) -> None:
     program = _make(*QUICK, photos, "ais://made", "--embedded-dir", tmp_path / "node").stdout
     assert run_program(program)[0] == "40 samples, 1 batches"
-
-
-def test_splits_of_the_source_are_kept(photos: Path, tmp_path: Path) -> None:
-    """A class has one id in both, also if one of them lacks a class: that is no bad record."""
-    for split in ("train", "test"):
-        for path in sorted(photos.rglob("*.jpg")):
-            if split == "train" or path.parent.name == "dog":
-                copy = tmp_path / "in" / split / path.parent.name / path.name
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
-    found = _json(*QUICK, tmp_path / "in", tmp_path / "out", "--max-bad", "0")
-    assert found["source"]["text"] == "class folders: 'cat', 'dog', splits 'test', 'train'"
-    assert [made["split"] for made in found["sets"]] == ["test", "train"]
-    with tarfile.open(tmp_path / "out" / "test-000000.tar") as archive:
-        labels = {
-            stream.read()
-            for member in archive
-            if member.name.endswith(".cls") and (stream := archive.extractfile(member)) is not None
-        }
-    assert labels == {b"1"}
-    assert 'dp.loader("%s/test-", dp.classification_eval()' % (tmp_path / "out") in found["python"]
-    _make(
-        *QUICK,
-        tmp_path / "in",
-        tmp_path / "o2",
-        "--split",
-        SHARES,
-        expect=ValueError,
-        match="has the splits test, train",
-    )
 
 
 def _write_hf(folder: Path) -> Path:

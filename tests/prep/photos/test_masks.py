@@ -7,10 +7,9 @@ import zlib
 import pytest
 from PIL import Image
 
-from dali_pipes.formats.photo_header import MAX_PIXELS, read_photo_header
+from dali_pipes.formats.photo_header import MAX_PIXELS
 from prep.pack.check import mask_problem
 from prep.photos.details import read_details
-from tests.conftest import SHARED_DATA
 from tests.sources import encode_mask, encode_photo
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, with_exif
 
@@ -90,12 +89,6 @@ def test_mask_with_a_text_of_another_checksum_is_good() -> None:
     assert mask_problem(mask[:33] + bytes(text) + mask[33:]) is None
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png", "gif", "webp"])
-def test_photo_size_is_that_of_its_header(extension: str) -> None:
-    data = encode_photo(extension, size=(37, 21), mode="L" if extension == "gif" else "RGB")
-    assert _size(data) == (21, 37)
-
-
 def test_photo_size_of_a_jpeg_is_found_past_its_thumbnail() -> None:
     """Behind 60,000 bytes of metadata and fill bytes; not if there is no JPEG, or it ends before."""
     plain = encode_photo(size=(37, 21))
@@ -104,18 +97,6 @@ def test_photo_size_of_a_jpeg_is_found_past_its_thumbnail() -> None:
     for cut in (2, 100, 60_010, 60_030):
         assert _size(data[:cut]) is None
     assert _size(b"\xff\xd8" + bytes(3000)) is None
-
-
-@pytest.mark.skipif(not (SHARED_DATA / "odd-images").is_dir(), reason="no odd images beside the checkout")
-def test_photo_size_of_odd_photos_is_pillows() -> None:
-    """Where it reads one: of 12 bits a sample it does not."""
-    for path in sorted(path for path in (SHARED_DATA / "odd-images").iterdir() if path.is_file()):
-        data = path.read_bytes()
-        _, height, width = read_photo_header(data)
-        found = _size(data)
-        assert found == (
-            (height, width) if width and height else found if path.name in ("testorig12.jpg", "xdtn0g01.png") else None
-        )
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])

@@ -9,9 +9,8 @@ from dali_pipes.formats.photo_header import read_whole_photo_header
 from dali_pipes.formats.photo_rules import PhotoRules
 from prep.photos.details import photo_details
 from prep.recode.jpegs import NotJpegError, check_jpegtran, optimized
-from tests.builders import image_bytes, photo_bytes
+from tests.builders import photo_bytes
 from tests.conftest import SHARED_DATA
-from tests.hostile_photos import pixels_of
 from tests.prep.recode.photos import dali_pixels, exif, needs_jpegtran, orientation, pixels
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -66,11 +65,6 @@ def test_a_preview_and_what_follows_the_end_are_left_out() -> None:
     data = photo_bytes(5, 64, 48)
     preview = b"\xff\xe1\x20\x02Exif\0\0" + data[:100] + bytes(0x2002 - 2 - 6 - 100)
     assert check(data[:2] + preview + data[2:] + b"a film of three seconds") == optimized(data)
-
-
-def test_a_baseline_photo_without_needless_markers_keeps_its_bytes() -> None:
-    data = image_bytes(pixels_of(6), "JPEG")
-    assert optimized(data) == data
 
 
 @needs_jpegtran

@@ -80,13 +80,6 @@ def test_a_mask_of_another_size_than_its_photo_is_bad(tmp_path: Path) -> None:
         packed(source, tmp_path, SMALL)
 
 
-def test_photos_that_lose_their_lossless_format_are_counted_apart(tmp_path: Path) -> None:
-    source = source_of({"image.png": image_bytes(pixels_of(size=(90, 60)), "PNG")}, {"jpg": photo_bytes(1, 90, 60)})
-    report, found = packed(source, tmp_path, SMALL)
-    assert list(found) == ["r0.image.jpg", "r1.jpg"]
-    assert report.recoded[0].counts == {"resized and made JPEGs": 1, "resized": 1}
-
-
 def test_a_damaged_photo_follows_on_bad(tmp_path: Path) -> None:
     good, bad = photo_bytes(1, 90, 60), undecodable(photo_bytes(2, 90, 60))
     source = source_of({"jpg": good}, {"jpg": bad})
@@ -105,8 +98,9 @@ def test_a_damaged_photo_follows_on_bad(tmp_path: Path) -> None:
 
 def test_a_resized_png_is_called_jpg_unless_there_is_one(tmp_path: Path) -> None:
     png = image_bytes(pixels_of())
-    _, found = packed(source_of({"left.png": png, "cls": "3"}), tmp_path / "a", SMALL)
+    report, found = packed(source_of({"left.png": png, "cls": "3"}), tmp_path / "a", SMALL)
     assert list(found) == ["r0.cls", "r0.left.jpg"]
+    assert report.recoded[0].counts == {"resized and made JPEGs": 1}
     two = source_of({"png": png, "jpg": photo_bytes(1, 90, 60)}, finds_masks=False)
     with pytest.raises(DataError, match="r0: two photos would be component 'jpg' as JPEGs; name them apart"):
         packed(two, tmp_path / "b", SMALL)

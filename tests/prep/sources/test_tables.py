@@ -302,13 +302,3 @@ def test_table_of_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(PipesError, match=r"l\.parquet': Parquet needs pyarrow; .*'dali-pipes\[parquet\]'"):
         table(tmp_path / "l.parquet")
-
-
-def test_parquet_texts_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    """Arrow keeps such bytes, and refuses to make a text of them."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"path": pyarrow.array([b"\xff.jpg"]).view(pyarrow.string())}), path)
-    with pytest.raises(DataError, match=r"t\.parquet' cannot be read as Parquet: 'utf-8' codec can't decode byte 0xff"):
-        table(path, has_labels=False)

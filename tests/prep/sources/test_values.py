@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
-from PIL import Image
 from webdataset.writer import default_handlers, encode_based_on_extension1
 
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.sources.record import Record, Source, encode_value
-from tests.builders import image_bytes, pack
+from tests.builders import pack
 
 VALUES = [
     ("txt", "grüße"),
@@ -58,14 +57,3 @@ def test_encode_value_that_does_not_fit_says_which(component: str, value: Any, m
         return
     with pytest.raises(DataError, match=message):
         encode_value(value, component=component, where="record 'a'")
-
-
-def test_pack_value_that_cannot_be_written_fails_before_anything_is(tmp_path: Any) -> None:
-    photo = image_bytes(Image.new("RGB", (8, 8)), "JPEG")
-    records = [
-        Record(key="a", components={"jpg": photo, "json": {}}, label=1),
-        Record(key="b", components={"jpg": photo, "json": {1j}}, label=1),
-    ]
-    with pytest.raises(DataError, match="record 'b': cannot write a set as 'json'"):
-        pack(Source(name="made", records=records, classes={1: "one"}), store=LocalStore(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
