@@ -6,14 +6,17 @@ reads them, and never asks for a store's class. Object names are relative to the
 
 import builtins
 import contextlib
+import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.http.answers import MissingObjectError
+from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
     from aistore import Client
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
+
+
+# Whoever reads a shard takes larger pieces, which bypass the buffer.
+_BUFFER_BYTES = 64 << 10
 
 
 class Store(ABC):
@@ -186,7 +193,59 @@ class Store(ABC):
         """A fetcher that copies objects into a cache file; one thread uses it and closes it."""
 
 
-class Bucket(Store):
+class RemoteStore(Store):
+    """A store on servers, whose objects our HTTP client reads."""
+
+    prompt_s: float | None = None
+    """The longest silence for a small object; ``None``: as for others."""
+
+    @property
+    @abstractmethod
+    def objects(self) -> "ObjectFetcher":
+        """Reads the bucket's objects; any thread may use it."""
+
+    @abstractmethod
+    def missing(self, name: str, exc: MissingObjectError) -> StoreError:
+        """The error for a reader of an object that is missing, or whose bucket is."""
+
+    def locate(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def check_name(self, name: str) -> None:
+        check_object_name(name, url=self.locate(name))
+
+    def read(self, name: str) -> bytes:
+        with self._reading(name):
+            return self.objects.read(name, silence_s=self.prompt_s)
+
+    def find(self, name: str) -> bytes | None:
+        try:
+            return self.objects.read(name, silence_s=self.prompt_s)
+        except MissingObjectError:
+            return None
+
+    def read_range(self, name: str, *, start: int, size: int) -> bytes:
+        with self._reading(name):
+            return self.objects.read(name, start=start, size=size) if size else b""
+
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        with self._reading(name):
+            return cast("BinaryIO", io.BufferedReader(self.objects.open(name), _BUFFER_BYTES))
+
+    def file(self, name: str, *, size: int) -> "ObjectFile":
+        from dali_pipes.store.http.objects import ObjectFile
+
+        return ObjectFile(self, name, size)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except MissingObjectError as exc:
+            raise self.missing(name, exc) from None
+
+
+class Bucket(RemoteStore):
     """A bucket of a cluster, with the operations that only a cluster has."""
 
     endpoint: str
@@ -205,11 +264,6 @@ class Bucket(Store):
     """The bucket's type of checksum; a target reports checksums of this type for the objects that it stores."""
     patience: "Patience"
     """How long requests wait for a cluster that is away."""
-
-    @property
-    @abstractmethod
-    def objects(self) -> "ObjectFetcher":
-        """Reads the bucket's objects; any thread may use it."""
 
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:

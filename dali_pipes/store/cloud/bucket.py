@@ -9,24 +9,22 @@ import builtins
 import contextlib
 import hashlib
 import hmac
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.base import Store
+from dali_pipes.store.base import RemoteStore
 from dali_pipes.store.cloud.objects import ADDRESSES, CHAINS, CloudObjects, NoBucketError, Refusal, refused
 from dali_pipes.store.cloud.settings import STALL_S, CloudSettings
 from dali_pipes.store.entries import SERVERS, ObjectEntry
 from dali_pipes.store.http.answers import MissingObjectError, ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
-from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile, RetryPolicy
+from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience, PatienceOverError, Waiting, current_patience, pause
-from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
     from dali_pipes.store.cloud.settings import ObstoreStore
@@ -44,7 +42,6 @@ _USED_FOR_S = 45 * 60.0
 # Where a machine in a cloud asks for its credentials. No other machine has such a server, and no wait mends that.
 _METADATA_SERVERS = ("169.254.", "metadata.google")
 _AZURE_VERSION = "2023-11-03"
-_BUFFER_BYTES = 1 << 20
 _PAGE = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAKERS = {
@@ -148,7 +145,7 @@ class CloudRequests:
             ) from None
 
 
-class CloudStore(Store):
+class CloudStore(RemoteStore):
     """A bucket of a cloud, or a server's files. Any thread may use it."""
 
     def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
@@ -161,12 +158,6 @@ class CloudStore(Store):
     @property
     def url(self) -> str:
         return self.settings.url
-
-    def locate(self, name: str) -> str:
-        return f"{self.url}/{name}"
-
-    def check_name(self, name: str) -> None:
-        check_object_name(name, url=self.locate(name))
 
     def exists(self) -> bool:
         if self._is_read_only:
@@ -237,31 +228,9 @@ class CloudStore(Store):
         size = self.size(name)
         return None if size is None else ObjectEntry(name=name, size=size, checksum=None)
 
-    def read(self, name: str) -> bytes:
-        with self._reading(name):
-            return self.objects.read(name)
-
-    def find(self, name: str) -> bytes | None:
-        try:
-            return self.objects.read(name)
-        except MissingObjectError:
-            return None
-
-    def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        with self._reading(name):
-            return self.objects.read(name, start=start, size=size) if size else b""
-
-    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        with self._reading(name):
-            return cast("BinaryIO", io.BufferedReader(self.objects.open(name), _BUFFER_BYTES))
-
-    @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except MissingObjectError as exc:
-            what = f"bucket '{self.url}'" if exc.is_bucket else f"object '{self.locate(name)}'"
-            raise StoreError(f"no {what} at {self.settings.origin} ({exc.said})") from None
+    def missing(self, name: str, exc: MissingObjectError) -> StoreError:
+        what = f"bucket '{self.url}'" if exc.is_bucket else f"object '{self.locate(name)}'"
+        return StoreError(f"no {what} at {self.settings.origin} ({exc.said})")
 
     @cached_property
     def objects(self) -> ObjectFetcher:
@@ -273,9 +242,6 @@ class CloudStore(Store):
         return ObjectFetcher(
             self._requests.source, retry=RetryPolicy(silence_s=STALL_S), patience=self._requests.patience
         )
-
-    def file(self, name: str, *, size: int) -> ObjectFile:
-        return ObjectFile(self, name, size)
 
     def write(self, name: str, data: bytes) -> None:
         self.write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))

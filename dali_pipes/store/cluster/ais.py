@@ -4,11 +4,10 @@ Both wait for a cluster that is away: `dali_pipes.store.cluster.sessions`, `dali
 """
 
 import contextlib
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError, shown
@@ -22,17 +21,14 @@ from dali_pipes.store.cluster.transfer import write_object
 from dali_pipes.store.entries import PROVIDERS, ObjectEntry
 from dali_pipes.store.http.answers import MissingObjectError
 from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, PROMPT_S, SILENCE_S, NoAnswerError
-from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
+from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.http.rules import cause_of, is_missing
 from dali_pipes.store.messages import error_text, first_line
 from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, current_patience, use_patience
-from dali_pipes.store.shard_names import check_object_name
 
 if TYPE_CHECKING:
     from aistore import Client
 
-# Whoever reads a shard takes larger pieces, which bypass the buffer.
-_BUFFER_BYTES = 64 << 10
 # A thread that fetches may ask for the map, and whoever closes its loader waits for it.
 _MAP_TIMEOUT_S = 3.0
 
@@ -85,12 +81,6 @@ class AisStore(Bucket):
     def url(self) -> str:
         return f"{self.scheme}://{self.bucket}"
 
-    def locate(self, name: str) -> str:
-        return f"{self.url}/{name}"
-
-    def check_name(self, name: str) -> None:
-        check_object_name(name, url=self.locate(name))
-
     def exists(self) -> bool:
         with self.asking(self.url), _MissingAllowed():
             self._bucket.head()
@@ -117,28 +107,17 @@ class AisStore(Bucket):
 
         return list_completely(self, prefix)
 
-    def read(self, name: str) -> bytes:
-        with self._reading(name):
-            return self._read(name)
-
-    def _read(self, name: str) -> bytes:
-        # The object is small: unless a cloud must be asked first, a long silence means that nothing answers.
-        return self.objects.read(name, silence_s=PROMPT_S if self.scheme == "ais" else None)
-
-    def find(self, name: str) -> bytes | None:
-        try:
-            return self._read(name)
-        except MissingObjectError:
-            return None
-
-    def read_range(self, name: str, *, start: int, size: int) -> bytes:
-        with self._reading(name):
-            return self.objects.read(name, start=start, size=size) if size else b""
+    @property
+    def prompt_s(self) -> float | None:  # type: ignore[override]
+        # A small object: unless a cloud must be asked first, a long silence means that nothing answers.
+        return PROMPT_S if self.scheme == "ais" else None
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         self.learn_map()
-        with self._reading(name):
-            return cast("BinaryIO", io.BufferedReader(self.objects.open(name), _BUFFER_BYTES))
+        return super().open(name)
+
+    def missing(self, name: str, exc: MissingObjectError) -> StoreError:
+        return StoreError(self._no_bucket() if exc.is_bucket else f"no object '{self.locate(name)}' at {self.endpoint}")
 
     @cached_property
     def objects(self) -> ObjectFetcher:
@@ -150,23 +129,12 @@ class AisStore(Bucket):
         """The cluster, with today's settings of the environment."""
         return ClusterAccess.from_environment(self.endpoint, proxies=self.proxies)
 
-    @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except MissingObjectError as exc:
-            text = self._no_bucket() if exc.is_bucket else f"no object '{self.locate(name)}' at {self.endpoint}"
-            raise StoreError(text) from None
-
     def write(self, name: str, data: bytes) -> None:
         with self.asking(self.locate(name)):
             self._bucket.object(name).get_writer().put_content(data)
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         write_object(self, name, chunks, num_bytes=num_bytes)
-
-    def file(self, name: str, *, size: int) -> ObjectFile:
-        return ObjectFile(self, name, size)
 
     def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
         # For an object in a cloud, the cluster may report a value that is not a checksum of its bytes.
