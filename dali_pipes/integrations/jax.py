@@ -68,14 +68,14 @@ class JaxBatches(LoaderBatches):
     def _to_array(self) -> Callable[[str, torch.Tensor], jax.Array]:
         parts, sharding = self.delivery.parts, self._sharding
         cuda = parts.decode.device_id
-        if cuda is not None and "cuda" not in _platforms():
+        if cuda is not None and not any(device.platform in ("cuda", "gpu") for device in jax.local_devices()):
             raise ValueError(
                 f"the loader decodes on cuda:{cuda}, and this JAX has no CUDA devices; install jax[cuda12], or open "
                 "the loader with device='cpu'"
             )
         if sharding is None:
             # Those of a GPU stay there.
-            device = _default_device() if cuda is None else None
+            device = next(iter(jax.numpy.zeros(()).devices())) if cuda is None else None
             return lambda name, tensor: jax.dlpack.from_dlpack(_narrow(name, tensor), device=device)
         batching = parts.batching
         pieces = deal_rows(
@@ -168,11 +168,3 @@ def _narrow(name: str, tensor: torch.Tensor) -> torch.Tensor:
             "True)"
         )
     return narrowed
-
-
-def _platforms() -> set[str]:
-    return {"cuda" if device.platform == "gpu" else device.platform for device in jax.local_devices()}
-
-
-def _default_device() -> Any:
-    return next(iter(jax.numpy.zeros(()).devices()))

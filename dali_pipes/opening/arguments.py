@@ -60,7 +60,7 @@ class LoaderArguments:
         convert: dict[str, Callable[[Any], Any]] = {
             "shards": lambda shards: shards if isinstance(shards, Shards | Mixture) else Shards(shards),
             "last_batch_policy": _policy_name,
-            "batch_size": _positive_batch_size,
+            "batch_size": functools.partial(as_integer, "batch_size"),
             "seed": functools.partial(as_integer, "seed"),
             "shuffle": _as_shuffle,
             "device": _device_name,
@@ -68,6 +68,8 @@ class LoaderArguments:
         }
         for field, converted in convert.items():
             object.__setattr__(self, field, converted(getattr(self, field)))
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {self.batch_size}")
         if self.state is not None:
             # A mixture's weights are known when its data sets are found: a single data set has none.
             weights = self.state.order.weights
@@ -145,13 +147,6 @@ def _policy_name(policy: object) -> LastBatchPolicyName:
     if name not in LAST_BATCH_POLICIES:
         raise ValueError(f"last_batch_policy must be one of {', '.join(LAST_BATCH_POLICIES)}, got {policy!r}")
     return cast("LastBatchPolicyName", name)
-
-
-def _positive_batch_size(given: object) -> int:
-    batch_size = as_integer("batch_size", given)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
-    return batch_size
 
 
 def _as_shuffle(shuffle: object) -> Shuffle:

@@ -282,16 +282,14 @@ class Agreement:
                 if self._start is None or group != self._group:
                     self._compare_inputs(inputs(), process=process)
                 else:
-                    self._begin_comparison({"epoch": epoch, "position": position})
+                    self._error, self._num_starts = None, self._num_starts + 1
+                    begun = (self._num_starts, {"epoch": epoch, "position": position})
+                    threading.Thread(
+                        target=self._compare_start, args=begun, name="dali-pipes-agreement", daemon=True
+                    ).start()
             self._start, self._group = (epoch, position), group
         if self._error is not None:
             raise ValueError(self._error)
-
-    def _begin_comparison(self, start: Mapping[str, int]) -> None:
-        self._error = None
-        self._num_starts += 1
-        arguments = (self._num_starts, start)
-        threading.Thread(target=self._compare_start, args=arguments, name="dali-pipes-agreement", daemon=True).start()
 
     def _key(self, name: object) -> str:
         # torchrun's store outlives workers that are started again, and still has their values.
