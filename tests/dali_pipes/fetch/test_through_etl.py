@@ -371,7 +371,7 @@ def test_an_etl_that_is_not_there_is_told_with_those_that_are(bucket: AisStore) 
             dp.Mixture({"a": "ais://b/s-"}),
             "small-pets",
             ValueError,
-            r"etl='small-pets'\) with a mixture: name the data sets .*: Mixture\({...}, etl={'a': 'small-pets'}\)",
+            r"etl='small-pets'\) with a mixture: name the data sets .*: Mixture\({...}, etl={'SET': 'small-pets'}\)",
         ),
         (
             dp.Mixture({"a": "{plain}"}, etl={"a": "small-pets"}),
