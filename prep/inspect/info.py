@@ -184,10 +184,11 @@ def describe_set(
         for component, photo in info.photos.items():
             rows = photos[component]
             look = partial(_look, workers, indexed, show_progress=show_progress)
-            _add_headers(photo, look(_all_details, _drawn(draw, rows, num_headers or len(rows)), "headers"))
+            _add_headers(photo, look(_details, NUM_READERS, _drawn(draw, rows, num_headers or len(rows)), "headers"))
             if num_pixels and not photo.is_mask:
-                moments = look(_all_moments, _drawn(draw, rows, num_pixels), f"pixels of {component}")
-                photo.pixels = _pixels(moments)
+                # At most one thread for each core, because each thread holds a decoded photo.
+                num_threads, drawn = len(os.sched_getaffinity(0)), _drawn(draw, rows, num_pixels)
+                photo.pixels = _pixels(look(_moments, num_threads, drawn, f"pixels of {component}"))
     return info
 
 
@@ -272,27 +273,31 @@ class _Place(NamedTuple):
     size: int
 
 
-class _Task(NamedTuple):
-    store: Store
-    places: list[_Place]
-
-
 def _look(
     workers: Workers,
     indexed: IndexedSet,
-    function: Callable[[_Task, Report], list[Result]],
+    function: Callable[[Store, _Place], Result],
+    num_threads: int,
     photos: Photos,
     what: str,
     *,
     show_progress: bool,
 ) -> Iterator[Result]:
-    """Yield the results of a task function for some photos, in their order."""
+    """Yield the results of a function for some photos, in their order; workers call it in ``num_threads`` threads."""
     names = indexed.manifest.names
     places = [_Place(names[shard], offset, size) for shard, offset, size, _, _ in photos.tolist()]
-    starts = range(0, len(places), _TASK_PHOTOS)
-    tasks = (_Task(indexed.shards.store, places[start : start + _TASK_PHOTOS]) for start in starts)
+    tasks = (places[start : start + _TASK_PHOTOS] for start in range(0, len(places), _TASK_PHOTOS))
+    task_function = partial(_in_threads, partial(function, indexed.shards.store), num_threads)
     with bar(what=what, total=len(places), unit="photos", shown=show_progress, delay_s=1) as drawn:
-        yield from chain.from_iterable(workers.map(function, tasks, on_progress=drawn.update))
+        yield from chain.from_iterable(workers.map(task_function, tasks, on_progress=drawn.update))
+
+
+def _in_threads(
+    function: Callable[[_Place], Result], num_threads: int, places: list[_Place], report: Report
+) -> list[Result]:
+    found = list(in_threads(function, places, num_threads))
+    report(len(found))
+    return found
 
 
 def _add_headers(photo: PhotoInfo, headers: Iterator[PhotoDetails]) -> None:
@@ -302,12 +307,6 @@ def _add_headers(photo: PhotoInfo, headers: Iterator[PhotoDetails]) -> None:
         photo.num_headers += 1
         photo.num_for_hardware += details.is_for_hardware
     photo.kinds = dict(kinds.most_common())
-
-
-def _all_details(task: _Task, report: Report) -> list[PhotoDetails]:
-    found = list(in_threads(partial(_details, task.store), task.places, NUM_READERS))
-    report(len(found))
-    return found
 
 
 def _details(store: Store, place: _Place) -> PhotoDetails:
@@ -340,13 +339,6 @@ def _pixels(all_moments: Iterator[Moments | None]) -> Pixels | None:
     mean = total / max(num, 1)
     std = np.sqrt(np.maximum(squares / max(num, 1) - mean**2, 0))
     return Pixels(num_photos=num, num_undecodable=bad, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
-
-
-def _all_moments(task: _Task, report: Report) -> list[Moments | None]:
-    # At most one thread for each core, because each thread holds a decoded photo.
-    found = list(in_threads(partial(_moments, task.store), task.places, len(os.sched_getaffinity(0))))
-    report(len(found))
-    return found
 
 
 def _moments(store: Store, place: _Place) -> Moments | None:

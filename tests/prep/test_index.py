@@ -269,38 +269,31 @@ def test_times_that_aistore_lists_as_s3_are_not_believed(
 # --- what verify and info say -----------------------------------------------------------------------------------------
 
 
-def test_verify_names_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
+def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
+    """For info, shards beyond the manifest are a remark, missing ones are an error; for verify both are."""
     assert run("verify", folder, "--workers", "1").exit_code == 0
-    (folder / LACKING).unlink()
-    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
-    done = run("verify", folder, "--workers", "1", "--json")
-    assert done.exit_code == 1
-    found = json.loads(done.stdout)
-    assert (found["num_shards"], found["num_samples"], found["num_problems"]) == (3, 9, 2)
-    assert [(one["kind"], one["shard"]) for one in found["findings"]] == [
-        ("gone", f"{folder}/{LACKING}"),
-        ("beyond", f"{folder}/s-000004.tar"),
-    ]
-    text = run("verify", folder, "--workers", "1").stdout
-    assert "1  shards that should be there and are not" in text
-    assert "1  shards that the manifest does not list" in text
-    assert "nothing is wrong" not in text
-
-
-def test_info_names_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
-    """Shards beyond the manifest are a remark, missing ones are an error."""
     write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
     done = run("info", folder)
     assert done.exit_code == 0
     assert f"1 shard there that the manifest does not list: '{folder}/s-000004.tar'" in done.stdout
     (folder / LACKING).unlink()
-    done = run("info", folder, "--json")
-    assert done.exit_code == 1
-    found = json.loads(done.stdout)
-    assert (found["num_shards"], found["num_samples"]) == (3, 9)
-    assert found["missing"] == [f"{folder}/{LACKING}"]
-    assert found["beyond"] == [f"{folder}/s-000004.tar"]
+    for command in ("verify", "info"):
+        done = run(command, folder, "--json")
+        assert done.exit_code == 1
+        found = json.loads(done.stdout)
+        assert (found["num_shards"], found["num_samples"]) == (3, 9)
+        if command == "info":
+            assert (found["missing"], found["beyond"]) == ([f"{folder}/{LACKING}"], [f"{folder}/s-000004.tar"])
+        else:
+            assert [(one["kind"], one["shard"]) for one in found["findings"]] == [
+                ("gone", f"{folder}/{LACKING}"),
+                ("beyond", f"{folder}/s-000004.tar"),
+            ]
     assert "1 shard missing, which should be there" in run("info", folder).stdout
+    text = run("verify", folder, "--workers", "1").stdout
+    assert "1  shards that should be there and are not" in text
+    assert "1  shards that the manifest does not list" in text
+    assert "nothing is wrong" not in text
 
 
 def test_view_leaves_missing_shards_out_if_it_may(folder: Path, tmp_path: Path) -> None:
