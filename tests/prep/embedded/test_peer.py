@@ -67,22 +67,6 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
-@pytest.mark.parametrize("is_ipv6", [False, True])
-def test_lookup_gives_the_own_user(is_ipv6: bool) -> None:
-    """Also of a client with an IPv6 socket, which a server at an IPv4 address cannot tell from others."""
-    with listening() as server, socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as client:
-        port = server.getsockname()[1]
-        try:
-            client.connect(("::ffff:127.0.0.1" if is_ipv6 else "127.0.0.1", port))
-        except OSError:
-            if is_ipv6:
-                pytest.skip("no IPv6 here")
-            raise
-        accepted, address = server.accept()
-        with accepted:
-            assert peer_uid(address, ("127.0.0.1", port)) == os.geteuid()
-
-
 @needs_root
 def test_lookup_gives_the_other_user_and_then_nobody() -> None:
     """A process that sends and closes at once is not taken for root, to whom older kernels give its socket."""
@@ -110,11 +94,6 @@ def test_lookup_gives_the_other_user_and_then_nobody() -> None:
         assert as_nobody(connect) == "x"
         thread.join()
     assert found == [NOBODY, None]
-
-
-def test_lookup_of_no_connection_gives_nobody() -> None:
-    with listening() as server:
-        assert peer_uid(("127.0.0.1", 1), server.getsockname()) is None
 
 
 def ask(port: int, method: str = "GET", path: str = "/v1/health", body: bytes | None = None) -> str:
