@@ -28,6 +28,8 @@ class _Found:
     doubtful: dict[int, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
+    dotted: list[str] = field(default_factory=list)
+    """Photos whose names have a dot before the extension."""
 
     def leave_out(self, path: Path) -> None:
         """Name a file that is in no class, or is no photo by its extension."""
@@ -43,6 +45,8 @@ class _Found:
         if not self.records:
             problems = [*self.broken, *self.skipped, *self.noted, *self.others]
             raise DataError(f"'{directory}' holds no photo: {shown(problems, are_names=False) or 'no file'}")
+        if self.dotted:
+            self.noted.append(f"a dot in a photo's name is a dash in its key: {shown(self.dotted)}")
         source = Source(
             name=f"{name} '{directory}'",
             records=self.records,
@@ -148,9 +152,7 @@ def _add(found: _Found, directory: Path, folder: Path, seen: dict[tuple[int, int
         if len(components) < len(paths):
             found.broken.append(f"{key}: {shown(names)} would be one component of one key; rename all but one")
             continue
-        found.noted += [
-            f"{key}: '{name}' has a dot in its name, where a key would end" for name in names if "." in Path(name).stem
-        ]
+        found.dotted += [name for name in names if "." in Path(name).stem]
         if len(paths) > 1:
             found.doubtful[len(found.records)] = (
                 f"{key}: {len(names)} photos have this key, expected one: {shown(names)}; rename one"

@@ -172,9 +172,7 @@ def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path
     source = imagefolder(write_photos(tmp_path, "v1.2/Screen at 10.11.jpg", "v1.2/b.jpg"))
     assert [record.key for record in source.records] == ["v1.2/Screen at 10-11", "v1.2/b"]
     report = pack(source, store=LocalStore(tmp_path / "out"))
-    assert report.noted == (
-        "v1.2/Screen at 10-11: 'v1.2/Screen at 10.11.jpg' has a dot in its name, where a key would end",
-    )
+    assert report.noted == ("a dot in a photo's name is a dash in its key: 'v1.2/Screen at 10.11.jpg'",)
 
 
 def test_two_photos_of_one_key_follow_on_bad(tmp_path: Path) -> None:
