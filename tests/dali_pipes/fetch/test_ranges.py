@@ -23,7 +23,7 @@ from tests.faults import faulty
 @pytest.mark.usefixtures("small_ranges")
 def test_ranges_are_read_in_parallel_from_one_target(store: AisStore) -> None:
     """Four connections, one redirect; an object too small for two ranges is read in one piece."""
-    with faulty(store.endpoint) as proxy:
+    with faulty(store.endpoint, latency_s=0.2) as proxy:  # no range is over before the others have begun
         fetch_through(proxy, store, num_connections=4)
         assert sorted(wanted or "" for wanted in ranges_of(proxy)) == sorted(
             f"bytes={start}-{min(start + 625_001, len(DATA)) - 1}" for start in range(0, len(DATA), 625_001)
