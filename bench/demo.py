@@ -11,16 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dali_pipes.commands.output import print_note
-from dali_pipes.errors import DataError, PipesError
-from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.names import manifest_name
+from dali_pipes.errors import PipesError
+from dali_pipes.formats.manifest import Manifest
 from dali_pipes.progress import current_verbosity, progress
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import cluster
@@ -29,7 +26,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
-from prep.pack.pack import PackJob, pack
+from prep.pack.pack import pack
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
@@ -37,9 +34,6 @@ from prep.sources.demo_photos import demo_photos
 
 BUCKET = "dali-pipes-demo"
 PACKED_PREFIX, SHUFFLED_PREFIX = "samples-", "shuffled-"
-STAMP = "demo-stamp.json"
-# The version of the steps before the loaders; a bucket of another version is made again.
-RECIPE = 1
 # WebLoader gives each worker whole shards, so there are several for each core of a laptop.
 NUM_SHARDS = 8
 SHEET_SAMPLES = 24
@@ -76,9 +70,9 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     """Pack real photos, dSort and index them in AIStore, load them through DALI and WebLoader, and compare.
 
     Reads the photographs that ship inside scikit-image. Writes to the bucket ais://dali-pipes-demo and to --out:
-    contact-sheet.png, report.json and shards/. A second run uses the shards in the bucket if they were made
-    in the same way and are complete. The contact sheet is loaded from the bucket. Both loaders are timed on the copies
-    in shards/, so that neither waits for a network that the other does not use.
+    contact-sheet.png, report.json and shards/; a second run makes them anew. The contact sheet is loaded from the
+    bucket. Both loaders are timed on the copies in shards/, so that neither waits for a network that the other does not
+    use.
     """
     from bench.tools.environment import check_extras
 
@@ -117,54 +111,15 @@ def _make_directory(out: Path) -> None:
 
 
 def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tuple[ShardSet, Manifest]:
-    """Make the shards in the bucket, draw the contact sheet from there, and return local copies of the shards.
-
-    If the shards of an earlier run are damaged, make them again, once.
-    """
-    while True:
-        shards, manifest, is_reused = _prepare(store, samples=samples, seed=seed)
-        try:
-            with _step("copy") as say:
-                _copy_out(store, manifest, out / "shards")
-                say(f"{manifest.num_shards} shards to {out / 'shards'}")
-            with _step("contact sheet") as say:
-                say(str(_draw_sheet(shards, manifest, out / "contact-sheet.png", seed=seed)))
-        except DataError as exc:
-            if not is_reused:
-                raise
-            print_note(f"damaged since the earlier run, made again: {exc}")
-            # The packed shards too: pack keeps an object with the right listed checksum without reading it.
-            for name in (STAMP, *(entry.name for entry in store.list(PACKED_PREFIX))):
-                store.delete(name)
-            continue
-        return resolve_shards(out / "shards" / SHUFFLED_PREFIX, endpoint=None), manifest
-
-
-def _prepare(store: AisStore, *, samples: int, seed: int) -> tuple[ShardSet, Manifest, bool]:
-    """Return the shuffled, indexed shards of an earlier run in the bucket if they fit the recipe, else new ones.
-
-    Returns:
-        The shards, their manifest, and whether an earlier run made them.
-    """
-    # The photos' bytes depend on these packages.
-    versions = {name: version(name) for name in ("pillow", "scikit-image")}
-    recipe = {"recipe": RECIPE, "samples": samples, "seed": seed, "versions": versions}
-    with _step("look for an earlier run") as say:
-        found = _earlier_run(store, recipe)
-        say("none that fits" if found is None else f"{found[1].num_samples} samples in {store.url}: taken as they are")
-    if found is not None:
-        return *found, True
-
-    # Deleted before anything is replaced, and written again when everything is made.
-    if store.exists():
-        store.delete(STAMP)
+    """Make the shards in the bucket, draw the contact sheet from there, and return local copies of the shards."""
     with _step("photos") as say:
         photos = demo_photos(count=samples, seed=seed, show_progress=True)
         say(f"{len(photos.records)} with masks, cut from {len(photos.classes)} photographs of scikit-image")
     with _step("pack") as say:
         max_count = -(-samples // NUM_SHARDS)
-        job = PackJob(store=store, prefix=PACKED_PREFIX, max_count=max_count, overwrite=True, show_progress=True)
-        packed = pack(photos, job)
+        packed = pack(
+            photos, store=store, prefix=PACKED_PREFIX, max_count=max_count, overwrite=True, show_progress=True
+        )
         say(f"{packed.num_samples} samples in {len(packed.shards)} shards, {packed.num_bytes / 2**20:.1f} MiB")
     with _step("dSort") as say:
         source = resolve_shards(store.locate(PACKED_PREFIX), endpoint=store.endpoint)
@@ -177,48 +132,20 @@ def _prepare(store: AisStore, *, samples: int, seed: int) -> tuple[ShardSet, Man
         shards = resolve_shards(store.locate(SHUFFLED_PREFIX), endpoint=store.endpoint)
         manifest = index_shards(shards, show_progress=True)
         say(f"{manifest.num_samples} samples, manifest {store.locate(SHUFFLED_PREFIX)}manifest.safetensors")
-    store.write(STAMP, json.dumps(recipe).encode())
-    return shards, manifest, False
+    with _step("copy") as say:
+        _copy_out(store, out / "shards")
+        say(f"{manifest.num_shards} shards to {out / 'shards'}")
+    with _step("contact sheet") as say:
+        say(str(_draw_sheet(shards, manifest, out / "contact-sheet.png", seed=seed)))
+    return resolve_shards(out / "shards" / SHUFFLED_PREFIX, endpoint=None), manifest
 
 
-def _earlier_run(store: AisStore, recipe: dict[str, Any]) -> tuple[ShardSet, Manifest] | None:
-    """The shards of an earlier run, if it finished, had this recipe, and every shard still has its size.
-
-    `_copy_out` checks the bytes against the manifest's checksums.
-    """
-    if not store.exists():
-        return None
-    sizes = {entry.name: entry.size for entry in store.list("")}
-    name = manifest_name(SHUFFLED_PREFIX)
-    if STAMP not in sizes or name not in sizes:
-        return None
-    try:
-        if json.loads(store.read(STAMP)) != recipe:
-            return None
-        manifest = Manifest.from_bytes(store.read(name), where=store.locate(name))
-        shards = resolve_shards(store.locate(SHUFFLED_PREFIX), endpoint=store.endpoint)
-    except (PipesError, ValueError):
-        return None
-    expected = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
-    whole = shards.names == manifest.names and all(sizes[shard] == size for shard, size in expected.items())
-    return (shards, manifest) if whole else None
-
-
-def _copy_out(store: AisStore, manifest: Manifest, directory: Path) -> None:
-    """Copy the shuffled shards, their indexes, manifest and class table; delete older files with their prefix.
-
-    Raises:
-        DataError: If a shard's bytes are not those that were indexed. This shard is not copied.
-    """
+def _copy_out(store: AisStore, directory: Path) -> None:
+    """Copy the shuffled shards, their indexes, manifest and class table; delete older files with their prefix."""
     local = LocalStore(directory)
-    expected = dict(zip(manifest.names, manifest.checksums.tolist(), strict=True))
     wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
     for name in progress(wanted, what="copy", unit="object"):
-        data = store.read(name)
-        if name in expected and checksum(data) != expected[name]:
-            found = f"xxhash2 {checksum(data):016x}, the manifest says {expected[name]:016x}"
-            raise DataError(f"shard '{store.locate(name)}' has the {found}")
-        local.write(name, data)
+        local.write(name, store.read(name))
     for entry in local.list(SHUFFLED_PREFIX):
         if entry.name not in wanted:
             local.delete(entry.name)

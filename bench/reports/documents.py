@@ -86,5 +86,5 @@ def _table(words: str, folder: Path) -> str:
         raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
     loaders = options["--loaders"].split(",") if "--loaders" in options else None
     shown = restricted(read_run(folder / name), baseline=options.get("--baseline"), loaders=loaders)
-    notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown, figures=figures or None))
+    notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown))
     return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"

@@ -12,11 +12,11 @@ replaced by its ratio to one loader's, round by round within each run, and these
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
-from bench.reports.figures import FIGURES, SETTING_TITLES, BenchFigure
+from bench.reports.figures import FIGURES, SETTING_TITLES
 from bench.reports.summary import (
     Interval,
     Record,
@@ -60,8 +60,7 @@ Outcome = Literal["worse", "better", "equal", "within the threshold", "not told 
 WHEN = ("before", "after")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FigureChange:
+class FigureChange(NamedTuple):
     """One figure of one loader, before and after."""
 
     record: Record
@@ -80,22 +79,18 @@ class FigureChange:
         relative = "" if self.relative_to is None else f" / {self.relative_to}'s"
         return f"{FIGURES[self.figure].title}{relative}"
 
-    @property
-    def shown_as(self) -> BenchFigure:
-        """The figure that formats the values: a ratio has no unit and no scale."""
+    def shown(self, values: Sequence[float]) -> str:
+        """Return values as a cell of a table; a ratio to a loader has no unit and no scale."""
         figure = FIGURES[self.figure]
-        return figure if self.relative_to is None else replace(figure, unit="", scale=1.0, digits=2)
+        return format_interval(figure if self.relative_to is None else replace(figure, scale=1.0, digits=2), values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """All changes, and the records that only one of the runs has."""
+class Verdict(NamedTuple):
+    """All changes, and what a reader must know besides."""
 
     changes: tuple[FigureChange, ...]
-    only_before: tuple[str, ...]
-    only_after: tuple[str, ...]
-    stopped: tuple[str, ...] = ()
-    """A line for each run that was stopped early."""
+    notes: tuple[str, ...]
+    """A line for each run that was stopped early, or has records that the other one has not."""
 
     @property
     def regressions(self) -> tuple[FigureChange, ...]:
@@ -137,11 +132,14 @@ def compare_runs(
             "verdict then includes these differences"
         )
     runs = dict(zip(WHEN, (before, after), strict=True))
-    if relative_to is not None:
-        _check_reference(runs, relative_to)
+    for when, run in runs.items():
+        if relative_to is not None and not named(run["records"], relative_to):
+            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
+            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
     names = ({name for one in run["records"] for name in one["setting"]} for run in runs.values())
     fields = set.intersection(*names) if anyway else None
-    earlier, later = (_by_key(run, fields) for run in runs.values())
+    records = {when: _by_key(run, fields) for when, run in runs.items()}
+    earlier, later = records.values()
     common = [key for key in later if key in earlier]
     if not common:
         raise ValueError("no loader was timed under the same setting in both runs")
@@ -152,39 +150,28 @@ def compare_runs(
     )
     changes = tuple(change for change in found if change is not None)
     if not changes:
-        beside = "" if relative_to is None else f", beside those of '{relative_to}'"
-        raise ValueError(f"none of {', '.join(figures)} was measured in both runs{beside}; name others: --figures")
-    return Verdict(
-        changes=changes,
-        only_before=_names_without(before, [earlier[key] for key in common]),
-        only_after=_names_without(after, [later[key] for key in common]),
-        stopped=tuple(
-            f"{when}: stopped after {rounds}" for when, run in runs.items() if (rounds := rounds_of(run)) is not None
-        ),
-    )
-
-
-def _check_reference(runs: Mapping[str, Report], relative_to: str) -> None:
+        raise ValueError(f"none of {', '.join(figures)} was measured in both runs; name others: --figures")
+    notes = []
     for when, run in runs.items():
-        if not named(run["records"], relative_to):
-            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
-            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
+        if (rounds := rounds_of(run)) is not None:
+            notes.append(f"{when}: stopped after {rounds}")
+        compared = {id(records[when][key]) for key in common}
+        if alone := [_name(record) for record in run["records"] if id(record) not in compared]:
+            notes.append(f"only {when}: {'; '.join(alone)}")
+    return Verdict(changes, tuple(notes))
 
 
 def differences_of(before: Report, after: Report) -> list[str]:
     """List the differences that forbid a comparison of two runs; versions and commits may differ."""
-    machines = [_conditions(report) for report in (before, after)]
-    return [
-        f"{what} was {_text_of(first)}, is {_text_of(machines[1][what])}"
-        for what, first in machines[0].items()
-        if first != machines[1][what]
-    ]
+    first, second = _conditions(before), _conditions(after)
+    return [f"{what} was {first[what]}, is {second[what]}" for what in first if first[what] != second[what]]
 
 
 def _conditions(report: Report) -> dict[str, object]:
     """Return the conditions that two runs must have in common."""
-    environment = report["environment"]
+    environment, options = report["environment"], report["options"]
     cpu, gib = environment.get("cpu", {}), environment.get("memory_gib")
+    same = ("recipe", "photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
     return {
         "benchmark": report["format"],
         "CPU model": cpu.get("model"),
@@ -192,22 +179,9 @@ def _conditions(report: Report) -> dict[str, object]:
         # Rounded: the memory that a kernel keeps for itself differs from start to start.
         "memory in GiB": None if gib is None else round(gib),
         "GPUs": environment.get("gpus"),
-        "data": [_data(data) for data in report["data"]],
-        **{
-            name: report["options"].get(name)
-            for name in ("recipe", "photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
-        },
+        "data": [(one["num_samples"], one.get("digest") or one.get("shard_bytes")) for one in report["data"]],
+        **{name: options.get(name) for name in same},
     }
-
-
-def _data(data: Mapping[str, Any]) -> str:
-    if digest := data.get("digest"):
-        return f"{data['num_samples']} samples {digest[:12]}"
-    return f"{data['num_samples']} samples, {data.get('shard_bytes')} bytes"
-
-
-def _text_of(value: object) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else f"'{value}'"
 
 
 def format_verdict(verdict: Verdict) -> str:
@@ -219,7 +193,8 @@ def format_verdict(verdict: Verdict) -> str:
             *(format_setting(change.record["setting"].get(name)) for name in varied),
             label_of(change.record),
             change.title,
-            *(format_interval(change.shown_as, values) for values in (change.before, change.after)),
+            change.shown(change.before),
+            change.shown(change.after),
             format_ratio(change.ratio),
             change.outcome,
         ]
@@ -228,23 +203,14 @@ def format_verdict(verdict: Verdict) -> str:
     lines = [format_rows(rows, left=len(varied) + 2), ""]
     for change in verdict.regressions:
         better = "more" if FIGURES[change.figure].better == "high" else "less"
-        lines.append(
-            f"worse: {_name(change.record)}: {change.title} is {format_ratio(change.ratio)} of what it was "
-            f"({better} is better)"
-        )
-    lines += verdict.stopped
-    for when, names in zip(WHEN, (verdict.only_before, verdict.only_after), strict=True):
-        if names:
-            lines.append(f"only {when}: {'; '.join(names)}")
+        ratio = format_ratio(change.ratio)
+        lines.append(f"worse: {_name(change.record)}: {change.title} is {ratio} of what it was ({better} is better)")
     undecided = sum(change.outcome in ("not told apart", "too few repeats") for change in verdict.changes)
     if not verdict.regressions:
         lines.append("nothing is known to be worse" if undecided else "nothing is worse")
     if undecided:
-        lines.append(
-            f"undecided: {undecided} of {len(verdict.changes)} figures; take more repeats, on a machine that does "
-            "nothing else"
-        )
-    return "\n".join(lines)
+        lines.append(f"undecided: {undecided} of {len(verdict.changes)} figures; take more repeats, on an idle machine")
+    return "\n".join([*lines, *verdict.notes])
 
 
 def _change(
@@ -264,15 +230,7 @@ def _change(
     outcome = _outcome(ratio, more_is_better=known.better == "high", threshold=threshold)
     if relative_to is None and abs(middles[1] - middles[0]) < known.least:
         outcome = "within the threshold"
-    return FigureChange(
-        record=after[1],
-        figure=figure,
-        before=first,
-        after=second,
-        ratio=ratio,
-        outcome=outcome,
-        relative_to=relative_to,
-    )
+    return FigureChange(after[1], figure, first, second, ratio, outcome, relative_to)
 
 
 def _values(run: Report, record: Record, figure: str, *, relative_to: str | None) -> list[float]:
@@ -320,11 +278,6 @@ def _by_key(run: Report, fields: set[str] | None) -> dict[tuple[object, ...], Re
         key = (record["loader"], record["decode"], record["device"], *sorted((k, str(v)) for k, v in setting.items()))
         found.setdefault(key, []).append(record)
     return {key: records[0] for key, records in found.items() if len(records) == 1}
-
-
-def _names_without(run: Report, compared: Sequence[Record]) -> tuple[str, ...]:
-    known = {id(record) for record in compared}
-    return tuple(_name(record) for record in run["records"] if id(record) not in known)
 
 
 def _name(record: Record) -> str:

@@ -1,6 +1,5 @@
 """Write tables and notes of records, as text or Markdown."""
 
-import statistics
 from collections.abc import Sequence
 
 from bench.loaders.registry import LOADERS
@@ -23,23 +22,10 @@ from bench.reports.summary import (
     setting_names,
     setting_text,
     shown_figures,
-    values_of,
 )
 
 UNITS = ("%", "ms", "s", "MiB")
 """Units that a column's title must add; the other titles are units themselves."""
-FETCHES = 0.05
-"""Share of the needed bytes; a loader that fetches less only asks whether a shard is still the same."""
-P99_BATCHES = 100
-"""With fewer batches, the 99th percentile is the longest."""
-PART_TITLES = {
-    "image": "photos",
-    "mask": "masks",
-    "label": "labels",
-    "key": "keys",
-    "normalised": "normalised photos",
-    "encoded": "photos' files",
-}
 _RECIPES = {
     "classification": "classification: each photo's given crop, resized, flipped or not, normalised",
     "encoded": "encoded: the photos' files, not decoded",
@@ -113,11 +99,8 @@ def report_text(report: Report) -> str:
     return "\n".join([format_table(report), "", *notes_of(report)])
 
 
-def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[str]:
-    """Return the notes below a table: how many repeats, what brackets mean, how loaders differ, what the record says.
-
-    ``figures`` are those of the table; ``None``: as `shown_figures`.
-    """
+def notes_of(report: Report) -> list[str]:
+    """Return the notes below a table: how many repeats, how loaders differ, and what the record says."""
     records = [record for record in report["records"] if record["repeats"]]
     notes = [] if (rounds := rounds_of(report)) is None else [f"Stopped after {rounds}, in {report.get('stopped')}."]
     for row in report.get("failed", ()):
@@ -135,85 +118,35 @@ def notes_of(report: Report, *, figures: Sequence[str] | None = None) -> list[st
             f"Medians of {repeats} interleaved repeats, with 95 % intervals in brackets. Ratios are taken turn by "
             f'turn: "equal" if the whole interval is within {EQUAL_WITHIN:.0%} of 1, "?" if it contains 1 and is wider.'
         )
-    notes += dict.fromkeys(note for record in records if (note := _parts_note(record)) is not None)
+    for record in {record["loader"]: record for record in records if missing_parts(record)}.values():
+        parts = f"no {', no '.join(missing_parts(record))}" if record["gives"] else "nothing from the shards"
+        notes.append(f"* {record['loader']} gives {parts}: what it does not give is neither compared nor timed.")
     notes += _loader_notes(records)
-    if "batch_p99_ms" in shown_figures(report, figures) and (counts := _few_batches(records)):
-        notes.append(f"batch p99: a turn has {_span(counts)} batches, so it is the longest of them.")
-    if made := conversions_of(report)[1:]:
-        each = []
-        for loader in dict.fromkeys(row[0] for row in made):  # once for all settings
-            wall_s, mib = (_span([row[column] for row in made if row[0] == loader]) for column in (1, 2))
-            what = LOADERS[loader].makes if loader in LOADERS else "a copy"
-            each.append(f"{loader} ({what}): {wall_s} s, {mib} MiB")
+    made: dict[str, list[str]] = {}
+    for record in records:  # once for each data set and number of ranks, which several settings share
+        if prepared := record.get("prepared"):
+            text = f"{prepared['wall_s']:.1f} s, {prepared['num_bytes'] / (1 << 20):.1f} MiB"
+            made.setdefault(record["loader"], []).append(text)
+    if made:
+        makes = {loader: LOADERS[loader].makes if loader in LOADERS else "a copy" for loader in made}
+        each = [f"{loader} ({makes[loader]}): {' or '.join(dict.fromkeys(texts))}" for loader, texts in made.items()]
         notes.append(f"Preparation (not included in the figures): {'; '.join(each)}.")
     return [*notes, *report.get("notes", ())]
-
-
-def _parts_note(record: Record) -> str | None:
-    """Name the parts of a batch that a loader does not give; ``None`` if it gives all."""
-    if not (missing := missing_parts(record)):
-        return None
-    parts = ", no ".join(PART_TITLES.get(part, part) for part in missing)
-    what = f"no {parts}" if record["gives"] else "nothing from the shards"
-    return f"* {record['loader']} gives {what}: what it does not give is neither compared nor timed."
 
 
 def _loader_notes(records: Sequence[Record]) -> list[str]:
     """Say how loaders differ in what they read and decode."""
     entries = {record["loader"]: LOADERS[record["loader"]] for record in records if record["loader"] in LOADERS}
     notes = []
-    converted = sorted(name for name, entry in entries.items() if entry.source == ("converted",))
-    if converted:
-        is_counted = any(values_of(record, "fetched_ratio") for record in records)
-        uncounted = "; they make no request that is delayed or counted" if is_counted else ""
+    if converted := sorted(name for name, entry in entries.items() if entry.source == ("converted",)):
         notes.append(
-            f"{', '.join(converted)}: read local copies, converted from the shards before, on a disk of this "
-            f"machine{uncounted}."
-        )
-    fetches: dict[str, bool] = {}
-    for record in records:
-        ratios = values_of(record, "fetched_ratio")
-        if ratios and record["setting"].get("cache") == "warm" and record.get("gives"):
-            name = record["loader"]
-            fetches[name] = fetches.get(name, False) or statistics.median(ratios) > FETCHES
-    fetching = [name for name, does in fetches.items() if does]
-    keeping = [name for name, does in fetches.items() if not does and name not in converted]
-    if fetching and keeping:
-        notes.append(
-            f"In a warm turn {', '.join(keeping)} read what the first epoch left on this machine; "
-            f"{', '.join(fetching)} fetch in each epoch."
+            f"{', '.join(converted)}: read local copies, converted from the shards before, on a disk of this machine; "
+            "they make no request that is delayed or counted."
         )
     windowed = [name for name, entry in entries.items() if entry.decodes_window]
     if windowed and any(entry.gives and name not in windowed for name, entry in entries.items()):
         notes.append(f"{', '.join(windowed)}: decode only the part of a photo that the crop keeps.")
     return notes
-
-
-def _few_batches(records: Sequence[Record]) -> list[str]:
-    """Note how many batches the turns had, if these are too few for a 99th percentile."""
-    counts = {
-        sum(len((rank.get("steady") or rank["first"])["waits_us"].split()) for rank in repeat["ranks"])
-        for record in records
-        for repeat in record["repeats"]
-        if repeat.get("ranks") and repeat["figures"].get("batch_p99_ms") is not None
-    }
-    return [str(count) for count in counts if count < P99_BATCHES]
-
-
-def _span(texts: Sequence[str]) -> str:
-    """Return numbers as ``0.1`` or ``0.1 to 0.4``."""
-    least, most = min(texts, key=float), max(texts, key=float)
-    return least if least == most else f"{least} to {most}"
-
-
-def conversions_of(report: Report) -> list[list[str]]:
-    """Return the table of conversions that were made for loaders: a header and rows, or an empty list."""
-    rows: dict[str, list[str]] = {}
-    for record in report["records"]:
-        if made := record.get("prepared"):
-            key = f"{record['loader']} {record['data']} {record['setting'].get('ranks')}"
-            rows.setdefault(key, [record["loader"], f"{made['wall_s']:.1f}", f"{made['num_bytes'] / (1 << 20):.1f}"])
-    return [["loader", "made in s", "MiB"], *rows.values()] if rows else []
 
 
 def conditions_of(report: Report) -> list[tuple[str, str]]:
@@ -250,8 +183,6 @@ def markdown_page(reports: Sequence[tuple[str, Report]]) -> str:
     for title, report in reports:
         parts += [f"## {title}", format_table(report, markdown=True, intervals=True)]
         parts += [note.replace("*", "\\*") for note in notes_of(report)]
-        if made := conversions_of(report):
-            parts += ["Preparation, before anything was timed:", format_rows(made, markdown=True)]
         parts.append("\n".join(f"* {name}: {about}" for name, about in conditions_of(report)))
     definitions = [
         f"* **{figure.title}**: {figure.about}"

@@ -21,19 +21,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from dali_pipes.errors import StoreError
 from dali_pipes.processes.programs import ServerProcess, end_with_owner
 
 _COUNTERS = struct.Struct("<QQQ")
 _BUFFER_BYTES = 1 << 18
 _CONNECT_S = 10.0
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "proxy-connection", "expect"})
+_ENCODING_HEADERS = frozenset({"connection", "transfer-encoding"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ class Gateway(ServerProcess):
         latency_s: Of a round trip, added to each request and to each new connection.
 
     Raises:
-        StoreError: If it does not start.
+        OSError: If it does not start.
         ValueError: If the endpoint is not an ``http://`` URL, or the latency is not in [0, 60).
     """
 
@@ -82,10 +81,7 @@ class Gateway(ServerProcess):
             file.write(bytes(_COUNTERS.size))
         self.counters = Path(file.name)
         arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counters", str(self.counters)]
-        try:
-            super().__init__("bench.tools.gateway", *arguments)
-        except OSError as exc:
-            raise StoreError(f"the gateway to '{endpoint}' did not start: {exc}") from exc
+        super().__init__("bench.tools.gateway", *arguments)
 
     def traffic(self) -> Traffic:
         return read_traffic(self.counters)
@@ -181,14 +177,17 @@ class _Handler(BaseHTTPRequestHandler):
         return super().parse_request()
 
     def relay(self) -> None:
-        length = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not length.isdecimal():
-            self.send_error(411)
-            return
         self.server.routes.counters.add(num_requests=1)
-        body = self.rfile.read(int(length))
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        is_kept = self._upstream.sock is not None
         try:
-            answer = self._ask(body)
+            try:
+                answer = self._ask(body)
+            except (ConnectionError, http.client.HTTPException):
+                self._upstream.close()
+                if not is_kept:
+                    raise
+                answer = self._ask(body)  # the server has closed the kept connection in the meantime
         except (OSError, http.client.HTTPException) as exc:
             self.send_error(502, explain=str(exc))
             return
@@ -201,17 +200,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ask(self, body: bytes) -> http.client.HTTPResponse:
         """Pass the request on; returns the head of the answer."""
-        is_kept = self._upstream.sock is not None
-        try:
-            return self._ask_once(body)
-        except (ConnectionError, http.client.HTTPException):
-            self._upstream.close()
-            # The server may have closed a kept connection in the meantime.
-            if not is_kept:
-                raise
-        return self._ask_once(body)
-
-    def _ask_once(self, body: bytes) -> http.client.HTTPResponse:
         if self._upstream.sock is None:
             self._upstream.sock = socket.create_connection(self.server.upstream, timeout=_CONNECT_S)
             self._upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -225,39 +213,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, answer: http.client.HTTPResponse) -> None:
         has_body = self.command != "HEAD" and answer.status not in (204, 304)
-        is_chunked = answer.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        # Without either, the body ends with the connection.
-        has_end = not has_body or is_chunked or "Content-Length" in answer.headers
-        if not has_end or answer.headers.get("Connection", "").lower() == "close":
-            self.close_connection = True
-        lines = [f"HTTP/{answer.version / 10} {answer.status} {answer.reason}"]
+        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in _ENCODING_HEADERS]
+        whole = None
+        if has_body and answer.length is None:  # in chunks, or until the connection ends: listings and errors
+            whole = answer.read()
+            headers.append(("Content-Length", str(len(whole))))
+        lines = [f"HTTP/1.1 {answer.status} {answer.reason}"]
         lines += [
-            f"{name}: {self._rewritten(value) if name.lower() == 'location' else value}"
-            for name, value in answer.getheaders()
-            if name.lower() != "connection"
+            f"{name}: {self._rewritten(value) if name.lower() == 'location' else value}" for name, value in headers
         ]
-        if self.close_connection:
-            lines.append("Connection: close")
         self._send("\r\n".join([*lines, "", ""]).encode("latin-1"))
-        for piece in self._body(answer) if has_body else ():
-            self._send(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
-        if is_chunked and has_body and not self.close_connection:
-            self._send(b"0\r\n\r\n")
-        answer.close()
-        if self.close_connection:
-            self._upstream.close()
-
-    def _body(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
-        """The answer's body in pieces, as they come."""
         try:
-            while piece := answer.read1(_BUFFER_BYTES):
-                yield piece
-            is_short = bool(answer.length)
-        except (OSError, http.client.HTTPException):
-            is_short = True
-        if is_short:
-            # The end of the connection tells the client.
-            self.close_connection = True
+            for piece in [whole] if whole is not None else iter(lambda: answer.read1(_BUFFER_BYTES), b""):
+                self._send(piece)
+        finally:
+            if answer.length or answer.will_close:
+                # The end of the connection tells the client of a short body.
+                self.close_connection = self.close_connection or bool(answer.length)
+                self._upstream.close()
+            answer.close()
 
     def _send(self, data: bytes) -> None:
         # Count first: when a client has read a whole answer, the count includes all of it.

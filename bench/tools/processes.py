@@ -1,6 +1,5 @@
 """Measure CPU time and memory of a process and all that it started, and end a process together with another."""
 
-import contextlib
 import os
 import select
 import threading
@@ -48,8 +47,6 @@ def touch_memory(num_bytes: int) -> int:
 
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written to)
-POLL_S = 1.0
-"""Seconds between two looks at a process, if the kernel has no pidfd."""
 
 
 def child_pids() -> set[int]:
@@ -92,16 +89,6 @@ class ProcessTree:
                 # It ended after it was listed. Its time is in its parent's figure now, or at the next call.
                 continue
             total += times.user + times.system + times.children_user + times.children_system
-        return total
-
-    def rss_bytes(self) -> int:
-        """Resident memory; shared pages count once for each process that maps them."""
-        total = 0
-        for process in self._processes():
-            try:
-                total += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
         return total
 
     def pss_bytes(self) -> int:
@@ -183,19 +170,8 @@ def _exit_after(pid: int) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        pass
-    except (AttributeError, OSError):
-        _poll_until_ended(pid)
-    else:
-        waiting = select.poll()
-        waiting.register(process, select.POLLIN)
-        waiting.poll()
+        os._exit(1)
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    waiting.poll()
     os._exit(1)
-
-
-def _poll_until_ended(pid: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        # A process that has ended is listed as a zombie until its parent waits for it.
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(POLL_S)

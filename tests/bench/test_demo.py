@@ -1,4 +1,4 @@
-"""The demo on few photos: what it leaves, and what a second run takes from the first."""
+"""The demo on few photos: what it leaves, and that a second run makes the same."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def _one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> None:
-    """The first run makes everything; the second takes the shards as they are, and is as right; another seed is not."""
+    """A second run makes the same shards again; another seed makes others."""
     out = tmp_path / "demo-out"
     first = run_demo(out)
     assert "dali and webloader gave the same 32 samples" in first.stdout
@@ -60,15 +60,10 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     assert list(sizes.values()) == manifest.shard_bytes.tolist()
     assert manifest.classes[1] == "astronaut"
 
-    second = run_demo(out, "--json")
-    assert "32 samples in ais://dali-pipes-demo: taken as they are" in second.stderr
-    assert "dSort" not in second.stderr
-    again = json.loads(second.stdout)
+    again = json.loads(run_demo(out, "--json").stdout)
     assert again["demo"]["manifest_digest"] == report["demo"]["manifest_digest"]
-
-    other = run_demo(out, "--seed", "8", "--json")
-    assert "none that fits" in other.stderr
-    assert json.loads(other.stdout)["demo"]["manifest_digest"] != report["demo"]["manifest_digest"]
+    other = json.loads(run_demo(out, "--seed", "8", "--json").stdout)
+    assert other["demo"]["manifest_digest"] != report["demo"]["manifest_digest"]
 
 
 @pytest.mark.slow
@@ -93,26 +88,6 @@ def test_demo_ends_with_commands_that_run_as_printed(tmp_path: Path, monkeypatch
     assert done.returncode == 0, done.stderr
     assert "32 samples" in done.stdout
     assert "Median" in done.stdout
-
-
-def test_demo_makes_damaged_shards_again(tmp_path: Path) -> None:
-    """A bit that turned in the bucket since the first run costs the second its time, not its result."""
-    out = tmp_path / "demo-out"
-    digest = json.loads(run_demo(out, "--json").stdout)["demo"]["manifest_digest"]
-    for name in ("shuffled-000003", "samples-000003"):
-        damaged = out / f"ais/buckets/dali-pipes-demo/{name}.tar.obj"
-        data = bytearray(damaged.read_bytes())
-        data[len(data) // 2] ^= 1
-        damaged.write_bytes(data)
-
-    second = run_demo(out, "--json")
-    assert "32 samples in ais://dali-pipes-demo: taken as they are" in second.stderr
-    text = (
-        "damaged since the earlier run, made again: 'ais://dali-pipes-demo/shuffled-000003.tar' is damaged on the disk"
-    )
-    assert text in second.stderr
-    assert json.loads(second.stdout)["demo"]["manifest_digest"] == digest
-    assert "taken as they are" in run_demo(out).stderr
 
 
 def test_demo_negative_seed_is_refused(tmp_path: Path) -> None:

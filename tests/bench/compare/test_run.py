@@ -127,7 +127,7 @@ def test_run_of_a_data_set_without_masks(tmp_path: Path) -> None:
         assert row["setting"]["crop"] == 224
     assert dict(conditions_of(report))["recipe"].startswith("classification: ")
     other = {**report, "options": {**report["options"], "recipe": "segmentation"}}
-    assert differences_of(other, report) == ["recipe was 'segmentation', is 'classification'"]
+    assert differences_of(other, report) == ["recipe was segmentation, is classification"]
 
 
 def test_run_indexes_shards_without_an_index_once_for_all(

@@ -86,14 +86,14 @@ def _without(what: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("what", "value", "message"),
     [
-        ("environment/cpu/model", "Grace", "CPU model was 'AMD EPYC', is 'Grace'"),
-        ("environment/cpu/cores_available", 64, "CPU cores available was '2', is '64'"),
-        ("environment/memory_gib", 512.0, "memory in GiB was '24', is '512'"),
-        ("environment/gpus", ["H200"], "GPUs was none, is H200"),
-        ("data/0/digest", "e" * 64, "data was 22 samples dddddddddddd, is 22 samples eeeeeeeeeeee"),
-        ("options/seed", 8, "seed was '7', is '8'"),
-        ("options/source", "AIStore", "source was 'local files', is 'AIStore'"),
-        ("options/epochs", 2, "epochs was '1', is '2'"),
+        ("environment/cpu/model", "Grace", "CPU model was AMD EPYC, is Grace"),
+        ("environment/cpu/cores_available", 64, "CPU cores available was 2, is 64"),
+        ("environment/memory_gib", 512.0, "memory in GiB was 24, is 512"),
+        ("environment/gpus", ["H200"], r"GPUs was \[\], is \['H200'\]"),
+        ("data/0/digest", "e" * 64, r"data was \[\(22, 'd+'\)\], is \[\(22, 'e+'\)\]"),
+        ("options/seed", 8, "seed was 7, is 8"),
+        ("options/source", "AIStore", "source was local files, is AIStore"),
+        ("options/epochs", 2, "epochs was 1, is 2"),
     ],
 )
 def test_runs_that_are_not_comparable_are_refused(what: str, value: object, message: str) -> None:
@@ -116,8 +116,8 @@ def test_what_is_in_one_run_only_is_said() -> None:
     """A loader that was not timed before, and one that is not any more; nothing in common is an error."""
     later = report(record("dali", 900, 2.5, decode="dali"), record("spdl", 300, 7.5))
     verdict = compare_runs(BEFORE, later)
-    assert verdict.only_before == ("webloader (pil) (threads 2, ranks 1, batch 64, cache warm, compute ms 40)",)
-    assert verdict.only_after == ("spdl (pil) (threads 2, ranks 1, batch 64, cache warm, compute ms 40)",)
+    setting = "(threads 2, ranks 1, batch 64, cache warm, compute ms 40)"
+    assert verdict.notes == (f"only before: webloader (pil) {setting}", f"only after: spdl (pil) {setting}")
     with pytest.raises(ValueError, match="no loader was timed under the same setting in both runs"):
         compare_runs(BEFORE, report(record("spdl", 300, 7.5)))
 
@@ -144,7 +144,7 @@ def test_busier_machine_is_in_no_ratio_to_a_loader_of_the_same_rounds() -> None:
     with pytest.raises(ValueError, match=r"--relative-to must be in both runs, got 'litdata'; before are: dali, spdl"):
         compare_runs(before, after, relative_to="litdata")
     only = report(record("dali", 900, 2.5))
-    with pytest.raises(ValueError, match=r"none of samples_per_s was measured in both runs, beside those of 'dali'"):
+    with pytest.raises(ValueError, match=r"none of samples_per_s was measured in both runs"):
         compare_runs(only, only, figures=["samples_per_s"], relative_to="dali")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.reports.figures import FIGURES
 from bench.reports.summary import baseline_of, format_interval, label_of, restricted, setting_names
-from bench.reports.tables import conditions_of, conversions_of, format_table, notes_of
+from bench.reports.tables import conditions_of, format_table, notes_of
 
 from .records import SEVEN, record, report
 
@@ -96,8 +96,9 @@ def test_label_names_the_decoder_where_there_is_a_choice() -> None:
     partial = record("litdata", 400, 5, decode="turbo", gives=["image", "key", "label", "normalised"])
     assert label_of(partial) == "litdata (turbo) *"
     assert notes_of(report(*RECORDS, partial))[1:] == [
-        "* litdata gives no masks: what it does not give is neither compared nor timed.",
-        "litdata: read local copies, converted from the shards before, on a disk of this machine.",
+        "* litdata gives no mask: what it does not give is neither compared nor timed.",
+        "litdata: read local copies, converted from the shards before, on a disk of this machine; they make no request "
+        "that is delayed or counted.",
         WINDOW,
     ]
     nothing = record("synthetic", 400, 5, decode="none", gives=[])
@@ -106,51 +107,15 @@ def test_label_names_the_decoder_where_there_is_a_choice() -> None:
     ]
 
 
-def test_conversion_is_shown_once_a_loader() -> None:
-    """Seconds and bytes of what was made before anything was timed."""
-    made = {"wall_s": 1.25, "num_bytes": 3 << 20}
-    rows = conversions_of(
-        report(*RECORDS, record("litdata", 1, 1, prepared=made), record("litdata", 1, 1, prepared=made))
-    )
-    assert rows == [["loader", "made in s", "MiB"], ["litdata", "1.2", "3.0"]]
-    assert conversions_of(report(*RECORDS)) == []
-
-
 def test_what_was_made_first_is_said_with_its_scope() -> None:
     """Ours, an index, as others' copies; who starts processes for it says so."""
-    made = {"wall_s": 0.84, "num_bytes": 1 << 19}
-    notes = notes_of(report(record("dali", 9, 1, prepared=made), record("litdata", 9, 1, prepared=made)))
+    made, more = ({"wall_s": wall_s, "num_bytes": 1 << 19} for wall_s in (0.84, 12.3))
+    rows = [record("dali", 9, 1, prepared=prepared) for prepared in (made, made, more)]
+    notes = notes_of(report(*rows, record("litdata", 9, 1, prepared=made)))
     assert notes[-1] == (
-        "Preparation (not included in the figures): dali (an index, by one process): 0.8 s, 0.5 MiB; litdata (chunks, "
-        "by a process on each core; the time includes starting them): 0.8 s, 0.5 MiB."
+        "Preparation (not included in the figures): dali (an index, by one process): 0.8 s, 0.5 MiB or 12.3 s, 0.5 "
+        "MiB; litdata (chunks, by a process on each core; the time includes starting them): 0.8 s, 0.5 MiB."
     )
-
-
-def test_what_was_made_for_several_settings_is_said_once() -> None:
-    """In a sweep over data sets, with the least and the most of it."""
-    few, many = ({"wall_s": wall_s, "num_bytes": 1 << 19} for wall_s in (0.84, 12.3))
-    records = [record("dali", 9, 1, prepared=few), record("dali", 9, 1, prepared=many) | {"data": 1}]
-    notes = notes_of(report(*records))
-    expected = "Preparation (not included in the figures): dali (an index, by one process): 0.8 to 12.3 s, 0.5 MiB."
-    assert notes[-1] == expected
-
-
-def test_note_says_of_how_many_batches_a_percentile_is() -> None:
-    """19 and 20 batches of all ranks: the 99th percentile is the longest; of 100 it is not, and no note is needed."""
-
-    def timed(loader: str, num_batches: int) -> dict[str, Any]:
-        found = record(loader, 900, 2.5)
-        for repeat in found["repeats"]:
-            repeat["figures"]["batch_p99_ms"] = 80.0
-            half = {"waits_us": " ".join(["1000"] * (num_batches // 2))}
-            rest = {"waits_us": " ".join(["1000"] * (num_batches - num_batches // 2))}
-            repeat["ranks"] = [{"first": rest, "steady": half}, {"first": rest, "steady": None}]
-        return found
-
-    few = report(timed("dali", 19), timed("webloader", 20))
-    assert notes_of(few)[-1] == "batch p99: a turn has 19 to 20 batches, so it is the longest of them."
-    assert notes_of(few, figures=["samples_per_s"])[1:] == [WINDOW], "it is not in the table"
-    assert len(notes_of(report(timed("dali", 100)))) == 1
 
 
 def test_note_says_who_decodes_a_part_of_each_photo() -> None:
@@ -158,35 +123,6 @@ def test_note_says_who_decodes_a_part_of_each_photo() -> None:
     nothing = record("synthetic", 9, 1, decode="none", gives=[])
     assert notes_of(report(*RECORDS))[-1] == WINDOW
     assert WINDOW not in notes_of(report(record("dali", 9, 1), record("memory", 9, 1), nothing))
-
-
-def test_note_says_who_fetches_in_warm_turns() -> None:
-    """As it was counted, whoever keeps shards now; converted loaders have a note of their own, cold turns need none."""
-    fetched = {"dali": 0.0, "webloader": 0.001, "memory": 0.0, "aistore": 1.03, "mosaic": 0.0}
-
-    def taken(cache: str) -> list[str]:
-        rows = [record(loader, 9, 1, setting={"cache": cache}) for loader in fetched]
-        for row in rows:
-            for repeat in row["repeats"]:
-                repeat["figures"]["fetched_ratio"] = fetched[row["loader"]]
-        return notes_of(report(*rows))
-
-    expected = (
-        "In a warm turn dali, webloader, memory read what the first epoch left on this machine; aistore fetch in each "
-        "epoch."
-    )
-    assert expected in taken("warm")
-    assert not [note for note in taken("cold") if note.startswith("In a warm turn")]
-
-
-def test_note_of_converted_loaders_says_that_they_are_local() -> None:
-    """And, where requests are counted or delayed, that theirs are not."""
-    local = [record("mosaic", 9, 1), record("webloader", 9, 1)]
-    assert notes_of(report(*local))[-1].endswith("on a disk of this machine.")
-    for row in local:
-        for repeat in row["repeats"]:
-            repeat["figures"]["fetched_ratio"] = 1.0
-    assert notes_of(report(*local))[-1].endswith("machine; they make no request that is delayed or counted.")
 
 
 def test_stopped_run_says_after_how_many_rounds() -> None:

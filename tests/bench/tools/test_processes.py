@@ -10,7 +10,6 @@ import tempfile
 import time
 from typing import Any
 
-import psutil
 import pytest
 
 from bench.engine.turn_process import server_state, take_server
@@ -80,20 +79,6 @@ def test_cpu_of_a_bystander_does_not_count() -> None:
     """An embedded AIS node spends CPU beside the loaders, and is none of them."""
     alive, _ = spent(burn, method="fork", bystanders=set())
     assert alive < BURNT_S - TICKS_S
-
-
-def test_rss_of_a_child_counts() -> None:
-    """Memory of workers is part of the figure."""
-    alone = ProcessTree(bystanders=child_pids()).rss_bytes()
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    process.start()
-    try:
-        assert ProcessTree().rss_bytes() > alone
-        assert process.pid in child_pids()
-    finally:
-        process.terminate()
-        process.join()
-    assert not psutil.pid_exists(process.pid or 0)
 
 
 MEMORY = """
