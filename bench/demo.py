@@ -26,7 +26,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
-from prep.pack.pack import pack
+from prep.pack.pack import PackJob, pack
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
@@ -117,9 +117,8 @@ def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tu
         say(f"{len(photos.records)} with masks, cut from {len(photos.classes)} photographs of scikit-image")
     with _step("pack") as say:
         max_count = -(-samples // NUM_SHARDS)
-        packed = pack(
-            photos, store=store, prefix=PACKED_PREFIX, max_count=max_count, overwrite=True, show_progress=True
-        )
+        job = PackJob(store=store, prefix=PACKED_PREFIX, max_count=max_count, overwrite=True, show_progress=True)
+        packed = pack(photos, job)
         say(f"{packed.num_samples} samples in {len(packed.shards)} shards, {packed.num_bytes / 2**20:.1f} MiB")
     with _step("dSort") as say:
         source = resolve_shards(store.locate(PACKED_PREFIX), endpoint=store.endpoint)

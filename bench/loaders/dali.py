@@ -1,12 +1,7 @@
-"""Load with ``dali_pipes.loader``, opened as in a training script.
-
-The loader reads the index beside the shards. `prepare` makes that index again, only to measure the time and the bytes,
-because reports show both for the loaders that convert the shards, too.
-"""
+"""Load with ``dali_pipes.loader``, opened as in a training script; it reads the index beside the shards."""
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,31 +9,13 @@ import numpy as np
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import crops_of
-from dali_pipes.data_set.indexing import index_in_memory
-from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.graph.inputs import Components, Int32s, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
-from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
     from dali_pipes.graph.definition import Graph
-
-
-def prepare(shards: ShardSet, *, directory: Path) -> None:
-    """Write shard indexes, column file and manifest to ``directory``, as ``prep index`` does beside the shards.
-
-    Raises:
-        DataError: See `prep.index.index_shards`.
-        StoreError: If a shard does not exist.
-    """
-    found = index_in_memory(shards)
-    target = LocalStore(directory)
-    for name, data in found.indexes.items():
-        target.write(name, data)
-    target.write(columns_name(shards.prefix), found.columns.to_bytes(manifest=found.manifest.digest))
-    target.write(manifest_name(shards.prefix), found.manifest.to_bytes())
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.loaders.dali import graph_of
-from bench.loaders.dali import prepare as prepare
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from dali_pipes.store.shard_set import ShardSet
 

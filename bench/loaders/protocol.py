@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
 
-from bench.loaders.registry import DECODES, Recipe
+from bench.loaders.registry import Recipe
 from bench.tools.environment import available_cores
 
 if TYPE_CHECKING:
@@ -66,14 +66,8 @@ class LoaderOptions:
         for name in ("batch_size", "num_threads", "crop"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.decode not in DECODES:
-            raise ValueError(f"decode must be one of {', '.join(DECODES)}, got '{self.decode}'")
-        if self.recipe not in get_args(Recipe):
-            raise ValueError(f"recipe must be one of {', '.join(get_args(Recipe))}, got '{self.recipe}'")
         if (self.mask is None) != (self.recipe != "segmentation"):
             raise ValueError(f"mask must name a component for the recipe segmentation only, got {self.mask!r}")
-        if self.device not in get_args(Device):
-            raise ValueError(f"device must be one of {', '.join(get_args(Device))}, got '{self.device}'")
 
     @property
     def delivery_device(self) -> str:
@@ -108,7 +102,7 @@ class Prepared:
     """The converted shards of a loader, and the cost of the conversion."""
 
     url: str
-    """The directory. A loader whose entry `reads_index_beside` does not read it."""
+    """The directory."""
     wall_s: float
     num_bytes: int
     """Bytes of the files in the directory."""

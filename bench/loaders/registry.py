@@ -70,31 +70,18 @@ class LoaderEntry:
     """The loader's input: where shards lie, of `PLACES`, or the result of ``prepare`` for any place."""
     makes: str = "a copy"
     """Describes the result of ``prepare``, and what the time for it includes, in reports."""
-    reads_index_beside: bool = False
-    """The loader reads the index that ``prep index`` wrote beside the shards. Its ``prepare`` makes the index again
-    elsewhere, only to measure the cost; `open_loader` does not call it."""
     in_bucket: bool = False
     """The result of ``prepare`` is uploaded into the shards' own bucket, from where the module's ``open_remote`` reads
     it, by S3's protocol."""
     decodes_window: bool = False
     """The loader decodes only the part of a photo that the crop keeps, as DALI can. The others decode whole photos."""
 
-    def __post_init__(self) -> None:
-        if unknown := self.gives - ALL_PARTS:
-            raise ValueError(f"gives must be of {', '.join(sorted(ALL_PARTS))}, got {', '.join(sorted(unknown))}")
-        if self.gives and "key" not in self.gives:
-            raise ValueError(
-                f"gives must hold 'key', by which outputs are compared, got {', '.join(sorted(self.gives))}"
-            )
-        if unknown := frozenset(self.decodes) - set(DECODES):
-            raise ValueError(f"decodes must be of {', '.join(DECODES)}, got {', '.join(sorted(unknown))}")
-
 
 _INDEX = "an index, by one process"
 
 LOADERS: dict[str, LoaderEntry] = {
-    "dali": LoaderEntry(module="bench.loaders.dali", makes=_INDEX, reads_index_beside=True, decodes_window=True),
-    "memory": LoaderEntry(module="bench.loaders.memory", makes=_INDEX, reads_index_beside=True, decodes_window=True),
+    "dali": LoaderEntry(module="bench.loaders.dali", makes=_INDEX, decodes_window=True),
+    "memory": LoaderEntry(module="bench.loaders.memory", makes=_INDEX, decodes_window=True),
     "webloader": LoaderEntry(module="bench.loaders.peers.webloader", decodes=DECODES),
     "webloader-tutorial": LoaderEntry(module="bench.loaders.peers.webloader_tutorial", decodes=("pil",)),
     "dali-s3": LoaderEntry(

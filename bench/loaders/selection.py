@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
-from bench.loaders.registry import DECODES, GROUPS, LOADERS, PLACES, Place
+from bench.loaders.registry import GROUPS, LOADERS, PLACES, Place
 from bench.loaders.s3 import remove_uploads, upload_folder, uploaded_folder
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
@@ -36,11 +36,9 @@ class LoaderSpec:
         """
         name, colon, decode = text.partition(":")
         check_name(name)
-        if colon and decode not in DECODES:
-            raise ValueError(f"decode must be one of {', '.join(DECODES)}, got '{decode}' in '{text}'")
         if colon and decode not in LOADERS[name].decodes:
-            having = ", ".join(other for other, entry in LOADERS.items() if decode in entry.decodes)
-            raise ValueError(f"loader '{name}' does not decode with {decode}, got '{text}'; these do: {having}")
+            choice = " or ".join(LOADERS[name].decodes) or "DALI alone"
+            raise ValueError(f"loader '{name}' decodes with {choice}, got '{text}'")
         return cls(name=name, decode=decode or None)
 
     def __str__(self) -> str:
@@ -83,8 +81,7 @@ def select_loaders(texts: Sequence[str], *, shards: ShardSet | None = None) -> S
             if (reason := found[spec.name]) is not None:
                 raise PipesError(reason)
             if (same := specs.get(spec.resolved())) is not None:
-                repeated = "twice" if same == spec else f"and '{same}', which are one loader"
-                raise ValueError(f"loaders must not repeat, got '{spec}' {repeated}")
+                raise ValueError(f"loaders must not repeat, got '{spec}' and '{same}', which are one loader")
             specs[spec.resolved()] = spec
             continue
         for name in filter(GROUPS[text], LOADERS):
@@ -159,15 +156,14 @@ def open_loader(
         shards: The shards to read.
         options: The run's options.
         prepared: The result of `prepare_loader`. Without it, a loader that needs a conversion converts the shards to a
-            temporary directory while it is opened, so pass it if the opening is timed. A loader that reads the index
-            beside the shards ignores it.
+            temporary directory while it is opened, so pass it if the opening is timed.
 
     Raises:
         PipesError: If a package is missing (the error names the extra), or the loader cannot read such shards.
         ValueError: If there is no such loader.
     """
     module = _module(name, shards)
-    if not hasattr(module, "prepare") or LOADERS[name].reads_index_beside:
+    if not hasattr(module, "prepare"):
         opened: contextlib.AbstractContextManager[BenchLoader] = module.open_loader(shards, options=options)
         return opened
     return _open_converted(module, name, shards, options=options, prepared=prepared)
@@ -179,11 +175,11 @@ def _open_converted(
 ) -> Iterator[BenchLoader]:
     with contextlib.ExitStack() as stack:
         if prepared is None:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-prepared-"))
-            stack.callback(remove_prepared, name, shards, directory=Path(directory))
-            prepared = prepare_loader(name, shards, directory=Path(directory))
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-prepared-")))
+            stack.callback(remove_prepared, name, shards, directory=directory)
+            prepared = prepare_loader(name, shards, directory=directory)
+        assert prepared is not None, "the module has `prepare`"
         if LOADERS[name].in_bucket:
-            assert prepared is not None, "the module has `prepare`"
             remote = stack.enter_context(uploaded_folder(shards, prepared.url))
             yield stack.enter_context(module.open_remote(shards, options=options, remote=remote))
         else:
@@ -196,8 +192,7 @@ def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared 
     Args:
         name: A name of `LOADERS`.
         shards: The shards to convert.
-        directory: An empty directory of the caller; the loader reads from it while it is open. For a loader that reads
-            the index beside the shards it gets a copy of that index, only to measure the time for making it.
+        directory: An empty directory of the caller; the loader reads from it while it is open.
 
     Raises:
         PipesError: See `open_loader`.

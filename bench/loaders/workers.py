@@ -140,7 +140,7 @@ def run_apart(module: str, given: str, *, failed: str, **environment: str) -> No
         environment: Further variables.
 
     Raises:
-        PipesError: If it fails: with the program's own reason, if that is an error of this project.
+        PipesError: If it fails.
     """
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)
         [sys.executable, "-m", module],
@@ -152,10 +152,7 @@ def run_apart(module: str, given: str, *, failed: str, **environment: str) -> No
     )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        # An error of this project is one line of a worker's traceback.
-        reasons = [line.partition(": ")[2] for line in lines if line.startswith(f"{PipesError.__module__}.")]
-        ended = "\n".join(lines[-ERROR_LINES:])
-        raise PipesError(reasons[0] if reasons else f"{failed}; it ended with:\n{ended}")
+        raise PipesError("\n".join([f"{failed}; it ended with:", *lines[-ERROR_LINES:]]))
 
 
 def open_data_loader(

@@ -3,25 +3,21 @@
 The measurement is of the transfer only: it makes connections, follows redirects, receives bytes, and stores them if the
 client does that. Ours verifies each checksum and stores into a cache file. curl stores into files and verifies nothing.
 The SDK does neither. Imports, and the check of the bytes afterwards, are not included. The server is a process too, and
-shares the machine's cores with each client. So its CPU time is measured as well, and `drain`, a client that makes the
-kernel drop the bytes, shows how fast the server is when the client costs almost nothing.
+shares the machine's cores with each client. So its CPU time is measured as well.
 """
 
-import http.client
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import xxhash
 
@@ -45,10 +41,8 @@ from dali_pipes.store.http.objects import ObjectFetcher
 
 MIB = 1 << 20
 GIB = 1 << 30
-READ_BYTES = 1 << 20
 PREFIX = "dali-pipes-bench-fetch"
 """The bucket that the benchmark makes, and the prefix of its objects."""
-DRAIN = "drain"
 CURL_OPTIONS = ("--disable", "--parallel", "--parallel-immediate", "--location", "--fail", "--silent", "--show-error")
 
 
@@ -105,7 +99,7 @@ def find_curl() -> str | None:
 
 
 def _installed_clients() -> Sequence[str]:
-    return [name for name in CLIENTS if name != DRAIN and (name != "curl" or find_curl() is not None)]
+    return [name for name in CLIENTS if name != "curl" or find_curl() is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +131,8 @@ class FetchScenario(Scenario[Objects, str, Measured]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = [name for name in CLIENTS if name != DRAIN]
-        if not self.clients or len(set(self.clients)) != len(self.clients) or set(self.clients) - set(known):
-            raise ValueError(f"clients must be of {', '.join(known)}, each once, got '{','.join(self.clients)}'")
+        if not self.clients or len(set(self.clients)) != len(self.clients) or set(self.clients) - CLIENTS.keys():
+            raise ValueError(f"clients must be of {', '.join(CLIENTS)}, each once, got '{','.join(self.clients)}'")
         if "curl" in self.clients and find_curl() is None:
             raise ValueError("client 'curl': no such program in PATH; install it, or leave it out: --clients ours,sdk")
         # The files of one client at a time, and the objects if the server is ours.
@@ -170,8 +163,7 @@ class FetchScenario(Scenario[Objects, str, Measured]):
         return Objects(endpoint, names, self.object_bytes, checksums, folder.new(), pid, self.connections)
 
     def subjects(self, made: Objects) -> Sequence[str]:
-        """The clients, and `drain` if the server is ours."""
-        return [*self.clients, *([DRAIN] if made.server_pid is not None else [])]
+        return self.clients
 
     def name_of(self, subject: str) -> str:
         return f"client '{subject}'"
@@ -195,8 +187,7 @@ class FetchScenario(Scenario[Objects, str, Measured]):
         return {**super().options_json(), "endpoint": None, "source": "AIStore" if self.endpoint else "own server"}
 
     def notes(self, made: Objects, rounds: Any) -> list[str]:
-        alone = f"{DRAIN}: the kernel drops the bytes. A client that comes close to it may be limited by the server."
-        return [f"Stored in {file_system(made.directory)}.", *([] if made.server_pid is None else [alone])]
+        return [f"Stored in {file_system(made.directory)}."]
 
 
 def fetch_ours(task: Objects) -> Cost:
@@ -274,55 +265,7 @@ def fetch_curl(task: Objects) -> Cost:
         return cost
 
 
-def drain(task: Objects) -> Cost:
-    """Let the kernel drop the bytes (``MSG_TRUNC``): shows the server's speed with a client that costs least."""
-    numbers = iter(range(len(task.names)))
-    sizes = [0] * len(task.names)
-
-    def work() -> None:
-        buffer = bytearray(READ_BYTES)
-        with ExitStack() as stack:
-            connections: dict[str, http.client.HTTPConnection] = {}
-
-            def connect(netloc: str) -> http.client.HTTPConnection:
-                if netloc not in connections:
-                    connections[netloc] = stack.enter_context(closing(http.client.HTTPConnection(netloc)))
-                return connections[netloc]
-
-            for number in numbers:
-                sizes[number] = _drained(task.url(task.names[number]), connect, buffer)
-
-    cost = _timed(lambda: _in_threads(work, task.connections), task)
-    task.check(DRAIN, sizes)
-    return cost
-
-
-def _drained(url: str, connect: Callable[[str], http.client.HTTPConnection], buffer: bytearray) -> int:
-    """Follow redirects over one connection to each address, drop the body, and return its size."""
-    parts = urlsplit(url)
-    connection = connect(parts.netloc)
-    connection.request("GET", f"{parts.path}?{parts.query}")
-    answer = connection.getresponse()
-    if answer.status == 301:
-        answer.read()
-        return _drained(answer.headers["location"], connect, buffer)
-    if answer.status != 200:
-        raise ConnectionError(f"'{url}' answered {answer.status}")
-    num_bytes = int(answer.headers["content-length"])
-    # The head was read together with the first bytes of the body.
-    remaining = num_bytes - len(answer.read(min(num_bytes, len(answer.fp.peek()))))
-    while remaining:
-        dropped = connection.sock.recv_into(buffer, min(remaining, READ_BYTES), socket.MSG_TRUNC)
-        if not dropped:
-            raise ConnectionError(f"'{url}' ended {remaining} bytes early")
-        remaining -= dropped
-    answer.close()
-    return num_bytes
-
-
-CLIENTS: Mapping[str, Callable[[Objects], Cost]] = {
-    "ours": fetch_ours, "sdk": fetch_sdk, "curl": fetch_curl, DRAIN: drain,
-}  # fmt: skip
+CLIENTS: Mapping[str, Callable[[Objects], Cost]] = {"ours": fetch_ours, "sdk": fetch_sdk, "curl": fetch_curl}
 
 
 def _timed(work: Callable[[], None], task: Objects, *, who: int = resource.RUSAGE_SELF) -> Cost:

@@ -10,16 +10,14 @@ The server is a process on the same machine, and takes cores from the loader. So
 """
 
 import bisect
-import contextlib
 import itertools
 import shutil
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,10 +44,6 @@ if TYPE_CHECKING:
 
 BUCKET = "dali-pipes-bench-windows"
 MIB = 1 << 20
-BLOCK = 512
-"""The unit of ``st_blocks`` on every file system."""
-WATCH_S = 0.005
-"""Seconds between two looks at the cache."""
 
 
 class WindowsCell(NamedTuple):
@@ -76,9 +70,6 @@ class WindowInputs:
     """The shuffle window of all turns."""
     source: str
     """The name of the samples, for the record."""
-
-    def cache_bytes(self, cell: WindowsCell) -> int:
-        return int(self.extent_bytes * cell.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,21 +173,20 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
 
         cache_dir.mkdir()
         try:
-            with CacheWatch(cache_dir) as watch:
-                start = spent()
-                with self.open_loader(
-                    [f"ais://{BUCKET}/{name}" for name in made.names],
-                    endpoint,
-                    cache_dir=cache_dir,
-                    cache_bytes=made.cache_bytes(subject),
-                    window_bytes=made.window_bytes,
-                    ramp_up=self.ramp_up,
-                ) as loader:
+            start = spent()
+            with self.open_loader(
+                [f"ais://{BUCKET}/{name}" for name in made.names],
+                endpoint,
+                cache_dir=cache_dir,
+                cache_bytes=int(made.extent_bytes * subject.cache),
+                window_bytes=made.window_bytes,
+                ramp_up=self.ramp_up,
+            ) as loader:
+                _draw(loader, made.num_samples)
+                cold_end = spent(loader)
+                for _ in range(self.epochs):
                     _draw(loader, made.num_samples)
-                    cold_end = spent(loader)
-                    for _ in range(self.epochs):
-                        _draw(loader, made.num_samples)
-                    end = spent(loader)
+                end = spent(loader)
         finally:
             shutil.rmtree(cache_dir)
         cold_s, cold_wait_s, *_ = (cold_end - start).tolist()
@@ -208,9 +198,8 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
             "client_cores": client_s / epoch_s,
             "cold_samples_per_s": made.num_samples / cold_s,
             "cold_data_wait": cold_wait_s / cold_s,
-            "peak_cache_mib": watch.peak_bytes / MIB,
         }
-        return {"figures": figures, "is_within_cache": watch.peak_bytes <= made.cache_bytes(subject)}
+        return {"figures": figures}
 
     def data(self, made: WindowInputs) -> list[dict[str, Any]]:
         return [
@@ -225,50 +214,14 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
         ]
 
     def notes(self, made: WindowInputs, rounds: Rounds[WindowsCell, Measured]) -> list[str]:
-        exceeded = [
-            self.name_of(cell)
-            for cell in rounds.subjects
-            if not all(turn["is_within_cache"] for turn in rounds.whole(cell))
-        ]
         shard_mib = made.shard_bytes / MIB / len(made.names)
         return [
             f"{made.num_samples:,} samples in {len(made.names)} shards of {shard_mib:.1f} MiB, shuffle window "
             f"{made.window_bytes / MIB:.1f} MiB; a whole cache has {made.extent_bytes / MIB:.1f} MiB, in "
             f"{file_system(made.directory)}.",
             "Each turn has a cold epoch, with the loader's opening, and then those of the figures. Server and loader "
-            f"share {available_cores()} cores; the cache was looked at every {1000 * WATCH_S:g} ms.",
-            *([f"EXCEEDED: {', '.join(exceeded)}."] if exceeded else []),
+            f"share {available_cores()} cores.",
         ]
-
-
-class CacheWatch:
-    """Watch the space of a directory's cache files in a separate thread; a context manager.
-
-    It counts the allocated blocks (``st_blocks``) of all files ``*.image`` below the directory. The file system of a
-    disk adds blocks of its own: ext4 adds one of 4 KiB for every 340 runs of consecutive blocks of a file.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.peak_bytes = 0
-
-    def _run(self) -> None:
-        while not self._stopped.wait(WATCH_S):
-            now_bytes = 0
-            for path in self._directory.rglob("*.image"):
-                with contextlib.suppress(FileNotFoundError):
-                    now_bytes += path.stat().st_blocks * BLOCK
-            self.peak_bytes = max(self.peak_bytes, now_bytes)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
 
 
 def fitting_window(

@@ -43,30 +43,6 @@ def test_help_of_a_command_names_its_options(name: str) -> None:
     assert told in ([], ["device"]), "what is named says what it is; a choice of devices says it itself"
 
 
-def test_options_that_commands_share_are_alike() -> None:
-    """Of resume and tfrecord: the same names and defaults; what is read and where it lies has its own words."""
-    shared = []
-    for name in ("resume", "tfrecord", "windows"):
-        command = bench_command.get_command(click.Context(bench_command), name)
-        assert command is not None
-        found = {option.name: option for option in command.params if isinstance(option, click.Option)}
-        names = [
-            "shards",
-            "repeats",
-            "batch_size",
-            "num_threads",
-            "device",
-            "crop",
-            "work",
-            "json_path",
-            "endpoint",
-            "embedded_dir",
-        ]
-        assert set(names) <= set(found)
-        shared.append([(found[one].opts, found[one].default) for one in names if one != "repeats"])
-    assert shared[0] == shared[1] == shared[2]
-
-
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_options_of_a_scenario_are_its_fields(name: str) -> None:
     """The default that ``--help`` shows is the one that the field has."""
@@ -84,11 +60,6 @@ def test_default_time_of_a_turn_is_that_of_the_module() -> None:
     """``--help`` shows it without loading what makes turns."""
     (option,) = [one for one in run.params if one.name == "timeout_s"]
     assert option.default == TIMEOUT_S == LoaderScenario.timeout_s
-
-
-def test_unknown_command_is_refused() -> None:
-    """As misuse."""
-    assert CliRunner().invoke(bench_command, ["tabel"]).exit_code == 2
 
 
 @pytest.mark.fresh_interpreter

@@ -36,7 +36,6 @@ from bench.tools.processes import ProcessTree
 from bench.tools.repeat import repeat_shards
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, StoreError
-from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from tests.bench.conftest import CROP
@@ -147,15 +146,6 @@ def test_run_indexes_shards_without_an_index_once_for_all(
     assert "no manifest beside the shards" not in done.stderr + caplog.text
 
 
-def test_memory_loader_reads_shards_without_an_index(shards: ShardSet, tmp_path: Path, options: LoaderOptions) -> None:
-    """Of a bucket that nobody may write an index to: it indexes them itself, as `dali` does."""
-    for name in shards.names:
-        (tmp_path / name).write_bytes(Path(shards.store.locate(name)).read_bytes())
-    given = replace(shards, store=LocalStore(tmp_path), manifest=None)
-    with open_loader("memory", given, options=options) as loader:
-        assert sum(len(batch["key"]) for batch in loader.epoch()) == 22
-
-
 def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: Path) -> None:
     """Two ranks, cold, a bucket a millisecond away, an emulated step: every figure is there, and each sample once."""
     out = tmp_path / "sweep.json"
@@ -221,13 +211,6 @@ def test_run_bad_file_is_refused_first(shards: ShardSet, tmp_path: Path, monkeyp
     ):
         with pytest.raises(ValueError, match=message):
             CliRunner().invoke(bench_command, [*arguments, "--shards", shards.store.url], catch_exceptions=False)
-
-
-def test_repeat_shards_that_do_not_fit_are_refused_before_a_byte_is_written(shards: ShardSet, tmp_path: Path) -> None:
-    """Photos of another size, and shards without a manifest, are known when their samples have been read."""
-    with pytest.raises(ValueError, match=r"packing 1000000000000 samples of '.*' needs .* TiB, and '.*' has"):
-        repeat_shards(shards, directory=tmp_path, num_samples=10**12, photo_side=40)
-    assert not list(tmp_path.iterdir())
 
 
 def test_run_json_that_cannot_be_written_is_refused_first(
@@ -551,24 +534,6 @@ def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOpti
     )
     with pytest.raises(PipesError, match=expected):
         run_turn(slow, timeout_s=10.0)
-
-
-@pytest.mark.parametrize(
-    ("specs", "repeats", "message"),
-    [
-        ([], 1, "loaders must name at least one loader"),
-        (["webloader", "webloader"], 1, "loaders must not repeat, got webloader, webloader"),
-        (["webloader"], 0, "repeats must be at least 1, got 0"),
-    ],
-)
-def test_run_bad_arguments_are_refused(
-    shards: ShardSet, options: LoaderOptions, specs: list[str], repeats: int, message: str
-) -> None:
-    """Arguments are checked before any work."""
-    with pytest.raises(ValueError, match=message):
-        LoaderScenario(
-            shards=shards, loaders=[LoaderSpec.parse(text) for text in specs], options=options, repeats=repeats
-        )
 
 
 @pytest.mark.parametrize("num_samples", [50, 7])

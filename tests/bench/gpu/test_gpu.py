@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
 import threading
 import time
@@ -43,7 +44,6 @@ from bench.reports.tables import report_text
 from bench.tools.folders import LOCK, PREFIX, RunFolder
 from bench.tools.processes import ProcessTree
 from dali_pipes.errors import DataError
-from dali_pipes.graph.dali_internals import pool_host_memory
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import Sample, image_bytes, make_samples, photo_bytes, write_shards
@@ -250,14 +250,15 @@ def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
         assert "left out, the time was over: " in report_text(late)
 
 
-def pooled_after(scenario: GpuScenario) -> bool:
-    run_scenario(scenario)
-    return pool_host_memory()
+def pool_before_points(scenario: GpuScenario) -> str | None:
+    with ExitStack() as stack:
+        scenario.prepare(RunFolder(), stack)
+        return os.environ.get("DALI_MALLOC_POOL_THRESHOLD")
 
 
 def test_points_before_a_loader_do_not_take_dali_s_pool_from_it(workload: Workload) -> None:
     """In ``rn50`` DALI's reader comes first, and DALI reads its threshold only once in a process."""
-    assert call_apart(pooled_after, planned("rn50", workload), name="rn50")
+    assert call_apart(pool_before_points, planned("rn50", workload), name="rn50") == "64k"
 
 
 def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:

@@ -1,7 +1,6 @@
 """Peers, one by one: what each needs of the shards, and what it says when that is not there."""
 
 import os
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +12,12 @@ import bench.loaders.peers.dali_s3 as dali_s3
 from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_external import ShardBatches
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.s3 import by_address, s3_place
-from bench.loaders.selection import open_loader, prepare_loader
-from dali_pipes.errors import DataError, PipesError, StoreError
+from bench.loaders.s3 import by_address, client_environment, s3_place
+from bench.loaders.selection import open_loader
+from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from prep.inspect.indexed_set import IndexedSet
 from tests.bench.conftest import samples
 from tests.builders import Sample, write_tar
 
@@ -145,51 +143,29 @@ def test_dali_external_bad_sample_reaches_the_caller_by_name(
 # dali-s3
 
 
-def test_dali_s3_indexes_locate_what_the_shard_indexes_do(bucket: ShardSet, tmp_path: Path) -> None:
-    """wds2idx, which reads tars with a program of its own, finds the samples where `prep index` does."""
-    prepared = prepare_loader("dali-s3", bucket, directory=tmp_path)
-    assert prepared is not None
-    paths = sorted(tmp_path.iterdir())
-    assert [path.name for path in paths] == ["000000.idx", "000001.idx", "000002.idx"]
-    for (_, index), path in zip(IndexedSet(bucket).each(), paths, strict=True):
-        head, *lines = path.read_text().splitlines()
-        assert head == f"v1.2 {len(index.keys)}"
-        for row, (key, line) in enumerate(zip(index.keys, lines, strict=True)):
-            words = line.split()
-            places = {words[i]: (int(words[i + 1]), int(words[i + 2]), words[i + 3]) for i in range(0, len(words), 4)}
-            assert places == {
-                component: (int(index.offsets[component][row]), int(index.sizes[component][row]), f"{key}.{component}")
-                for component in index.offsets
-            }
+def test_dali_s3_cluster_that_does_not_answer_a_range_is_named(bucket: ShardSet) -> None:
+    """AIStore without S3-Reverse-Proxy redirects, as its own API does here; DALI names neither status nor reason."""
+    endpoint = bucket.store.endpoint
+    for url, reason in (
+        (f"{endpoint}/v1/objects/pets/{bucket.names[0]}", "HTTP Error 301"),
+        (f"{endpoint}/s3/pets/none.tar", "HTTP Error 404"),
+        ("http://127.0.0.1:1/s3/pets/a.tar", "Connection refused"),
+    ):
+        with pytest.raises(StoreError, match=rf"'{url}': a ranged GET failed \(.*{reason}.*S3-Reverse-Proxy"):
+            dali_s3._check_reads_ranges(url)
 
 
-def test_dali_s3_empty_shard_is_named(tmp_path: Path) -> None:
-    """Instead of `Webdataset Tar File empty`."""
-    with tarfile.open(tmp_path / "odd-000000.tar", "w"):
-        pass
-    with pytest.raises(DataError, match=r"shard '.*odd-000000\.tar': wds2idx finds no sample in it"):
-        dali_s3.prepare(resolve_shards(tmp_path, endpoint=None), directory=tmp_path)
-
-
-@pytest.fixture
-def endpoint(bucket: ShardSet) -> str:
-    found = bucket.store.endpoint
-    assert found is not None
-    return found
-
-
-def test_dali_s3_cluster_that_redirects_is_told_what_to_set(endpoint: str, bucket: ShardSet) -> None:
-    """AIStore without S3-Reverse-Proxy; here AIS's own API, which redirects a GET in the same way."""
-    with pytest.raises(StoreError, match=r"redirects a GET, .*: ais config cluster features S3-Reverse-Proxy"):
-        dali_s3._check_reads_ranges(f"{endpoint}/v1/objects", "pets", bucket.names[0])
-
-
-def test_dali_s3_shard_or_server_that_is_not_there_is_named(endpoint: str) -> None:
-    """DALI would say that it cannot read a file."""
-    with pytest.raises(StoreError, match=r"'s3://pets/none\.tar' at .*: .* answered with 404, expected 206"):
-        dali_s3._check_reads_ranges(f"{endpoint}/s3", "pets", "none.tar")
-    with pytest.raises(StoreError, match=r"'s3://pets/a\.tar' at http://127\.0\.0\.1:1/s3: no answer"):
-        dali_s3._check_reads_ranges("http://127.0.0.1:1/s3", "pets", "a.tar")
+def test_environment_of_s3_clients_is_put_back(bucket: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's credentials go first, in case a gateway looks at them; an endpoint of another S3 does not."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    with client_environment(bucket, AWS_ENDPOINT_URL="http://127.0.0.1:1/s3"):
+        assert os.environ["AWS_ACCESS_KEY_ID"] == "mine"
+        assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1/s3"
+        assert os.environ["AWS_SECRET_ACCESS_KEY"]
+    assert os.environ["AWS_ENDPOINT_URL"] == "https://elsewhere"
+    assert "AWS_SECRET_ACCESS_KEY" not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -217,35 +193,3 @@ def test_s3_place_of_a_cluster_and_of_the_environment(
     assert s3_place(shards) == ("http://127.0.0.1:9000", "photos")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     assert s3_place(shards) == (None, "photos")
-
-
-@pytest.fixture
-def unused_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has not read through DALI's S3 client."""
-    monkeypatch.setattr(dali_s3, "_endpoint_in_use", None)
-
-
-@pytest.mark.usefixtures("unused_client")
-def test_dali_s3_second_cluster_in_a_process_is_refused(bucket: ShardSet) -> None:
-    """DALI makes its client once: it would go on to read from the first."""
-    with dali_s3._environment(bucket, "http://127.0.0.1:1/s3"):
-        pass
-    with (
-        pytest.raises(PipesError, match=r"from 'http://127\.0\.0\.1:1/s3' for the life of a process, got '.*:2/s3'"),
-        dali_s3._environment(bucket, "http://127.0.0.1:2/s3"),
-    ):
-        pass
-
-
-@pytest.mark.usefixtures("unused_client")
-def test_dali_s3_environment_is_put_back(bucket: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's credentials go first, in case a gateway looks at them; an endpoint of another S3 does not."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
-    with dali_s3._environment(bucket, "http://127.0.0.1:1/s3"):
-        assert os.environ["AWS_ACCESS_KEY_ID"] == "mine"
-        assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1/s3"
-        assert os.environ["AWS_SECRET_ACCESS_KEY"]
-    assert os.environ["AWS_ENDPOINT_URL"] == "https://elsewhere"
-    assert "AWS_SECRET_ACCESS_KEY" not in os.environ

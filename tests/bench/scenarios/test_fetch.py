@@ -22,7 +22,7 @@ from dali_pipes.store.cluster.ais import AisStore
 
 OBJECT_BYTES = 300_000  # no whole number of pages
 needs_curl = pytest.mark.skipif(find_curl() is None, reason="no curl in PATH")
-CLIENT_PARAMS = ["ours", "sdk", pytest.param("curl", marks=needs_curl), "drain"]
+CLIENT_PARAMS = ["ours", "sdk", pytest.param("curl", marks=needs_curl)]
 FIGURES = ("mib_per_s", "cpu_s_per_gib")
 
 
@@ -67,10 +67,10 @@ def test_fetch_writes_a_record_for_each_client(tmp_path: Path) -> None:
     arguments += ["--cache", str(cache), "--json", str(out)]
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
     assert done.exit_code == 0
-    assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:6]] == ["ours", "sdk", "curl", "drain"]
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:5]] == ["ours", "sdk", "curl"]
     assert "x sdk" in done.stdout
     report = json.loads(out.read_text())
-    assert [record["loader"] for record in report["records"]] == ["ours", "sdk", "curl", "drain"]
+    assert [record["loader"] for record in report["records"]] == ["ours", "sdk", "curl"]
     for record in report["records"]:
         assert len(record["repeats"]) == 2
         assert min(record["repeats"][0]["figures"][figure] for figure in FIGURES) > 0
@@ -116,7 +116,7 @@ def test_client_reads_all_and_leaves_nothing(task: Objects, client: str) -> None
     assert list(task.directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("client", [client for client in CLIENT_PARAMS if client != "drain"])
+@pytest.mark.parametrize("client", CLIENT_PARAMS)
 def test_client_that_got_other_bytes_is_found(task: Objects, client: str) -> None:
     """The checksum of one object a turn is held against what was stored there."""
     wrong = [checksum ^ 1 for checksum in task.checksums]
@@ -124,7 +124,7 @@ def test_client_that_got_other_bytes_is_found(task: Objects, client: str) -> Non
         CLIENTS[client](task._replace(checksums=wrong))
 
 
-@pytest.mark.parametrize("client", ["sdk", pytest.param("curl", marks=needs_curl), "drain"])
+@pytest.mark.parametrize("client", CLIENT_PARAMS[1:])
 def test_client_that_got_another_size_is_found(task: Objects, client: str) -> None:
     """The size of every object is."""
     with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):

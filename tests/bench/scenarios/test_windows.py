@@ -1,9 +1,8 @@
-"""`bench windows` on few samples: the record, the cache's bound, and the arithmetic of windows that fit."""
+"""`bench windows` on few samples: the record, and the arithmetic of windows that fit."""
 
 import dataclasses
 import itertools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.scenarios.windows import CacheWatch, WindowsScenario, fitting_window
+from bench.scenarios.windows import WindowsScenario, fitting_window
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.order.passes import cut_windows
 from tests.simulated import simulated_manifest
 
 
 def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Path, memory_dir: Path) -> None:
-    """The command loads 48 samples in 12 shards near and far, whole and half cached, within the bound; all is gone."""
+    """The command loads 48 samples in 12 shards near and far, whole and half cached; all is gone."""
     out, cache = tmp_path / "windows.json", memory_dir
     arguments = ["windows", "--shards", str(small_shards), "--samples", "48", "--num-shards", "12", "--repeats", "2"]
     arguments += ["--batch-size", "5", "--crop", "32", "--device", "cpu", "--num-threads", "1", "--epochs", "2"]
@@ -26,7 +25,6 @@ def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Pat
     done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     assert "48 samples in 12 shards" in done.stdout
-    assert "EXCEEDED" not in done.stdout
     report = json.loads(out.read_text())
     pairs = [(record["setting"]["cache"], record["setting"]["latency_ms"]) for record in report["records"]]
     assert pairs == [(1.0, 0), (1.0, 1), (0.5, 0), (0.5, 1)]
@@ -37,8 +35,6 @@ def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Pat
             figures = turn["figures"]
             assert min(figures["samples_per_s"], figures["cold_samples_per_s"]) > 0
             assert 0 <= figures["data_wait"] <= 1
-            assert 0 < figures["peak_cache_mib"] <= data["extent_bytes"] * record["setting"]["cache"] / (1 << 20)
-            assert turn["is_within_cache"]
     assert data["shuffle_window"] < data["extent_bytes"] // 2
     assert data["shuffle_window"] < data["shard_bytes"] / 2
     assert list(cache.iterdir()) == []
@@ -70,20 +66,6 @@ def test_fitting_window_without_room_is_refused() -> None:
         match=r"a cache of 200000000 bytes does not hold two windows of one shard, .* take more --num-shards",
     ):
         fitting_window(manifest, cache_bytes=200_000_000, batch_size=64)
-
-
-def test_cache_watch_counts_blocks_of_images(tmp_path: Path) -> None:
-    """A sparse file counts what is allocated; the peak stays when a hole is punched; other files do not count."""
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "a.table").write_bytes(bytes(1 << 16))
-    with (tmp_path / "below" / "a.image").open("wb") as image:
-        image.truncate(1 << 30)
-        os.posix_fallocate(image.fileno(), 1 << 20, 1 << 16)
-        with CacheWatch(tmp_path) as watch:
-            while not watch.peak_bytes:
-                os.sched_yield()
-            image.truncate(0)
-        assert watch.peak_bytes == 1 << 16
 
 
 @pytest.mark.parametrize(
