@@ -206,20 +206,20 @@ def compare_epoch(
             rows = _rows_of(batch, loader=loader, wanted=(gives or parts) - {"normalised"}) if gives else []
             num_samples += num_rows(batch)
             drawn.update(num_rows(batch))
-            for row in rows:
-                if row["key"] in seen:
-                    raise OutputError(f"loader '{loader}', key '{row['key']}': comes twice in one epoch")
-                if row["key"] not in reference.keys:
-                    raise OutputError(f"loader '{loader}', key '{row['key']}': is not in the shards")
-                seen.add(row["key"])
+            for key in (row["key"] for row in rows):
+                if key in seen or key not in reference.keys:
+                    wrong = "comes twice in one epoch" if key in seen else "is not in the shards"
+                    raise OutputError(f"loader '{loader}', key '{key}': {wrong}")
+                seen.add(key)
             for sample_largest, sample_mean in pool.map(check, rows):
                 largest, total = max(largest, sample_largest), total + sample_mean
+    expected = len(reference.keys)
     if gives and (missing := sorted(reference.keys - seen)):
         raise OutputError(
-            f"loader '{loader}': {len(seen)} of {len(reference.keys)} keys came in one epoch; missing: {shown(missing)}"
+            f"loader '{loader}': {len(seen)} of {expected} keys came in one epoch; missing: {shown(missing)}"
         )
-    if num_samples != len(reference.keys):
-        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {len(reference.keys)}")
+    if num_samples != expected:
+        raise OutputError(f"loader '{loader}': {num_samples} samples came in one epoch, expected {expected}")
     has_photos = "image" in gives
     return Comparison(
         loader=loader,

@@ -5,7 +5,7 @@ No other loader makes the step faster. The difference to another loader is the t
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -28,35 +28,28 @@ class _SameBatch:
 
     def __init__(self, manifest: "Manifest", options: LoaderOptions) -> None:
         self.device = options.delivery_device
-        self._num_samples = manifest.num_samples
+        self._num_samples, self._rows = manifest.num_samples, options.batch_size
         rows, crop = options.batch_size, options.crop
         draw = torch.Generator().manual_seed(options.seed)
-        self._image = torch.randn(rows, 3, crop, crop, generator=draw).to(self.device)
-        self._has_mask = options.mask is not None
-        self._mask = torch.randint(1, 4, (rows, 1, crop, crop), dtype=torch.uint8, generator=draw).to(self.device)
-        self._label = torch.randint(1, 38, (rows,), generator=draw).to(self.device)
-        self._keys = [f"synthetic/{row:06d}" for row in range(rows)]
-
-        size = round(manifest.total_bytes / max(1, manifest.num_samples))
-        self._encoded = torch.zeros(rows * size, dtype=torch.uint8) if options.recipe == "encoded" else None
-        self._cu_seqlens = torch.arange(rows + 1, dtype=torch.int32) * size
+        self._batch: BenchBatch = {
+            "label": torch.randint(1, 38, (rows,), generator=draw).to(self.device),
+            "key": [f"synthetic/{row:06d}" for row in range(rows)],
+        }
+        if options.recipe == "encoded":
+            size = round(manifest.total_bytes / max(1, manifest.num_samples))
+            self._batch["encoded"] = torch.zeros(rows * size, dtype=torch.uint8)
+            self._batch["cu_seqlens"] = torch.arange(rows + 1, dtype=torch.int32) * size
+        else:
+            self._batch["image"] = torch.randn(rows, 3, crop, crop, generator=draw).to(self.device)
+        if options.mask is not None:
+            masks = torch.randint(1, 4, (rows, 1, crop, crop), dtype=torch.uint8, generator=draw)
+            self._batch["mask"] = masks.to(self.device)
 
     def epoch(self) -> Iterator[BenchBatch]:
-        rows = len(self._keys)
-        for start in range(0, self._num_samples, rows):
-            stop = min(rows, self._num_samples - start)
-            batch: BenchBatch = {
-                "image": self._image[:stop],
-                "label": self._label[:stop],
-                "key": self._keys[:stop],
-            }
-            if self._encoded is not None:
-                end = int(self._cu_seqlens[stop])
-                yield {
-                    "encoded": self._encoded[:end],
-                    "cu_seqlens": self._cu_seqlens[: stop + 1],
-                    "label": batch["label"],
-                    "key": batch["key"],
-                }
-                continue
-            yield {**batch, "mask": self._mask[:stop]} if self._has_mask else batch
+        for start in range(0, self._num_samples, self._rows):
+            rows = min(self._rows, self._num_samples - start)
+            ends: dict[str, int] = {}
+            if "cu_seqlens" in self._batch:
+                ends = {"encoded": int(self._batch["cu_seqlens"][rows]), "cu_seqlens": rows + 1}
+            parts = cast("dict[str, Any]", self._batch)
+            yield cast("BenchBatch", {name: part[: ends.get(name, rows)] for name, part in parts.items()})

@@ -122,20 +122,8 @@ def compare_runs(
         ValueError: If a figure is unknown, the threshold is negative, the runs have no record in common,
             ``relative_to`` is not in both, or they are not comparable: says all that differs.
     """
-    if unknown := [figure for figure in figures if figure not in FIGURES]:
-        raise ValueError(f"--figures must be of {', '.join(FIGURES)}, got '{unknown[0]}'")
-    if not threshold >= 0:
-        raise ValueError(f"--threshold must be at least 0, got {threshold:g}")
-    if not anyway and (differences := differences_of(before, after)):
-        raise ValueError(
-            f"the runs are not comparable: {'; '.join(differences)}. Take both in the same way, or pass --anyway; the "
-            "verdict then includes these differences"
-        )
+    _check(before, after, figures=figures, threshold=threshold, relative_to=relative_to, anyway=anyway)
     runs = dict(zip(WHEN, (before, after), strict=True))
-    for when, run in runs.items():
-        if relative_to is not None and not named(run["records"], relative_to):
-            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
-            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
     names = ({name for one in run["records"] for name in one["setting"]} for run in runs.values())
     fields = set.intersection(*names) if anyway else None
     records = {when: _by_key(run, fields) for when, run in runs.items()}
@@ -159,6 +147,24 @@ def compare_runs(
         if alone := [_name(record) for record in run["records"] if id(record) not in compared]:
             notes.append(f"only {when}: {'; '.join(alone)}")
     return Verdict(changes, tuple(notes))
+
+
+def _check(
+    before: Report, after: Report, *, figures: Sequence[str], threshold: float, relative_to: str | None, anyway: bool
+) -> None:
+    if unknown := [figure for figure in figures if figure not in FIGURES]:
+        raise ValueError(f"--figures must be of {', '.join(FIGURES)}, got '{unknown[0]}'")
+    if not threshold >= 0:
+        raise ValueError(f"--threshold must be at least 0, got {threshold:g}")
+    if not anyway and (differences := differences_of(before, after)):
+        raise ValueError(
+            f"the runs are not comparable: {'; '.join(differences)}. Take both in the same way, or pass --anyway; the "
+            "verdict then includes these differences"
+        )
+    for when, run in zip(WHEN, (before, after), strict=True):
+        if relative_to is not None and not named(run["records"], relative_to):
+            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
+            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
 
 
 def differences_of(before: Report, after: Report) -> list[str]:

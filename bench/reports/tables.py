@@ -26,10 +26,6 @@ from bench.reports.summary import (
 
 UNITS = ("%", "ms", "s", "MiB")
 """Units that a column's title must add; the other titles are units themselves."""
-_RECIPES = {
-    "classification": "classification: each photo's given crop, resized, flipped or not, normalised",
-    "encoded": "encoded: the photos' files, not decoded",
-}
 
 
 def format_rows(rows: Sequence[Sequence[str]], *, markdown: bool = False, left: int = 1) -> str:
@@ -168,7 +164,7 @@ def conditions_of(report: Report) -> list[tuple[str, str]]:
             + (f", {data['shard_bytes'] / (1 << 20):.0f} MiB" if data.get("shard_bytes") else "")
             for data in report["data"]
         ),
-        "recipe": _RECIPES.get(options.get("recipe")),
+        "recipe": options.get("recipe"),
         "read from": options.get("source"),
         "setting": setting_text(records[0]["setting"], without=setting_names(records)) if records else None,
         "repeats": f"{rounds_of(report) or options.get('repeats')} interleaved{timed}",

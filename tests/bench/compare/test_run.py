@@ -22,24 +22,20 @@ from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TurnJob, run_turn, time_rank
+from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TurnJob, run_turn
 from bench.engine.run import run_scenario
-from bench.engine.turn_process import meet
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
 from bench.loaders.selection import LoaderSpec, open_loader
-from bench.loaders.workers import worker_context
 from bench.reports.record import check_target, read_run, write_record
 from bench.reports.regression import differences_of
 from bench.reports.tables import conditions_of
-from bench.tools.processes import ProcessTree
 from bench.tools.repeat import repeat_shards
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from tests.bench.conftest import CROP
-from tests.bench.tools.test_processes import BURNT_S, TICKS_S, burn
 from tests.builders import Sample, photo_bytes, write_shards
 
 FIGURES = (
@@ -124,7 +120,7 @@ def test_run_of_a_data_set_without_masks(tmp_path: Path) -> None:
         assert row["outputs"]["not_compared"] == []
         assert row["outputs"]["max_photo_difference"] <= row["outputs"]["max_tolerance"]
         assert row["setting"]["crop"] == 224
-    assert dict(conditions_of(report))["recipe"].startswith("classification: ")
+    assert dict(conditions_of(report))["recipe"] == "classification"
     other = {**report, "options": {**report["options"], "recipe": "segmentation"}}
     assert differences_of(other, report) == ["recipe was segmentation, is classification"]
 
@@ -350,24 +346,6 @@ def test_run_that_is_stopped_keeps_its_whole_rounds(
     assert "after: stopped after 2 of 3 rounds" in capfd.readouterr().out
 
 
-def test_run_that_fails_in_its_first_round_leaves_the_earlier_record(
-    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is nothing to keep."""
-    out = tmp_path / "run.json"
-    out.write_text("earlier")
-
-    def failing(job: TurnJob, **keywords: object) -> LoaderTurn:
-        raise PipesError("gone")
-
-    monkeypatch.setattr("bench.compare.run.run_turn", failing)
-    monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
-    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", *TINY, "--json", str(out)]
-    with pytest.raises(PipesError, match="gone"):
-        CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
-    assert out.read_text() == "earlier"
-
-
 def test_run_wrong_loader_is_found_before_anything_is_timed(
     shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,40 +435,6 @@ def test_run_loader_that_hangs_in_the_comparison_is_ended(
     assert signal.getsignal(signal.SIGALRM) == handler, "it is pytest's again"
 
 
-def test_turn_counts_workers_that_live_for_one_epoch(
-    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A loader whose workers start and end within the epoch pays for them."""
-
-    class _Burning:
-        num_workers, decode, device = 1, "pil", "cpu"
-
-        def epoch(self) -> Iterator[BenchBatch]:
-            context = worker_context()
-            done, done_end = context.Pipe(duplex=False)
-            stay_end, stay = context.Pipe(duplex=False)
-            process = context.Process(target=burn, args=(done_end, stay_end))
-            process.start()
-            done.recv()
-            stay.send(None)
-            process.join()
-            image, mask = torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
-            yield {"image": image, "mask": mask, "label": torch.zeros(1, dtype=torch.int64), "key": ["a"]}
-
-    @contextlib.contextmanager
-    def burning(name: str, shards: ShardSet, *, options: LoaderOptions, prepared: object) -> Iterator[BenchLoader]:
-        yield _Burning()
-
-    monkeypatch.setattr("bench.compare.turn.open_loader", burning)
-    places: list[str] = []
-    timed = time_rank(job(shards, options, "webloader"), 0, meet=places.append, tree=ProcessTree())
-    assert timed.steady is not None
-    assert (timed.first.cpu_s or 0) >= BURNT_S - TICKS_S
-    assert (timed.steady.cpu_s or 0) >= BURNT_S - TICKS_S
-    assert (timed.steady.num_samples, len(timed.steady.waits_s)) == (1, 1)
-    assert places == ["open", "drawn", "steady", "end", "close"]
-
-
 def job(shards: ShardSet, options: LoaderOptions, name: str, **setting: Any) -> TurnJob:
     return TurnJob(
         spec=LoaderSpec(name=name),
@@ -508,20 +452,6 @@ def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOp
     with pytest.raises(PipesError, match=r"none-000000\.tar"):
         run_turn(missing)
     assert not [child for child in multiprocessing.active_children() if child.name == "bench-turn"]
-
-
-def test_turn_whose_rank_is_killed_says_so(
-    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the kernel, for example because memory ran out: which rank of which loader, and its exit status."""
-
-    def killed(ranks: list[Any], place: str, *, timeout_s: float) -> bool:
-        ranks[1].process.kill()
-        return meet(ranks, place, timeout_s=timeout_s)
-
-    monkeypatch.setattr("bench.compare.turn.meet", killed)
-    with pytest.raises(PipesError, match=r"rank 1 of loader 'memory' \(.*ranks 2.*\) ended with exit status -9"):
-        run_turn(job(shards, options, "memory", ranks=2))
 
 
 def test_turn_that_takes_too_long_is_ended(shards: ShardSet, options: LoaderOptions) -> None:

@@ -35,7 +35,7 @@ from bench.gpu.cases import (
     default_sweeps,
     points_of,
 )
-from bench.gpu.checks import DecodeWay, GpuOutputError, check_parity, describe, differences
+from bench.gpu.checks import DecodeWay, GpuOutputError, check_parity, differences
 from bench.gpu.devices import Nvml, sampling
 from bench.gpu.scenario import GpuScenario, Session
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
@@ -148,24 +148,6 @@ def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
         read_photos(found, photo="jpg", mask="trimap.png", num=1)
 
 
-def test_differences_of_one_way_with_itself_are_none(workload: Workload) -> None:
-    """All pixels are counted."""
-    photos = workload.stored.photos
-    counts, largest = differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu"))
-    assert counts[0] == counts.sum() == 3 * workload.stored.pixels * len(photos)
-    assert largest == [0] * len(photos)
-
-
-def test_differences_of_two_transforms_are_seen(workload: Workload) -> None:
-    """The CPU's fast inverse transform differs from the exact one by some grey levels."""
-    photos = workload.stored.photos
-    found = describe(*differences(photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", fast_idct=True)))
-    figures = found["figures"]
-    assert 0 < figures["max_difference"] < 32
-    assert sum(found["counts"]) == 3 * workload.stored.pixels * len(photos)
-    assert found["quantiles"]["0.5"] <= figures["p9999_difference"] <= figures["max_difference"]
-
-
 def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
     """Pixels at different places are not compared."""
     with pytest.raises(GpuOutputError, match=r"photo 0: .* gives \[375, 500, 3\], .* gives \[187, 250, 3\]"):
@@ -235,19 +217,6 @@ def test_an_error_that_broke_the_cuda_context_ends_the_process(
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     assert not scenario.goes_on_without(points("decode")[0])
     assert planned("decode", workload).goes_on_without(points("decode")[0]), "there is no context on the CPU"
-
-
-def test_what_is_late_is_left_out_and_named(workload: Workload) -> None:
-    """The record names the points that are missing."""
-    report = run("roi", workload, deadline=time.monotonic() - 1)
-    assert report["records"] == []
-    assert report["left_out"] == ["whole, then window, base", "window only, base"]
-    assert "left out, the time was over: whole, then window, base; window only, base" in report_text(report)
-    for name in ("path", "parity"):
-        late = run(name, workload, deadline=time.monotonic() - 1)
-        assert late["records"] == []
-        assert late["left_out"]
-        assert "left out, the time was over: " in report_text(late)
 
 
 def pool_before_points(scenario: GpuScenario) -> str | None:
