@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from bench.loaders.encoded import KEY, samples_of
 from bench.tools.folders import check_room
 from dali_pipes.errors import DataError
-from dali_pipes.formats.names import split_key
-from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.progress import progress
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
@@ -53,7 +52,7 @@ def repeat_shards(
         DataError: If there is no sample.
         ValueError: If there are fewer samples than shards, or too little free space in the directory.
     """
-    samples = [sample for name in shards.names for sample in _samples(shards, name)]
+    samples = [sample for _, sample in samples_of(shards)]
     if not samples:
         raise DataError(f"'{shards.url}' holds no sample to repeat")
     num_samples, num_shards = num_samples or len(samples), num_shards or len(shards.names)
@@ -62,19 +61,20 @@ def repeat_shards(
             f"{num_shards} shards need as many samples, got {num_samples}; repeat them: --samples {num_shards}"
         )
     if photo_side is not None:
-        resized = progress(samples, what=f"photos of {photo_side} pixels", unit="photo")
-        samples = [_resized(sample, side=photo_side, photo=photo, mask=mask) for sample in resized]
-    sizes = [sum(_tar_bytes(data) for _, data in sample) for sample in samples]
-    rounds, rest = divmod(num_samples, len(samples))
-    needed = rounds * sum(sizes) + sum(sizes[:rest]) + num_shards * tarfile.RECORDSIZE
+        encoders = dict.fromkeys(photo.split(";"), _jpeg) | dict.fromkeys((mask or "").split(";"), _mask)
+        for sample in progress(samples, what=f"photos of {photo_side} pixels", unit="photo"):
+            sample.update({name: encoders[name](sample[name], photo_side) for name in encoders.keys() & sample.keys()})
+    # The headers of a tar are left out.
+    needed = num_samples * sum(len(data) for sample in samples for data in sample.values()) // len(samples)
     check_room(directory, needed, what=f"packing {num_samples} samples of '{shards.url}'", option=option)
     bounds = [num_samples * shard // num_shards for shard in range(num_shards + 1)]
     names = [f"repeated-{shard:06d}.tar" for shard in range(num_shards)]
     for shard in progress(range(num_shards), what="repeat samples", unit="shard"):
         members = (
-            (f"r{row // len(samples)}/{name}", data)
+            (f"r{row // len(samples)}/{samples[row % len(samples)][KEY]}.{name}", data)
             for row in range(bounds[shard], bounds[shard + 1])
-            for name, data in samples[row % len(samples)]
+            for name, data in samples[row % len(samples)].items()
+            if name != KEY
         )
         write_shard(directory / names[shard], members)
     return ShardSet(store=LocalStore(directory), names=tuple(names))
@@ -87,36 +87,6 @@ def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-
-
-def _tar_bytes(data: bytes) -> int:
-    """Bytes of a tar member: one block of header, and the data in whole blocks."""
-    return tarfile.BLOCKSIZE * (1 + -(-len(data) // tarfile.BLOCKSIZE))
-
-
-def _samples(shards: ShardSet, name: str) -> list[list[tuple[str, bytes]]]:
-    """The samples of a shard, each its members' names and bytes."""
-    samples: list[list[tuple[str, bytes]]] = []
-    current: str | None = None
-    with shards.store.open(name) as stream:
-        for member in ArchiveReader(stream, shard=shards.store.locate(name)):
-            if member.key != current:
-                samples.append([])
-                current = member.key
-            samples[-1].append((member.name, member.read()))
-    return samples
-
-
-def _resized(
-    sample: Sequence[tuple[str, bytes]], *, side: int, photo: str, mask: str | None
-) -> list[tuple[str, bytes]]:
-    """Scale a sample's photo to a longer side of ``side`` pixels, and its mask in the same way."""
-    encoders = dict.fromkeys(photo.split(";"), _jpeg) | ({} if mask is None else dict.fromkeys(mask.split(";"), _mask))
-    components = [(split_key(name) or ("", ""))[1].lower() for name, _ in sample]
-    return [
-        (name, encoders[component](data, side) if component in encoders else data)
-        for component, (name, data) in zip(components, sample, strict=True)
-    ]
 
 
 def _jpeg(data: bytes, side: int) -> bytes:
