@@ -129,7 +129,7 @@ def gpu(
     They stand in the order of their worth. With a GPU, this command measures everything, run again until it says that
     all is done: dali-pipes bench gpu --all --shards URL -o DIR. Each time it takes --minutes at most. A record is
     written before and after every turn, so a command that is killed loses one turn. Each scenario runs in a process of
-    its own. A point that fails, or ends its process twice, is recorded as failed. On the CPU every scenario runs that
+    its own. A point that fails, or ends its process, is recorded as failed. On the CPU every scenario runs that
     can run there, and the report makes no statement about GPUs. Exit code 1 if path or parity failed.
     """
     import time

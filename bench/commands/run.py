@@ -215,10 +215,7 @@ def _is_on_command_line(name: str) -> bool:
 def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[str, Any] | None = None) -> None:
     """Check everything that was asked for, then run it and report.
 
-    Args:
-        given: The values of `timing_options`.
-        over: Axes, as `bench.compare.settings.sweep` takes them.
-        of_au: The values of the options that begin with ``--au``; ``None``: loaders feed no accelerators.
+    ``of_au`` holds the values of the options that begin with ``--au``; without it loaders feed no accelerators.
     """
     from bench.compare.au import Accelerator, AuScenario
     from bench.compare.run import LoaderScenario, check_specs

@@ -66,10 +66,6 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None)
 
     If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
 
-    Args:
-        scenario: The scenario to run.
-        json_path: For the record; ``None``: it is not written.
-
     Raises:
         PipesError: At the end, if a loader failed that the run went on without.
     """

@@ -256,11 +256,6 @@ def search(measure: Callable[[int], float], *, target: float, limit: int) -> dic
     Tries 1, 2, 4, ... until one is too many, then halves the gap. So it is taken for granted that more accelerators are
     not used better.
 
-    Args:
-        measure: Emulates this number of accelerators, and returns their utilisation.
-        target: The least utilisation.
-        limit: The largest number that can be tried.
-
     Returns:
         Number -> utilisation of all that were tried, in the order of the trials.
 

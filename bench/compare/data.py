@@ -29,16 +29,7 @@ BUCKET = "dali-pipes-bench"
 
 
 class DataSets:
-    """All data sets of one run, made when they are first asked for.
-
-    Args:
-        shards: The shards that the user named.
-        options: For the names of the photo and the mask component.
-        folder: For shards that are packed anew or converted, and for the server.
-        stack: Its owner closes it to end servers and gateways.
-        num_samples: The samples are repeated up to this number; ``None``: they are taken as they are.
-        direct: Put no gateway before a cluster: bytes are not counted.
-    """
+    """All data sets of one run, made when they are first asked for."""
 
     def __init__(
         self,

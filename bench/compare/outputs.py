@@ -105,11 +105,6 @@ class Comparison:
 class Reference:
     """The keys of the shards, and for each key the tensors that Pillow and torchvision make of its sample.
 
-    Args:
-        paths: The shards as files.
-        names: Their names, for errors.
-        options: For the recipe, the crop and the components' names.
-
     Raises:
         DataError: If a shard is not a whole tar, or a key comes twice in the shards: samples are matched by key.
     """

@@ -233,11 +233,6 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
 def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:
     """Refuse loaders that cannot be timed together.
 
-    Args:
-        specs: The loaders.
-        baseline: What ratios are to, if the user named it.
-        is_served: They will read from a bucket, even if the shards are local now.
-
     Raises:
         ValueError: If there is no loader, or one comes twice; the baseline is not among them; or a loader cannot read
             from a bucket and must.

@@ -170,11 +170,6 @@ class LoaderTurn:
 def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float | None = None) -> LoaderTurn:
     """Take one turn.
 
-    Args:
-        job: What to do.
-        bystanders: Processes below this one that are not measured; see `ProcessTree`.
-        timeout_s: Limit of the turn, from the start of its processes; ``None``: no limit.
-
     Raises:
         PipesError: If a rank's process ends early or takes too long; names loader and setting.
         Exception: What a rank raised.

@@ -150,14 +150,7 @@ class TurnProcess:
 def call_apart(
     function: Callable[..., Result], *arguments: Any, name: str, timeout_s: float | None = None, fresh: bool = False
 ) -> Result:
-    """Call a function in a process of its own and return its result.
-
-    Args:
-        function: Must be importable there. Its arguments and its result go through pickle.
-        arguments: Of the function.
-        name: For errors.
-        timeout_s: Limit of the call; ``None``: no limit.
-        fresh: As of `TurnProcess`.
+    """Call an importable function in a process of its own; its arguments and its result go through pickle.
 
     Raises:
         PipesError: If the process ends early or takes too long, or for an unexpected exception in it; names it.

@@ -91,8 +91,10 @@ def describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
     """Describe the current GPU for a record."""
     import torch
 
-    driver = {} if nvml is None else {"driver": nvml.driver_version()}
-    return {"name": torch.cuda.get_device_name(), "video_library": has_video_library(), **driver}
+    found: dict[str, Any] = {"name": torch.cuda.get_device_name(), "video_library": has_video_library()}
+    with contextlib.suppress(OSError):
+        found["driver"] = None if nvml is None else nvml.driver_version()
+    return found
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         try:
             uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
             nvml = stack.enter_context(Nvml(str(uuid)))
-        except OSError as exc:
+        except (AttributeError, OSError) as exc:  # torch is too old, or NVML is missing
             nvml_error = str(exc)
         return Session(nvml, {**describe_gpu(nvml), "nvml": nvml_error or "read"}, tree)
 
@@ -229,7 +229,7 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         ]
         if made.gpu is None:
             return [*notes, "Decoded on the CPU: nothing here says anything about a GPU."]
-        notes.append(f"{made.gpu['name']}, driver {made.gpu.get('driver', 'unknown')}.")
+        notes.append(f"{made.gpu['name']}, driver {made.gpu.get('driver') or 'unknown'}.")
         if not made.gpu["video_library"]:
             notes.append("libnvcuvid is missing: the JPEG engines were not used (driver capability `video`).")
         return notes

@@ -189,10 +189,7 @@ def _open_converted(
 def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared | None:
     """Convert the shards for the loader ``name``; ``None`` if it reads the shards themselves.
 
-    Args:
-        name: A name of `LOADERS`.
-        shards: The shards to convert.
-        directory: An empty directory of the caller; the loader reads from it while it is open.
+    ``directory`` is an empty directory of the caller; the loader reads from it while it is open.
 
     Raises:
         PipesError: See `open_loader`.

@@ -112,9 +112,6 @@ class BatchDecoder:
     each sample, and nothing to stack. In a worker of a ``DataLoader`` the batch lies in shared memory from the start,
     as a batch of ``default_collate`` does. ``ToTensor`` and ``Normalize`` are one step, x / (255 std) - mean / std: a
     photo differs by rounding, 4.8e-7 at most.
-
-    Args:
-        options: For the components' names, the crop and the decoder.
     """
 
     def __init__(self, options: LoaderOptions) -> None:

@@ -133,11 +133,7 @@ def _free_shared_memory() -> int:
 def run_apart(module: str, given: str, *, failed: str, **environment: str) -> None:
     """Run a peer's module as a program, for a library that forks: the program has loaded neither DALI nor CUDA.
 
-    Args:
-        module: Its name.
-        given: What it reads from standard input.
-        failed: What the error says if it fails; the program's last lines follow.
-        environment: Further variables.
+    It reads ``given`` from standard input; the error is ``failed`` with the program's last lines.
 
     Raises:
         PipesError: If it fails.
@@ -166,14 +162,6 @@ def open_data_loader(
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     """Open a peer that is a torch ``DataLoader`` over encoded samples; its workers make whole batches.
 
-    Args:
-        dataset: Its items are encoded samples, as `BatchDecoder` takes them.
-        shards: The shards that the run reads.
-        options: The run's options.
-        loader_class: A subclass of ``DataLoader``; ``None``: ``DataLoader`` itself.
-        num_workers: The number of workers; ``None``: one for each core.
-        arguments: Further arguments of the class.
-
     Raises:
         PipesError: See `worker_settings`.
     """
@@ -194,10 +182,7 @@ def open_data_loader(
 class WorkerEpochs:
     """A `BenchLoader` over the worker processes of a ``DataLoader``; `close` ends them.
 
-    Args:
-        data_loader: The owner of the workers.
-        options: The run's options.
-        batches: Iterated once an epoch in place of ``data_loader``.
+    ``batches`` is iterated once an epoch in place of ``data_loader``.
     """
 
     def __init__(self, data_loader: Any, *, options: LoaderOptions, batches: Any = None) -> None:

@@ -28,9 +28,7 @@ class Updated(NamedTuple):
 def update_document(path: Path, *, write: bool = True) -> Updated:
     """Write a document's tables again, from the records that its marks name.
 
-    Args:
-        path: Markdown, with pairs of lines like `START` and `STOP`. The lines between them are replaced.
-        write: If false, only find out whether anything would change.
+    The lines between pairs of lines like `START` and `STOP` are replaced, unless ``write`` is false.
 
     Raises:
         DataError: If the document or a record cannot be read, a mark has no end, or names no figure or loader of a

@@ -69,11 +69,7 @@ def copied(
 ) -> FeedData:
     """Copy samples into indexed local shards.
 
-    Args:
-        shards: Where the samples come from.
-        num_samples: Samples to write, repeated if necessary; ``None``: as many as there are.
-        components: Photo and mask, which every sample must have.
-        new_folder: Makes an empty directory.
+    They are repeated up to ``num_samples``.
 
     Raises:
         DataError: If there is no sample, or a sample lacks a component or its label.

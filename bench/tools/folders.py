@@ -97,13 +97,6 @@ def check_room(
 ) -> None:
     """Refuse to write more bytes than the disk has free.
 
-    Args:
-        directory: Where it would be written.
-        num_bytes: Bytes that are needed.
-        what: What is written, for the error.
-        option: The option that names another directory, for the error.
-        less: How to need fewer bytes, for the error.
-
     Raises:
         ValueError: If fewer bytes are free.
     """

@@ -30,9 +30,6 @@ def touch_memory(num_bytes: int) -> int:
     # freed). The guest then pays for each page as for its first use: 2.3 s of system time a GiB were seen, where 0.35 s
     # is usual. So touch the memory just before the clock starts, in the process that is timed.
 
-    Args:
-        num_bytes: Bytes that are about to be stored or received. At most half of the available memory is touched.
-
     Returns:
         Bytes that were touched.
     """

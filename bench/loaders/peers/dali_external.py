@@ -99,11 +99,6 @@ class ShardBatches:
     """The encoded samples of shards, in batches; each epoch has the shards in another order.
 
     It runs in a worker process, so it must be picklable.
-
-    Args:
-        urls: Paths, or URLs such as ``ais://pets/shuffled-000000.tar``.
-        endpoint: The cluster of the URLs; ``None`` for paths.
-        options: The run's options.
     """
 
     def __init__(self, urls: list[str], *, endpoint: str | None, options: LoaderOptions) -> None:

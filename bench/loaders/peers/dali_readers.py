@@ -49,10 +49,7 @@ _BYTES, _INTEGERS = 1, 3
 def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions) -> int:
     """Write a file ``samples-000000.tfrecord`` and its index ``samples-000000.idx`` for each shard that has samples.
 
-    Args:
-        shards: The shards; photos and masks keep their bytes.
-        directory: An empty directory.
-        options: For the names of photo and mask.
+    Photos and masks keep their bytes.
 
     Returns:
         The number of samples.
