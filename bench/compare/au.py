@@ -24,7 +24,7 @@ from bench.compare.run import Contender, Inputs, LoaderScenario
 from bench.compare.settings import MAX_RANKS, DataFacts
 from bench.compare.turn import LoaderTurn
 from bench.engine.scenario import Rounds, Scenario
-from bench.loaders.registry import LOADERS, Recipe
+from bench.loaders.registry import Recipe
 from bench.tools.environment import available_cores
 from dali_pipes.errors import PipesError
 
@@ -179,11 +179,8 @@ class AuScenario(LoaderScenario):
         return {"figures": figures, "trials": [point._asdict() for point in row]}
 
     def record(self, made: Inputs, subject: Contender, rows: Sequence[Any]) -> dict[str, Any]:
-        decodes = LOADERS[subject.spec.name].decodes
         # The decoder does not matter without decoding.
-        decode = (
-            "none" if subject.recipe == "encoded" else subject.spec.apply(self.options).decode if decodes else "dali"
-        )
+        decode = "none" if subject.recipe == "encoded" else subject.spec.decode or "dali"
         return Scenario.record(self, made, subject, rows) | {
             "loader": subject.spec.name,
             "decode": decode,

@@ -222,12 +222,8 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         }
 
     def baseline_name(self) -> str | None:
-        """The baseline with its decoder: the run may have webloader:turbo before webloader:pil."""
         default = next((spec for spec in self.loaders if spec.name == DEFAULT_BASELINE), self.loaders[0])
-        baseline = self.baseline or default
-        if not LOADERS[baseline.name].decodes:
-            return str(baseline)
-        return str(replace(baseline, decode=baseline.apply(self.options).decode))
+        return str(self.baseline or default)
 
 
 def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:

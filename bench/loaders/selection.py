@@ -23,6 +23,11 @@ class LoaderSpec:
 
     name: str
     decode: str | None = None
+    """One of the loader's decoders, by default the first; ``None`` if DALI decodes."""
+
+    def __post_init__(self) -> None:
+        if self.decode is None and LOADERS[self.name].decodes:
+            object.__setattr__(self, "decode", LOADERS[self.name].decodes[0])
 
     @classmethod
     def parse(cls, text: str) -> "LoaderSpec":
@@ -31,8 +36,8 @@ class LoaderSpec:
         Raises:
             ValueError: If there is no such loader or decoder, or the loader does not have this decoder.
 
-        >>> LoaderSpec.parse("webloader:turbo")
-        LoaderSpec(name='webloader', decode='turbo')
+        >>> LoaderSpec.parse("webloader")
+        LoaderSpec(name='webloader', decode='pil')
         """
         name, colon, decode = text.partition(":")
         check_name(name)
@@ -47,10 +52,6 @@ class LoaderSpec:
     def apply(self, options: LoaderOptions) -> LoaderOptions:
         """Return the run's options with this loader's decoder."""
         return options if self.decode is None else replace(options, decode=self.decode)
-
-    def resolved(self) -> tuple[str, str | None]:
-        """Name and decoder: the default decoder if none was named, and ``None`` if the loader cannot choose."""
-        return self.name, (self.decode or LoaderOptions.decode) if LOADERS[self.name].decodes else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +74,24 @@ def select_loaders(texts: Sequence[str], *, shards: ShardSet | None = None) -> S
             ``webloader:pil``.
     """
     found = available_loaders(shards)
-    specs: dict[tuple[str, str | None], LoaderSpec] = {}
+    specs: list[LoaderSpec] = []
     skipped: dict[str, str] = {}
     for text in texts:
         if text not in GROUPS:
             spec = LoaderSpec.parse(text)
             if (reason := found[spec.name]) is not None:
                 raise PipesError(reason)
-            if (same := specs.get(spec.resolved())) is not None:
-                raise ValueError(f"loaders must not repeat, got '{spec}' and '{same}', which are one loader")
-            specs[spec.resolved()] = spec
+            if spec in specs:
+                raise ValueError(f"loaders must not repeat, got '{spec}' twice")
+            specs.append(spec)
             continue
         for name in filter(GROUPS[text], LOADERS):
             if (reason := found[name]) is not None:
                 skipped[name] = f"skipped: {reason}"
                 continue
-            for decode in LOADERS[name].decodes or (None,):
-                spec = LoaderSpec(name=name, decode=decode)
-                specs.setdefault(spec.resolved(), spec)
-    return SelectedLoaders(specs=tuple(specs.values()), skipped=tuple(skipped.values()))
+            of_name = [LoaderSpec(name=name, decode=decode) for decode in LOADERS[name].decodes or (None,)]
+            specs += [spec for spec in of_name if spec not in specs]
+    return SelectedLoaders(specs=tuple(specs), skipped=tuple(skipped.values()))
 
 
 def available_loaders(shards: ShardSet | None = None) -> dict[str, str | None]:

@@ -374,7 +374,7 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
     monkeypatch.setattr("bench.compare.outputs.open_loader", wrong)
     monkeypatch.setattr("bench.compare.run.run_turn", never)
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
-    with pytest.raises(OutputError, match=r"loader 'webloader', key 'animals/pet_007': label differs: .* found 99"):
+    with pytest.raises(OutputError, match=r"loader 'webloader:pil', key 'animals/pet_007': label differs: .* found 99"):
         run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="webloader")], options=options))
 
 
@@ -401,12 +401,12 @@ def test_run_goes_on_without_a_peer_that_fails(
     arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "webloader,memory", "--repeats", "2", *TINY]
     assert main([*arguments, "--json", str(out)]) == 1
     told = capfd.readouterr()
-    assert "failed, and left out of the table: 'webloader'" in told.err
+    assert "failed, and left out of the table: 'webloader:pil'" in told.err
     assert re.search(r"webloader.* failed, and is left out: no answer\\x1b\[2J", told.out)
     found = read_run(out)
     assert (found["complete"], found["num_rounds"]) == (True, 2)
     assert [row["loader"] for row in found["records"]] == ["memory"]
-    assert [(row["loader"], row["error"]) for row in found["failed"]] == [("webloader", "no answer\\x1b[2J")]
+    assert [(row["loader"], row["error"]) for row in found["failed"]] == [("webloader:pil", "no answer\\x1b[2J")]
 
 
 def test_run_loader_that_hangs_in_the_comparison_is_ended(
@@ -429,7 +429,7 @@ def test_run_loader_that_hangs_in_the_comparison_is_ended(
     monkeypatch.setattr("bench.compare.outputs.open_loader", hanging)
     monkeypatch.setattr("bench.compare.run.fork_server", lambda: None)
     handler = signal.getsignal(signal.SIGALRM)
-    expected = r"the outputs of loader 'spdl' \(threads .*, batch 5, .*\) were not compared within 0.2 s: it hangs"
+    expected = r"the outputs of loader 'spdl:pil' \(threads .*, batch 5, .*\) were not compared within 0.2 s: it hangs"
     with pytest.raises(PipesError, match=expected):
         run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="spdl")], options=options, timeout_s=0.2))
     assert signal.getsignal(signal.SIGALRM) == handler, "it is pytest's again"

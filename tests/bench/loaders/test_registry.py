@@ -110,8 +110,7 @@ def test_select_loaders_groups(bucket: ShardSet, group: str, within: set[str], w
 @pytest.mark.parametrize("texts", [("webloader", "webloader:pil"), ("webloader:pil", "webloader"), ("dali", "dali")])
 def test_select_loaders_one_loader_twice_is_refused(texts: tuple[str, str]) -> None:
     """One thing would be timed twice, and have two rows of one label."""
-    found = f"loaders must not repeat, got '{texts[1]}' and '{texts[0]}', which are one loader"
-    with pytest.raises(ValueError, match=f"^{found}$"):
+    with pytest.raises(ValueError, match=f"^loaders must not repeat, got '{LoaderSpec.parse(texts[0])}' twice$"):
         select_loaders(texts)
 
 
@@ -119,7 +118,7 @@ def test_select_loaders_group_leaves_out_what_was_named_without_its_decoder(buck
     """webloader is webloader:pil; the group brings the other one."""
     chosen = [str(spec) for spec in select_loaders(["webloader", "python-decode"], shards=bucket).specs]
     assert [text for text in chosen if text.startswith("webloader")] == [
-        "webloader",
+        "webloader:pil",
         "webloader:turbo",
         "webloader-tutorial:pil",
     ]
