@@ -1,16 +1,12 @@
-"""Make the buckets that benchmarks read and write, and serve them."""
+"""Make the buckets that benchmarks read and write."""
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.shard_set import ShardSet
-from prep.embedded.connection import NodeConnection
-from prep.embedded.server import NodeServer
-from prep.embedded.storage import Storage
 
 
 @contextlib.contextmanager
@@ -43,21 +39,3 @@ def upload_shards(shards: ShardSet, endpoint: str, bucket: str) -> ShardSet:
     for name in shards.names:
         store.upload(name, Path(shards.store.locate(name)))
     return ShardSet(store=store, names=shards.names)
-
-
-@contextlib.contextmanager
-def served(storage: Storage, *, before_request: Callable[[NodeConnection], None]) -> Iterator[str]:
-    """Run an embedded node in threads of this process; yields its endpoint.
-
-    Args:
-        storage: Its objects.
-        before_request: Called for each request before it is answered: it may count, delay or hold it back.
-    """
-    with storage, NodeServer(storage, port=0, before_request=before_request) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield server.endpoint
-        finally:
-            server.shutdown()
-            thread.join()

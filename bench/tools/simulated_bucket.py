@@ -19,7 +19,6 @@ from typing import BinaryIO, Self
 import numpy as np
 from PIL import Image
 
-from bench.tools.buckets import served
 from bench.tools.repeat import encoded, write_shard
 from dali_pipes.data_set.indexing import index_shard, sums_of
 from dali_pipes.formats.manifest import Manifest, checksum
@@ -27,6 +26,7 @@ from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE
 from prep.embedded import wire
 from prep.embedded.connection import NodeConnection
+from prep.embedded.server import NodeServer
 from prep.embedded.storage import BucketProps, ObjectMeta, ObjectMissingError, Storage
 
 BUCKET, PREFIX, PHOTO = "simulated", "shard-", "image.jpg"
@@ -62,7 +62,13 @@ class SimulatedBucket:
         folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-"))
         storage = SimulatedStorage(Path(folder), self._num_shards, shard_samples=self._shard_samples)
         self._open.enter_context(_page_size())
-        self.endpoint = self._open.enter_context(served(storage, before_request=self._count))
+        self._open.enter_context(storage)
+        server = self._open.enter_context(NodeServer(storage, port=0, before_request=self._count))
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        self._open.callback(thread.join)
+        self._open.callback(server.shutdown)
+        self.endpoint = server.endpoint
         return self
 
     def __exit__(self, *_: object) -> None:
