@@ -210,18 +210,17 @@ def _run(
         pipe.send((place, None))
         pipe.recv()
 
+    message: tuple[str, Any]
     try:
-        result = function(meet, *arguments)
+        message = (DONE, function(meet, *arguments))
     except Exception as exc:  # noqa: BLE001 (whatever it is, the command reports it)
-        error = exc
+        message = ("failed", exc)
         try:
             ForkingPickler.loads(ForkingPickler.dumps(exc))
         except Exception:  # noqa: BLE001 (it cannot be sent: any class may fail in its own way; send its text)
-            error = PipesError(f"{type(exc).__name__}: {exc}")
-        pipe.send(("failed", error))
-    else:
-        pipe.send((DONE, result))
-    with contextlib.suppress(EOFError, OSError):
+            message = ("failed", PipesError(f"{type(exc).__name__}: {exc}"))
+    with contextlib.suppress(EOFError, OSError):  # the command may be gone
+        pipe.send(message)
         pipe.recv()  # until the command has it
 
 
