@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dali_pipes.store.base import Store
     from dali_pipes.store.shard_set import ShardSet
     from prep.make import MadeSet, Names
+    from prep.sources.detect import Detected
     from prep.sources.record import Source
 
 
@@ -81,25 +82,18 @@ def make(
     """
     from dali_pipes.store.cluster.endpoint import default_embedded_dir
     from dali_pipes.store.urls import open_prefix
-    from prep.make import Names, check_apart, check_shares, check_unchanged, python_program
-    from prep.sources.detect import detect
+    from prep.make import Names, check_unchanged, python_program
 
-    started = time.perf_counter()
     shares = parse_shares(split, option="--split")
     fields = take_fields(options)
-    check_apart(source, dest)
-    check_shares(shares, seed=seed)
-    found = detect(source, kind=kind)
-    if shares and found.splits:
-        raise ValueError(f"'{source}' has the splits {', '.join(found.splits)} already: {found.text}; drop --split")
-    print_note(f"source: '{source}' is {found.text}")
+    found = _find(source, dest, kind, shares, seed=seed)
     reads = [source] if found.kind == "tars" else []
     with endpoint_for(reads, endpoint, embedded_dir, writes=[dest]) as answering:
         store, base = open_prefix(dest, endpoint=answering)
         names = Names(base=base, splits=tuple(shares) or found.splits)
         check_unchanged(store, names)
-        records = found.open(endpoint=answering, fields=fields, jobs=options["jobs"], show_progress=not as_json)
         maker = _Maker(store, names, options, show_progress=not as_json)
+        records = found.open(endpoint=answering, fields=fields, jobs=options["jobs"], show_progress=not as_json)
         shards = maker.pack(records)
         if options["dry_run"]:
             for prefix in names.sets:
@@ -116,15 +110,23 @@ def make(
                 endpoint=None if endpoint == os.environ.get("AIS_ENDPOINT") else endpoint,
                 embedded_dir=embedded_dir or default_embedded_dir() if is_embedded else None,
             )
-            if maker.num_bad and maker.is_good:
-                print_note(f"bad photos or samples: {maker.num_bad}; --max-bad allows them, so the exit code is 0")
-            print_note(f"ready in {time.perf_counter() - started:.1f} s; to load it:")
     maker.document |= {"source": {"kind": found.kind, "text": found.text}, "python": program}
-    if as_json:
-        print_result("", maker.document, as_json=True)
-    else:
-        click.echo(program, nl=False)
+    maker.show(program, as_json=as_json)
     click.get_current_context().exit(0 if maker.is_good else 1)
+
+
+def _find(source: str, dest: str, kind: Kind | None, shares: dict[str, float], *, seed: int) -> "Detected":
+    """Find out what the source is, and say so, if it and the splits fit together."""
+    from prep.make import check_apart, check_shares
+    from prep.sources.detect import detect
+
+    check_apart(source, dest)
+    check_shares(shares, seed=seed)
+    found = detect(source, kind=kind)
+    if shares and found.splits:
+        raise ValueError(f"'{source}' has the splits {', '.join(found.splits)} already: {found.text}; drop --split")
+    print_note(f"source: '{source}' is {found.text}")
+    return found
 
 
 class _Maker:
@@ -132,7 +134,7 @@ class _Maker:
 
     def __init__(self, store: "Store", names: "Names", options: dict[str, Any], *, show_progress: bool) -> None:
         self._store, self._names, self._options = store, names, options
-        self._show_progress = show_progress
+        self._show_progress, self._started = show_progress, time.perf_counter()
         self.document: dict[str, Any] = {}
         self.is_good = True
         self.num_bad = 0
@@ -182,6 +184,17 @@ class _Maker:
             self._finish(shards_of(self._store, shuffled.shards, prefix), split, masks=masks, verifies=verifies)
             for split, prefix in zip(splits, self._names.sets, strict=True)
         ]
+
+    def show(self, program: str, *, as_json: bool) -> None:
+        """Print the lines of Python, or the JSON document, to stdout."""
+        if program and self.num_bad and self.is_good:
+            print_note(f"bad photos or samples: {self.num_bad}; --max-bad allows them, so the exit code is 0")
+        if program:
+            print_note(f"ready in {time.perf_counter() - self._started:.1f} s; to load it:")
+        if as_json:
+            print_result("", self.document, as_json=True)
+        else:
+            click.echo(program, nl=False)
 
     def _finish(self, shards: "ShardSet", split: str, *, masks: Sequence[str] | None, verifies: bool) -> "MadeSet":
         """Index and verify one data set."""

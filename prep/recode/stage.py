@@ -101,8 +101,6 @@ def recode_source(
     """
     if recoding.optimize:
         check_jpegtran()
-    if recoding.resizes and recoding.masks is None and source.masks:
-        raise _no_rule_for_masks(source, min(source.masks))
     changed: dict[int, Mapping[str, tuple[str, Range]]] = {}
     num_bytes = (array("q"), array("q"))
     actions: list[tuple[str, ...]] = []
@@ -146,13 +144,6 @@ def _components(record: Record, changed: Mapping[str, tuple[str, Range]]) -> dic
     return dict(changed.get(component, (component, content)) for component, content in record.components.items())
 
 
-def _no_rule_for_masks(source: Source, mask: str) -> DataError:
-    return DataError(
-        f"{source.name}: '{mask}' is a mask, and the photos are to be resized: say how masks follow them, "
-        "--masks nearest"
-    )
-
-
 def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, places: set[str]) -> Iterator[_Task]:
     """Cut the records into tasks; adds the components that are not photos and may hold places to ``places``."""
     records: list[_Record] = []
@@ -166,7 +157,10 @@ def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, p
         places |= {name for name, _ in parts if name.rpartition(".")[2].lower() in _MAY_HOLD_PLACES}
         masks = frozenset(name for name in names if is_mask_name(name, names)) if by_name else source.masks
         if recoding.resizes and recoding.masks is None and masks:
-            raise _no_rule_for_masks(source, min(masks))
+            raise DataError(
+                f"{source.name}: '{min(masks)}' is a mask, and the photos are to be resized: say how masks follow "
+                "them, --masks nearest"
+            )
         # A compressed tar is unpacked from its first byte on, so one worker reads all of it.
         first = next((part.file for _, part in photos if isinstance(part, Range)), None)
         unpacked = first if isinstance(first, UnpackedFile) else None

@@ -47,7 +47,7 @@ def hf(
     jobs: int | None = None,
     show_progress: bool = False,
 ) -> Source:
-    """The records of Parquet files with photos in them, in the files' order.
+    """The records of Parquet files with photos in them, in the files' order; rows without a photo are ``broken``.
 
     Args:
         files: Files with the same columns.
@@ -59,9 +59,6 @@ def hf(
         with_splits: Let keys begin with the name of the file's split: see `split_of_file`.
         jobs: The number of processes, each of which reads a file.
         show_progress: Draw a bar.
-
-    Returns:
-        A source whose ``broken`` names rows without a photo.
 
     Raises:
         DataError: If a file cannot be read, the files have different columns, no column holds photos or several might,
