@@ -1,5 +1,6 @@
 """The loader's contract: each sample once, lengths exact, break, reset, epochs, errors that name what is wrong."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -513,3 +514,4 @@ def test_loader_in_a_dataloader_worker_is_refused(small_shards: Path) -> None:
     workers = torch.utils.data.DataLoader(_InWorker(small_shards), num_workers=1, batch_size=None)
     with pytest.raises(dp.WorkerProcessError, match="cannot be made in a DataLoader worker process"):
         list(workers)
+    gc.collect()  # the worker ends with its iterator, which the error's traceback keeps
