@@ -29,8 +29,7 @@ from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import DataVersions, LoaderState, StateError
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.feed import Feed
-from dali_pipes.reader.segments import Batching
+from dali_pipes.reader.feed import Batching, Feed
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,16 @@ import numpy.typing as npt
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.orientation import plain_copy, read_orientation
-from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, PhotoHeader, is_photo
-from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
+from dali_pipes.formats.photo_header import (
+    DAMAGED_PNG,
+    PHOTO_FORMATS,
+    PhotoHeader,
+    PhotoRules,
+    bytes_problem,
+    have_bad_bytes,
+    is_photo,
+    size_problem,
+)
 from dali_pipes.graph.inputs import DecodedPhotos, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import PhotoHeaders, header_problems, photo_bytes, read_photo_headers

@@ -20,7 +20,7 @@ from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import LAST_BATCH_POLICIES, LastBatchPolicyName
 from dali_pipes.order.state import NO_VERSIONS, DataVersions, LoaderState
 from dali_pipes.processes.ranks import Rank
-from dali_pipes.reader.segments import Batching
+from dali_pipes.reader.feed import Batching
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from dali_pipes.data_set.find import NamedSets, find_shards, is_in_directories
 from dali_pipes.epoch import LoaderEpochs, LoaderParts, PlanInputs
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
 from dali_pipes.metrics.counts import Counts
@@ -38,9 +38,8 @@ from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.batch import SampleRules
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
-from dali_pipes.reader.feed import Feed
+from dali_pipes.reader.feed import Batching, Feed, SegmentReader
 from dali_pipes.reader.samples import Samples, StoredSamples
-from dali_pipes.reader.segments import Batching, SegmentReader
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.tuning import choose_settings

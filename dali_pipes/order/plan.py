@@ -5,7 +5,7 @@ time, threads, world size, batch size or cache. A sample is named by its ordinal
 several data sets are several manifests in a row.
 
 A *lane* is one data set in one slice. A plan reads its lanes in turn. Each lane has its own windows, in the order of
-its passes (`dali_pipes.order.passes`). `dali_pipes.order.mixing` chooses the data set of each position, the same for
+its passes (`dali_pipes.order.passes`). `dali_pipes.order.selection` chooses the data set of each position, the same for
 every slice.
 """
 
@@ -16,10 +16,9 @@ import numpy as np
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.mixing import Mix, mixed_length, split_by_weight
 from dali_pipes.order.passes import Passes, Span, set_ranges
 from dali_pipes.order.reservation import slices_read
-from dali_pipes.order.selection import Selection
+from dali_pipes.order.selection import Mix, Selection, mixed_length, split_by_weight
 
 Taken: TypeAlias = tuple[Int64s, Int64s]
 """Ordinals, and the occurrence of each in the epoch."""

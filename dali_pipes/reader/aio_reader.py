@@ -24,7 +24,7 @@ import numpy as np
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
-from dali_pipes.reader.segments import Lines, SegmentReader
+from dali_pipes.reader.feed import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
 # Batches that a segment has begun to read and not given: with one alone the thread would wait until it is taken.
@@ -173,7 +173,7 @@ class _Read(NamedTuple):
 
 
 class AioReader:
-    """The reading thread of a loader, and its buffers; see `dali_pipes.reader.segments.SegmentReader`.
+    """The reading thread of a loader, and its buffers; see `dali_pipes.reader.feed.SegmentReader`.
 
     It owns ``aio``, and closes it.
     """
@@ -230,7 +230,7 @@ class AioReader:
 
 
 class AioSegment:
-    """Reads ahead while batches are taken; see `dali_pipes.reader.segments.Segment`."""
+    """Reads ahead while batches are taken; see `dali_pipes.reader.feed.Segment`."""
 
     def __init__(self, reader: AioReader, lines: Lines, *, batch_size: int) -> None:
         self._reader, self._lines = reader, lines

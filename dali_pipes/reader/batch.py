@@ -17,8 +17,7 @@ from dali_pipes.data_set.data_set import split_set
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, PhotoRules
 from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing

@@ -16,8 +16,8 @@ from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
+from dali_pipes.formats.photo_header import REFUSED_FORMATS
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
-from dali_pipes.formats.photo_rules import REFUSED_FORMATS
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.batch import NO_PHOTO, Batch, Rows, SampleRules, ShardTable
 from dali_pipes.store.patience import PatientThreads

@@ -10,7 +10,7 @@ from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.graph.dali_internals import keep_in_children
-from dali_pipes.reader.segments import Lines
+from dali_pipes.reader.feed import Lines
 
 # A reader reads on past its last line while it waits, one batch by its own queue and one by the pipeline's. These
 # batches have lines of zero bytes. With none of them 1.14 to 1.47 times the bytes of a segment were read.
@@ -35,7 +35,7 @@ def index_text(ordinals: Int64s, offsets: Sequence[Int64s], sizes: Sequence[Int6
 
 
 class WebdatasetReader:
-    """Makes a pipeline for each segment; see `dali_pipes.reader.segments.SegmentReader`."""
+    """Makes a pipeline for each segment; see `dali_pipes.reader.feed.SegmentReader`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class WebdatasetReader:
 
 
 class WebdatasetSegment:
-    """A `fn.readers.webdataset` over the cache file, alone in its pipeline; see `dali_pipes.reader.segments.Segment`.
+    """A `fn.readers.webdataset` over the cache file, alone in its pipeline; see `dali_pipes.reader.feed.Segment`.
 
     Args:
         path: The cache file.

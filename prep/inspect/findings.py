@@ -9,9 +9,15 @@ import numpy as np
 from dali_pipes.arrays import Bools
 from dali_pipes.errors import printable
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader
+from dali_pipes.formats.photo_header import (
+    PHOTO_FORMATS,
+    PhotoHeader,
+    PhotoRules,
+    bytes_problem,
+    have_bad_bytes,
+    size_problem,
+)
 from dali_pipes.formats.photo_names import PhotoRoles
-from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, have_bad_bytes, size_problem
 from dali_pipes.formats.shard_index import ShardIndex
 
 KINDS: Mapping[str, str] = {

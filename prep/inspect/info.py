@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.formats.manifest import RecodedStep
-from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS, PhotoRules
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store

@@ -14,8 +14,7 @@ from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import read_json
 from dali_pipes.formats.orientation import read_orientation
-from dali_pipes.formats.photo_header import is_photo
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules, is_photo
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet

@@ -23,9 +23,8 @@ from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
-from dali_pipes.formats.photo_header import MAX_PIXELS
+from dali_pipes.formats.photo_header import MAX_PIXELS, PhotoRules
 from dali_pipes.formats.photo_names import ComponentCounts
-from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, pack_texts

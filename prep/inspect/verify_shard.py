@@ -12,9 +12,8 @@ from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import MAX_LABEL_BYTES, IndexRow, check_member_name, index_of_rows, parse_label
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import LABEL_COMPONENT, split_key
-from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.photo_header import PhotoRules, is_photo
 from dali_pipes.formats.photo_names import ComponentCounts, PhotoRoles, photo_roles
-from dali_pipes.formats.photo_rules import PhotoRules
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import LINKS, ArchiveReader, Member
 from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, note, unknown_labels, wrong_mask_sizes

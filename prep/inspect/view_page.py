@@ -18,7 +18,7 @@ from PIL import Image
 from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import printable
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Exclusion
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.shard_set import ShardSet

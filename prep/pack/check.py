@@ -12,12 +12,14 @@ from dali_pipes.formats.photo_header import (
     END_BYTES,
     MAX_PHOTO_BYTES,
     PhotoHeader,
+    PhotoRules,
+    bytes_problem,
     has_end,
     is_photo,
     read_photo_header,
     read_whole_photo_header,
+    size_problem,
 )
-from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem, size_problem
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES

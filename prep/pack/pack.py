@@ -26,8 +26,7 @@ from dali_pipes.data_set.written import WrittenShards, write_record
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import RecodedStep, write_steps
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, recoded_name, record_names
-from dali_pipes.formats.photo_header import MAX_PIXELS
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import MAX_PIXELS, PhotoRules
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix

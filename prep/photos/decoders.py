@@ -14,8 +14,13 @@ from PIL import Image, UnidentifiedImageError
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
-from dali_pipes.formats.photo_header import PhotoHeader, needed_chunks, read_whole_photo_header
-from dali_pipes.formats.photo_rules import PhotoRules, bytes_problem
+from dali_pipes.formats.photo_header import (
+    PhotoHeader,
+    PhotoRules,
+    bytes_problem,
+    needed_chunks,
+    read_whole_photo_header,
+)
 from prep.photos.apart import Undecodable as Undecodable
 from prep.photos.apart import eight_bits
 

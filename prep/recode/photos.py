@@ -23,8 +23,7 @@ from PIL import Image, ImageOps
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
-from dali_pipes.formats.photo_header import PhotoHeader
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules
 from prep.photos.apart import Undecodable, decode_apart
 from prep.photos.decoders import pillow_photo, to_rgb
 from prep.photos.details import photo_details

@@ -21,9 +21,15 @@ from typing import NamedTuple
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import RecodedStep
-from dali_pipes.formats.photo_header import CONVERTIBLE_FORMATS, MAX_PHOTO_BYTES, is_photo, read_whole_photo_header
+from dali_pipes.formats.photo_header import (
+    CONVERTIBLE_FORMATS,
+    MAX_PHOTO_BYTES,
+    PhotoRules,
+    is_photo,
+    read_whole_photo_header,
+    size_problem,
+)
 from dali_pipes.formats.photo_names import is_mask_name
-from dali_pipes.formats.photo_rules import PhotoRules, size_problem
 from dali_pipes.progress import bar
 from prep.pack.tasks import MAX_SENT_BYTES
 from prep.photos.apart import Undecodable

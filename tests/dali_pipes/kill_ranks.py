@@ -20,13 +20,13 @@ import numpy as np
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-import dali_pipes.fetch.local
+import dali_pipes.store.local
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.order.plan import Plan
+from dali_pipes.store.local import LocalFetcher
 from tests.builders import Sample, make_samples, write_shards
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def read_epoch(
 
 def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: int, window: int) -> None:
     """Read epochs until there is a file ``stop``; each batch and each epoch is told by a line."""
-    dali_pipes.fetch.local.LocalFetcher = HaltingFetcher  # type: ignore[misc]
+    dali_pipes.store.local.LocalFetcher = HaltingFetcher  # type: ignore[misc]
     wanted = [expected(sample) for sample in make_samples_again()]
     with (
         (work / f"rank-{rank}-{os.getpid()}").open("a", buffering=1) as told,

@@ -11,7 +11,7 @@ from nvidia.dali import fn
 
 import dali_pipes as dp
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.store.local import LocalFetcher
 from tests.builders import Sample, samples_and_shards
 from tests.dali_pipes.raw import check_rows, raw
 

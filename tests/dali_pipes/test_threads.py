@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.store.local import LocalFetcher
 from tests.builders import samples_and_shards
 from tests.dali_pipes.test_contract import graph
 from tests.dali_pipes.test_delivery import INTERRUPTIBLE

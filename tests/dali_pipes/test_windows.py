@@ -12,10 +12,10 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes
+from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import Sample, open_loader, open_windowed, samples_and_shards
 from tests.dali_pipes.cache.peak import Peak

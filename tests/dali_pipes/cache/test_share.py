@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-import dali_pipes.fetch.local
+import dali_pipes.store.local
 import dali_pipes.fetch.stager
-from dali_pipes.fetch.local import LocalFetcher
+from dali_pipes.store.local import LocalFetcher
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.store.urls import resolve_shards
 
@@ -47,7 +47,7 @@ class HaltingFetcher(LocalFetcher):
             time.sleep(float(sys.argv[4]))
         return super().fetch(wanted, **options)
 
-dali_pipes.fetch.local.LocalFetcher = HaltingFetcher
+dali_pipes.store.local.LocalFetcher = HaltingFetcher
 dali_pipes.fetch.stager.NUM_TOGETHER = 1  # as large shards
 indexed = DataSet(resolve_shards(Path(sys.argv[1]), endpoint=None))
 share = indexed.open_share(reserved=None, is_windowed=False, group=1, cache_dir=Path(sys.argv[2]), cache_bytes=None)

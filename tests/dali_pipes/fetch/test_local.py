@@ -11,8 +11,8 @@ from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.free_space import SHARED_MEMORY
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.formats.manifest import checksum
+from dali_pipes.store.local import LocalFetcher
 
 DATA = os.urandom((3 << 20) + 4321)
 START = 8192

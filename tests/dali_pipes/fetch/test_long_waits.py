@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.fetch import long_waits
+from dali_pipes.fetch import staging_requests
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.local import LocalFetcher
-from dali_pipes.fetch.long_waits import LongWaits
+from dali_pipes.fetch.staging_requests import LongWaits
 from dali_pipes.metrics import counts as counts_module
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
+from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.patience import Patience, Waiting
 from tests.builders import samples_and_shards
 from tests.dali_pipes.fetch.test_stager import Job
@@ -25,7 +25,7 @@ from tests.dali_pipes.raw import raw
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_waits, "LONG_WAIT_S", 0.5)
+    monkeypatch.setattr(staging_requests, "LONG_WAIT_S", 0.5)
 
 
 # Eight shards.

@@ -20,9 +20,9 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
-from dali_pipes.fetch.local import LocalFetcher
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.names import index_name
+from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import samples_and_shards
 

@@ -14,8 +14,7 @@ import torch
 
 import dali_pipes as dp
 from dali_pipes.order.plan import Plan
-from dali_pipes.reader.feed import Feed
-from dali_pipes.reader.segments import Batching
+from dali_pipes.reader.feed import Batching, Feed
 
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl

@@ -10,11 +10,10 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.mixing import BLOCK_POSITIONS, Mix, mixed_length, split_by_weight
 from dali_pipes.order.passes import NUM_PASSES_KEPT, cut_windows
 from dali_pipes.order.plan import Plan, num_steps
 from dali_pipes.order.reservation import reserved_bytes, slices_read
-from dali_pipes.order.selection import Selection
+from dali_pipes.order.selection import BLOCK_POSITIONS, Mix, Selection, mixed_length, split_by_weight
 
 POLICIES = ("FILL", "DROP", "PARTIAL")
 

@@ -21,7 +21,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from dali_pipes.reader.aio_reader import _CALLS, MAX_READS, Aio, AioReader, open_reader
 from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
-from dali_pipes.reader.segments import Lines, SegmentReader
+from dali_pipes.reader.feed import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
 BLOCKS = 64

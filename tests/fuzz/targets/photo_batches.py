@@ -9,7 +9,7 @@ import numpy as np
 from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.graph.batch_inputs import judge_photos
 from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.reader.batch import Places

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 
-from dali_pipes.formats.photo_header import read_photo_header, read_whole_photo_header
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules, read_photo_header, read_whole_photo_header
 from tests.fuzz.seeds.photos import other_photos, photos
 from tests.fuzz.target import BrokenPromiseError, Target
 

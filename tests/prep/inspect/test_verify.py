@@ -19,7 +19,7 @@ import dali_pipes as dp
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, PipesError, StoreError, printable
 from dali_pipes.formats.names import index_name
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine, read_exclusions
 from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.store.cluster.ais import AisStore

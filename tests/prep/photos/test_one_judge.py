@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.data_set import indexing
-from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header, read_whole_photo_header
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_photo_header, read_whole_photo_header
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify

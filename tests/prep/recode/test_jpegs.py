@@ -5,8 +5,7 @@ import pytest
 from PIL import ImageCms
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.photo_header import read_whole_photo_header
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoRules, read_whole_photo_header
 from prep.photos.details import photo_details
 from prep.recode.jpegs import NotJpegError, check_jpegtran, optimized
 from tests.builders import photo_bytes

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
-from dali_pipes.formats.photo_rules import PhotoRules
+from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_whole_photo_header
 from prep.photos.apart import Undecodable
 from prep.photos.details import photo_details
 from prep.recode.photos import Recoding, converted, resized
