@@ -267,10 +267,10 @@ def _by_manifest(pattern: Pattern, etl: str | None = None) -> ShardSet | None:
         for store, prefix in _listed_manifests(pattern)
         if (named := _in_manifest(pattern, store, prefix, etl)) is not None
     ]
-    if len(found) > 1 and pattern.is_glob:
-        return _joined(pattern, found)
-    start = f"{pattern.store.url.rstrip('/')}/{found[0].prefix}" if found else ""
-    if len(found) > 1 or not (pattern.is_glob or all(shard.startswith(start) for shard in listing.shards)):
+    start = f"{found[0].store.url.rstrip('/')}/{found[0].prefix}" if found else ""
+    if len(found) > 1 or not all(shard.startswith(start) for shard in listing.shards):
+        if pattern.is_glob:
+            return _joined(pattern, found)
         raise ValueError(
             f"'{pattern.url}' holds shards of several sets, such as '{found[0].url}'; name one of them, or list the "
             "shards"
@@ -314,7 +314,7 @@ def _joined(pattern: Pattern, found: Sequence[ShardSet]) -> ShardSet:
     for named in found:
         if named.manifest is not None and named.manifest.version > 1:
             raise ValueError(
-                f"'{pattern.url}' matches {len(found)} data sets, and '{named.url}' has versions; name the data sets "
+                f"'{pattern.url}' matches shards of several sets, and '{named.url}' has versions; name the data sets "
                 "in a dali_pipes.Mixture"
             )
     locations = {named.store.locate(name) for named in found for name in named.names}

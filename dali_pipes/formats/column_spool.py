@@ -178,6 +178,8 @@ class _Column:
             self._file.write(values.astype(self._dtype).data)
             self._file.flush()
         except OSError as exc:
+            if self._file is not None:
+                self._file.raw.close()  # else it would be written once more when it is closed
             raise StoreError(
                 f"cannot write the columns of {self.length} samples to temporary files: {exc.strerror or exc}; name a "
                 "disk with more free space, some 50 bytes a sample, with TMPDIR"

@@ -190,15 +190,15 @@ class _Outages:
     """Tells the user about waits: one line a minute for each endpoint, however many requests wait."""
 
     def __init__(self) -> None:
-        self._told_at: dict[str, float] = {}
+        self.told_at: dict[str, float] = {}
         self.away: set[str] = set()
         """The endpoints of which the log has said that they are away."""
 
     def tell(self, whom: str, cause: str, *, waited_s: float, limit_s: float) -> None:
         now = time.monotonic()
-        if waited_s < _QUIET_S or now - self._told_at.get(whom, float("-inf")) < _TOLD_EACH_S:
+        if waited_s < _QUIET_S or now - self.told_at.get(whom, float("-inf")) < _TOLD_EACH_S:
             return
-        self._told_at[whom] = now
+        self.told_at[whom] = now
         self.away.add(whom)
         _log.warning(
             "waiting for %s for %.0f s so far, up to %.0f s without progress: %s",
@@ -217,4 +217,6 @@ _outages = _Outages()
 
 def is_outage_told() -> bool:
     """Whether a cluster is away now, and the log has said so."""
-    return bool(_outages.away)
+    # A request that its caller gave up in the middle of an outage never tells its end.
+    now, told_at = time.monotonic(), _outages.told_at
+    return any(now - told_at[whom] < 2 * _TOLD_EACH_S for whom in list(_outages.away))

@@ -239,6 +239,14 @@ def test_shard_beside_the_manifest_is_not_read_and_is_told(folder: Path, caplog:
         loader(f"{folder}/s-{{000000..000004}}.tar")
 
 
+def test_glob_over_an_indexed_data_set_and_another_names_all(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The manifest of one of them does not say which shards the glob stands for."""
+    write_tar(folder / "t-000000.tar", make_samples([(30, 30)], first=90))
+    for named in (name_shards, list_shards):
+        assert named(folder / "*.tar", endpoint=None).names == (*NAMES, "t-000000.tar")
+    assert not caplog.text
+
+
 def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisStore) -> None:
     """A longer prefix is another data set; a prefix of two sets is refused, as before."""
     filled.write("s-val-000000.tar", filled.read(NAMES[0]))

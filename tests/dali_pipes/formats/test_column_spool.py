@@ -117,6 +117,13 @@ def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPa
         spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
 
 
+def test_disk_that_becomes_full_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the temporary file is closed, which would write its buffer once more."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: PTH123, SIM115
+    with pytest.raises(StoreError, match=r"No space left on device; name a disk"):
+        spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
+
+
 @pytest.mark.parametrize("length", [0, 1, 7, 1000])
 def test_files_are_those_of_the_safetensors_library(length: int) -> None:
     """Order of columns, alignment, and the escapes of their names."""

@@ -73,6 +73,16 @@ def test_one_line_a_minute_for_all_who_wait_and_one_at_the_end(
     assert len(caplog.messages) == 3
 
 
+def test_outage_whose_request_was_given_up_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no batch that waits would ever be told of again, for example after a loader was closed in an outage."""
+    monkeypatch.setattr(module, "_outages", module._Outages())
+    monkeypatch.setattr(module, "_QUIET_S", 0.0)
+    Waiting(Patience(), "http://gone").next_pause_s("503 busy")
+    assert module.is_outage_told()
+    monkeypatch.setattr(module, "_TOLD_EACH_S", 0.0)
+    assert not module.is_outage_told()
+
+
 def test_short_waits_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
     """One refused connection is no news."""
     waiting = Waiting(Patience(patience_s=60), "http://short")
