@@ -90,8 +90,10 @@ class DataModule(LightningDataModule):
                 defaults = {} if stage == "train" else {"shuffle": False}
                 self._arguments[stage] = defaults | options | dict(arguments)
                 _check_arguments(stage, self._arguments[stage])
+            else:
                 # The trainer takes an overridden hook as a sign that there is such a loader.
-                setattr(self, f"{stage}_dataloader", functools.partial(self._open, stage))
+                name = f"{stage}_dataloader"
+                setattr(self, name, getattr(super(), name))
         self._batches: dict[str, _Batches] = {}
         self._train_state: Mapping[str, Any] | None = None  # of a checkpoint
         self._last_train_state: dict[str, Any] | None = None
@@ -101,7 +103,7 @@ class DataModule(LightningDataModule):
         """The open loaders by stage: for ``num_valid``, ``data_wait_s`` and the like."""
         return {stage: batches.loader for stage, batches in self._batches.items()}
 
-    # The trainer's hooks, beside those that are set above.
+    # The trainer's hooks; those that open loaders are below.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the train loader's state, or its last one. Called for each checkpoint, also after ``fit``."""
@@ -159,6 +161,11 @@ class DataModule(LightningDataModule):
             opened.name = stage  # in metrics
             self._batches[stage] = (_TrainBatches if stage == "train" else _Batches)(opened, trainer)
         return self._batches[stage]
+
+    train_dataloader = functools.partialmethod(_open, "train")
+    val_dataloader = functools.partialmethod(_open, "val")
+    test_dataloader = functools.partialmethod(_open, "test")
+    predict_dataloader = functools.partialmethod(_open, "predict")
 
 
 class _Batches:

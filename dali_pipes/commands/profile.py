@@ -419,7 +419,7 @@ def _decoding(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool)
     elif busy >= ALL_BUSY and threads < cores:
         advice = [f"more threads, Decode(threads=): {threads} of {cores} cores decode"]
     elif busy >= ALL_BUSY:
-        advice = ["more cores, or device='gpu': all cores decode"]
+        advice = ["more cores" if on_gpu else "more cores, or device='gpu': all cores decode"]
     else:
         advice = ["Decode(queue_depth=3) or more: threads are idle between batches"]
         if batch_size < 8 * threads:

@@ -321,6 +321,15 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
     """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
+    for pair in pipeline.inputs.decoded.same_size:
+        num_turned = [sum(stored.turned.get(name, 0) for name in names.split(";")) for names in pair]
+        if pair[0] in pipeline.inputs.decoded.upright and num_turned[0] != num_turned[1]:
+            # Whether the masks were drawn on upright photos, no size tells.
+            _log.info(
+                "%d photos '%s' and %d masks '%s' are turned by EXIF orientations; a mask without one is taken to be "
+                "drawn on the upright photo: look at some, dali-pipes prep view URL, or pass orient=False",
+                *(value for both in zip(num_turned, pair, strict=True) for value in both),
+            )
     if bad_samples.on_error == "raise":
         for component in sorted({*pipeline.inputs.decoded.components, *pipeline.inputs.photos}):
             stored.check_photos(component)

@@ -92,6 +92,8 @@ def test_find_bottleneck_on_a_gpu_points_to_tune() -> None:
         for on_gpu in (False, True)
     ]
     assert turns == [0, 1]
+    full = find_bottleneck(epoch, cores=4, batch_size=64, on_gpu=True, is_in_memory=True)
+    assert full.turn[0] == "more cores", "the loader is on the GPU already"
 
 
 def test_profile_command_measures_real_epochs(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -364,6 +364,20 @@ def test_checkpoint_of_other_data_is_refused(small_shards: Path, tmp_path: Path)
     assert data.loaders == {}
 
 
+def test_hooks_of_a_subclass_are_called(small_shards: Path, tmp_path: Path) -> None:
+    """They may call the data module's own."""
+    called = []
+
+    class Own(DataModule):
+        def train_dataloader(self) -> Any:
+            called.append("train")
+            return super().train_dataloader()
+
+    data = make_data(small_shards, val=None)
+    fit(small_shards, tmp_path, data=Own(train=data._arguments["train"]), max_epochs=1)
+    assert called == ["train"]
+
+
 def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     raise AssertionError("never traced")
 
