@@ -50,7 +50,8 @@ def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[P
             ) from exc
         finally:
             _empty(folder)
-            folder.rmdir()
+            with contextlib.suppress(OSError):  # a worker that ends may still write, and NFS keeps open files
+                folder.rmdir()
     except BlockingIOError as exc:
         raise StoreError(f"another process is writing '{target.locate(prefix)}' from '{folder}'; wait for it") from exc
     finally:

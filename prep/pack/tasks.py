@@ -4,6 +4,7 @@ It is a module of its own, because the imports of `prep.pack.pack` (numpy among 
 a second.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -113,23 +114,29 @@ class CopiedTarget:
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         """Create or replace an object and then its copy; each is there whole or not at all."""
         path = self.directory / name
-        try:
-            with unnamed_file(path) as (stream, publish):
+        with _writing(path), unnamed_file(path) as (stream, publish):
 
-                def copied() -> Iterator[memoryview]:
-                    # The store may start another attempt, from the first byte on.
-                    stream.seek(0)
-                    stream.truncate()
-                    for chunk in chunks():
+            def copied() -> Iterator[memoryview]:
+                # The store may start another attempt, from the first byte on.
+                stream.seek(0)
+                stream.truncate()
+                for chunk in chunks():
+                    with _writing(path):  # the store would take the error for its own
                         stream.write(chunk)
-                        yield chunk
+                    yield chunk
 
-                if self.target is not None:
-                    self.target.write_stream(name, copied, num_bytes=num_bytes)
-                else:
-                    for _ in copied():
-                        pass
-                stream.flush()
-                publish()
-        except OSError as exc:
-            raise StoreError(f"cannot write the copy '{path}': {exc.strerror or exc}") from exc
+            if self.target is not None:
+                self.target.write_stream(name, copied, num_bytes=num_bytes)
+            else:
+                for _ in copied():
+                    pass
+            stream.flush()
+            publish()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StoreError(f"cannot write the copy '{path}': {exc.strerror or exc}") from exc

@@ -168,7 +168,9 @@ _SETTINGS = ("max_mem_usage", "extract_concurrency_max_limit", "create_concurren
 def parse_spec(spec: Mapping[str, Any]) -> DsortSpec:
     """Check a spec. Raises `ValueError` where `read_spec` raises `DataError`."""
     given = {
-        name: {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
+        name: {key: value for key, value in part.items() if value is not None and value != ""}
+        if isinstance(part, dict)
+        else part
         for name, part in spec.items()
         if part is not None and part != ""
     }

@@ -39,8 +39,8 @@ def column_names(path: Path) -> list[str]:
         with parquet_file(path) as file:
             return list(file.schema_arrow.names)
     with _reading(path) as stream:
-        names = list(_csv_reader(path, stream).fieldnames or ()) if suffix in _DELIMITERS else []
-        names = names or list(next(_rows(path, stream), (0, {}))[1])
+        is_csv = suffix in _DELIMITERS
+        names = list((_csv_reader(path, stream).fieldnames if is_csv else next(_rows(path, stream), (0, {}))[1]) or ())
     if not names:
         raise DataError(f"'{path}' is empty; expected a row of column names, or objects, such as path and label")
     return names

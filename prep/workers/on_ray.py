@@ -50,7 +50,7 @@ class RayWorkers(Workers):
         self._ray: Any = None
         self._connection = contextlib.ExitStack()
         self._flying: dict[Any, tuple[int, str]] = {}  # reference -> number and name of the task
-        self._sent_function: tuple[Callable[..., Any], Any] | None = None  # the function, and its reference
+        self._sent: tuple[Callable[..., Any], Any, Any] | None = None  # the function, its reference, and Ray's `_run`
 
     def start(self) -> None:
         """Connect to Ray, or start one."""
@@ -76,10 +76,12 @@ class RayWorkers(Workers):
         return self._limit or max(1, int(self._ray.cluster_resources().get("CPU", 1)))  # nodes come and go
 
     def _submit(self, number: int, function: Callable[[Any, Report], Any], task: object, name: str) -> None:
-        if self._sent_function is None or self._sent_function[0] is not function:
-            self._sent_function = function, self._ray.put((_VERSION, self._setup, function))
-        run = self._ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(_run)
-        self._flying[run.remote(self._sent_function[1], task)] = number, name
+        if self._sent is None or self._sent[0] is not function:
+            # Each call of `remote` stores the function in the cluster anew.
+            run = self._ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(_run)
+            self._sent = function, self._ray.put((_VERSION, self._setup, function)), run
+        _, shared, run = self._sent
+        self._flying[run.remote(shared, task)] = number, name
 
     def _wait(self, on_progress: Report) -> Iterator[tuple[int, Any]]:
         """Wait for a task; its progress comes with its result."""

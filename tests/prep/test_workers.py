@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from dali_pipes.errors import DataError, PipesError
 from prep.workers import Report, Workers, default_jobs, open_workers
+from prep.workers.on_ray import RayWorkers
 from tests.prep.workers_tasks import double
 from tests.sources import REPOSITORY, start_python
 
@@ -241,3 +243,13 @@ def test_address_without_a_ray_is_refused_at_once(monkeypatch: pytest.MonkeyPatc
         pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{closed_port}'"),
     ):
         list(workers.map(double, [1, 2]))
+
+
+def test_ray_stores_a_function_once_for_all_tasks() -> None:
+    """Each call of `ray.remote` would store it in the cluster anew, for good."""
+    workers, ray = RayWorkers(1), mock.MagicMock()
+    workers._ray = ray
+    for number in range(3):
+        workers._submit(number, square, number, "a task")
+    assert (ray.remote.call_count, ray.put.call_count) == (1, 1)
+    assert len(workers._flying) == 1  # a double gives one reference

@@ -185,6 +185,7 @@ def test_copied_target_on_a_disk_that_takes_no_more_names_the_copy(tmp_path: Pat
         "import resource; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 21, 1 << 21))\ncopy = LocalStore",
     )
+    script = script.replace("Killed(),", "LocalStore(Path(f'{sys.argv[1]}-store')),")  # it names itself in its errors
     process = start_python(script, tmp_path)
     assert f"StoreError: cannot write the copy '{tmp_path}/x.tar': File too large" in process.communicate(timeout=60)[1]
     assert process.returncode == 1

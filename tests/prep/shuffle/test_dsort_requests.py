@@ -76,6 +76,11 @@ def test_spec_that_was_read_is_sent_as_it_was(algorithm: dict[str, Any], change:
     assert parse_spec(sent).json() == sent
 
 
+def test_spec_whose_fields_are_empty_has_the_defaults() -> None:
+    empty = {"kind": "", "extension": "", "content_key_type": ""}
+    assert parse_spec(SPEC | {"algorithm": empty}) == parse_spec(SPEC | {"algorithm": {}})
+
+
 YAML = """
 input_bck: {name: pets}
 input_format:
