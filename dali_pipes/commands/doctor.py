@@ -1,8 +1,8 @@
 """``dali-pipes doctor`` checks this machine; ``dali-pipes completion`` prints a script for a shell's tab completion.
 
-The checks change nothing. Test files in the cache directories are deleted at once. A cluster is asked for its health,
-its version, a dSort job that does not exist, and a list of ETLs. (A build without dSort answers any question about jobs
-with an empty list; a build with dSort answers that it does not know the job.)
+The checks change nothing. A cluster is asked for its health, its version, and a dSort job that does not exist. (A build
+without dSort answers any question about jobs with an empty list; a build with dSort answers that it does not know the
+job.)
 """
 
 import contextlib
@@ -16,17 +16,15 @@ import os
 import platform
 import re
 import resource
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
-from dali_pipes.cache.directory import LockFile
-from dali_pipes.cache.extents import reserve
 from dali_pipes.cache.free_space import FreeSpace, available_memory, check_directory, file_system
 from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
 from dali_pipes.commands.options import format_bytes, json_option
@@ -113,16 +111,11 @@ def examine(
 ) -> list[Finding]:
     """Run all checks; this takes less than three seconds if the endpoint answers or refuses at once."""
     checks: list[Callable[[], Iterator[Finding]]] = [
-        check_packages,
-        check_dali,
+        check_software,
         check_gpu,
-        lambda: check_cores(environment),
-        lambda: check_cluster(endpoint),
-        lambda: check_proxies(endpoint, environment),
-        lambda: check_caches(cache_dir),
-        check_memory,
-        check_open_files,
-        check_reader,
+        partial(check_cluster, endpoint, environment),
+        partial(check_caches, cache_dir),
+        partial(check_machine, environment),
     ]
     findings: list[Finding] = []
     for check in checks:
@@ -137,35 +130,27 @@ def examine(
 # The installed software and the GPUs
 
 
-def check_packages() -> Iterator[Finding]:
+def check_software() -> Iterator[Finding]:
+    """Check that the packages are there, and that exactly one build of DALI is, whole, and can be loaded."""
     versions = {name: version_of(name) for name in PACKAGES}
     found = f"Python {platform.python_version()} on {platform.system()} {platform.release()} {platform.machine()}, "
     found += ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
-    missing = [name for name, version in versions.items() if version is None]
-    if missing:
-        yield Finding("packages", "fail", found, f"install: pip install {' '.join(missing)}")
-    else:
-        yield Finding("packages", "ok", found)
-
-
-def check_dali() -> Iterator[Finding]:
-    """Check that exactly one build of DALI is installed, with its libraries, and that it can be loaded."""
+    missing = " ".join(name for name, version in versions.items() if version is None)
+    yield Finding("packages", *(("fail", found, f"install: pip install {missing}") if missing else ("ok", found)))
     builds = dali_builds()
-    named = ", ".join(f"{name} {version_of(name)}" for name in builds)
-    if not builds:
+    found = ", ".join(f"{name} {version_of(name)}" for name in builds) or "not installed"
+    if len(builds) != 1:
         advice = "install nvidia-dali-cuda120, or nvidia-dali-cuda130 on a CUDA 13 machine"
-        yield Finding("DALI", "fail", "not installed", advice)
-        return
-    if len(builds) > 1:
-        advice = f"they share one directory: pip uninstall -y {' '.join(builds)}, then install one of them again"
-        yield Finding("DALI", "fail", f"{named}, both", advice)
+        if builds:
+            advice = f"they share one directory: pip uninstall -y {' '.join(builds)}; then {advice}"
+        yield Finding("DALI", "fail", found, advice)
         return
     try:
         importlib.import_module("nvidia.dali")  # loads its libraries, touches no device
     except (ImportError, OSError) as exc:
-        yield Finding("DALI", "fail", f"{named} cannot be loaded: {' '.join(str(exc).split())}", "install it again")
+        yield Finding("DALI", "fail", f"{found} cannot be loaded: {' '.join(str(exc).split())}", "install it again")
         return
-    yield Finding("DALI", "ok", named)
+    yield Finding("DALI", "ok", found)
     yield check_libraries(builds[0])
 
 
@@ -175,24 +160,19 @@ def check_libraries(dali_package: str) -> Finding:
     Builds for two CUDA versions overwrite each other's files, and uninstalling one removes files of the other. DALI
     can then be imported, and fails or crashes when it decodes.
     """
-    cuda = _DALI_BUILDS[dali_package]
-    own = [name for base in DALI_LIBRARIES if version_of(name := f"{base}-cu{cuda}") is not None]
-    others = [
-        name
-        for base in DALI_LIBRARIES
-        for major in _DALI_BUILDS.values()
-        if major != cuda and version_of(name := f"{base}-cu{major}") is not None
-    ]
-    broken = [name for name in own if others or _lacks_files(name)]
-    pinned = " ".join(f"{name}=={version_of(name)}" for name in broken)
-    restore = f"pip install --force-reinstall --no-deps {pinned}"
+    suffix = f"-cu{_DALI_BUILDS[dali_package]}"
+    suffixes = [f"-cu{major}" for major in _DALI_BUILDS.values()]
+    installed = {f"{base}{end}": version_of(f"{base}{end}") for end in suffixes for base in DALI_LIBRARIES}
+    needed = {name: version for name, version in installed.items() if version and name.endswith(suffix)}
+    others = " ".join(name for name, version in installed.items() if version and name not in needed)
+    broken = " ".join(f"{name}=={version}" for name, version in needed.items() if others or _lacks_files(name))
+    restore = f"pip install --force-reinstall --no-deps {broken}"
     if others:
-        found = f"installed beside those of {dali_package}: {', '.join(others)}"
-        advice = f"pip uninstall -y {' '.join(others)}{f' && {restore}' if broken else ''}"
-        return Finding("libraries", "fail", found, advice)
+        found = f"libraries of another CUDA beside those of {dali_package}: {others}"
+        return Finding("libraries", "fail", found, f"pip uninstall -y {others} && {restore}")
     if broken:
-        return Finding("libraries", "fail", f"without some of their files: {pinned}", restore)
-    return Finding("libraries", "ok", ", ".join(f"{name} {version_of(name)}" for name in own) or "not pip's")
+        return Finding("libraries", "fail", f"without some of their files: {broken}", restore)
+    return Finding("libraries", "ok", ", ".join(f"{name} {version}" for name, version in needed.items()) or "not pip's")
 
 
 def _lacks_files(package: str) -> bool:
@@ -204,8 +184,7 @@ def _lacks_files(package: str) -> bool:
 def check_gpu() -> Iterator[Finding]:
     """Check the GPUs of this machine, and whether DALI, torch and the driver are of one CUDA."""
     builds = {f"DALI ({name})": _DALI_BUILDS[name] for name in dali_builds()}
-    built_for = torch_cuda()
-    if built_for:
+    if built_for := torch_cuda():
         builds[f"torch ({built_for})"] = int(built_for.partition(".")[0])
     found = ", ".join(f"{name} for CUDA {major}" for name, major in builds.items())
     if len({*builds.values()}) > 1:
@@ -213,41 +192,35 @@ def check_gpu() -> Iterator[Finding]:
         yield Finding("CUDA", "warn", f"{found}: they differ", advice)
     elif builds:
         yield Finding("CUDA", "ok", found)
+    has_driver = Path("/proc/driver/nvidia/version").exists()
     devices, supported, problem = _cuda_devices()
-    try:
-        version = re.search(r"\b\d{3}\.[\d.]+\b", Path("/proc/driver/nvidia/version").read_text())
-        kernel = version[0] if version else "unknown"
-    except OSError:
-        kernel = None
-    yield gpu_fit(devices=devices, supported=supported, problem=problem, kernel=kernel, builds=builds)
+    yield gpu_fit(devices=devices, supported=supported, problem=problem, has_driver=has_driver, builds=builds)
     if devices:
         yield check_jpeg_engines()
 
 
 def gpu_fit(
-    *, devices: Sequence[str], supported: int, problem: str, kernel: str | None, builds: Mapping[str, int]
+    *, devices: Sequence[str], supported: int, problem: str, has_driver: bool, builds: Mapping[str, int]
 ) -> Finding:
     """Compare the driver with DALI and torch.
 
     ``builds`` has the major version of CUDA for which each was built; a torch for the CPU is not among them.
     ``supported`` is the CUDA version of the driver, 13020 for 13.2. ``problem`` says why programs cannot use the
-    driver; it is empty if they can. ``kernel`` is the driver's version in the kernel, ``None`` without a driver.
+    driver; it is empty if they can.
     """
-    if problem and kernel is None:
+    if problem and not has_driver:
         return Finding("GPU", "ok", "none: no NVIDIA driver; loaders run with device='cpu'")
     if problem:
         advice = "start a container with --gpus all; elsewhere install the driver's libcuda again"
-        return Finding("GPU", "fail", f"the kernel has driver {kernel}, but programs cannot use it: {problem}", advice)
+        return Finding("GPU", "fail", f"there is a driver, but programs cannot use it: {problem}", advice)
     shown = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices)) or "none visible"
-    found = f"{shown}; driver {kernel} for CUDA {supported // 1000}.{supported % 1000 // 10}"
+    major = supported // 1000
+    found = f"{shown}; the driver is for CUDA {major}.{supported % 1000 // 10}"
     if not devices:
         return Finding("GPU", "warn", found, "CUDA_VISIBLE_DEVICES may hide them; loaders run with device='cpu'")
-    too_new = [name for name, major in builds.items() if major > supported // 1000]
+    too_new = [name for name, built_for in builds.items() if built_for > major]
     if too_new:
-        advice = (
-            f"install a newer driver, or builds for CUDA {supported // 1000} or older: make demo CUDA=12 in a new "
-            "environment (docs/how-to/install.md)"
-        )
+        advice = f"install a newer driver, or builds for CUDA {major} or older (docs/how-to/install.md)"
         return Finding("GPU", "fail", f"{found}, too old for {', '.join(too_new)}", advice)
     if not any(name.startswith("torch") for name in builds):
         advice = "install a torch that was built for CUDA: this one cannot take batches on the GPU"
@@ -260,10 +233,7 @@ def check_jpeg_engines() -> Finding:
     try:
         ctypes.CDLL("libnvcuvid.so.1")
     except OSError:
-        advice = (
-            "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; without the engines, CUDA and the "
-            "CPU decode"
-        )
+        advice = "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; else CUDA and the CPU decode"
         return Finding("JPEG engines", "warn", "not usable: no libnvcuvid.so.1", advice)
     return Finding("JPEG engines", "ok", "usable, if the GPU has any")
 
@@ -311,133 +281,17 @@ def dali_builds() -> list[str]:
     return [name for name in _DALI_BUILDS if version_of(name) is not None]
 
 
-# Cores and this node
+# The cluster
 
 
-def check_cores(environment: Mapping[str, str], *, nodes: Path = NODES, gpus: Path = GPUS) -> Iterator[Finding]:
-    """Compare the decoding threads of all ranks with the cores.
-
-    The ranks are those that the launcher started on this host or, without a launcher, one for each GPU.
-    """
-    cores, num_ranks = len(os.sched_getaffinity(0)), num_local_ranks(environment)
-    threads = cores_of_rank(environment)
-    if num_ranks == 1 and gpus.is_dir():
-        num_ranks = max(1, len(list(gpus.iterdir())))
-        threads = max(1, cores // num_ranks)
-    num_nodes = len(list(nodes.glob("node[0-9]*")))
-    found = (
-        f"{threads} decoding threads a rank by default; ranks {num_ranks}, cores {cores}, NUMA nodes {num_nodes}; on a "
-        "GPU each decoder of the graph has as many threads again"
-    )
-    if threads < MIN_CORES and num_ranks > 1:
-        advice = f"a rank needs {MIN_CORES} cores at least: start fewer ranks, or give the job more cores"
-        yield Finding("cores", "warn", found, advice)
-    elif num_ranks > 1 < num_nodes and cores == os.cpu_count():
-        advice = (
-            "bind each rank to the cores near its GPU (torchrun --numa-binding=exclusive): docs/dgx.md, 'Two sockets'"
-        )
-        yield Finding("cores", "warn", f"{found}; this process is not bound to one of them", advice)
-    else:
-        yield Finding("cores", "ok", found)
-
-
-def check_caches(directory: Path | None) -> Iterator[Finding]:
-    """Check the named directory, or the default ones, of which one must be suitable for a cache."""
-    if directory is not None:
-        yield _check_cache(directory, is_named=True)
-        return
-    findings = [_check_cache(default, is_named=False) for default in default_directories()]
-    yield from findings
-    if all(finding.status != "ok" for finding in findings):
-        advice = "name one on tmpfs, ext4, XFS or btrfs: cache=Cache(directory=...)"
-        yield Finding("cache", "fail", "no default directory is suitable", advice)
-
-
-def _check_cache(directory: Path, *, is_named: bool) -> Finding:
-    name = f"cache {directory}"
-    try:
-        check_directory(directory)
-        _try_files(directory)
-    except CacheError as exc:
-        found, _, advice = str(exc).rpartition("; ")
-        return Finding(name, "fail" if is_named else "warn", found, advice)
-    space = FreeSpace.of(directory)
-    default_bytes = space.default_bytes(taken=0)
-    kind = "memory" if space.is_memory else file_system(directory) or "an unknown file system"
-    found = (
-        f"{kind}, {format_bytes(space.free)} free of {format_bytes(space.total)}, a cache takes "
-        f"{format_bytes(default_bytes)} by default; reserving and freeing blocks, and locks, work"
-    )
-    if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
-        return Finding(name, "warn", found, "a container's default: start it with --shm-size=8g or --ipc=host")
-    if default_bytes < MIN_CACHE_BYTES:
-        few = f"less than {format_bytes(MIN_CACHE_BYTES)} holds few shards"
-        advice = f"{few}: free some space, or name another directory: cache=Cache(directory=...)"
-        return Finding(name, "warn", found, advice)
-    return Finding(name, "ok", found)
-
-
-def _try_files(directory: Path) -> None:
-    """Try the operations that a cache file and its locks need; raise a `CacheError` if one is not supported."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as stream:
-            reserve(stream.fileno(), 1 << 20, 1 << 16)
-            path = Path(stream.name)
-            with contextlib.closing(LockFile(path)) as mine, contextlib.closing(LockFile(path)) as others:
-                if mine.try_lock(0) and not others.try_lock(0):
-                    return
-        reason = "locks do not exclude each other"
-    except OSError as exc:
-        reason = f"{exc.strerror}"
-    raise CacheError(
-        f"its file system cannot reserve blocks or lock files ({reason}); pass a directory on tmpfs, ext4, XFS or btrfs"
-    )
-
-
-def check_memory() -> Iterator[Finding]:
-    available = available_memory()
-    found = f"{format_bytes(available)} available to this process"
-    if available < MIN_MEMORY_BYTES:
-        advice = "caches in /dev/shm count as memory; raise the limit, or pass cache=Cache(directory=...)"
-        yield Finding("memory", "warn", f"{found}, under {format_bytes(MIN_MEMORY_BYTES)}", advice)
-    else:
-        yield Finding("memory", "ok", found)
-
-
-def check_open_files() -> Iterator[Finding]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
-        yield Finding("limits", "ok", f"enough open files, {limit}")
-    else:
-        status: Literal["fail", "warn"] = "fail" if limit < MIN_FILES else "warn"
-        yield Finding("limits", status, f"only {limit} open files", f"raise it: ulimit -n {ENOUGH_FILES} or more")
-
-
-def check_reader() -> Iterator[Finding]:
-    """Check whether the system allows the calls by which loaders read batches from the cache file."""
-    try:
-        Aio().close()
-    except OSError as exc:
-        advice = (
-            "loaders use DALI's reader, which takes more CPU time; allow io_setup, io_submit, io_getevents and "
-            "io_destroy in the container's filter of system calls, or raise fs.aio-max-nr"
-        )
-        yield Finding("reader", "warn", f"no asynchronous I/O of Linux ({exc.strerror})", advice)
-    else:
-        yield Finding("reader", "ok", "asynchronous I/O of Linux works: a batch is read with one system call")
-
-
-# The cluster, and the HTTP proxies on the way to it
-
-
-def check_cluster(endpoint: str | None) -> Iterator[Finding]:
-    """Check the cluster at ``endpoint``: its version, clock, dSort and ETL."""
+def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the cluster at ``endpoint``: its version, clock and dSort, and that no HTTP proxy is on the way to it."""
     if endpoint is None:
-        found = "none given: commands on buckets start an embedded node on this machine"
-        yield Finding("endpoint", "ok", found)
+        yield Finding("endpoint", "ok", "none given: commands on buckets start an embedded node on this machine")
         return
     from dali_pipes.store.cluster.endpoint import check_endpoint
 
+    yield from _check_proxy(endpoint, environment)
     try:
         check_endpoint(endpoint)
     except (StoreError, ValueError) as exc:
@@ -446,48 +300,36 @@ def check_cluster(endpoint: str | None) -> Iterator[Finding]:
         return
     status, described, date = _ask(endpoint, "daemon", {"what": "node_status"})
     if status == 401:
-        said = _said(described)
-        advice = refusal_advice(401, said, Token.from_environment())
-        found = f"{endpoint} answers, but refuses the request: {said}"
-        yield Finding("endpoint", "fail", found, advice.removeprefix("; "))
+        reason = _message(described)
+        advice = refusal_advice(401, reason, Token.from_environment()).removeprefix("; ")
+        yield Finding("endpoint", "fail", f"{endpoint} answers, but refuses the request: {reason}", advice)
         return
     version = str(described.get("ais_version", "")).rstrip(".") if isinstance(described, dict) else ""
     yield Finding("endpoint", "ok", f"{endpoint}: {f'AIStore {version}' if version else 'of unknown version'}")
     with contextlib.suppress(TypeError, ValueError):  # an answer without a date
-        skew = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
-        if abs(skew) > MAX_SKEW_S:
-            found = f"this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the cluster's"
+        skew = abs(time.time() - email.utils.parsedate_to_datetime(date).timestamp())
+        if skew > MAX_SKEW_S:
+            found = f"the clocks of this machine and the cluster differ by {skew:.0f} s"
             yield Finding("clock", "warn", found, "set both by NTP: tokens and certificates expire")
     yield _check_dsort(endpoint, version)
-    yield _check_etl(endpoint)
 
 
 def _check_dsort(endpoint: str, version: str) -> Finding:
     status, answer, _ = _ask(endpoint, "sort", {"uuid": _NO_JOB})
-    advice = "dali-pipes prep shuffle can shuffle without it (--engine exchange)"
     if status == 404 and "does not exist" in str(answer):
-        if version.startswith("5.0"):
-            found = "available, but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status')"
-            return Finding("dSort", "warn", found, f"{advice}; or use AIStore 4.9")
-        return Finding("dSort", "ok", "available")
-    if status == 403:
-        return Finding("dSort", "warn", "the token lacks the right ADMIN, which dSort takes", advice)
-    is_missing = status in (404, 501) or (status == 200 and answer == [])
-    found = "not built in (the tag 'dsort')" if is_missing else f"{status}: {_said(answer)}"
-    return Finding("dSort", "warn", found, advice)
+        if not version.startswith("5.0"):
+            return Finding("dSort", "ok", "available")
+        found = "available, but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status'); 4.9 can"
+    elif status == 403:
+        found = "the token lacks the right ADMIN, which dSort takes"
+    elif status in (404, 501) or (status == 200 and answer == []):
+        found = "not built in (the tag 'dsort')"
+    else:
+        found = f"{status}: {_message(answer)}"
+    return Finding("dSort", "warn", found, "dali-pipes prep shuffle can shuffle without it (--engine exchange)")
 
 
-def _check_etl(endpoint: str) -> Finding:
-    status, answer, _ = _ask(endpoint, "etl", {})
-    if status == 200:
-        return Finding("ETL", "ok", "available")
-    reason = "the token lacks the right ADMIN" if status == 403 else f"{status}: {_said(answer)}"
-    # Not a warning: only one command needs ETLs.
-    found = f"not available ({reason}); only prep etl needs it; prep transform does the same from here"
-    return Finding("ETL", "ok", found)
-
-
-def _said(answer: object) -> str:
+def _message(answer: object) -> str:
     return printable(str(answer.get("message", "") if isinstance(answer, dict) else answer), max_chars=80)
 
 
@@ -508,30 +350,102 @@ def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any,
     return answer.status_code, content, answer.headers.get("Date", "")
 
 
-def check_proxies(endpoint: str | None, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the proxies that the environment names, and whether requests to the cluster go through one."""
+def _check_proxy(endpoint: str, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Warn if the environment names an HTTP proxy for the cluster. Its address may hold a password: it is not shown."""
     from requests.utils import should_bypass_proxies
 
     from dali_pipes.store.messages import is_loopback
 
-    variables = ("http_proxy", "https_proxy", "all_proxy")
-    proxies = {name: value for name, value in environment.items() if name.lower() in variables and value}
-    if not proxies:
+    parts = urlsplit(endpoint)
+    given = {name.lower(): value for name, value in environment.items() if value}
+    names = {f"{parts.scheme}_proxy", "all_proxy"} & given.keys()
+    if names and not is_loopback(endpoint) and not should_bypass_proxies(endpoint, given.get("no_proxy", "")):
+        found = f"by {', '.join(sorted(names))}, requests to {parts.hostname} go through a proxy"
+        yield Finding("proxy", "warn", found, f"reach it directly: NO_PROXY={parts.hostname}")
+
+
+# The caches and the limits of this machine
+
+
+def check_caches(directory: Path | None) -> Iterator[Finding]:
+    """Check the named directory, or the default ones, of which one must be suitable for a cache."""
+    if directory is not None:
+        yield _check_cache(directory, unfit="fail")
         return
-    found = ", ".join(f"{name}={_without_password(value)}" for name, value in sorted(proxies.items()))
-    parts = urlsplit(endpoint or "")
-    excepted = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    applies = any(name.lower() in (f"{parts.scheme}_proxy", "all_proxy") for name in proxies)
-    if endpoint is None or not applies or is_loopback(endpoint) or should_bypass_proxies(endpoint, excepted):
-        yield Finding("proxy", "ok", found)
+    findings = [_check_cache(default, unfit="warn") for default in default_directories()]
+    yield from findings
+    if all(finding.status != "ok" for finding in findings):
+        advice = "name one on tmpfs, ext4, XFS or btrfs: cache=Cache(directory=...)"
+        yield Finding("cache", "fail", "no default directory is suitable", advice)
+
+
+def _check_cache(directory: Path, *, unfit: Literal["warn", "fail"]) -> Finding:
+    name = f"cache {directory}"
+    try:
+        check_directory(directory)
+    except CacheError as exc:
+        found, _, advice = str(exc).rpartition("; ")
+        return Finding(name, unfit, found, advice)
+    space = FreeSpace.of(directory)
+    default_bytes = space.default_bytes(taken=0)
+    found = (
+        f"{file_system(directory) or 'an unknown file system'}, {format_bytes(space.free)} free of "
+        f"{format_bytes(space.total)}, a cache takes {format_bytes(default_bytes)} by default"
+    )
+    if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
+        return Finding(name, "warn", found, "a container's default: start it with --shm-size=8g or --ipc=host")
+    if default_bytes < MIN_CACHE_BYTES:
+        return Finding(name, "warn", found, "holds few shards: free some space, or pass cache=Cache(directory=...)")
+    return Finding(name, "ok", found)
+
+
+def check_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the cores, the memory, the limit of open files, and the calls by which loaders read batches."""
+    yield check_cores(environment)
+    available = available_memory()
+    found = f"{format_bytes(available)} available to this process"
+    if available < MIN_MEMORY_BYTES:
+        advice = "caches in /dev/shm count as memory; raise the limit, or pass cache=Cache(directory=...)"
+        yield Finding("memory", "warn", found, advice)
     else:
-        advice = f"reach it directly: NO_PROXY={parts.hostname}"
-        yield Finding("proxy", "warn", f"{found}: requests to {parts.hostname} go through a proxy", advice)
+        yield Finding("memory", "ok", found)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
+        yield Finding("limits", "ok", f"enough open files, {limit}")
+    else:
+        status: Literal["fail", "warn"] = "fail" if limit < MIN_FILES else "warn"
+        yield Finding("limits", status, f"only {limit} open files", f"raise it: ulimit -n {ENOUGH_FILES} or more")
+    try:
+        Aio().close()
+    except OSError as exc:
+        advice = (
+            "loaders use DALI's reader, which takes more CPU time; allow io_setup, io_submit, io_getevents and "
+            "io_destroy in the container's filter of system calls, or raise fs.aio-max-nr"
+        )
+        yield Finding("reader", "warn", f"no asynchronous I/O of Linux ({exc.strerror})", advice)
+    else:
+        yield Finding("reader", "ok", "asynchronous I/O of Linux works: a batch is read with one system call")
 
 
-def _without_password(proxy: str) -> str:
-    head, mark, rest = proxy.rpartition("://")
-    return f"{head}{mark}{rest.rpartition('@')[2]}"
+def check_cores(environment: Mapping[str, str], *, nodes: Path = NODES, gpus: Path = GPUS) -> Finding:
+    """Compare the decoding threads of all ranks with the cores.
+
+    The ranks are those that the launcher started on this host or, without a launcher, one for each GPU.
+    """
+    cores, num_ranks = len(os.sched_getaffinity(0)), num_local_ranks(environment)
+    threads = cores_of_rank(environment)
+    if num_ranks == 1 and gpus.is_dir():
+        num_ranks = max(1, len(list(gpus.iterdir())))
+        threads = max(1, cores // num_ranks)
+    num_nodes = len(list(nodes.glob("node[0-9]*")))
+    found = f"{threads} decoding threads a rank by default; ranks {num_ranks}, cores {cores}, NUMA nodes {num_nodes}"
+    if threads < MIN_CORES and num_ranks > 1:
+        advice = f"a rank needs {MIN_CORES} cores at least: start fewer ranks, or give the job more cores"
+        return Finding("cores", "warn", found, advice)
+    if num_ranks > 1 < num_nodes and cores == os.cpu_count():
+        advice = "bind each rank to the cores near its GPU: docs/dgx.md, 'Two sockets'"
+        return Finding("cores", "warn", f"{found}; this process is not bound to one of them", advice)
+    return Finding("cores", "ok", found)
 
 
 @click.command(short_help="Print the script for a shell's tab completion.")

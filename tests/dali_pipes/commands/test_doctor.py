@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from dali_pipes.commands.doctor import (
     check_cores,
     check_gpu,
     check_libraries,
-    check_proxies,
-    check_reader,
     examine,
     gpu_fit,
 )
@@ -34,13 +31,11 @@ REPOSITORY = Path(__file__).parents[3]
 # As clusters of AIStore 4.9 and 5.0 answer, recorded; a build without dSort answers [] to any question about jobs.
 NODE = {"ais_version": "4.9.", "status": "", "snode": {"daemon_type": "proxy"}}
 NO_JOB = {"message": "[dsort] srt-of-nobody does not exist", "method": "GET", "url_path": "/v1/sort", "status": 404}
-NO_KUBERNETES = {"message": "the operation requires Kubernetes", "status": 400}
 EXCHANGE = "--engine exchange"
 WITH_DSORT = {
     "health": (200, ""),
     "daemon?what=node_status": (200, NODE),
     "sort?uuid=srt-of-nobody": (404, NO_JOB),
-    "etl": (400, NO_KUBERNETES),
 }
 
 
@@ -106,23 +101,17 @@ def test_machine_that_runs_these_tests_is_fit() -> None:
     assert not [finding for finding in findings if "a check failed" in finding.found]
 
 
-def test_nothing_is_left_in_the_cache_directory(tmp_path: Path) -> None:
-    found = of(look(cache_dir=tmp_path), "cache")
-    assert found.status in ("ok", "warn")
-    assert "reserving and freeing blocks, and locks, work" in found.found
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    ("directory", "text"),
-    [("nowhere", "cache directory '.*nowhere' is not there"), ("/proc", "")],
+    ("directory", "status", "text"),
+    [("", "ok warn", "free of"), ("nowhere", "fail", "nowhere' is not there"), ("/proc", "fail", "")],
 )
-def test_cache_directory_that_will_not_do(tmp_path: Path, directory: str, text: str) -> None:
-    """One that was named, and is not fit, fails."""
+def test_named_cache_directory(tmp_path: Path, directory: str, status: str, text: str) -> None:
+    """One that is not fit fails; nothing is left in it."""
     found = of(look(cache_dir=tmp_path / directory), "cache")
-    assert found.status == "fail"
-    assert re.match(text, found.found)
-    assert found.advice
+    assert found.status in status.split()
+    assert text in found.found
+    assert found.advice or found.status == "ok"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shared_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +132,17 @@ def test_few_open_files(limit: int, status: str, monkeypatch: pytest.MonkeyPatch
     assert bool(found.advice) == (status != "ok")
 
 
-def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share a directory: what is imported is a mixture of both."""
+def test_no_build_of_dali_and_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two share a directory: what is imported is a mixture of both."""
+    with monkeypatch.context() as without:
+        without.setattr("dali_pipes.commands.doctor.dali_builds", list)
+        found = of(look(), "DALI")
+        assert (found.status, found.found) == ("fail", "not installed")
     for cuda in ("120", "130"):
         install(tmp_path, f"nvidia-dali-cuda{cuda}", "2.4.0")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = of(look(), "DALI")
-    assert found.status == "fail"
-    assert found.found == "nvidia-dali-cuda120 2.4.0, nvidia-dali-cuda130 2.4.0, both"
+    assert (found.status, found.found) == ("fail", "nvidia-dali-cuda120 2.4.0, nvidia-dali-cuda130 2.4.0")
     assert found.advice.startswith("they share one directory: pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130")
 
 
@@ -161,7 +153,7 @@ def test_two_builds_of_dali(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             "nvidia-nvtiff-cu13",  # beside cu12's, as an upgrade leaves them
             (),
             "fail",
-            "installed beside those of nvidia-dali-cuda120: nvidia-nvtiff-cu13",
+            "libraries of another CUDA beside those of nvidia-dali-cuda120: nvidia-nvtiff-cu13",
             "pip uninstall -y nvidia-nvtiff-cu13 && pip install --force-reinstall --no-deps nvidia-libnvcomp-cu12==",
         ),
         (
@@ -220,15 +212,9 @@ def test_cores_of_the_ranks(
     for gpu in range(num_gpus):
         (tmp_path / "gpus" / str(gpu)).mkdir(parents=True)
     environment = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-    (finding,) = check_cores(environment, nodes=tmp_path / "node", gpus=tmp_path / "gpus")
+    finding = check_cores(environment, nodes=tmp_path / "node", gpus=tmp_path / "gpus")
     assert (finding.status, bool(finding.advice)) == (status, status == "warn")
     assert finding.found.startswith(f"{threads} decoding threads a rank by default")
-
-
-def test_no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dali_pipes.commands.doctor.dali_builds", list)
-    found = of(look(), "DALI")
-    assert (found.status, found.found) == ("fail", "not installed")
 
 
 BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}
@@ -238,20 +224,20 @@ BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}
     ("given", "status", "text", "advice"),
     [
         (
-            {"problem": "no libcuda.so.1", "kernel": None},
+            {"problem": "no libcuda.so.1", "has_driver": False},
             "ok",
-            "none: no NVIDIA driver; loaders run with device='cpu'",
+            "no NVIDIA driver; loaders run with device='cpu'",
             "",
         ),
-        ({"problem": "no libcuda.so.1"}, "fail", "the kernel has driver 580.65, but programs", "--gpus all"),
-        ({"devices": []}, "warn", "none visible; driver 580.65 for CUDA 13.0", "CUDA_VISIBLE_DEVICES"),
-        ({}, "ok", "2 x H200; driver 580.65 for CUDA 13.0", ""),
+        ({"problem": "no libcuda.so.1"}, "fail", "programs cannot use it: no libcuda.so.1", "--gpus all"),
+        ({"devices": []}, "warn", "none visible; the driver is for CUDA 13.0", "CUDA_VISIBLE_DEVICES"),
+        ({}, "ok", "2 x H200; the driver is for CUDA 13.0", ""),
         # One major version of CUDA back: DALI's build fits, torch's does not.
         (
             {"supported": 12080},
             "fail",
-            "2 x H200; driver 580.65 for CUDA 12.8, too old for torch (13.2)",
-            "a newer driver",
+            "2 x H200; the driver is for CUDA 12.8, too old for torch (13.2)",
+            "newer driver",
         ),
         (
             {"builds": {"DALI (nvidia-dali-cuda120)": 12}},
@@ -263,7 +249,7 @@ BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}
 )
 def test_driver_against_builds(given: dict[str, Any], status: str, text: str, advice: str) -> None:
     """No GPU is no error; a driver that is older than what was built for it is."""
-    usual: dict[str, Any] = {"devices": ["H200", "H200"], "supported": 13000, "problem": "", "kernel": "580.65"}
+    usual: dict[str, Any] = {"devices": ["H200", "H200"], "supported": 13000, "problem": "", "has_driver": True}
     found = gpu_fit(**(usual | {"builds": BUILDS} | given))
     assert found.status == status
     assert text in found.found
@@ -316,8 +302,6 @@ def refused(text: str) -> dict[str, tuple[int, Any]]:
     [
         ({}, "", "endpoint", "ok", "AIStore 4.9", ""),
         ({}, "", "dSort", "ok", "available", ""),
-        ({}, "", "ETL", "ok", "the operation requires Kubernetes); only prep etl needs it; prep transform does", ""),
-        ({"etl": (200, [])}, "", "ETL", "ok", "available", ""),
         # Without a dSort that works: a warning, with the way that remains.
         ({"sort?uuid=srt-of-nobody": (200, [])}, "", "dSort", "warn", "not built in (the tag 'dsort')", EXCHANGE),
         ({"sort?uuid=srt-of-nobody": (403, "denied")}, "", "dSort", "warn", "lacks the right ADMIN", EXCHANGE),
@@ -328,14 +312,13 @@ def refused(text: str) -> dict[str, tuple[int, Any]]:
             "dSort",
             "warn",
             "cannot start a job in AIStore 5.0",
-            "4.9",
+            EXCHANGE,
         ),
         (refused("token required"), "", "endpoint", "fail", "refuses the request: token required", "log in (ais auth"),
         (refused("[err: token expired]"), "old", "endpoint", "fail", "[err: token", "the token in AIS_AUTHN_TOKEN has"),
         (refused("invalid token"), "other", "endpoint", "fail", "invalid", "the token in AIS_AUTHN_TOKEN is not valid"),
         # A token that may not see the cluster is a good token: a training needs no more.
         ({"daemon?what=node_status": DENIED}, "r", "endpoint", "ok", "of unknown version", ""),
-        ({"etl": DENIED}, "read-only", "ETL", "ok", "lacks the right ADMIN", ""),
         # Neither version nor nodes are made up.
         ({"daemon?what=node_status": (500, "")}, "", "endpoint", "ok", "of unknown version", ""),
         ({"health": (404, "nothing here")}, "", "endpoint", "fail", "answers 404 to a health check", ""),
@@ -350,7 +333,7 @@ def test_cluster(
     advice: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Version, nodes, dSort and ETL, by nothing but GETs."""
+    """Version and dSort, by nothing but GETs."""
     monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
     with answering(WITH_DSORT | answers) as endpoint:
         found = of(look(endpoint), name)
@@ -364,7 +347,7 @@ def test_clock_that_is_off() -> None:
     with answering(WITH_DSORT, date="Wed, 01 Jan 2025 00:00:00 GMT") as endpoint:
         found = of(look(endpoint), "clock")
     assert found.status == "warn"
-    assert found.found.endswith("s ahead of the cluster's")
+    assert found.found.startswith("the clocks of this machine and the cluster differ by")
     with answering(WITH_DSORT) as endpoint:
         assert not [finding for finding in look(endpoint) if finding.name == "clock"]
 
@@ -405,33 +388,24 @@ def test_real_cluster() -> None:
     assert "answers" not in of(findings, "dSort").found
 
 
-# Proxies
-
-
 @pytest.mark.parametrize(
-    ("endpoint", "environment", "status", "text"),
+    ("endpoint", "environment", "is_warned"),
     [
-        (None, {}, None, ""),
-        (None, {"HTTP_PROXY": "http://proxy.example:3128"}, "ok", "HTTP_PROXY=http://proxy.example:3128"),
-        ("http://127.0.0.1:1", {"http_proxy": "http://127.0.0.1:3128"}, "ok", "http_proxy="),
-        (
-            "http://10.9.9.9:1",
-            {"http_proxy": "http://u:secret@localhost:3128"},
-            "warn",
-            "http_proxy=http://localhost:3128",
-        ),
-        ("http://10.9.9.9:1", {"http_proxy": "localhost:3128", "no_proxy": "10.9.9.9"}, "ok", "_proxy="),
-        ("http://10.9.9.9:1", {"https_proxy": "http://127.0.0.1:3128"}, "ok", "_proxy="),
+        ("http://127.0.0.1:1", {"http_proxy": "http://127.0.0.1:3128"}, False),
+        ("http://10.9.9.9:1", {"HTTP_PROXY": "http://u:secret@localhost:3128"}, True),
+        ("http://10.9.9.9:1", {"all_proxy": "localhost:3128"}, True),
+        ("http://10.9.9.9:1", {"http_proxy": "localhost:3128", "no_proxy": "10.9.9.9"}, False),
+        ("http://10.9.9.9:1", {"https_proxy": "http://127.0.0.1:3128"}, False),
     ],
 )
-def test_proxies(endpoint: str | None, environment: dict[str, str], status: str | None, text: str) -> None:
+def test_proxies(endpoint: str, environment: dict[str, str], is_warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the cluster would be asked through one; a password is not shown."""
-    findings = list(check_proxies(endpoint, environment))
-    assert [finding.status for finding in findings] == ([] if status is None else [status])
+    monkeypatch.setattr("dali_pipes.store.cluster.endpoint.check_endpoint", lambda endpoint: 1 / 0)
+    findings = [finding for finding in look(endpoint, environment=environment) if finding.name == "proxy"]
+    assert [finding.status for finding in findings] == ["warn"] * is_warned
     for finding in findings:
-        assert text in finding.found
-        assert "secret" not in finding.found
-        assert bool(finding.advice) == (status == "warn")
+        assert "secret" not in str(finding)
+        assert finding.advice == "reach it directly: NO_PROXY=10.9.9.9"
 
 
 # The commands
@@ -454,10 +428,10 @@ def test_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_a_check_that_breaks_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Iterator[Finding]:
+    def broken(directory: Path | None) -> Iterator[Finding]:
         raise RuntimeError("no such file")
 
-    monkeypatch.setattr("dali_pipes.commands.doctor.check_memory", broken)
+    monkeypatch.setattr("dali_pipes.commands.doctor.check_caches", broken)
     findings = look()
     assert of(findings, "doctor").found == "a check failed: RuntimeError: no such file"
     assert of(findings, "limits")
@@ -498,14 +472,14 @@ def test_shell_is_given_what_fits(words: str, expected: list[str]) -> None:
 
 def test_doctor_says_which_reader_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's filter of system calls may forbid the quick one: loaders work, with more CPU time."""
-    (found,) = check_reader()
+    found = of(look(), "reader")
     assert (found.status, "one system call" in found.found) == ("ok", True)
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("dali_pipes.commands.doctor.Aio", refuse)
-    (found,) = check_reader()
+    found = of(look(), "reader")
     assert found.status == "warn"
     assert "Operation not permitted" in found.found
     assert "io_submit" in found.advice
