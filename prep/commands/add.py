@@ -138,8 +138,9 @@ def _line(report: "AddReport") -> str:
     notes += [f"{counted(report.num_known, 'key')} known"] if report.num_known else []
     notes += [f"{counted(number, 'key')} known in '{url}'" for url, number in report.elsewhere.items()]
     notes += [described_classes(report.new_classes)] if report.new_classes else []
+    has = f" to '{report.url}', which has" if report.dry_run else f" -> '{report.url}@{report.version}' has"
     return (
         f"{'would add' if report.dry_run else 'added'} {counted(len(packed.shards), 'shard')}, "
         f"{counted(packed.num_samples, 'sample')}, {format_bytes(packed.num_bytes)} in {report.elapsed_s:.1f} s"
-        f"{' (' + '; '.join(notes) + ')' if notes else ''} -> '{report.url}@{report.version}' has {now}"
+        f"{' (' + '; '.join(notes) + ')' if notes else ''}{has} {now}"
     )

@@ -65,7 +65,8 @@ def remove(
     else:
         did = f"{'would remove' if dry_run else 'removed'} {counted(report.num_removed, 'sample')}{with_shards}"
     now = f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
-    line = f"{did} -> '{report.url}@{report.version}' {'would have' if dry_run else 'has'} {now}"
+    has = "' would have" if dry_run else f"@{report.version}' has"
+    line = f"{did} -> '{report.url}{has} {now}"
     print_result(line, fields_of(report), as_json=as_json)
 
 

@@ -73,7 +73,7 @@ def view_page(
 ) -> Page:
     """Write a page of some shards; it has at most ``num * SAMPLE_BYTES + REST_BYTES`` bytes.
 
-    ``known_bad`` are samples that a quarantine lists, with their causes; the page lists them, too.
+    ``known_bad`` are samples that a quarantine lists, with their causes; the page lists them, too, each once.
 
     Raises:
         DataError: If there is no sample, key, class or component of this name, or the manifest, an index or a shard
@@ -104,6 +104,7 @@ class _Findings:
         self._manifest, self._roles = indexed.manifest, indexed.roles
         self._usual = usual_components(self._manifest.components, self._manifest.num_samples)
         self._undecodable = {finding[1:4] for sample in samples for finding in sample.problems}
+        self._found: set[tuple[str, str]] = set()  # keys and components
         self.kinds: Counter[str] = Counter()
         self.reasons: Counter[tuple[str, str]] = Counter()
         """Kind of finding and reason, see `as_reason` -> number of findings."""
@@ -125,10 +126,13 @@ class _Findings:
 
     def add_known(self, known_bad: Sequence[Exclusion]) -> None:
         for one in known_bad:
+            if (one.key, one.component) in self._found:
+                continue
             cause = one.cause or "is listed without a cause"
             self._add(ShardFinding(_QUARANTINE, one.shard or "", one.key, one.component, cause), one.where)
 
     def _add(self, finding: ShardFinding, origin: str) -> None:
+        self._found.add((finding.key, finding.component))
         self.kinds[finding.kind] += 1
         self.reasons[finding.kind, as_reason(finding.text)] += 1
         if self.kinds[finding.kind] <= MAX_LISTED:

@@ -125,7 +125,7 @@ def test_bad_samples_are_counted_once_and_named(tmp_path: Path) -> None:
     samples[2].components["jpg"] = png[:at] + content + zlib.crc32(content).to_bytes(4) + png[end:]
     del samples[3].components["cls"]
     shards = write_shards(tmp_path / "shards", samples, per_shard=6)
-    (tmp_path / "bad.tsv").write_text("k000\ns-000000.tar\tk004\tjpg\tsome cause\n")
+    (tmp_path / "bad.tsv").write_text("k000\ns-000000.tar\tk004\tjpg\tsome cause\ns-000000.tar\tk001\tjpg\ttoo\n")
     result = call(shards, "-o", tmp_path / "page.html", "--quarantine", tmp_path / "bad.tsv", "--json")
     assert json.loads(result.stdout)["bad"] == {"photo": 2, "missing": 1, "quarantine": 2}
     html = (tmp_path / "page.html").read_text()
