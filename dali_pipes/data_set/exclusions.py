@@ -245,8 +245,10 @@ class _Choice:
         return np.concatenate([first + np.flatnonzero(lack(columns.samples, asked)) for first, columns in parts])
 
     def _a_key(self) -> str:
-        """An example of the data set's keys, for errors."""
-        return next(columns.samples.keys[0] for _, columns in self._indexed.columns_in_parts() if len(columns))
+        """An example of the data set's keys, for errors; in a mixture with its set's name, as a list names it."""
+        columns = next(columns for _, columns in self._indexed.columns_in_parts() if len(columns))
+        set_ = f"{split_set(str(columns.shards[0]))[0]}/" if self._is_mixture else ""
+        return f"{set_}{columns.samples.keys[0]}"
 
     def _indexes(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardIndex]]:
         """Yield these shards' indexes, in order, without keeping them."""

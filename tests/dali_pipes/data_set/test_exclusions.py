@@ -166,6 +166,8 @@ def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed
     with pytest.raises(DataError, match=ambiguous):
         excluded_ordinals(part_of_all, exclude=path)
     assert excluded_ordinals(part, exclude=listed("a/s-000003.tar\tdog/16\n")).excluded.tolist() == [1]
+    with pytest.raises(DataError, match=r"key 'a/dog/99' is not in .*; expected keys such as 'a/cat/00'"):
+        excluded_ordinals(indexed, exclude=listed("a/dog/99\n"))
 
 
 # --- a predicate ------------------------------------------------------------------------------------------------------
