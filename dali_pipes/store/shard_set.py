@@ -125,8 +125,8 @@ def named_missing(store: Store, missing: Sequence[str], *, num_named: int) -> St
 def missing_advice(drop_command: str = "dali-pipes prep index URL --allow-missing") -> str:
     """What to do about a shard that a manifest lists and its store lacks, as the end of an error's text."""
     return (
-        "put it back; to read the data set without it, pass select=Select(allow_missing=True) (--allow-missing); to "
-        f"drop it for good: {drop_command}"
+        "put it back; to read the data set without it, pass select=Select(allow_missing=True) to a loader, or "
+        f"--allow-missing to a command that has it; to drop it for good: {drop_command}"
     )
 
 
