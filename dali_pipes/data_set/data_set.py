@@ -393,8 +393,8 @@ class _Set:
         if found is None:
             name = self.shards.store.locate(columns_name(self.shards.prefix))
             raise DataError(
-                f"no column file '{name}', by which samples are chosen by key, label or component; index the shards anew: "
-                f"{self.shards.index_command}"
+                f"no column file '{name}', by which samples are chosen by key, label or component; index the shards "
+                f"anew: {self.shards.index_command}"
             )
         return found
 

@@ -113,6 +113,11 @@ def is_silence(exc: Exception) -> bool:
     """Whether an exception of a connection means that a server is away.
 
     One that answers too slowly is there, and one whose certificate is not trusted does not become another.
+
+    >>> broken = ssl.SSLError(1, "")
+    >>> broken.reason = "DECRYPTION_FAILED_OR_BAD_RECORD_MAC"  # a bit that changed on the way
+    >>> is_silence(broken)
+    True
     """
     return isinstance(exc, OSError) and not isinstance(exc, TooSlowError) and tls_text(exc) is None
 
@@ -143,6 +148,8 @@ def tls_text(exc: BaseException, *, ca_variable: str = "AIS_CLIENT_CA") -> str |
     words = reason.replace("_", " ").lower()
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
         return f"does not speak TLS ({words}); should the endpoint begin with http://?"
+    if not any(word in reason for word in ("ALERT", "CERTIFICATE", "PEM", "KEY_VALUES")):
+        return None  # a connection that was closed, or bytes that broke on the way
     return f"cannot be reached over TLS ({words}); check {ca_variable}; {_WANTS_CERTIFICATE}"
 
 
