@@ -40,12 +40,11 @@ def begin_range(name: str) -> contextlib.ExitStack | None:
 
 
 class Trace:
-    """Ranges of all threads and counters, for Perfetto, chrome://tracing and other viewers; made by `recording`."""
+    """Ranges of all threads, for Perfetto, chrome://tracing and other viewers; made by `recording`."""
 
     def __init__(self) -> None:
         self._zero = time.perf_counter()
         self._ranges: list[tuple[str, int, float, float]] = []  # name, thread, begin, end
-        self._values: list[tuple[str, float, float]] = []  # name, time, value
         self._threads: dict[int, str] = {}
 
     @contextlib.contextmanager
@@ -65,15 +64,11 @@ class Trace:
         if len(self._ranges) < MAX_RANGES:
             self._ranges.append((name, thread, begin, end))
 
-    def count(self, name: str, value: float, *, at: float) -> None:
-        """Show a value from ``at`` on, in seconds of `time.perf_counter`, as a row of its own."""
-        self._values.append((name, at, value))
-
     def write(self, path: Path) -> int:
         """Write the events as JSON in the Trace Event Format, and return the number of bytes.
 
-        Times are microseconds. Ranges are complete events ("X"), values counter events ("C"), and the names of threads
-        metadata ("M"): https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+        Times are microseconds. Ranges are complete events ("X"), and the names of threads metadata ("M"):
+        https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
         """
         pid = os.getpid()
         events: list[dict[str, Any]] = [
@@ -83,10 +78,6 @@ class Trace:
         for name, thread, begin, end in self._ranges:
             ts, dur = 1e6 * (begin - self._zero), 1e6 * (end - begin)
             events.append({"name": name, "ph": "X", "pid": pid, "tid": thread, "ts": ts, "dur": dur})
-        for name, at, value in self._values:
-            events.append(
-                {"name": name, "ph": "C", "pid": pid, "ts": 1e6 * (at - self._zero), "args": {"value": value}}
-            )
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
         return path.write_text(text, encoding="utf-8")
 

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +123,7 @@ def profile(
     Then name the bottleneck, which is the stage for which the training step waits most, and the settings to change. The
     command reads the shards into the cache, as a training does, and writes no other file, unless -o names one.
 
-    -o trace.json writes a trace that Perfetto opens: when each thread was in which stage, when the step ran, and how
-    many of DALI's threads were busy.
+    -o trace.json writes a trace that Perfetto opens: when each thread was in which stage, and when the step ran.
 
     For a timeline of your own training, run it under nsys or torch.profiler. They show the same stages as ranges; nsys
     also shows DALI's own ranges, one for each operator. DALI_PIPES_ANNOTATE=1 always adds our ranges, 0 never.
@@ -142,15 +142,10 @@ def profile(
         trace = None if output is None else stack.enter_context(recording())
         loader = stack.enter_context(job.open(cache=cache, decode=asked))
         profiles = profile_loader(loader, epochs=epochs, compute_s=compute_ms / 1000, trace=trace)
-        decode, is_in_memory = loader.parts.decode, loader.parts.share.space.is_memory
-    cores, on_gpu = cores_of_rank(), decode.device_id is not None
-    found = [
-        (
-            epoch,
-            find_bottleneck(epoch, cores=cores, batch_size=job.batch_size, on_gpu=on_gpu, is_in_memory=is_in_memory),
-        )
-        for epoch in profiles
-    ]
+        decode = loader.parts.decode
+    on_gpu = decode.device_id is not None
+    diagnose = partial(find_bottleneck, cores=cores_of_rank(), batch_size=job.batch_size, on_gpu=on_gpu)
+    found = [(epoch, diagnose(epoch)) for epoch in profiles]
     if as_json:
         used = {
             "num_threads": decode.num_threads,
@@ -206,16 +201,19 @@ def profile_loader(
     decode.taken = first_batches
     profiles = [_measure_epoch(loader, compute_s=compute_s, trace=trace) for _ in range(epochs)]
     share = _decode_share(decode, first_batches)
-    return [replace(profile, stages=_split_decoding(profile.stages, share)) for profile in profiles]
+    for profile in profiles:
+        both = profile.stages["decode"]
+        profile.stages["decode"] = replace(both, busy_s=share * both.busy_s)
+        profile.stages["transform"] = replace(both, busy_s=(1 - share) * both.busy_s)
+    return profiles
 
 
 def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None") -> EpochProfile:
-    """Measure one epoch, with ``decode`` for all work of DALI's threads."""
+    """Measure one epoch; ``decode`` and ``transform`` both have all work of DALI's threads."""
     decode = loader.parts.decode
     before = _read_counters(loader)
     num_samples = num_batches = 0
     first_batch_s = 0.0
-    counted_at, counted_s = time.perf_counter(), before["decode"]
     started = time.perf_counter()
     batches = iter(loader)
     epoch = loader.epoch
@@ -229,13 +227,18 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
             time.sleep(compute_s)
         if trace is not None:
             trace.add("step", came, time.perf_counter())
-            busy_s, _ = _dali_thread_times()
-            trace.count("DALI threads on a core", (busy_s - counted_s) / (came - counted_at), at=counted_at)
-            counted_at, counted_s = came, busy_s
     wall_s = time.perf_counter() - started
     if trace is not None:
         trace.add(f"epoch {epoch}", started, started + wall_s)
     took = {name: max(0.0, value - before[name]) for name, value in _read_counters(loader).items()}
+    num_fetchers = loader.parts.stager.num_threads
+    # On a GPU each decoder has as many threads of its own.
+    num_threads = decode.num_threads * (1 if decode.device_id is None else 1 + decode.num_decoders)
+
+    def in_threads(threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
+        waiting_s = max(0.0, threads * wall_s - busy_s)
+        return StageTimes(threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
+
     return EpochProfile(
         epoch=epoch,
         num_samples=num_samples,
@@ -243,7 +246,16 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
         wall_s=wall_s,
         first_batch_s=first_batch_s,
         fetched_bytes=int(took["fetched_bytes"]),
-        stages=_stages(loader, took, wall_s=wall_s),
+        stages={
+            "fetch": in_threads(num_fetchers, took["fetch"]),
+            "stage": in_threads(num_fetchers, max(0.0, took["stage"] - took["fetch"])),
+            "read": StageTimes(busy_s=took["read"], waiting_s=took["shard wait"]),
+            "inputs": StageTimes(busy_s=took["inputs"]),
+            "decode": in_threads(num_threads, took["decode"], took["queued"]),
+            "transform": in_threads(num_threads, took["decode"], took["queued"]),
+            "hand-over": StageTimes(busy_s=took["hand-over"], waiting_s=took["decode wait"]),
+            "step": StageTimes(busy_s=wall_s - took["loader"], waiting_s=took["loader"]),
+        },
     )
 
 
@@ -275,37 +287,6 @@ def _dali_thread_times() -> tuple[float, float]:
                 on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
                 on_core_ns, queued_ns = on_core_ns + on_core, queued_ns + queued
     return on_core_ns / 1e9, queued_ns / 1e9
-
-
-def _stages(loader: "Loader", took: dict[str, float], *, wall_s: float) -> dict[str, StageTimes]:
-    decode, num_fetchers = loader.parts.decode, loader.parts.stager.num_threads
-    # On a GPU each decoder has as many threads of its own.
-    decode_threads = decode.num_threads * (1 if decode.device_id is None else 1 + decode.num_decoders)
-
-    def in_threads(threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
-        waiting_s = max(0.0, threads * wall_s - busy_s)
-        return StageTimes(threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
-
-    return {
-        "fetch": in_threads(num_fetchers, took["fetch"]),
-        "stage": in_threads(num_fetchers, max(0.0, took["stage"] - took["fetch"])),
-        "read": StageTimes(busy_s=took["read"], waiting_s=took["shard wait"]),
-        "inputs": StageTimes(busy_s=took["inputs"]),
-        "decode": in_threads(decode_threads, took["decode"], took["queued"]),
-        "hand-over": StageTimes(busy_s=took["hand-over"], waiting_s=took["decode wait"]),
-        "step": StageTimes(busy_s=wall_s - took["loader"], waiting_s=took["loader"]),
-    }
-
-
-def _split_decoding(stages: dict[str, StageTimes], decode_share: float) -> dict[str, StageTimes]:
-    """Split ``decode`` into ``decode`` and ``transform``, which share their threads."""
-    split: dict[str, StageTimes] = {}
-    for name, times in stages.items():
-        split[name] = times
-        if name == "decode":
-            split["decode"] = replace(times, busy_s=decode_share * times.busy_s)
-            split["transform"] = replace(times, busy_s=(1 - decode_share) * times.busy_s)
-    return split
 
 
 def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
@@ -343,10 +324,24 @@ def _synchronised_clock() -> float:
 
 # The diagnosis
 
+# Advice by the stage of the thread that iterates, or by the state of the threads that the stage has.
+_FASTER_CACHE = "Cache(directory=) in memory (/dev/shm) or on a faster disk: shards are written and read there"
+_ADVICE = {
+    "step": ("nothing in the loader; fewer threads, Decode(threads=), leave more cores to the training",),
+    "read": ("a larger batch_size: reading costs one call a batch", _FASTER_CACHE),
+    "inputs": (
+        "the graph's arrays and parsers (components.array, .json, .parsed, .npy), which run in the thread that "
+        "iterates: do less there, or do it once in advance: dali-pipes prep transform",
+    ),
+    "hand-over": ("a larger batch_size", "Outputs(keys=False), where keys are not used"),
+    "decode": (
+        "smaller photos, made once: dali-pipes prep recode --short-side N; or a graph that decodes a crop only",
+    ),
+    "transform": ("the graph: fused operators (crop_mirror_normalize), dtype='uint8' or 'float16', a smaller crop",),
+}
 
-def find_bottleneck(
-    epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool, is_in_memory: bool = True
-) -> Diagnosis:
+
+def find_bottleneck(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool) -> Diagnosis:
     """Find the stage for which the step waits most.
 
     The step waits for one of five things: shards (``read`` waits), decoded batches (``hand-over`` waits), or one of the
@@ -354,61 +349,38 @@ def find_bottleneck(
     """
     waited_s = epoch.stages["step"].waiting_s
     if waited_s < KEEPS_UP * epoch.wall_s:
-        return Diagnosis(
-            bottleneck="step",
-            why=f"the step waits for {waited_s / epoch.wall_s:.1%} of the time: the loader is fast enough",
-            turn=("nothing in the loader; fewer threads, Decode(threads=), leave more cores to the training",),
-        )
-    read, inputs, hand_over = (epoch.stages[name] for name in ("read", "inputs", "hand-over"))
-    faster_cache = "Cache(directory=) in memory (/dev/shm) or on a faster disk: shards are written and read there"
-    disk_advice = () if is_in_memory else (faster_cache,)
-    causes = [
-        (read.waiting_s, _shards(epoch, disk_advice)),
-        (hand_over.waiting_s, _decoding(epoch, cores=cores, batch_size=batch_size, on_gpu=on_gpu)),
-        (
-            read.busy_s,
-            _in_loop("read", "a larger batch_size: reading costs one call a batch", *disk_advice),
-        ),
-        (
-            inputs.busy_s,
-            _in_loop(
-                "inputs",
-                "the graph's arrays and parsers (components.array, .json, .parsed, .npy): they run in Python, in the "
-                "thread that iterates; do less there, or do it once in advance: dali-pipes prep transform",
-            ),
-        ),
-        (
-            hand_over.busy_s,
-            _in_loop("hand-over", "a larger batch_size", "Outputs(keys=False), where keys are not used"),
-        ),
-    ]
-    longest_s, found = max(causes, key=lambda cause: cause[0])
-    why = f"of the {waited_s:.2f} s that the step waits, {longest_s:.2f} s are for {found.why}"
-    return replace(found, why=why)
+        why = f"the step waits for {waited_s / epoch.wall_s:.1%} of the time: the loader is fast enough"
+        return Diagnosis(bottleneck="step", why=why, turn=_ADVICE["step"])
+    waits = {name: epoch.stages[name].busy_s for name in ("read", "inputs", "hand-over")}
+    waits |= {"shards": epoch.stages["read"].waiting_s, "batches": epoch.stages["hand-over"].waiting_s}
+    longest = max(waits, key=lambda cause: waits[cause])
+    if longest == "shards":
+        found = _slow_shards(epoch)
+    elif longest == "batches":
+        found = _slow_batches(epoch, cores=cores, batch_size=batch_size, on_gpu=on_gpu)
+    else:
+        found = Diagnosis(bottleneck=longest, why="work in the thread that iterates", turn=_ADVICE[longest])
+    return replace(
+        found, why=f"of the {waited_s:.2f} s that the step waits, {waits[longest]:.2f} s are for {found.why}"
+    )
 
 
-def _in_loop(stage: str, *turn: str) -> Diagnosis:
-    return Diagnosis(bottleneck=stage, why="work in the thread that iterates", turn=turn)
-
-
-def _shards(epoch: EpochProfile, disk_advice: tuple[str, ...]) -> Diagnosis:
+def _slow_shards(epoch: EpochProfile) -> Diagnosis:
     fetch, stage = epoch.stages["fetch"], epoch.stages["stage"]
-    advice = ["Shuffle(ramp_up=True): the first batch then waits for one shard only"]
-    if epoch.first_batch_s <= 0.5 * epoch.wall_s:
-        advice.clear()
     why = f"shards ({format_bytes(int(epoch.fetched_bytes / epoch.wall_s))}/s came)"
     if stage.busy_s > fetch.busy_s:
-        return Diagnosis(bottleneck="stage", why=why, turn=(*disk_advice, *advice))
+        return Diagnosis(bottleneck="stage", why=why, turn=(_FASTER_CACHE,))
     if fetch.busy_s > ALL_BUSY * fetch.threads * epoch.wall_s:
-        first = "more fetchers, Cache(fetchers=): all were busy; if that changes nothing, the network or the store is "
-        first += "at its limit"
+        first = "more fetchers, Cache(fetchers=): all were busy; else the network or the store is at its limit"
     else:
         first = "the fetchers were not all busy: Cache(max_bytes=) to stage more ahead, or more and smaller shards"
-    disk = "Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing"
-    return Diagnosis(bottleneck="fetch", why=why, turn=(first, disk, *advice))
+    advice = [first, "Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing"]
+    if epoch.first_batch_s > 0.5 * epoch.wall_s:
+        advice.append("Shuffle(ramp_up=True): the first batch then waits for one shard only")
+    return Diagnosis(bottleneck="fetch", why=why, turn=tuple(advice))
 
 
-def _decoding(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool) -> Diagnosis:
+def _slow_batches(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool) -> Diagnosis:
     decode, transform = epoch.stages["decode"], epoch.stages["transform"]
     threads, capacity = decode.threads, decode.threads * epoch.wall_s
     busy, queued = (decode.busy_s + transform.busy_s) / capacity, decode.queued_s / capacity
@@ -416,20 +388,13 @@ def _decoding(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool)
     if queued > CROWDED:
         why += f", and for {queued:.0%} ready with no core free"
         advice = ["fewer threads, Decode(threads=), or fewer other processes: they compete for cores"]
-    elif busy >= ALL_BUSY and threads < cores:
-        advice = [f"more threads, Decode(threads=): {threads} of {cores} cores decode"]
     elif busy >= ALL_BUSY:
-        advice = ["more cores" if on_gpu else "more cores, or device='gpu': all cores decode"]
+        advice = [f"more threads, Decode(threads=): {threads} of {cores} cores decode"]
+        if threads >= cores:
+            advice = ["more cores" if on_gpu else "more cores, or device='gpu': all cores decode"]
     else:
         advice = ["Decode(queue_depth=3) or more: threads are idle between batches"]
-        if batch_size < 8 * threads:
-            advice.append(f"a larger batch_size: {batch_size} samples are few for {threads} threads")
-    if on_gpu:
-        advice.append("Decode(engine_share=): dali-pipes tune URL")
-    if decode.busy_s >= transform.busy_s:
-        advice.append(
-            "smaller photos, made once: dali-pipes prep recode --short-side N; or a graph that decodes a crop only"
-        )
-        return Diagnosis(bottleneck="decode", why=why, turn=tuple(advice))
-    advice.append("the graph: fused operators (crop_mirror_normalize), dtype='uint8' or 'float16', a smaller crop")
-    return Diagnosis(bottleneck="transform", why=why, turn=tuple(advice))
+        advice += ["a larger batch_size: each thread has few samples"] if batch_size < 8 * threads else []
+    advice += ["Decode(engine_share=): dali-pipes tune URL"] if on_gpu else []
+    slower = "decode" if decode.busy_s >= transform.busy_s else "transform"
+    return Diagnosis(bottleneck=slower, why=why, turn=(*advice, *_ADVICE[slower]))

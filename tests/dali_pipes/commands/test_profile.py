@@ -79,7 +79,7 @@ def an_epoch(*, wall_s: float = 10.0, first_batch_s: float = 0.1, **changed: Any
 )
 def test_find_bottleneck_names_what_the_step_waits_for(epoch: EpochProfile, bottleneck: str, turn: str) -> None:
     """The largest part of the waiting decides, and what is told to turn belongs to it."""
-    found = find_bottleneck(epoch, cores=8, batch_size=16, on_gpu=False, is_in_memory=False)
+    found = find_bottleneck(epoch, cores=8, batch_size=16, on_gpu=False)
     assert found.bottleneck == bottleneck
     assert any(turn in text for text in found.turn), found.turn
 
@@ -92,7 +92,7 @@ def test_find_bottleneck_on_a_gpu_points_to_tune() -> None:
         for on_gpu in (False, True)
     ]
     assert turns == [0, 1]
-    full = find_bottleneck(epoch, cores=4, batch_size=64, on_gpu=True, is_in_memory=True)
+    full = find_bottleneck(epoch, cores=4, batch_size=64, on_gpu=True)
     assert full.turn[0] == "more cores", "the loader is on the GPU already"
 
 
@@ -160,7 +160,7 @@ def test_trace_that_cannot_be_written_is_refused_before_the_run(
 def test_command_writes_a_trace_and_the_same_report(
     small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A range for each epoch, step and stage, and how many of DALI's threads worked; the table goes to stdout."""
+    """A range for each epoch, step and stage; the table goes to stdout."""
     path = tmp_path / "trace.json"
     arguments = ["profile", str(small_shards), "--batch-size", "6", "--crop", "24", "--device", "cpu"]
     assert main([*arguments, "--epochs", "3", "-o", str(path)]) == 0
@@ -171,9 +171,6 @@ def test_command_writes_a_trace_and_the_same_report(
     numbers = Counter(event["name"] for event in events if event["ph"] == "X")
     assert (numbers["step"], numbers["wait for decoding"]) == (12, 12)
     assert [numbers[f"epoch {epoch}"] for epoch in range(3)] == [1, 1, 1]
-    busy = [event["args"]["value"] for event in events if event["ph"] == "C"]
-    assert len(busy) == 12
-    assert min(busy) >= 0 < max(busy)
 
 
 def test_cache_file_is_not_in_a_loaders_memory(small_shards: Path) -> None:
