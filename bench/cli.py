@@ -15,7 +15,7 @@ SCENARIOS = {
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
     "open": "Open loaders of a simulated bucket of a million shards, and list it.",
     "resume": "Time the first batch after a resume, and at the start of an epoch.",
-    "tfrecord": "Write, read and decode the same samples as tars and as TFRecord files.",
+    "tfrecord": "Write and load the same samples as tars and as TFRecord files.",
     "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
 }
 """Name -> line in the help of `dali-pipes bench`."""
@@ -39,12 +39,14 @@ _FILES = {"sweep": "run"}
 
 class _BenchGroup(LazyGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from bench.tools.environment import check_extras
+
+        if cmd_name in self._lazy and cmd_name not in ("compare", "report"):
+            check_extras()  # before modules that need them are imported
         if cmd_name not in SCENARIOS:
             return super().get_command(ctx, cmd_name)
         from bench.commands.running import scenario_command
-        from bench.tools.environment import check_extras
 
-        check_extras()  # before the scenario's module imports them
         return with_verbosity(scenario_command(scenario_class(cmd_name)))
 
 

@@ -3,21 +3,26 @@
 import contextlib
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import torch
 
-from bench.commands.running import needs_extras
-from bench.engine.options import at_least, json_option, opened_shards, words
-from dali_pipes.commands.options import cluster_options
+from bench.engine.options import at_least, field_options, json_option, opened_shards, words
+from bench.gpu.cases import CHECKS, SCENARIOS, default_sweeps
+from bench.gpu.scenario import GpuScenario, is_done, take_scenario
+from bench.gpu.workload import Workload
+from bench.loaders.recipe import find_components
+from bench.reports.record import write_record, write_text
+from bench.reports.tables import markdown_page, report_text
+from bench.tools.environment import available_cores
+from bench.tools.folders import RunFolder, remove_leftovers
+from bench.tools.repeat import MASK, PHOTO, draw_shards
+from dali_pipes.commands.options import cluster_options, join_options
 from dali_pipes.commands.output import print_note
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bench.gpu.workload import Workload
-
 
 MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
 MEMORY_BYTES = 2 << 30
@@ -58,14 +63,7 @@ def _sweeps(
 )
 @json_option
 @click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"]))
-@click.option("--num-threads", type=at_least(1), help="DALI's threads.  [default: cores]")
 @click.option("--batch-size", type=at_least(1), help="Samples a batch.  [default: 256, on the CPU 64]")
-@click.option(
-    "--hw-decoder-load",
-    default=0.65,
-    type=click.FloatRange(0, 1),
-    help="Share of a batch for the JPEG engines.",
-)
 @click.option(
     "--sweep",
     "sweeps",
@@ -78,20 +76,7 @@ def _sweeps(
 @click.option("--photo", help="Component that holds the photo.  [default: the only one]")
 @click.option("--mask", help="Component that holds the mask.  [default: the only one]")
 @click.option("--num-photos", default=1024, type=at_least(1), help="Photos kept in memory.")
-@click.option(
-    "--seconds",
-    default=2.0,
-    type=click.FloatRange(min=0.001, max=20),
-    help="Each point is timed for this long in each repeat. Records are written around it, at least every 30 s.",
-)
-@click.option(
-    "--warm-up",
-    "warm_up_s",
-    default=1.0,
-    type=click.FloatRange(min=0),
-    help="Seconds that each point runs before it is timed, at least.",
-)
-@click.option("--repeats", default=2, type=at_least(1), help="Times that each point is opened; points take turns.")
+@join_options(*field_options(GpuScenario).values())
 @click.option(
     "--minutes",
     default=8.0,
@@ -100,7 +85,6 @@ def _sweeps(
 )
 @cluster_options
 @click.pass_context
-@needs_extras
 def gpu(
     context: click.Context,
     /,
@@ -132,16 +116,14 @@ def gpu(
     its own. A point that fails, or ends its process, is recorded as failed. On the CPU every scenario runs that
     can run there, and the report makes no statement about GPUs. Exit code 1 if path or parity failed.
     """
-    import time
-
-    from bench.gpu.cases import CHECKS, default_sweeps
-    from bench.gpu.scenario import GpuScenario, is_done, take_scenario
-    from bench.reports.record import write_record, write_text
-    from bench.reports.tables import markdown_page, report_text
-
     wanted = _wanted(scenarios, everything=everything, output=output, json_path=json_path)
     data = {name: settings.pop(name) for name in ("shards", "photo", "mask", "num_photos", "endpoint", "embedded_dir")}
-    settings |= _device_settings(device, settings)
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ValueError("--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do")
+    settings["device"] = "gpu" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    # A GPU needs larger batches than a core does.
+    settings["batch_size"] = settings["batch_size"] or (256 if settings["device"] == "gpu" else 64)
+    settings["num_threads"] = settings["num_threads"] or available_cores()
     settings["sweeps"] = {} if no_sweep else default_sweeps(settings["device"]) if sweeps is None else sweeps
     deadline = time.monotonic() + 60 * minutes
     if output is not None:
@@ -177,8 +159,6 @@ def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, jso
     Raises:
         ValueError: If one is unknown, or the options do not go together.
     """
-    from bench.gpu.cases import SCENARIOS
-
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
         raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
@@ -187,22 +167,6 @@ def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, jso
     if json_path is not None and (output is not None or len(wanted) != 1):
         raise ValueError("--json takes the record of one scenario; for several pass -o DIR alone")
     return wanted
-
-
-def _device_settings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
-    from bench.tools.environment import available_cores
-
-    if device == "gpu" and not torch.cuda.is_available():
-        raise ValueError("--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do")
-    chosen = "gpu" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    return {
-        "device": chosen,
-        "num_threads": settings["num_threads"] or available_cores(),
-        # A GPU needs larger batches than a core does.
-        "batch_size": settings["batch_size"] or (256 if chosen == "gpu" else 64),
-    }
 
 
 @contextlib.contextmanager
@@ -214,13 +178,8 @@ def _opened_workload(
     num_photos: int,
     endpoint: str | None,
     embedded_dir: Path | None,
-) -> "Iterator[tuple[Workload, set[int], Path]]":
+) -> Iterator[tuple[Workload, set[int], Path]]:
     """Open photos and shards; yields them, the processes that were started to serve them, and an empty directory."""
-    from bench.gpu.workload import Workload
-    from bench.loaders.recipe import find_components
-    from bench.tools.folders import RunFolder, remove_leftovers
-    from bench.tools.repeat import MASK, PHOTO, draw_shards
-
     with contextlib.ExitStack() as stack:
         remove_leftovers(MEMORY)  # of a command that was killed
         remove_leftovers()

@@ -2,30 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bench.commands.running import needs_extras, run_and_tell
-from bench.engine.options import at_least, json_option, opened_shards, words
-from bench.loaders.registry import LOADERS
+from bench.commands.running import run_and_tell
+from bench.compare.au import Accelerator, AuScenario
+from bench.compare.run import LoaderScenario, check_specs
+from bench.compare.settings import TurnSetting
+from bench.compare.settings import sweep as settings_of
+from bench.engine.options import at_least, field_options, json_option, opened_shards, words
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.recipe import choose_recipe
+from bench.loaders.registry import CROPS, LOADERS, Recipe
+from bench.loaders.selection import LoaderSpec, select_loaders
+from bench.tools.folders import check_writable
 from dali_pipes.commands.options import cluster_options, join_options
 from dali_pipes.commands.output import print_note
 
-if TYPE_CHECKING:
-    from bench.loaders.registry import Recipe
-
-_TIMEOUT_S = 1800.0
-"""`bench.compare.turn.TIMEOUT_S`, which ``--help`` shows without loading it."""
-_AU_REPEATS = 3
-_AU_RECIPES: "Mapping[str, Sequence[Recipe]]" = {
+_AU_RECIPES: Mapping[str, Sequence[Recipe]] = {
     "both": ("classification", "encoded"),
     "decoded": ("classification",),
     "files": ("encoded",),
 }
 """What ``--au-photos`` stands for, as recipes."""
-_MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)
+_OF_SETTING, _OF_SCENARIO = field_options(TurnSetting), field_options(LoaderScenario)
+_OF_SEARCH = {name: made for name, made in field_options(AuScenario).items() if name not in _OF_SCENARIO}
 
 timing_options = join_options(
     click.option(
@@ -41,22 +43,6 @@ timing_options = join_options(
         "dali-decode and python-decode stand for all installed loaders of that kind.",
     ),
     click.option("--baseline", help="Show ratios to this loader.  [default: webloader, else the first]"),
-    click.option(
-        "--repeats",
-        default=7,
-        type=at_least(1),
-        help="Turns of each loader; they are interleaved. A 95 % interval needs 6.",
-    ),
-    click.option(
-        "--epochs", default=1, type=at_least(1), help="Timed epochs of each turn, after one that is not timed."
-    ),
-    click.option("--batch-size", default=64, type=at_least(1), help="Samples a batch of each rank."),
-    click.option(
-        "--num-threads",
-        "threads",
-        type=at_least(1),
-        help="DALI's threads, or worker processes of each rank.  [default: the cores, shared by the ranks]",
-    ),
     click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"])),
     click.option(
         "--recipe",
@@ -68,48 +54,10 @@ timing_options = join_options(
     click.option(
         "--crop", type=at_least(1), help="Side of the image.  [default: 350 for segmentation, 224 for classification]"
     ),
-    click.option(
-        "--ranks", default=1, type=at_least(1), help="Processes, each with its own loader over its share of the shards."
-    ),
-    click.option(
-        "--cache",
-        default="warm",
-        type=click.Choice(["warm", "cold"]),
-        help="cold: time the first epoch, with opening; before it, the files are dropped from the page cache.",
-    ),
-    click.option(
-        "--compute-ms",
-        default=0.0,
-        type=_MILLISECONDS,
-        help="Emulate a training step of this length: asleep on a CPU, at work on a GPU.",
-    ),
-    click.option(
-        "--latency-ms",
-        type=_MILLISECONDS,
-        help="Add this delay to each request. Local shards are copied, and a server of our own serves them.",
-    ),
-    click.option("--direct", is_flag=True, help="Put no gateway before a cluster: no bytes are counted or delayed."),
-    click.option(
-        "--samples", "num_samples", type=at_least(1), help="Repeat the samples up to this number, in new shards."
-    ),
-    click.option("--num-shards", "shards", type=at_least(1), help="Pack the samples into this number of new shards."),
-    click.option("--photo-side", type=at_least(1), help="Scale photos and masks to this longer side."),
     click.option("--photo", help="Component that holds the photo.  [default: the only one]"),
     click.option("--mask", help="Component that holds the mask.  [default: the only one]"),
-    click.option(
-        "--seed", default=7, type=at_least(0), help="Order of the shards and samples, for loaders that have one."
-    ),
-    click.option(
-        "--timeout-s",
-        default=_TIMEOUT_S,
-        type=click.FloatRange(min=0, min_open=True),
-        help="Limit of a turn, and of comparing a loader's outputs; a loader that takes longer has failed.",
-    ),
-    click.option(
-        "--work",
-        type=click.Path(path_type=Path),
-        help="Directory for packed, served and converted shards.  [default: the directory for temporary files]",
-    ),
+    *_OF_SETTING.values(),
+    *_OF_SCENARIO.values(),
     json_option,
     cluster_options,
 )
@@ -130,24 +78,7 @@ _au_options = join_options(
         type=click.Choice(list(_AU_RECIPES)),
         help="Whether loaders decode a crop of each photo, or hand over the bytes of its file.",
     ),
-    click.option(
-        "--au-target",
-        default=0.9,
-        type=click.FloatRange(min=0, max=1, min_open=True),
-        help="An accelerator is fed if its utilisation is at least this.",
-    ),
-    click.option(
-        "--au-most",
-        default=64,
-        type=at_least(1),
-        help="Try no more accelerators than this; each needs a shard and 2 batches.",
-    ),
-    click.option(
-        "--au-steps",
-        default=20,
-        type=at_least(1),
-        help="Steps of each accelerator in a trial, at least; MLPerf has 500.",
-    ),
+    *_OF_SEARCH.values(),
 )
 _NOT_WITH_AU = ("batch_size", "compute_ms", "ranks", "epochs", "cache", "baseline", "recipe", "mask")
 """Options that the accelerators decide."""
@@ -156,7 +87,6 @@ _NOT_WITH_AU = ("batch_size", "compute_ms", "ranks", "epochs", "cache", "baselin
 @click.command()
 @timing_options
 @_au_options
-@needs_extras
 def run(**given: Any) -> None:
     """Compare each loader's outputs with Pillow's and torchvision's, then time the loaders, and print a table.
 
@@ -167,18 +97,21 @@ def run(**given: Any) -> None:
 
     With --au the loaders feed emulated accelerators instead: their number grows until they wait too much for batches.
     """
-    of_au = {name: given.pop(name) for name in ("au", "au_photos", "au_target", "au_most", "au_steps")}
-    asked = [name for name in (*of_au, *_NOT_WITH_AU) if _is_on_command_line(name)]
+    of_au = {name: given.pop(name) for name in ("au", "au_photos", *_OF_SEARCH)}
+    flags = {
+        parameter.name: parameter.opts[-1]
+        for parameter in click.get_current_context().command.params
+        if _is_on_command_line(str(parameter.name))
+    }
     if of_au["au"] is None:
-        if needing := [name for name in asked if name in of_au]:
-            raise ValueError(f"--{needing[0].replace('_', '-')} needs --au ACCELERATOR")
+        if needing := [flag for name, flag in flags.items() if name in of_au]:
+            raise ValueError(f"{needing[0]} needs --au ACCELERATOR")
         time_loaders(given, over=())
         return
-    if wrong := [name for name in asked if name in _NOT_WITH_AU]:
-        flag = next(one for one in click.get_current_context().command.params if one.name == wrong[0]).opts[-1]
-        raise ValueError(f"--au excludes {flag}: the accelerators decide it; drop one of them")
-    if not _is_on_command_line("repeats"):
-        given["repeats"] = _AU_REPEATS
+    if wrong := [flag for name, flag in flags.items() if name in _NOT_WITH_AU]:
+        raise ValueError(f"--au excludes {wrong[0]}: the accelerators decide it; drop one of them")
+    if "repeats" not in flags:
+        given["repeats"] = AuScenario.repeats
     time_loaders(given, over=(), of_au=of_au)
 
 
@@ -192,7 +125,6 @@ def run(**given: Any) -> None:
     "several times: every combination.",
 )
 @timing_options
-@needs_extras
 def sweep(over: tuple[str, ...], **given: Any) -> None:
     """Time loaders as `bench run` does, under every setting that --over names, in turns.
 
@@ -217,31 +149,17 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[s
 
     ``of_au`` holds the values of the options that begin with ``--au``; without it loaders feed no accelerators.
     """
-    from bench.compare.au import Accelerator, AuScenario
-    from bench.compare.run import LoaderScenario, check_specs
-    from bench.compare.settings import TurnSetting, sweep
-    from bench.loaders.protocol import LoaderOptions
-    from bench.loaders.recipe import choose_recipe
-    from bench.loaders.registry import CROPS
-    from bench.loaders.selection import LoaderSpec, select_loaders
-    from bench.tools.folders import check_writable
-
-    def some(*names: str) -> dict[str, Any]:
-        return {name: given[name] for name in names}
-
     accelerator = None if of_au is None else Accelerator.parse(of_au["au"])
-    base = TurnSetting(
-        **some("threads", "batch_size", "ranks", "cache", "compute_ms", "latency_ms", "shards", "photo_side")
-    )
-    sweep(base, over)  # refuses what is wrong before any shard is read
+    base = TurnSetting(**{name: given[name] for name in _OF_SETTING})
+    settings_of(base, over)  # refuses what is wrong before any shard is read
     baseline = None if given["baseline"] is None else LoaderSpec.parse(given["baseline"])
     if given["work"] is not None:
         check_writable(given["work"])
     with opened_shards(given["data"], endpoint=given["endpoint"], embedded_dir=given["embedded_dir"]) as (found, node):
         recipe: Recipe | None = given["recipe"] if of_au is None else "classification"
-        chosen = choose_recipe(found, recipe=recipe, **some("photo", "mask"))
+        chosen = choose_recipe(found, recipe=recipe, photo=given["photo"], mask=given["mask"])
         crop = given["crop"] or CROPS[chosen.recipe]
-        settings = sweep(replace(base, crop=crop), over)
+        settings = settings_of(replace(base, crop=crop), over)
         if recipe is None:
             mask = f", the mask '{chosen.mask}'" if chosen.mask else ""
             print_note(f"recipe: {chosen.recipe}; the photo is '{chosen.photo}'{mask}")
@@ -251,18 +169,19 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[s
         for line in selection.skipped:
             print_note(line)
         check_specs(selection.specs, baseline, is_served=is_served)
+        shared = {name: given[name] for name in ("batch_size", "seed", "device")}
         fields: dict[str, Any] = {
             "shards": found,
             "loaders": selection.specs,
-            "options": LoaderOptions(crop=crop, **chosen._asdict(), **some("batch_size", "seed", "device")),
+            "options": LoaderOptions(crop=crop, **chosen._asdict(), **shared),
             "settings": settings,
             "baseline": baseline,
             "bystanders": node,
-            **some("repeats", "epochs", "num_samples", "direct", "work", "seed", "timeout_s"),
+            **{name: given[name] for name in _OF_SCENARIO},
         }
-        scenario = LoaderScenario(**fields)
-        if of_au is not None and accelerator is not None:
-            searched = {name: of_au[f"au_{name}"] for name in ("target", "most", "steps")}
-            recipes = _AU_RECIPES[of_au["au_photos"]]
-            scenario = AuScenario(accelerator=accelerator, recipes=recipes, **searched, **fields)
+        if of_au is None or accelerator is None:
+            scenario = LoaderScenario(**fields)
+        else:
+            fields |= {"recipes": _AU_RECIPES[of_au["au_photos"]], **{name: of_au[name] for name in _OF_SEARCH}}
+            scenario = AuScenario(accelerator=accelerator, **fields)
         run_and_tell(scenario, json_path=given["json_path"])

@@ -2,11 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,22 +14,6 @@ from dali_pipes.errors import PipesError, shown
 
 if TYPE_CHECKING:
     from bench.engine.scenario import Scenario
-
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def needs_extras(command: Command) -> Command:
-    """Make a command name all missing packages in one line, before it imports modules that need them."""
-
-    @functools.wraps(command)
-    def checked(*arguments: Any, **keywords: Any) -> Any:
-        from bench.tools.environment import check_extras
-
-        check_extras()
-        return command(*arguments, **keywords)
-
-    return cast("Command", checked)
 
 
 def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:

@@ -19,10 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+import click
+
 from bench.compare.data import DataSets
 from bench.compare.run import Contender, Inputs, LoaderScenario
 from bench.compare.settings import MAX_RANKS, DataFacts
 from bench.compare.turn import LoaderTurn
+from bench.engine.options import option
 from bench.engine.scenario import Rounds, Scenario
 from bench.loaders.registry import Recipe
 from bench.tools.environment import available_cores
@@ -111,12 +114,16 @@ class AuScenario(LoaderScenario):
     """What is emulated."""
     recipes: Sequence[Recipe] = ("classification", "encoded")
     """What is made of a sample: a decoded crop, or nothing."""
-    target: float = TARGET
-    """The least utilisation of accelerators that are fed."""
-    most: int = MAX_RANKS
-    """No more accelerators are tried."""
-    steps: int = 20
-    """The least number of steps of each accelerator in a trial, in as many epochs as that takes."""
+    target: float = option(
+        TARGET,
+        name="--au-target",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        help="An accelerator is fed if its utilisation is at least this.",
+    )
+    most: int = option(
+        MAX_RANKS, name="--au-most", help="Try no more accelerators than this; each needs a shard and 2 batches."
+    )
+    steps: int = option(20, name="--au-steps", help="Steps of each accelerator in a trial, at least; MLPerf has 500.")
     repeats: int = 3
 
     def __post_init__(self) -> None:

@@ -92,12 +92,12 @@ class DataSets:
     def turn_job(self, spec: LoaderSpec, setting: TurnSetting, *, options: LoaderOptions, epochs: int) -> TurnJob:
         """Return the job of a turn's processes; start a gateway if the setting needs one."""
         shards, _ = self.open(setting)
-        endpoint, counters = shards.store.endpoint, None
+        endpoint, counter = shards.store.endpoint, None
         if endpoint is not None and not self._direct:
             place = endpoint, (setting.latency_ms or 0.0) / 1000
             if place not in self._gateways:
                 self._gateways[place] = self._stack.enter_context(Gateway(endpoint, latency_s=place[1]))
-            endpoint, counters = self._gateways[place].endpoint, self._gateways[place].counters
+            endpoint, counter = self._gateways[place].endpoint, self._gateways[place].counter
         return TurnJob(
             spec=spec,
             setting=setting,
@@ -106,7 +106,7 @@ class DataSets:
             urls=tuple(shards.store.locate(name) for name in shards.names),
             prepared=tuple(self.prepared(spec.name, setting)),
             endpoint=endpoint,
-            counters=counters,
+            counter=counter,
         )
 
     def prepared(self, loader: str, setting: TurnSetting) -> list[Prepared | None]:

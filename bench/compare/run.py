@@ -9,12 +9,16 @@ round.
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import click
 
 from bench.compare.data import DataSets
 from bench.compare.outputs import Comparison, OutputError, compare_outputs
 from bench.compare.settings import DataFacts, TurnSetting
-from bench.compare.turn import TIMEOUT_S, LoaderTurn, TurnJob, run_turn, turn_json
+from bench.compare.turn import TIMEOUT_S, LoaderTurn, TurnJob, figures_of, run_turn
+from bench.engine.options import at_least, option
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
@@ -71,20 +75,26 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
     cache."""
     recipes: Sequence[Recipe] = ()
     """What is made of a sample; if there are none: what ``options`` says."""
-    repeats: int = 7
-    """With seven turns, a 95 % interval is narrower than the range from the smallest to the largest value."""
-    epochs: int = 1
-    """The number of timed epochs in each warm turn, after the first epoch; take more if an epoch is short."""
+    repeats: int = option(7, help="Turns of each loader; they are interleaved. A 95 % interval needs 6.")
+    epochs: int = option(1, help="Timed epochs of each turn, after one that is not timed.")
     baseline: LoaderSpec | None = None
     """The loader that ratios are to; ``None``: webloader if it is timed, otherwise the first."""
-    num_samples: int | None = None
-    """The samples are repeated up to this number; ``None``: they are taken as they are."""
-    direct: bool = False
-    """Put no gateway before a cluster: bytes are not counted."""
+    num_samples: int | None = option(
+        type=at_least(1), name="--samples", help="Repeat the samples up to this number, in new shards."
+    )
+    direct: bool = option(False, help="Put no gateway before a cluster: no bytes are counted or delayed.")
+    seed: int = option(7, type=at_least(0), help="Order of the shards and samples, for loaders that have one.")
+    work: Path | None = option(
+        type=click.Path(path_type=Path),
+        help="Directory for packed, served and converted shards.  [default: the directory for temporary files]",
+    )
     bystanders: Collection[int] = ()
     """Processes below this one whose CPU time belongs to no loader, such as an embedded AIS node."""
-    timeout_s: float = TIMEOUT_S
-    """The time limit of one turn, and of comparing the outputs of one loader."""
+    timeout_s: float = option(
+        TIMEOUT_S,
+        type=click.FloatRange(min=0, min_open=True),
+        help="Limit of a turn, and of comparing a loader's outputs; a loader that takes longer has failed.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,7 +181,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         return turn
 
     def repeat(self, made: Inputs, subject: Contender, row: Any) -> dict[str, Any]:
-        return turn_json(row, setting=subject.setting, facts=made.data.open(subject.setting)[1])
+        return {"figures": figures_of(row, setting=subject.setting, facts=made.data.open(subject.setting)[1])}
 
     def record(self, made: Inputs, subject: Contender, rows: Sequence[Any]) -> dict[str, Any]:
         """Return every turn of one loader under one setting as it was measured, and what its outputs differed by."""
@@ -249,6 +259,6 @@ def check_counts(spec: LoaderSpec, turn: LoaderTurn, facts: DataFacts) -> None:
     for name in ("first", "steady"):
         drawn = [getattr(rank, name) for rank in turn.ranks]
         if drawn[0] is not None:
-            found, wanted = sum(one.num_samples for one in drawn), drawn[0].num_epochs * facts.num_samples
+            found, wanted = sum(one.num_samples for one in drawn), len(drawn[0].epochs) * facts.num_samples
             if found != wanted:
                 raise OutputError(f"loader '{spec}': {found} samples came in its {name} epochs, expected {wanted}")

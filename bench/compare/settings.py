@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+import click
+
+from bench.engine.options import at_least, option
 from bench.loaders.protocol import LoaderOptions
 from bench.reports.summary import setting_text
 from bench.tools.environment import available_cores
 
 Cache = Literal["warm", "cold"]
 
+MILLISECONDS = click.FloatRange(min=0, max=60_000, max_open=True)
 MAX_RANKS = 64
 MAX_SETTINGS = 1000
 
@@ -20,25 +24,31 @@ MAX_SETTINGS = 1000
 class TurnSetting:
     """One point of a sweep: the values that may differ between the turns of one loader. ``None`` changes nothing."""
 
-    threads: int | None = None
-    """DALI's threads, or worker processes, of one rank; ``None``: the ranks share the cores."""
-    ranks: int = 1
-    """Processes, each with its own loader over its share of the shards, which begin and end an epoch together."""
-    batch_size: int = 64
-    """Samples in a batch of one rank."""
+    threads: int | None = option(
+        type=at_least(1),
+        name="--num-threads",
+        help="DALI's threads, or worker processes of each rank.  [default: the cores, shared by the ranks]",
+    )
+    ranks: int = option(1, help="Processes, each with its own loader over its share of the shards.")
+    batch_size: int = option(64, help="Samples a batch of each rank.")
     crop: int = 350
-    """Side of the centre crop."""
-    cache: Cache = "warm"
-    """``warm``: the epochs after the first are timed. ``cold``: the first one is timed, with opening the loader; before
-    it, the shards are dropped from the page cache."""
-    compute_ms: float = 0.0
-    """Length of an emulated training step with a whole batch; a short batch takes its share of it."""
-    latency_ms: float | None = None
-    """Added to each request by a gateway; 0 is a gateway that adds nothing. ``None`` for local shards."""
-    shards: int | None = None
-    """Pack the samples anew into this number of shards."""
-    photo_side: int | None = None
-    """Scale photos to this longer side, in pixels, and their masks with them."""
+    """Side of the crop."""
+    cache: Cache = option(
+        "warm",
+        type=click.Choice(get_args(Cache)),
+        help="cold: time the first epoch, with opening; before it, the files are dropped from the page cache.",
+    )
+    compute_ms: float = option(
+        0.0, type=MILLISECONDS, help="Emulate a training step of this length: asleep on a CPU, at work on a GPU."
+    )
+    latency_ms: float | None = option(
+        type=MILLISECONDS,
+        help="Add this delay to each request. Local shards are copied, and a server of our own serves them.",
+    )
+    shards: int | None = option(
+        type=at_least(1), name="--num-shards", help="Pack the samples into this number of new shards."
+    )
+    photo_side: int | None = option(type=at_least(1), help="Scale photos and masks to this longer side.")
 
     def __post_init__(self) -> None:
         for name in ("threads", "batch_size", "crop", "ranks", "shards", "photo_side"):

@@ -14,11 +14,11 @@ import statistics
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, for
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
 from bench.loaders.registry import LOADERS, PARTS
 from bench.loaders.selection import LoaderSpec, open_loader
-from bench.tools.gateway import Traffic, read_traffic
+from bench.tools.gateway import read_counter
 from bench.tools.processes import ProcessTree, shared_memory_bytes
 from bench.tools.step import Step, open_step
 from dali_pipes.errors import PipesError
@@ -39,9 +39,6 @@ TIMEOUT_S = 1800.0
 WATCH_S = 1.0
 """Seconds between two looks at memory. One look costs 50 ms of a core for each process, so timed epochs have none."""
 MIB = 1 << 20
-
-_Spent = tuple[float, Traffic | None]
-"""CPU seconds, and the traffic through the gateway if there is one."""
 
 
 class RankPace(NamedTuple):
@@ -91,8 +88,8 @@ class TurnJob:
     prepared: tuple[Prepared | None, ...]
     """One for each rank."""
     endpoint: str | None = None
-    counters: Path | None = None
-    """The gateway's file of counts, if there is a gateway."""
+    counter: Path | None = None
+    """The file in which the gateway counts bytes, if there is a gateway."""
     in_step: bool = False
     """Ranks wait for each other after each step: see `RankPace`."""
 
@@ -103,12 +100,17 @@ class TurnJob:
         return self.urls[rank :: self.setting.ranks]
 
 
-class EpochTimes(NamedTuple):
+class Epoch(NamedTuple):
     """One epoch of one rank."""
 
     num_samples: int
     elapsed_s: float
     """From asking for the first batch to learning that the epoch is over."""
+    waits_s: tuple[float, ...]
+    """Seconds for each batch, from the request to its arrival. A first epoch's first wait starts before the loader is
+    made."""
+    end_s: float
+    """From asking for a further batch to learning that the epoch is over."""
     first_samples: int
     """Samples of the first step."""
     first_step_s: float
@@ -121,20 +123,24 @@ class EpochTimes(NamedTuple):
 class Drawn:
     """The measurements of one rank over one or more epochs."""
 
-    num_samples: int
-    num_epochs: int
-    elapsed_s: float
-    waits_s: tuple[float, ...]
-    """Seconds for each batch, from the request to its arrival. A first epoch's first wait starts before the loader is
-    made."""
-    ends_s: float
-    """Time from asking for a further batch to learning that the epoch is over, summed over the epochs."""
+    epochs: tuple[Epoch, ...]
     cpu_s: float | None = None
     """CPU time of all processes of the turn; only the first rank measures it."""
-    traffic: Traffic | None = None
-    """All traffic through the gateway, if there is one; only the first rank measures it."""
-    epochs: tuple[EpochTimes, ...] = ()
-    """The times of each epoch, for the utilisation of emulated accelerators."""
+    num_bytes: int | None = None
+    """Bytes of all answers through the gateway, if there is one; only the first rank measures it."""
+
+    @property
+    def num_samples(self) -> int:
+        return sum(epoch.num_samples for epoch in self.epochs)
+
+    @property
+    def elapsed_s(self) -> float:
+        return sum(epoch.elapsed_s for epoch in self.epochs)
+
+    @property
+    def waits_s(self) -> list[float]:
+        """The wait for each batch, in order."""
+        return [wait for epoch in self.epochs for wait in epoch.waits_s]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,17 +258,17 @@ def time_rank(
     options = job.spec.apply(job.setting.apply(job.options))
     step = open_step(job.setting.compute_ms / 1000, device=options.delivery_device)
     meet("open")
-    before, started = _spent(job, tree), time.perf_counter()
+    start, began = _spent(job, tree), time.perf_counter()
     with open_loader(job.spec.name, shards, options=options, prepared=job.prepared[rank]) as loader:
-        first, steady = _draw(loader, step, batch_size=options.batch_size, started=started, pace=pace), None
+        epochs = _draw(loader, step, batch_size=options.batch_size, started=began, pace=pace)
         meet("drawn")
-        first = _with_spent(first, before, _spent(job, tree))
+        first, steady = _drawn(epochs, start, _spent(job, tree)), None
         if job.setting.cache == "warm":
             meet("steady")
-            before = _spent(job, tree)
-            steady = _draw(loader, step, batch_size=options.batch_size, num_epochs=job.epochs, pace=pace)
+            start = _spent(job, tree)
+            epochs = _draw(loader, step, batch_size=options.batch_size, num_epochs=job.epochs, pace=pace)
             meet("end")
-            steady = _with_spent(steady, before, _spent(job, tree))
+            steady = _drawn(epochs, start, _spent(job, tree))
         meet("close")
         return RankTurn(
             first=first,
@@ -282,18 +288,17 @@ def _draw(
     num_epochs: int = 1,
     started: float | None = None,
     pace: RankPace | None = None,
-) -> Drawn:
+) -> list[Epoch]:
     """Draw epochs, with a step after each batch; the device is idle before and after each epoch.
 
     ``started`` is the time before the loader was made, for a first epoch, which includes that.
     """
-    waits: list[float] = []
-    epochs: list[EpochTimes] = []
-    elapsed_s = ends_s = 0.0
+    epochs: list[Epoch] = []
     for _ in range(num_epochs):
         if pace is not None:
             pace.begin_epoch()
         _synchronise()
+        waits: list[float] = []
         num_samples, first_samples, first_step_s, computed_s = 0, 0, 0.0, 0.0
         asked = began = time.perf_counter() if started is None else started
         batches = loader.epoch()
@@ -314,17 +319,9 @@ def _draw(
         ended = time.perf_counter()
         if pace is not None:
             pace.end_epoch()
-        elapsed_s += ended - began
-        ends_s += ended - asked
-        epochs.append(EpochTimes(num_samples, ended - began, first_samples, first_step_s, computed_s))
-    return Drawn(
-        num_samples=sum(one.num_samples for one in epochs),
-        num_epochs=num_epochs,
-        elapsed_s=elapsed_s,
-        waits_s=tuple(waits),
-        ends_s=ends_s,
-        epochs=tuple(epochs),
-    )
+        times = ended - began, tuple(waits), ended - asked
+        epochs.append(Epoch(num_samples, *times, first_samples, first_step_s, computed_s))
+    return epochs
 
 
 def delivered(loader: BenchLoader) -> Iterator[BenchBatch]:
@@ -359,42 +356,20 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def _spent(job: TurnJob, tree: ProcessTree | None) -> _Spent | None:
-    """CPU time and traffic so far, on the rank that measures."""
+def _spent(job: TurnJob, tree: ProcessTree | None) -> tuple[float, int | None] | None:
+    """CPU seconds so far, and bytes through the gateway if there is one, on the rank that measures."""
     if tree is None:
         return None
-    return tree.cpu_s(), None if job.counters is None else read_traffic(job.counters)
+    return tree.cpu_s(), None if job.counter is None else read_counter(job.counter)
 
 
-def _with_spent(drawn: Drawn, before: _Spent | None, after: _Spent | None) -> Drawn:
-    if before is None or after is None:
-        return drawn
-    traffic = None if before[1] is None or after[1] is None else after[1] - before[1]
-    return replace(drawn, cpu_s=after[0] - before[0], traffic=traffic)
-
-
-def turn_json(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, Any]:
-    """Return a turn for the record."""
-    return {
-        "figures": figures_of(turn, setting=setting, facts=facts),
-        "start_mib": turn.start_mib,
-        "peak_mib": turn.peak_mib,
-        "shared_memory_mib": turn.shared_memory_mib,
-        "ranks": [
-            {"first": _drawn_json(rank.first), "steady": None if rank.steady is None else _drawn_json(rank.steady)}
-            for rank in turn.ranks
-        ],
-    }
-
-
-def _drawn_json(drawn: Drawn) -> dict[str, Any]:
-    row = asdict(drawn)
-    # One line of text, because JSON would take a line for each of thousands.
-    del row["epochs"]  # their sums are in the other fields
-    row["waits_us"] = " ".join(str(round(1e6 * wait)) for wait in row.pop("waits_s"))
-    if drawn.cpu_s is None:
-        del row["cpu_s"], row["traffic"]
-    return row
+def _drawn(
+    epochs: Sequence[Epoch], start: tuple[float, int | None] | None, end: tuple[float, int | None] | None
+) -> Drawn:
+    if start is None or end is None:
+        return Drawn(epochs=tuple(epochs))
+    num_bytes = None if start[1] is None or end[1] is None else end[1] - start[1]
+    return Drawn(epochs=tuple(epochs), cpu_s=end[0] - start[0], num_bytes=num_bytes)
 
 
 def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, float | None]:
@@ -406,7 +381,7 @@ def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> d
     waits_s = [wait for drawn in timed for wait in drawn.waits_s]
     # The smallest wait that at least 50 or 99 percent of the waits do not exceed.
     p50_s, p99_s = np.percentile(waits_s, (50, 99), method="inverted_cdf").tolist()
-    waiting_s = sum(waits_s) + sum(drawn.ends_s for drawn in timed)
+    waiting_s = sum(waits_s) + sum(epoch.end_s for drawn in timed for epoch in drawn.epochs)
     growth = turn.peak_mib - turn.start_mib
     # AU = total compute time / total running time (mlcommons/storage v2.0, Submission_guidelines.md, "Performance
     # Metrics"), mean of the ranks. Compute time is nominal; running time leaves out the wait for the first batch.
@@ -416,7 +391,7 @@ def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> d
     ]
     return {
         "samples_per_s": num_samples / elapsed_s,
-        "mib_per_s": timed[0].num_epochs * facts.shard_bytes / MIB / elapsed_s,
+        "mib_per_s": len(timed[0].epochs) * facts.shard_bytes / MIB / elapsed_s,
         "cpu_ms_per_sample": 1000 * timed[0].cpu_s / num_samples,
         "time_to_first_batch_s": max(drawn.waits_s[0] for drawn in firsts),
         "batch_p50_ms": 1000 * p50_s,
@@ -435,4 +410,4 @@ def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> d
 
 
 def _fetched(drawn: Drawn, facts: DataFacts) -> float | None:
-    return None if drawn.traffic is None else drawn.traffic.num_bytes / drawn.num_epochs / facts.needed_bytes
+    return None if drawn.num_bytes is None else drawn.num_bytes / len(drawn.epochs) / facts.needed_bytes

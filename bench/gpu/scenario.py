@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import click
 import torch
 
+from bench.engine.options import at_least, option
 from bench.engine.run import run_scenario
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import call_apart
@@ -63,16 +64,24 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
     workload: Workload
     """Photos and shards; several scenarios share one."""
     device: Device
-    num_threads: int
     batch_size: int
-    hw_decoder_load: float = 0.65
+    num_threads: int = option(factory=available_cores, type=at_least(1), help="DALI's threads.  [default: cores]")
+    hw_decoder_load: float = option(0.65, type=click.FloatRange(0, 1), help="Share of a batch for the JPEG engines.")
     sweeps: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of `GpuSetting` -> values; see `default_sweeps`."""
-    seconds: float = 2.0
-    """The time of each point in each round."""
-    warm_up_s: float = 1.0
-    """Each point runs for so long before it is timed, at least: an idle GPU takes a while to raise its clocks."""
-    repeats: int = 2
+    seconds: float = option(
+        2.0,
+        type=click.FloatRange(min=0.001, max=20),
+        help="Each point is timed for this long in each repeat. Records are written around it, at least every 30 s.",
+    )
+    # An idle GPU takes a while to raise its clocks.
+    warm_up_s: float = option(
+        1.0,
+        name="--warm-up",
+        type=click.FloatRange(min=0),
+        help="Seconds that each point runs before it is timed, at least.",
+    )
+    repeats: int = option(2, help="Times that each point is opened; points take turns.")
     bystanders: Collection[int] = ()
     """Child processes whose CPU time is not counted."""
     earlier: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Time the same samples as tars and as TFRecord files: written, read and decoded, in turns.
+"""Time the same samples as tars and as TFRecord files: written, then read and decoded, in turns.
 
 The writers are `bench.loaders.peers.dali_readers`, a loop in one process, and `prep pack tars` with its index; both
 write the same shards into one directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and
@@ -8,10 +8,9 @@ gives the samples in a shuffled order, and verifies the checksums of the bytes; 
 of the files and check nothing.
 """
 
-import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,9 @@ from bench.compare.outputs import Comparison, Reference, compare_epoch, toleranc
 from bench.compare.turn import delivered
 from bench.engine.options import at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds
-from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.dali_readers import (
     ReaderFiles,
     open_loader,
-    open_reader,
     write_tfrecords,
     write_webdataset_indexes,
 )
@@ -52,9 +49,9 @@ RECORDS, PACK = WRITER_NAMES = ("tfrecord, one process", "pack tars and index")
 
 
 class Work(NamedTuple):
-    """A writer, or a reader with or without its decoders."""
+    """A writer, or a reader with its decoders."""
 
-    work: Literal["write", "read", "decode"]
+    work: Literal["write", "decode"]
     loader: str
 
 
@@ -86,8 +83,6 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
     shards: ShardSet | None = option(required=True, help=f"What to write and read: {FORMS}")
     repeats: int = option(6, help="Turns of each writer and reader.")
     epochs: int = option(2, help="Epochs that are decoded in each turn.")
-    read_s: float = 1.0
-    """Without decoders, epochs are read until this much time has passed: one epoch takes a few hundredths."""
     max_bytes: int = 256 << 20
     """The largest size of a tar; there is one TFRecord file for each tar."""
     photo: str | None = option(help="Component that holds the photo.  [default: the only one]")
@@ -158,12 +153,7 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         return outputs
 
     def subjects(self, made: WrittenFiles) -> Sequence[Work]:
-        """The writers, and each reader without and with its decoders."""
-        return [
-            *(Work("write", name) for name in WRITER_NAMES),
-            *(Work("read", name) for name in READER_NAMES),
-            *(Work("decode", name) for name in READER_NAMES),
-        ]
+        return [*(Work("write", name) for name in WRITER_NAMES), *(Work("decode", name) for name in READER_NAMES)]
 
     def name_of(self, subject: Work) -> str:
         return f"{subject.work} '{subject.loader}'"
@@ -178,19 +168,6 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
             figures = _timed(lambda: write(place))
             shutil.rmtree(place)
             return figures
-        if subject.work == "read":
-            opened = _open_ours_reading(made, self.options) if name == OURS else None
-            with opened or open_reader(made.files[name], options=self.options) as epoch:
-                epoch()  # staged, or in the page cache
-                ends = perf_counter() + self.read_s
-
-                def read() -> int:
-                    num_samples = 0
-                    while perf_counter() < ends:
-                        num_samples += epoch()
-                    return num_samples
-
-                return _timed(read)
         with _open(name, made, self.options) as loader:
 
             def decode(num_epochs: int) -> int:
@@ -216,8 +193,6 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
             f"{made.outputs[OURS].num_samples} samples of each reader are those of the shards: keys, labels and masks "
             "equal, photos within tolerance.",
             f"Bytes on disk and of the index: {'; '.join(sizes)}.",
-            # Note [mapped] in words.
-            "Reading alone, readers.webdataset hands out mapped files and touches no byte; the others copy all.",
         ]
 
 
@@ -262,39 +237,7 @@ def _total_bytes(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-# Note [mapped]: without decoding, `fn.readers.webdataset` in its default form only walks its index, because samples are
-# views of the mapped tar. `fn.readers.tfrecord` parses and copies each record. Ours reads with `pread`, because reading
-# a mapped freed block of its cache file would be a SIGBUS. So the column only compares the cost before the decoders.
-
-
 def _open(name: str, made: WrittenFiles, options: LoaderOptions) -> AbstractContextManager[BenchLoader]:
     if name == OURS:
         return bench.loaders.dali.open_loader(made.shards, options=options)
     return open_loader(made.files[name], options=options)
-
-
-@contextlib.contextmanager
-def _open_ours_reading(made: WrittenFiles, options: LoaderOptions) -> Iterator[Callable[[], int]]:
-    """Open our loader without decoders: its graph takes the bytes and decodes nothing."""
-    import dali_pipes as dp
-
-    def graph(components: Any, random: Any) -> dict[str, Any]:
-        photo, mask = components[options.photo], components[options.mask]
-        return {"photo_bytes": photo.shape(), "mask_bytes": mask.shape(), "label": components.label}
-
-    with dp.loader(
-        shard_urls(made.shards),
-        graph,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        last_batch_policy="PARTIAL",
-        device="cpu",
-        decode=dp.Decode(threads=options.num_threads),
-    ) as loader:
-
-        def epoch() -> int:
-            num_samples = sum(len(batch["label"]) for (batch,) in loader)
-            loader.reset()
-            return num_samples
-
-        yield epoch

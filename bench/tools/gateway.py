@@ -16,46 +16,26 @@ import argparse
 import http.client
 import mmap
 import socket
-import struct
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from dali_pipes.processes.programs import ServerProcess, end_with_owner
 
-_COUNTERS = struct.Struct("<QQQ")
+_COUNTER_BYTES = 8
 _BUFFER_BYTES = 1 << 18
 _CONNECT_S = 10.0
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "proxy-connection", "expect"})
 _ENCODING_HEADERS = frozenset({"connection", "transfer-encoding"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """The traffic so far; subtract two of these for the traffic between two times."""
-
-    num_bytes: int
-    """Bytes of all answers, heads and bodies."""
-    num_requests: int
-    num_connections: int
-
-    def __sub__(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            num_bytes=self.num_bytes - other.num_bytes,
-            num_requests=self.num_requests - other.num_requests,
-            num_connections=self.num_connections - other.num_connections,
-        )
-
-
-def read_traffic(path: Path) -> Traffic:
-    """The counts in a gateway's file, in any process."""
-    num_bytes, num_requests, num_connections = _COUNTERS.unpack(path.read_bytes())
-    return Traffic(num_bytes=num_bytes, num_requests=num_requests, num_connections=num_connections)
+def read_counter(path: Path) -> int:
+    """The bytes of all answers so far, heads and bodies, from a gateway's file; in any process."""
+    return int.from_bytes(path.read_bytes(), "little")
 
 
 class Gateway(ServerProcess):
@@ -70,25 +50,22 @@ class Gateway(ServerProcess):
         ValueError: If the endpoint is not an ``http://`` URL, or the latency is not in [0, 60).
     """
 
-    counters: Path
-    """The file that `read_traffic` reads."""
+    counter: Path
+    """The file that `read_counter` reads."""
 
     def __init__(self, endpoint: str, *, latency_s: float = 0.0) -> None:
         check_upstream(endpoint)
         if not 0 <= latency_s < 60:
             raise ValueError(f"latency_s must be in [0, 60), got {latency_s:g}")
         with tempfile.NamedTemporaryFile(prefix="dali-pipes-traffic-", delete=False) as file:
-            file.write(bytes(_COUNTERS.size))
-        self.counters = Path(file.name)
-        arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counters", str(self.counters)]
+            file.write(bytes(_COUNTER_BYTES))
+        self.counter = Path(file.name)
+        arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counter", str(self.counter)]
         super().__init__("bench.tools.gateway", *arguments)
-
-    def traffic(self) -> Traffic:
-        return read_traffic(self.counters)
 
     def close(self) -> None:
         super().close()
-        self.counters.unlink(missing_ok=True)
+        self.counter.unlink(missing_ok=True)
 
 
 def check_upstream(endpoint: str) -> None:
@@ -105,26 +82,27 @@ def check_upstream(endpoint: str) -> None:
         )
 
 
-class _Counters:
+class _Counter:
+    """Adds up bytes in a file that other processes read."""
+
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), _COUNTERS.size)
-        self._counts = [0, 0, 0]
+            self._shared = mmap.mmap(file.fileno(), _COUNTER_BYTES)
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def add(self, *, num_bytes: int = 0, num_requests: int = 0, num_connections: int = 0) -> None:
+    def add(self, num_bytes: int) -> None:
         with self._lock:
-            for row, more in enumerate((num_bytes, num_requests, num_connections)):
-                self._counts[row] += more
-            self._shared[:] = _COUNTERS.pack(*self._counts)
+            self._num_bytes += num_bytes
+            self._shared[:] = self._num_bytes.to_bytes(_COUNTER_BYTES, "little")
 
 
 class _Routes:
     """One listener for each server behind the gateway: the named one, and those that it redirects to."""
 
-    def __init__(self, *, latency_s: float, counters: _Counters) -> None:
+    def __init__(self, *, latency_s: float, counter: _Counter) -> None:
         self.latency_s = latency_s
-        self.counters = counters
+        self.counter = counter
         self._listeners: dict[str, _Listener] = {}
         self._lock = threading.Lock()
 
@@ -163,7 +141,6 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self._upstream = http.client.HTTPConnection(*self.server.upstream)
-        self.server.routes.counters.add(num_connections=1)
         # Here the kernel's handshake took no time; a client far away would still wait for it.
         time.sleep(self.server.routes.latency_s)
 
@@ -177,7 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
         return super().parse_request()
 
     def relay(self) -> None:
-        self.server.routes.counters.add(num_requests=1)
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         is_kept = self._upstream.sock is not None
         try:
@@ -235,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, data: bytes) -> None:
         # Count first: when a client has read a whole answer, the count includes all of it.
-        self.server.routes.counters.add(num_bytes=len(data))
+        self.server.routes.counter.add(len(data))
         self.connection.sendall(data)
 
     def _rewritten(self, location: str) -> str:
@@ -251,12 +227,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each request is looked at")
     parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")
     parser.add_argument("--upstream", required=True, help="the cluster behind, http://HOST:PORT")
-    parser.add_argument("--counters", type=Path, required=True, help="the file that holds the counts")
+    parser.add_argument("--counter", type=Path, required=True, help="the file that holds the count")
     options = parser.parse_args(argv)
-    routes = _Routes(latency_s=options.latency_s, counters=_Counters(options.counters))
+    routes = _Routes(latency_s=options.latency_s, counter=_Counter(options.counter))
     print(f"http://{routes.to(urlsplit(options.upstream).netloc)}", flush=True)  # the owner reads it
     end_with_owner(options.owner)
-    options.counters.unlink(missing_ok=True)  # the owner may have been killed
+    options.counter.unlink(missing_ok=True)  # the owner may have been killed
     return 0
 
 

@@ -12,9 +12,6 @@ from click.testing import CliRunner
 import bench.commands
 from bench.cli import SCENARIOS, scenario_class
 from bench.cli import bench as bench_command
-from bench.commands.run import run
-from bench.compare.run import LoaderScenario
-from bench.compare.turn import TIMEOUT_S
 
 NAMES = bench_command.list_commands(click.Context(bench_command))
 COMMANDS = Path(bench.commands.__file__).parent
@@ -54,12 +51,6 @@ def test_options_of_a_scenario_are_its_fields(name: str) -> None:
         typed = option.get_default(context)
         if option.name in of_fields and isinstance(typed, str | int | float):
             assert option.type_cast_value(context, typed) == of_fields[option.name]
-
-
-def test_default_time_of_a_turn_is_that_of_the_module() -> None:
-    """``--help`` shows it without loading what makes turns."""
-    (option,) = [one for one in run.params if one.name == "timeout_s"]
-    assert option.default == TIMEOUT_S == LoaderScenario.timeout_s
 
 
 @pytest.mark.fresh_interpreter

@@ -9,7 +9,7 @@ The registry does not list this loader: its files must be made first, see `bench
 import contextlib
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,25 +185,6 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
     return contextlib.closing(
         PlainEpochs(pipeline, options=options, labels=_labels_of(files), keys=keys_of(files), reader_name=READER)
     )
-
-
-@contextlib.contextmanager
-def open_reader(files: ReaderFiles, *, options: LoaderOptions) -> Iterator[Callable[[], int]]:
-    """Open the reader alone: a function that reads photos, masks and labels of an epoch, and counts the samples."""
-    pipeline = plain_pipeline("cpu", options)
-    with pipeline:
-        photo, mask, label, _ = reader_nodes(files, options)
-        pipeline.set_outputs(photo, *([] if mask is None else [mask]), label)
-    pipeline.build()
-    num_samples = int(pipeline.reader_meta(READER)["epoch_size"])
-
-    def epoch() -> int:
-        # The last batch is padded with its last sample; the additional reads are too few to matter.
-        for _ in range(-(-num_samples // options.batch_size)):
-            pipeline.run()
-        return num_samples
-
-    yield epoch
 
 
 def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -> tuple[Any, Any, Any, Any]:

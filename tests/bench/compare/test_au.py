@@ -19,7 +19,7 @@ from bench.compare.au import (
     search,
 )
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, EpochTimes, LoaderTurn, RankPace, RankTurn
+from bench.compare.turn import Drawn, Epoch, LoaderTurn, RankPace, RankTurn
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
@@ -120,24 +120,16 @@ def test_options_that_do_not_fit_are_refused(
 
 
 # Three steps of 10 samples, a second each: the first batch comes after 4 s, the next two after 0 and 1 s.
-STARVED_ONCE = EpochTimes(num_samples=30, elapsed_s=8.0, first_samples=10, first_step_s=5.0, computed_s=3.0)
-PERFECT = EpochTimes(num_samples=30, elapsed_s=3.0, first_samples=10, first_step_s=1.0, computed_s=3.0)
+STARVED_ONCE = Epoch(30, 8.0, (4.0, 0.0, 1.0), 0.0, first_samples=10, first_step_s=5.0, computed_s=3.0)
+PERFECT = Epoch(30, 3.0, (0.0,), 0.0, first_samples=10, first_step_s=1.0, computed_s=3.0)
 TEN = Accelerator(name="ten", batch_size=10, compute_s=1.0)
 
 
-def turn_of(*ranks: list[EpochTimes]) -> LoaderTurn:
+def turn_of(*ranks: list[Epoch]) -> LoaderTurn:
     """A turn of ranks with these epochs; its CPU time is 0.6 s."""
     made = []
     for epochs in ranks:
-        drawn = Drawn(
-            num_samples=sum(epoch.num_samples for epoch in epochs),
-            num_epochs=len(epochs),
-            elapsed_s=sum(epoch.elapsed_s for epoch in epochs),
-            waits_s=(0.0,),
-            ends_s=0,
-            cpu_s=0.6,
-            epochs=tuple(epochs),
-        )
+        drawn = Drawn(epochs=tuple(epochs), cpu_s=0.6)
         made.append(RankTurn(first=drawn, steady=drawn, num_workers=0, decode="dali", device="cpu", gives=()))
     return LoaderTurn(ranks=tuple(made), start_mib=1, peak_mib=1, shared_memory_mib=0)
 
@@ -154,7 +146,7 @@ def turn_of(*ranks: list[EpochTimes]) -> LoaderTurn:
         ([PERFECT, PERFECT._replace(num_samples=10, elapsed_s=9.0)], 1.0),  # an epoch of one step says nothing
     ],
 )
-def test_utilisation_leaves_out_the_first_step_of_each_epoch(epochs: list[EpochTimes], expected: float) -> None:
+def test_utilisation_leaves_out_the_first_step_of_each_epoch(epochs: list[Epoch], expected: float) -> None:
     """As DLIO computes it, with nominal times."""
     assert point_of(turn_of(epochs), TEN).utilisation == pytest.approx(expected)
 

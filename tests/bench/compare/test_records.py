@@ -6,21 +6,22 @@ from typing import Any
 import pytest
 
 from bench.compare.settings import DataFacts, TurnSetting, sweep
-from bench.compare.turn import Drawn, LoaderTurn, RankTurn, figures_of
+from bench.compare.turn import Drawn, Epoch, LoaderTurn, RankTurn, figures_of
 from bench.loaders.protocol import LoaderOptions
 from bench.reports.figures import FIGURES
-from bench.tools.gateway import Traffic
 from bench.tools.step import open_step
 
 FACTS = DataFacts(num_samples=30, num_shards=2, shard_bytes=3 << 20, needed_bytes=2000, digest="d")
-FIRST: Any = {"cpu_s": 9.0, "traffic": Traffic(num_bytes=2200, num_requests=4, num_connections=1)}
-STEADY: Any = {"cpu_s": 3.0, "traffic": Traffic(num_bytes=1000, num_requests=2, num_connections=0)}
+FIRST: Any = {"cpu_s": 9.0, "num_bytes": 2200}
+STEADY: Any = {"cpu_s": 3.0, "num_bytes": 1000}
 
 
 def drawn(
     num_samples: int, *, waits: tuple[float, ...], elapsed_s: float, epochs: int = 2, ends_s: float = 0.5
 ) -> Drawn:
-    return Drawn(num_samples=num_samples, num_epochs=epochs, elapsed_s=elapsed_s, waits_s=waits, ends_s=ends_s)
+    whole = Epoch(num_samples, elapsed_s, waits, ends_s, first_samples=0, first_step_s=0, computed_s=0)
+    empty = Epoch(0, 0, (), 0, first_samples=0, first_step_s=0, computed_s=0)
+    return Drawn(epochs=(whole, *[empty] * (epochs - 1)))
 
 
 def rank(first: Drawn, steady: Drawn | None, *, measures: bool) -> RankTurn:

@@ -22,7 +22,7 @@ from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TurnJob, run_turn
+from bench.compare.turn import Drawn, Epoch, LoaderTurn, RankTurn, TurnJob, run_turn
 from bench.engine.run import run_scenario
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
@@ -88,15 +88,11 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
         assert row["outputs"]["num_samples"] == 22
         assert row["outputs"]["max_photo_difference"] <= 1e-6
         for repeat in row["repeats"]:
-            (rank,) = repeat["ranks"]
-            assert (rank["first"]["num_samples"], rank["steady"]["num_samples"]) == (22, 66)
-            assert rank["steady"]["num_epochs"] == 3
-            assert len(rank["steady"]["waits_us"].split()) >= 3 * 5
             for figure in FIGURES:
                 assert repeat["figures"][figure] >= 0
             assert repeat["figures"]["fetched_ratio"] is None, "local files come from no server"
             assert repeat["figures"]["accelerator_utilisation"] is None, "no step was emulated"
-            assert repeat["figures"]["peak_memory_mib"] >= repeat["start_mib"] > 0
+            assert repeat["figures"]["peak_memory_mib"] >= repeat["figures"]["loader_memory_mib"]
 
     shown = CliRunner().invoke(bench_command, ["report", str(out)], catch_exceptions=False)
     assert shown.stdout == done.stdout
@@ -161,9 +157,6 @@ def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: P
     ]
     for row in report["records"]:
         (repeat,) = row["repeats"]
-        assert len(repeat["ranks"]) == row["setting"]["ranks"]
-        assert sum(rank["first"]["num_samples"] for rank in repeat["ranks"]) == 22
-        assert all(rank["steady"] is None for rank in repeat["ranks"]), "a cold turn has its first epoch only"
         figures = repeat["figures"]
         assert figures["fetched_ratio"] >= 1, "from a cold cache each byte that is needed is fetched"
         assert 0 < figures["accelerator_utilisation"] <= 1
@@ -266,7 +259,7 @@ def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> 
 def made_up_turn(job: TurnJob) -> LoaderTurn:
     """What a turn of 22 samples would give."""
     drawn = [
-        Drawn(num_samples=num_samples, num_epochs=1, elapsed_s=1, waits_s=(0.5,), ends_s=0, cpu_s=1.0)
+        Drawn(epochs=(Epoch(num_samples, 1, (0.5,), 0, num_samples, 1, 0),), cpu_s=1.0)
         for num_samples in ([22] if job.setting.ranks == 1 else [21, 1])
     ]
     ranks = [

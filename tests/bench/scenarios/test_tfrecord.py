@@ -19,7 +19,6 @@ from bench.loaders.peers.dali_readers import (
     ReaderFiles,
     masked_crc32c,
     open_loader,
-    open_reader,
     webdataset_index,
     write_tfrecords,
     write_webdataset_indexes,
@@ -83,11 +82,6 @@ def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: S
         assert index == (tmp_path / "dali").read_text()
 
 
-def test_open_reader_reads_an_epoch_at_a_time(files: ReaderFiles, options: LoaderOptions) -> None:
-    with open_reader(files, options=options) as epoch:
-        assert [epoch(), epoch()] == [NUM_SAMPLES, NUM_SAMPLES]
-
-
 def test_webdataset_index_refuses_names_with_white_space(tmp_path: Path) -> None:
     write_tar(tmp_path / "s-000000.tar", [Sample("a b", {"jpg": photo_bytes(0, 8, 8)})])
     found = resolve_shards(tmp_path, endpoint=None)
@@ -113,7 +107,6 @@ def test_tfrecord_writes_a_record_for_each_reader_and_writer(
     report = json.loads(out.read_text())
     assert [(record["setting"]["work"], record["loader"]) for record in report["records"]] == [
         *(("write", name) for name in WRITER_NAMES),
-        *(("read", name) for name in READER_NAMES),
         *(("decode", name) for name in READER_NAMES),
     ]
     for record in report["records"]:
@@ -177,19 +170,6 @@ def test_tfrecord_of_shards_that_are_not_indexed_is_refused(tmp_path: Path) -> N
     found = resolve_shards(tmp_path / "in", endpoint=None)
     with pytest.raises(DataError, match="is not indexed: dali-pipes prep index"):
         run_scenario(TfrecordScenario(shards=found, repeats=1, work=tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory; name one with space"),
-    ],
-)
-def test_tfrecord_bad_options_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TfrecordScenario(**options)  # type: ignore[arg-type]
 
 
 def test_tfrecord_without_room_is_refused(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
