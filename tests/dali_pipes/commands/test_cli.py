@@ -8,7 +8,7 @@ import pytest
 
 from dali_pipes.cli import main
 
-HEAVY = ("nvidia.dali", "torch", "numpy", "aistore", "webdataset", "PIL")
+HEAVY = ("nvidia.dali", "torch", "numpy", "aistore", "webdataset", "PIL", "requests", "tqdm")
 
 
 def run(

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import termios
@@ -18,6 +19,7 @@ import click
 import pytest
 
 from dali_pipes.cli import cli, main
+from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -33,7 +35,7 @@ ELSEWHERE = {
     "demo": "tests/bench",
     "profile": "its own tests",
     "tune": "its own tests",
-    "prep embedded": "runs until it is ended: test_embedded_prints_its_endpoint_as_json",
+    "prep embedded": "runs until it is ended: test_embedded_serves_until_ctrl_c",
     "prep etl get": "tests/prep/etl/test_etl.py, with a node that runs transforms",
     "prep etl run": "tests/prep/etl/test_etl.py",
     "prep etl start": "tests/prep/etl/test_etl.py",
@@ -192,6 +194,16 @@ def test_every_command_is_told_of() -> None:
     assert sorted([*FAILS, *CANNOT_FAIL]) == sorted(OWN)
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in COMMANDS if re.match("prep (pack|make|shuffle|index|embedded)", path)]
+)
+def test_help_names_every_default(path: str) -> None:
+    for option in COMMANDS[path].params:
+        if isinstance(option, click.Option) and not (option.is_flag or option.required or option.hidden):
+            described = option.show_default or "[default:" in (option.help or "")
+            assert described or option.name == "endpoint", option.name
+
+
 @pytest.mark.parametrize("path", sorted(set(COMMANDS) - set(WITHOUT_JSON)))
 def test_json_is_a_flag_of_every_command(path: str) -> None:
     """Of one name, that takes nothing."""
@@ -304,11 +316,14 @@ def test_colours_are_for_a_terminal_that_wants_them(
     assert "\x1b" not in capfd.readouterr().out
 
 
-def test_embedded_prints_its_endpoint_as_json(tmp_path: Path) -> None:
+def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
+    """Its endpoint is one JSON document; exit status 0, because this is the way to end it."""
     command = [sys.executable, "-m", "dali_pipes", "prep", "embedded", "--dir", str(tmp_path / "ais"), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = json.loads(process.stdout.readline())
-        process.terminate()
-    assert found["endpoint"].startswith("http://127.0.0.1:")
+        check_endpoint(found["endpoint"])
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=120)[1] == ""
+    assert process.returncode == 0
     assert found["dir"] == str(tmp_path / "ais")

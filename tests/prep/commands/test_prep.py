@@ -1,33 +1,15 @@
 import re
-import signal
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from dali_pipes.commands.options import format_bytes, parse_bytes
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.store.cluster.endpoint import check_endpoint
 from prep.commands.group import prep
 from tests.prep.commands.calls import json_of_prep, run_prep
-from tests.sources import encode_photo, start_python, write_pets
-
-COMMANDS = [
-    ["pack"],
-    ["pack", "pets"],
-    ["pack", "imagefolder"],
-    ["pack", "photos"],
-    ["pack", "hf"],
-    ["pack", "demo"],
-    ["pack", "table"],
-    ["pack", "tars"],
-    ["make"],
-    ["shuffle"],
-    ["index"],
-    ["embedded"],
-]
+from tests.sources import encode_photo, write_pets
 
 
 @pytest.fixture
@@ -203,83 +185,28 @@ def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
     assert re.search(message, result.stderr)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_prep_help_names_every_default(command: list[str]) -> None:
-    result = run_prep(*command, "--help")
-    found: click.Command | None = prep
-    for name in command:
-        assert isinstance(found, click.Group)
-        found = found.get_command(click.Context(found), name)
-    assert found is not None
-    for parameter in found.params:
-        if not isinstance(parameter, click.Option) or parameter.is_flag or parameter.required or parameter.hidden:
-            continue
-        described = parameter.show_default or "[default:" in (parameter.help or "") or parameter.name == "endpoint"
-        assert described, f"--help of {command} does not say the default of {parameter.name}"
-    assert result.stdout.startswith("Usage:")
-
-
-@pytest.mark.fresh_interpreter
-def test_prep_cli_imports_nothing_heavy() -> None:
-    script = (
-        "import sys, prep.commands.group, prep.commands.pack, prep.commands.shuffle;"
-        "heavy = {'numpy', 'torch', 'nvidia', 'webdataset', 'aistore', 'requests', 'PIL', 'tqdm'};"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    output, _ = start_python(script).communicate(timeout=120)
-    assert output == "[]\n"
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "num_bytes", "shown"),
     [
-        ("4096", 4096),
-        ("1B", 1),
-        ("64MB", 64_000_000),
-        ("64kB", 64_000),
-        ("1GiB", 1 << 30),
-        ("1.5 MiB", 3 << 19),
-        (" 2TB ", 2 * 10**12),
+        ("1B", 1, "1 B"),
+        ("1023", 1023, "1023 B"),
+        ("64kB", 64_000, "62.5 KiB"),
+        ("64MB", 64_000_000, "61.0 MiB"),
+        ("1GiB", 1 << 30, "1.0 GiB"),
+        ("1.5 MiB", 3 << 19, "1.5 MiB"),
+        (" 6000TiB ", 6000 << 40, "6000.0 TiB"),
     ],
 )
-def test_parse_bytes_tells_binary_from_decimal_units(text: str, expected: int) -> None:
-    assert parse_bytes(text) == expected
+def test_sizes_have_binary_and_decimal_units(text: str, num_bytes: int, shown: str) -> None:
+    assert (parse_bytes(text), format_bytes(num_bytes)) == (num_bytes, shown)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "1M", "1mib", "-1MB", "1e6", "0", "0.4B", "one"])
-def test_parse_bytes_of_anything_else_is_an_error(text: str) -> None:
+def test_size_of_anything_else_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"a size (is a number and one of B, KiB|must be at least one byte)"):
         parse_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "expected"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (23173530, "22.1 MiB"),
-        (5 << 40, "5.0 TiB"),
-        (5 << 50, "5120.0 TiB"),
-    ],
-)
-def test_format_bytes_takes_the_largest_unit(num_bytes: int, expected: str) -> None:
-    assert format_bytes(num_bytes) == expected
 
 
 @pytest.mark.parametrize("group", [[], ["pack"]])
 def test_help_of_a_group_cuts_no_line(group: list[str]) -> None:
     assert "..." not in run_prep(*group, "--help").stdout.partition("Commands:")[2]
-
-
-def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
-    """Exit status 0: it is the way to end it."""
-    script = "import sys; from prep.commands.group import prep; prep(['embedded', '--dir', sys.argv[1]])"
-    process = start_python(script, tmp_path / "ais")
-    assert process.stdout is not None
-    try:
-        check_endpoint(process.stdout.readline().split()[0])
-    finally:
-        process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=120)[1] == ""
-    assert process.returncode == 0
