@@ -234,7 +234,6 @@ class NodeMetrics(TextfileWriter, Collector):
         """
         super().update()
         if self._port_lock is not None:
-            os.utime(self._port_lock.fileno())  # else a cleaner of temporary files may remove it some day
             return
         lock = (self.path.parent / "port.lock").open("ab")
         try:
