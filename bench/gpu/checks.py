@@ -7,8 +7,7 @@ tolerance can be chosen. Masks and labels hold ids, which must be equal.
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,34 +28,11 @@ class GpuOutputError(PipesError):
     """A loader gave wrong samples, or gave them on the wrong device."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeWay:
-    """One way to decode a JPEG."""
-
-    device: Literal["mixed", "cpu"]
-    hw_decoder_load: float = 0.65
-    fancy_upsampling: bool = False
-    fast_idct: bool = False
-    window: bool = False
-    """Decode only the middle of the photo, half its height and width."""
-
-    def decoded(self, encoded: Any) -> Any:
-        """Define the decoder in a pipeline."""
-        arguments: dict[str, Any] = {
-            "device": self.device,
-            "output_type": types.RGB,
-            "hw_decoder_load": self.hw_decoder_load,
-            "jpeg_fancy_upsampling": self.fancy_upsampling,
-            "use_fast_idct": self.fast_idct,
-            "adjust_orientation": False,
-        }
-        if self.window:
-            middle = {"rel_start": [0.25, 0.25], "rel_shape": [0.5, 0.5], "axes": (0, 1)}
-            return fn.decoders.image_slice(encoded, **arguments, **middle)
-        return fn.decoders.image(encoded, **arguments)
+Way = Mapping[str, Any]
+"""One way to decode a JPEG: arguments of DALI's decoder, those of `fn.decoders.image_slice` for a window."""
 
 
-def differences(photos: Sequence[bytes], left: DecodeWay, right: DecodeWay) -> tuple[Int64s, list[int]]:
+def differences(photos: Sequence[bytes], left: Way, right: Way) -> tuple[Int64s, list[int]]:
     """Compare the pixels of two ways to decode JPEG files.
 
     Returns:
@@ -78,9 +54,9 @@ def differences(photos: Sequence[bytes], left: DecodeWay, right: DecodeWay) -> t
     return counts, largest
 
 
-def _decoded(photos: Sequence[bytes], decode: DecodeWay) -> Iterable[UInt8s]:
+def _decoded(photos: Sequence[bytes], way: Way) -> Iterable[UInt8s]:
     batches = iter([photos[start : start + _BATCH] for start in range(0, len(photos), _BATCH)])
-    device_id = torch.cuda.current_device() if decode.device == "mixed" else None
+    device_id = torch.cuda.current_device() if way["device"] == "mixed" else None
     pipeline = Pipeline(batch_size=_BATCH, num_threads=4, device_id=device_id, prefetch_queue_depth=1)
     with pipeline:
         encoded = fn.external_source(
@@ -89,7 +65,9 @@ def _decoded(photos: Sequence[bytes], decode: DecodeWay) -> Iterable[UInt8s]:
             dtype=types.UINT8,
             ndim=1,
         )
-        pipeline.set_outputs(decode.decoded(encoded))
+        decoder = fn.decoders.image_slice if "rel_start" in way else fn.decoders.image
+        plain = {"jpeg_fancy_upsampling": False, "use_fast_idct": False, "adjust_orientation": False}
+        pipeline.set_outputs(decoder(encoded, output_type=types.RGB, **{**plain, **way}))
     pipeline.build()
     for _ in range(math.ceil(len(photos) / _BATCH)):
         (outputs,) = pipeline.run()
@@ -98,20 +76,20 @@ def _decoded(photos: Sequence[bytes], decode: DecodeWay) -> Iterable[UInt8s]:
             yield np.asarray(pixels[number])
 
 
-_CPU = DecodeWay(device="cpu")
-_HYBRID = DecodeWay(device="mixed", hw_decoder_load=0.0)
-_ENGINES = DecodeWay(device="mixed", hw_decoder_load=1.0)
-Ways = tuple[DecodeWay, DecodeWay]
+_CPU, _DEFAULT = {"device": "cpu"}, {"device": "mixed"}
+_HYBRID, _ENGINES = {**_DEFAULT, "hw_decoder_load": 0.0}, {**_DEFAULT, "hw_decoder_load": 1.0}
+_MIDDLE = {"rel_start": [0.25, 0.25], "rel_shape": [0.5, 0.5], "axes": (0, 1)}
+Ways = tuple[Way, Way]
 WAYS: Mapping[str, Ways] = {
     "hybrid": (_CPU, _HYBRID),
     "engines": (_CPU, _ENGINES),
-    "default": (_CPU, DecodeWay(device="mixed")),
-    "default, fancy upsampling": (_CPU, DecodeWay(device="mixed", fancy_upsampling=True)),
+    "default": (_CPU, _DEFAULT),
+    "default, fancy upsampling": (_CPU, {**_DEFAULT, "jpeg_fancy_upsampling": True}),
     # Which of the two decodes a photo depends on its place in the batch.
     "engines, against hybrid": (_HYBRID, _ENGINES),
-    "default, window": (DecodeWay(device="cpu", window=True), DecodeWay(device="mixed", window=True)),
+    "default, window": ({**_CPU, **_MIDDLE}, {**_DEFAULT, **_MIDDLE}),
 }
-CPU_WAYS: Ways = (_CPU, DecodeWay(device="cpu", fast_idct=True))
+CPU_WAYS: Ways = (_CPU, {**_CPU, "use_fast_idct": True})
 """Without a GPU the CPU's slow inverse transform is compared with its fast one: it shows that the comparison works."""
 PATH_GRAPHS = ("classification_train", "classification_eval")
 MASK_GRAPHS = ("segmentation", "segmentation, masks mixed")

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+
 from bench.reports.figures import FIGURES
 from bench.reports.record import read_run, write_text
 from bench.reports.summary import restricted
@@ -14,8 +16,17 @@ START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FI
 STOP = "<!-- end of bench report -->"
 _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
-OPTIONS = ("--baseline", "--loaders")
-"""The options of a mark; the command has the same ones."""
+_MARK = click.Command(
+    "mark",
+    params=[
+        click.Argument(["record"]),
+        click.Argument(["figures"], nargs=-1),
+        click.Option(["--baseline"]),
+        click.Option(["--loaders"]),
+    ],
+    add_help_option=False,
+)
+"""The words of a mark."""
 
 
 class Updated(NamedTuple):
@@ -68,21 +79,14 @@ def _table(words: str, folder: Path) -> str:
         DataError: If the record cannot be read.
         ValueError: If the words name no figure or loader of it.
     """
-    name, *rest = words.split()
-    figures: list[str] = []
-    options: dict[str, str] = {}
-    while rest:
-        word = rest.pop(0)
-        option, mark, value = word.partition("=")
-        if option not in OPTIONS:
-            figures.append(word)
-        elif not mark and not rest:
-            raise ValueError(f"{option} expects a loader, got nothing in '{words}'")
-        else:
-            options[option] = value if mark else rest.pop(0)
+    try:
+        given = _MARK.make_context("mark", words.split()).params
+    except click.UsageError as exc:
+        raise ValueError(f"{exc.format_message()} In '{words}'") from exc
+    figures = given["figures"]
     if unknown := [figure for figure in figures if figure not in FIGURES]:
         raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
-    loaders = options["--loaders"].split(",") if "--loaders" in options else None
-    shown = restricted(read_run(folder / name), baseline=options.get("--baseline"), loaders=loaders)
+    loaders = None if given["loaders"] is None else given["loaders"].split(",")
+    shown = restricted(read_run(folder / given["record"]), baseline=given["baseline"], loaders=loaders)
     notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown))
     return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"

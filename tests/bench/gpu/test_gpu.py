@@ -35,7 +35,7 @@ from bench.gpu.cases import (
     default_sweeps,
     points_of,
 )
-from bench.gpu.checks import DecodeWay, GpuOutputError, check_parity, differences
+from bench.gpu.checks import WAYS, GpuOutputError, check_parity, differences
 from bench.gpu.devices import Nvml, sampling
 from bench.gpu.scenario import GpuScenario, Session
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
@@ -151,7 +151,7 @@ def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
 def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
     """Pixels at different places are not compared."""
     with pytest.raises(GpuOutputError, match=r"photo 0: .* gives \[375, 500, 3\], .* gives \[187, 250, 3\]"):
-        differences(workload.stored.photos, DecodeWay(device="cpu"), DecodeWay(device="cpu", window=True))
+        differences(workload.stored.photos, WAYS["default"][0], WAYS["default, window"][0])
 
 
 def points(name: str, device: str = "gpu", **sweeps: tuple[Any, ...]) -> list[GpuPoint]:

@@ -277,19 +277,6 @@ def test_loader_spec_unknown_name_is_refused(text: str, message: str) -> None:
         LoaderSpec.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"num_threads": -1}, "num_threads must be at least 1, got -1"),
-    ],
-)
-def test_loader_options_out_of_range_are_refused(change: dict[str, object], message: str) -> None:
-    """Options are checked before anything is opened."""
-    with pytest.raises(ValueError, match=message):
-        LoaderOptions(**change)  # type: ignore[arg-type]
-
-
 def _workers() -> list[psutil.Process]:
     """Worker processes: what the fork server started and has not ended, and what DALI did, in either way."""
     children = psutil.Process().children()

@@ -81,15 +81,6 @@ def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyP
     assert {"absent", "dali-s3"}.isdisjoint(spec.name for spec in selected.specs)
 
 
-def test_select_loaders_group_has_each_decoder_and_nothing_twice(bucket: ShardSet) -> None:
-    """What was named first comes first, and is not repeated by a group after it."""
-    chosen = select_loaders(["webloader:turbo", "python-decode"], shards=bucket).specs
-    assert chosen[0] == LoaderSpec(name="webloader", decode="turbo")
-    assert len(set(chosen)) == len(chosen)
-    assert {str(spec) for spec in chosen} >= {"webloader:pil", "webloader-tutorial:pil", "webloader:turbo"}
-    assert "dali" not in {spec.name for spec in chosen}
-
-
 @pytest.mark.parametrize(
     ("group", "within", "without"),
     [
@@ -122,21 +113,6 @@ def test_select_loaders_group_leaves_out_what_was_named_without_its_decoder(buck
         "webloader:turbo",
         "webloader-tutorial:pil",
     ]
-
-
-def test_open_loader_of_a_bucket_refuses_a_directory(shards: ShardSet, options: LoaderOptions) -> None:
-    """DALI's S3 client reads no files."""
-    with pytest.raises(
-        PipesError,
-        match=rf"loader 'dali-s3' reads shards in a bucket of AIStore or in a bucket of S3, got '{shards.url}'",
-    ):
-        open_loader("dali-s3", shards, options=options)
-
-
-def test_prepare_loader_that_reads_shards_makes_nothing(shards: ShardSet, tmp_path: Path) -> None:
-    """Most do."""
-    assert prepare_loader("webloader", shards, directory=tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_open_loader_reads_what_was_prepared(

@@ -88,7 +88,7 @@ def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path) -> 
             f"\n\n<!-- bench report results/run.json --baseline spdl -->\n{STOP}",
             r"line 3: --baseline must be of dali, webloader:pil, got 'spdl'",
         ),
-        (f"<!-- bench report results/run.json --loaders -->\n{STOP}", "--loaders expects a loader, got nothing in"),
+        (f"<!-- bench report results/run.json --loaders -->\n{STOP}", "'--loaders' requires an argument"),
         (f"<!-- bench report results/none.json -->\n{STOP}", "expected a benchmark's record"),
     ],
 )

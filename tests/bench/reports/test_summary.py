@@ -118,13 +118,6 @@ def test_what_was_made_first_is_said_with_its_scope() -> None:
     )
 
 
-def test_note_says_who_decodes_a_part_of_each_photo() -> None:
-    """Where others decode all of it; not where all do alike, and what decodes nothing is none of the others."""
-    nothing = record("synthetic", 9, 1, decode="none", gives=[])
-    assert notes_of(report(*RECORDS))[-1] == WINDOW
-    assert WINDOW not in notes_of(report(record("dali", 9, 1), record("memory", 9, 1), nothing))
-
-
 def test_stopped_run_says_after_how_many_rounds() -> None:
     """And in which turn; the conditions have it too."""
     stopped = report(
@@ -164,25 +157,6 @@ def test_conditions_say_where_figures_come_from() -> None:
     assert found["data"] == "22 samples in 3 shards, 1 MiB"
     assert found["setting"] == "threads 2, ranks 1, batch 64, cache warm, compute ms 40"
     assert found["GPUs"] == "none"
-
-
-@pytest.mark.parametrize("markdown", [False, True])
-def test_table_lines_up(markdown: bool) -> None:
-    """Every line of text that is not cut at its end has the rule's length; Markdown has a cell a column."""
-    lines = format_table(report(*RECORDS), markdown=markdown).splitlines()
-    assert len(lines) == 2 + len(RECORDS)
-    if markdown:
-        assert {line.count("|") for line in lines} == {8}
-        assert lines[1].count(":") == 6
-    else:
-        assert {len(line) for line in lines[:2]} == {len(lines[1])}
-
-
-def test_figures_can_be_chosen() -> None:
-    """In the order that they are named; one that was not measured is left out."""
-    chosen: dict[str, Any] = {"figures": ("time_to_first_batch_s", "accelerator_utilisation", "samples_per_s")}
-    header = cells_of(report(*RECORDS), **chosen)[0]
-    assert header == ["loader", "first batch s", "samples/s", "x webloader (pil)"]
 
 
 def test_waiting_is_shown_only_where_there_is_something_else_to_do() -> None:

@@ -12,10 +12,9 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.engine.run import run_scenario
-from bench.engine.turn_process import call_apart
 from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
 from bench.tools.processes import touch_memory
-from dali_pipes.errors import DataError, PipesError
+from dali_pipes.errors import DataError
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
@@ -129,13 +128,6 @@ def test_client_that_got_another_size_is_found(task: Objects, client: str) -> No
     """The size of every object is."""
     with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
         CLIENTS[client](task._replace(object_bytes=1234))
-
-
-def test_client_that_fails_is_named(task: Objects) -> None:
-    """The error names the client: here, of an object that is not there."""
-    missing = task._replace(names=["none"], checksums=[0], checked=0)
-    with pytest.raises(PipesError, match=r"client 'sdk' failed: ErrObjNotFound: .*ais://b/none does not exist"):
-        call_apart(CLIENTS["sdk"], missing, name="client 'sdk'")
 
 
 def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
