@@ -93,7 +93,7 @@ def leave_out_known(
             f"{shown(sorted(known))}; leave them out with --known skip, or give the records other keys"
         )
     elsewhere: dict[str, set[str]] = {}
-    for other in () if shares_keys else _sets_beside(old):
+    for other in () if shares_keys or known == asked else _sets_beside(old):
         opened = DataSet(other.shards)
         if not opened.has_columns():
             _log.warning(
@@ -109,10 +109,10 @@ def leave_out_known(
             "evaluation? leave these records out with --known skip, or, if the data sets may have the same keys, add "
             "them with --shared-keys"
         )
-    kept = asked - known.union(*elsewhere.values())
-    numbers = [number for number, record in enumerate(source.records) if record.key in kept]
-    doubtful = {place: source.doubtful[number] for place, number in enumerate(numbers) if number in source.doubtful}
-    source = replace(source, records=[source.records[number] for number in numbers], doubtful=doubtful)
+    if dropped := known.union(*elsewhere.values()):  # else the records of a table stay unmade
+        numbers = [number for number, record in enumerate(source.records) if record.key not in dropped]
+        doubtful = {place: source.doubtful[number] for place, number in enumerate(numbers) if number in source.doubtful}
+        source = replace(source, records=[source.records[number] for number in numbers], doubtful=doubtful)
     return source, len(known), {url: len(keys) for url, keys in elsewhere.items()}
 
 

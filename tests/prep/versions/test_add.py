@@ -22,7 +22,7 @@ from prep.recode.photos import Recoding
 from prep.sources.imagefolder import imagefolder
 from prep.sources.record import Record, Source
 from prep.versions.add import add
-from prep.versions.fit import fit_classes
+from prep.versions.fit import fit_classes, leave_out_known
 from tests.builders import Sample, pack, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
@@ -63,6 +63,16 @@ def test_added_twice_is_added_once(place: Place, more: Path) -> None:
     again = place.add(more)
     assert (again.version, again.packed) == (2, None)
     assert place.objects() == before
+
+
+def test_known_records_need_no_data_set_beside_it_and_new_ones_stay_unmade(local: Place, more: Path) -> None:
+    source, old = imagefolder(more), local.newest()
+    new, *_ = leave_out_known(source, DataSet(old.shards), old, skip=False, shares_keys=False)
+    assert new.records is source.records
+    local.add(more)
+    local.store.write(manifest_name("damaged-"), b"no manifest")
+    again = local.add(more)
+    assert (again.version, again.packed) == (2, None)
 
 
 def test_added_again_after_its_shards_were_removed(local: Place, more: Path) -> None:
