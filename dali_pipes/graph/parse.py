@@ -4,6 +4,7 @@ This runs once for each batch, in the thread that iterates. A component that can
 not of the batch: every sample is tried, and the problems are returned beside the values of all other samples.
 """
 
+import functools
 import io
 import json
 import math
@@ -18,6 +19,8 @@ import numpy.typing as npt
 from dali_pipes.formats.names import read_json
 from dali_pipes.reader.batch import Batch
 
+# Parsed headers of .npy files that are kept: files of one data set share a few.
+NUM_HEADERS = 1024
 # Characters of the data that an error shows.
 SHOWN_CHARACTERS = 40
 
@@ -139,7 +142,19 @@ def npy_array(data: UInt8s) -> Array:
     Raises:
         ValueError: If it is no such file, is cut off, or holds Python objects, which are never unpickled.
     """
-    stream, read = io.BytesIO(data.data), np.lib.format
+    first = 10 if data[6:7].tobytes() == b"\1" else 12  # the header's length has two bytes in version 1, then four
+    start = first + int.from_bytes(data[8:first].tobytes(), "little")
+    shape, is_fortran, stored = _npy_header(data[:start].tobytes())
+    num_bytes = math.prod(shape) * stored.itemsize
+    if len(data) < start + num_bytes:
+        raise ValueError(f"expected {num_bytes} bytes of data, found {len(data) - start}; it was cut off")
+    array: Array = np.ndarray(shape, stored, data, start, order="F" if is_fortran else "C")
+    return array.astype(stored.newbyteorder("="), copy=False)
+
+
+@functools.lru_cache(NUM_HEADERS)
+def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream, read = io.BytesIO(header), np.lib.format
     try:
         version = read.read_magic(stream)
         # Version 3 differs from 2 in the names of fields only.
@@ -149,14 +164,8 @@ def npy_array(data: UInt8s) -> Array:
             raise ValueError(f"version {version}, {stored} {list(shape)}")
     except Exception as exc:  # numpy raises many types for a broken header
         text = " ".join(str(exc).split())
-        raise ValueError(
-            f"expected a .npy file of numbers, found {_shown(bytes(data[:SHOWN_CHARACTERS]))}: {text}"
-        ) from exc
-    num_bytes, start = math.prod(shape) * stored.itemsize, stream.tell()
-    if len(data) < start + num_bytes:
-        raise ValueError(f"expected {num_bytes} bytes of data, found {len(data) - start}; it was cut off")
-    array: Array = np.ndarray(shape, stored, data, start, order="F" if is_fortran else "C")
-    return array.astype(stored.newbyteorder("="), copy=False)
+        raise ValueError(f"expected a .npy file of numbers, found {_shown(header[:SHOWN_CHARACTERS])}: {text}") from exc
+    return shape, is_fortran, stored
 
 
 def text_parser(component: str) -> Parser:

@@ -51,6 +51,14 @@ def reason(parser: parse.Parser, file: bytes) -> str:
     return errors[0][1].removeprefix("cannot be parsed: ")
 
 
+def test_npy_headers_are_parsed_once() -> None:
+    """Files of the same dtype and shape share a header; another shape has its own."""
+    parse._npy_header.cache_clear()
+    values = [parse.npy_array(np.frombuffer(npy(np.full(num, num, np.float32)), np.uint8)) for num in (3, 3, 5, 3)]
+    assert [value.tolist() for value in values] == [[num] * num for num in (3, 3, 5, 3)]
+    assert parse._npy_header.cache_info().misses == 2
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     array=numpy_st.arrays(
