@@ -9,7 +9,8 @@ import numpy as np
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import crops_of
-from dali_pipes.graph.inputs import Components, Int32s, once_a_batch
+from dali_pipes.arrays import Int32s
+from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 from dali_pipes.store.shard_set import ShardSet

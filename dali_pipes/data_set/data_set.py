@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from dali_pipes.arrays import Int64s
+from dali_pipes.arrays import Int32s, Int64s
 from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.free_space import available_memory
@@ -126,7 +125,6 @@ def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
 
 _log = logging.getLogger(__name__)
 
-Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
 # 20 as the file has them, and once more for those of the loader's shards.
 BYTES_A_SAMPLE = 40

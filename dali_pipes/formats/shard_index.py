@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arrays import Int64s
+from dali_pipes.arrays import Int32s, Int64s
 from dali_pipes.formats.column_file import ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
@@ -39,7 +39,6 @@ from dali_pipes.formats.texts import pack_texts
 
 INDEX_VERSION = 3
 INDEX_KIND = "dali-pipes shard index"
-Int32s = npt.NDArray[np.int32]
 UInt8s = npt.NDArray[np.uint8]
 
 

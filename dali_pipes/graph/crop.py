@@ -5,7 +5,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Int32s = npt.NDArray[np.int32]
+from dali_pipes.arrays import Int32s
+
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 

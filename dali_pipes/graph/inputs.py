@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from nvidia.dali import types
 
+from dali_pipes.arrays import Int32s
 from dali_pipes.graph import parse
 from dali_pipes.graph.outputs import ListOutput, PackedOutput
 from dali_pipes.graph.parse import Parser
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
 
-Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
 DecoderDevice = Literal["cpu", "mixed"]
 ArrayFunction = Callable[[Batch], npt.NDArray[Any]]

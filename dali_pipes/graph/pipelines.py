@@ -13,7 +13,8 @@ import numpy as np
 from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer, check_choice
-from dali_pipes.graph.crop import Int32s, center_crop_start, covering_crop, crop_position, resized_shape
+from dali_pipes.arrays import Int32s
+from dali_pipes.graph.crop import center_crop_start, covering_crop, crop_position, resized_shape
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
 from dali_pipes.graph.random import Random

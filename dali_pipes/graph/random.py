@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer, as_number
+from dali_pipes.arrays import Int32s
 from dali_pipes.graph import color
-from dali_pipes.graph.crop import CROP_TRIES, Float32s, Float64s, Int32s, erased_rectangle, resized_crop
+from dali_pipes.graph.crop import CROP_TRIES, Float32s, Float64s, erased_rectangle, resized_crop
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 

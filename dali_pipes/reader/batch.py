@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.arrays import Bools, Int32s, Int64s
 from dali_pipes.data_set.data_set import split_set
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.names import LABEL_COMPONENT
@@ -22,8 +22,6 @@ from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.options import Labels, Missing
 from dali_pipes.order.randomness import Stream
-
-Int32s = npt.NDArray[np.int32]
 
 NO_PHOTO = -1
 """The format of a component whose name is not that of a photo."""

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer
-from dali_pipes.arrays import Int64s
-from dali_pipes.graph.crop import Int32s
+from dali_pipes.arrays import Int32s, Int64s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array
