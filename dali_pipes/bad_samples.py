@@ -77,15 +77,16 @@ class BadSamplesSeen:
         self.seen: dict[int, BadSample] = {}
         """The bad samples of this rank's batches by ordinal, in the order in which they were seen."""
         self.unfit: set[int] = set()
-        """Other ordinals that were tried in the place of bad samples, or came where they do not count, and are bad as
-        well. They are other ranks' samples, or come to this rank in another batch, and count there."""
+        """Ordinals of further bad samples, which were tried as replacements, or only filled a batch. They belong to
+        other ranks or other batches, and count there."""
 
     def positions(self, batch: Batch) -> list[int]:
         """Find the positions in a batch of samples that are known to be bad."""
         if not self.seen and not self.unfit:
             return []
-        known = (self.seen, self.seen.keys() | self.unfit)
-        return [at for at, ordinal in enumerate(batch.ordinals.tolist()) if ordinal in known[at >= batch.num_valid]]
+        num_valid, known_bad = batch.num_valid, self.seen.keys() | self.unfit
+        ordinals = batch.ordinals.tolist()
+        return [at for at, ordinal in enumerate(ordinals) if ordinal in (self.seen if at < num_valid else known_bad)]
 
     def add(self, batch: Batch, problems: Mapping[int, tuple[str, str]]) -> None:
         """Add the bad samples of a batch; ``problems``: position in the batch -> the component at fault, and why.

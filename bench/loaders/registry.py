@@ -61,7 +61,7 @@ class LoaderEntry:
     requires: tuple[str, ...] = ()
     """Import names of the packages that must be installed."""
     decodes: tuple[str, ...] = ()
-    """The decoders, of `DECODES`, that ``NAME:DECODE`` can choose; empty if DALI decodes."""
+    """The decoders, of `DECODES`, that ``NAME:DECODE`` can choose; empty if DALI decodes, or nothing does."""
     gives: frozenset[str] = ALL_PARTS
     """The parts of a batch that the loader makes from the shards, of `ALL_PARTS`. Without ``normalised`` its photos are
     uint8. If empty, its batches have the shapes of all parts, but their content does not come from the shards. Missing
@@ -166,7 +166,7 @@ def is_ours(name: str) -> bool:
 GROUPS: dict[str, Callable[[str], bool]] = {
     "all": lambda name: True,
     "peers": is_peer,
-    "dali-decode": lambda name: not LOADERS[name].decodes and bool(LOADERS[name].gives),
+    "dali-decode": lambda name: not LOADERS[name].decodes and "image" in LOADERS[name].gives,
     "python-decode": lambda name: bool(LOADERS[name].decodes),
 }
 """Names for several loaders: all, the loaders of other projects, the loaders that decode photos with DALI, and the

@@ -140,7 +140,7 @@ def _loader_notes(records: Sequence[Record]) -> list[str]:
             "they make no request that is delayed or counted."
         )
     windowed = [name for name, entry in entries.items() if entry.decodes_window]
-    if windowed and any(entry.gives and name not in windowed for name, entry in entries.items()):
+    if windowed and any("image" in entry.gives and name not in windowed for name, entry in entries.items()):
         notes.append(f"{', '.join(windowed)}: decode only the part of a photo that the crop keeps.")
     return notes
 
