@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dali_pipes.store.base import Bucket
     from prep.etl.run import TransformReport
     from prep.part import JobPart
-    from prep.workers import WorkersKind
 
 
 FUNCTION_HELP = "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
@@ -36,13 +35,11 @@ def transform(
     urls: tuple[str, ...],
     *,
     function: str,
-    overwrite: bool,
-    jobs: int | None,
-    on: "WorkersKind",
     part: "JobPart",
     endpoint: str | None,
     embedded_dir: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Transform the shards at URL into OUT without an ETL: the bytes are the same as those of a cluster's ETL.
 
@@ -63,16 +60,8 @@ def transform(
         if not own.names:
             print_empty_part(part, own.url, as_json=as_json)
             return
-        report = transform_shards(
-            own,
-            open_output(out, endpoint=answering),
-            transform=function,
-            whole=shards,
-            overwrite=overwrite,
-            jobs=jobs,
-            on=on,
-            show_progress=not as_json,
-        )
+        output = open_output(out, endpoint=answering)
+        report = transform_shards(own, output, transform=function, whole=shards, show_progress=not as_json, **options)
     print_report(report, function, as_json=as_json)
 
 

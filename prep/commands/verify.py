@@ -82,7 +82,6 @@ def verify(
     *,
     masks: tuple[str, ...],
     no_masks: bool,
-    mask_values: tuple[int, ...] | None,
     max_pixels: int | None,
     quarantine: Path | None,
     show: int,
@@ -108,9 +107,8 @@ def verify(
     from dali_pipes.formats.photo_header import MAX_PIXELS
     from prep.inspect.verify import verify as verify_shards
 
-    if no_masks and mask_values:
+    if no_masks and options["mask_values"]:
         raise click.UsageError("--no-masks and --mask-values exclude each other")
-    chosen = chosen_masks(masks, no_masks=no_masks)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         compared = compare_shards(urls, endpoint=answering)
         is_first, own = part.number == 1, part.of_shards(compared.present)
@@ -122,8 +120,7 @@ def verify(
             # What concerns the set as a whole is told once, by part 1.
             missing=compared.missing if is_first else (),
             beyond=compared.beyond if is_first else (),
-            masks=chosen,
-            mask_values=mask_values,
+            masks=chosen_masks(masks, no_masks=no_masks),
             max_pixels=max_pixels or MAX_PIXELS,
             quarantine=quarantine,
             show_progress=not as_json,

@@ -1,6 +1,7 @@
 """``dali-pipes prep remove``, ``compact``, ``diff`` and ``log``: versions of a data set."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,15 +30,7 @@ _SHOWN = 20
 @cluster_options
 @json_option
 def remove(
-    dataset: str,
-    *,
-    keys: tuple[str, ...],
-    lists: tuple[Path, ...],
-    shards: tuple[str, ...],
-    dry_run: bool,
-    endpoint: str | None,
-    embedded_dir: Path | None,
-    as_json: bool,
+    dataset: str, *, dry_run: bool, endpoint: str | None, embedded_dir: Path | None, as_json: bool, **named: Any
 ) -> None:
     """Remove samples from DATASET: write a new version of the data set without them.
 
@@ -48,17 +41,11 @@ def remove(
     from prep.versions.publish import open_newest
     from prep.versions.remove import remove as remove_samples
 
-    if not (keys or lists or shards):
+    if not any(named.values()):
         raise click.UsageError("name samples with --key or --list, or shards with --shard")
     with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
-        report = remove_samples(
-            open_newest(dataset, endpoint=answering),
-            lists=lists,
-            keys=keys,
-            shards=shards,
-            command=command_line(click.get_current_context()),
-            dry_run=dry_run,
-        )
+        newest, command = open_newest(dataset, endpoint=answering), command_line(click.get_current_context())
+        report = remove_samples(newest, command=command, dry_run=dry_run, **named)
     with_shards = f", with {counted(report.num_removed_shards, 'shard')}" if report.num_removed_shards else ""
     if not (report.num_removed or report.num_removed_shards):
         did = "nothing to remove: the data set lacks these already"
@@ -125,14 +112,7 @@ def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | 
 @cluster_options
 @json_option
 def compact(
-    dataset: str,
-    *,
-    drop_old: bool,
-    dry_run: bool,
-    jobs: int | None,
-    endpoint: str | None,
-    embedded_dir: Path | None,
-    as_json: bool,
+    dataset: str, *, endpoint: str | None, embedded_dir: Path | None, as_json: bool, dry_run: bool, **options: Any
 ) -> None:
     """Write the shards of DATASET that hold removed samples anew, without them, as a new version of the data set.
 
@@ -143,14 +123,8 @@ def compact(
     from prep.versions.publish import open_newest
 
     with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
-        report = compact_shards(
-            open_newest(dataset, endpoint=answering),
-            drop_old=drop_old,
-            command=command_line(click.get_current_context()),
-            dry_run=dry_run,
-            jobs=jobs,
-            show_progress=not as_json,
-        )
+        newest, command = open_newest(dataset, endpoint=answering), command_line(click.get_current_context())
+        report = compact_shards(newest, command=command, dry_run=dry_run, show_progress=not as_json, **options)
     print_some("would delete" if dry_run else "deleted", report.deleted)
     if report.num_rewritten:
         sizes = f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}"
@@ -160,7 +134,7 @@ def compact(
         )
     else:
         line = "nothing to compact: no shard holds a removed sample"
-    if drop_old:
+    if options["drop_old"]:
         versions = ", ".join(map(str, report.dropped_versions)) or "none"
         line += (
             f"; {'would delete' if dry_run else 'deleted'} older versions: {versions}, "
