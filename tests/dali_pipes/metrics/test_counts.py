@@ -89,19 +89,6 @@ def test_threads_of_a_stage_lose_nothing() -> None:
     assert fetch.seconds() > 0
 
 
-def test_loader_times_its_stages(small_shards: Path, tmp_path: Path) -> None:
-    """All stages of the loop ran in the thread that iterates; the reading thread is in none of them."""
-    cache = dp.Cache(directory=tmp_path, show_progress=False)
-    with dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=cache) as loader:
-        started = time.perf_counter()
-        assert sum(1 for _ in loader) == 4
-        took = time.perf_counter() - started
-        counts, stager = loader.parts.counts, loader.parts.stager
-        assert all(getattr(counts, name).seconds() > 0 for name in STAGES if name != "shard_wait")
-        assert counts.in_loader_s() <= took + counts.read.seconds()  # opening the loader makes the first plan
-        assert stager.stage_time.seconds() > stager.fetch_time.seconds() > 0
-
-
 def test_reading_thread_is_in_no_stage(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It works beside the step: only the waiting for it counts."""
     read = AioReader._read
