@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     default="fail",
     show_default=True,
     help="What happens to records whose key the data set has, or another one in its folder, such as the other split. "
-    "fail: stop before anything is written. skip: leave them out, so that a source that has grown can be added again "
-    "and again.",
+    "fail: stop before anything is written, unless an earlier run of this command added them. skip: leave them out, so "
+    "that a source that has grown can be added again and again.",
 )
 @click.option(
     "--shared-keys",

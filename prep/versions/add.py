@@ -127,6 +127,8 @@ def add(
         )
         packed = _pack(new, job, all_new=len(new.records) == len(source.records))
         report = replace(report, packed=packed)
+        if packed is not None and any((change.what, change.token) == (WHAT, token) for change in old.manifest.history):
+            _log.warning("%d samples that an earlier run added were removed since; they come back", packed.num_samples)
     if report.packed is not None and not dry_run:
         shards = _index(report.packed, job, source.classes)
         assert shards.manifest is not None

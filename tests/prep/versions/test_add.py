@@ -84,7 +84,9 @@ def test_added_again_after_its_shards_were_removed(local: Place, more: Path) -> 
     assert local.keys() == [*OLD_KEYS, *NEW_KEYS]
 
 
-def test_samples_that_were_removed_can_be_added_again(local: Place, tmp_path: Path) -> None:
+def test_samples_that_were_removed_can_be_added_again(
+    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """By key, with some of the shards, and with all samples of a shard, which the data set still lists."""
     bees = class_folders(tmp_path / "bees", {"bee": 3}, first=50)
     keys = [*OLD_KEYS, "bee/050", "bee/051", "bee/052"]
@@ -94,7 +96,9 @@ def test_samples_that_were_removed_can_be_added_again(local: Place, tmp_path: Pa
     local.remove("bee/050")
     with pytest.raises(DataError, match="since then some were removed or written anew; leave out --no-compare-keys"):
         local.add(bees, max_count=1, compare_keys=False)
+    assert "come back" not in caplog.text
     assert local.add(bees, max_count=1).num_samples == 9
+    assert "1 samples that an earlier run added were removed since; they come back" in caplog.text
     local.remove(shards=[local.newest().manifest.names[-2]])
     assert local.add(bees, max_count=1).num_samples == 9
     assert sorted(local.keys()) == sorted(keys)
