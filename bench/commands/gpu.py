@@ -1,8 +1,6 @@
 """``bench gpu``: time decoding on a GPU under many settings, or the same code on the CPU."""
 
 import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +20,7 @@ from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder, remove_leftovers
 from bench.tools.repeat import MASK, PHOTO, draw_shards
 from dali_pipes.commands.options import cluster_options, join_options
-from dali_pipes.commands.output import print_note
 
-MEMORY = Path("/dev/shm")  # noqa: S108 (a directory of our own is made there)
-MEMORY_BYTES = 2 << 30
-"""The free space of /dev/shm from which on the photos are kept there, and not in the directory for temporary files."""
 _SHARE, _COUNT = click.FloatRange(0, 1), at_least(1)
 _SWEEPABLE: dict[str, click.ParamType[Any]] = {
     "hw_decoder_load": _SHARE,
@@ -181,13 +175,8 @@ def _opened_workload(
 ) -> Iterator[tuple[Workload, set[int], Path]]:
     """Open photos and shards; yields them, the processes that were started to serve them, and an empty directory."""
     with contextlib.ExitStack() as stack:
-        remove_leftovers(MEMORY)  # of a command that was killed
-        remove_leftovers()
-        # Containers often have 64 MiB of it.
-        parent = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES else None
-        if parent is None:
-            print_note(f"'{MEMORY}' has too little free space: photos are in '{tempfile.gettempdir()}'")
-        folder = stack.enter_context(RunFolder(parent))
+        remove_leftovers()  # of a command that was killed
+        folder = stack.enter_context(RunFolder())
         if shards is None:
             found, servers = draw_shards(folder.new(), num=num_photos), set[int]()
             photo, mask = photo or PHOTO, mask or MASK

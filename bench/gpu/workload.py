@@ -104,7 +104,7 @@ class Workload:
     num_photos: int
     """The number of photos to keep in memory."""
     directory: Path
-    """A temporary directory, in memory if possible."""
+    """A temporary directory."""
     is_drawn: bool
     """Whether the photos were drawn, and are not photographs."""
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import io
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,11 +28,17 @@ def shard_urls(shards: ShardSet) -> list[str]:
     return [shards.store.locate(name) for name in shards.names]
 
 
-def shuffled(names: Sequence[str], *, seed: int, epoch: int) -> list[str]:
-    """Return the names in another order for each epoch; the order is the same in every run."""
-    order = list(names)
-    random.Random(f"{seed} {epoch}").shuffle(order)
-    return order
+class ShuffledNames:
+    """Names of shards, in another order each time they are iterated; the orders are the same in every run."""
+
+    def __init__(self, names: Iterable[str], *, seed: int) -> None:
+        self._names, self._seed, self._epochs = list(names), seed, 0
+
+    def __iter__(self) -> Iterator[str]:
+        order = list(self._names)
+        random.Random(f"{self._seed} {self._epochs}").shuffle(order)
+        self._epochs += 1
+        return iter(order)
 
 
 def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:

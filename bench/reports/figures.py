@@ -39,7 +39,6 @@ def _low(title: str, unit: str, digits: int, about: str, *, least: float = 0.0) 
 FIGURES: Mapping[str, BenchFigure] = {
     "samples_per_s": _time("samples/s", "samples/s", 0, "Samples of all ranks over the timed seconds.", "high"),
     "mib_per_s": _time("MiB/s", "MiB/s", 1, "Stored bytes over the same time.", "high"),
-    "wall_s": _time("s", "s", 2, "To write all samples."),
     "cpu_ms_per_sample": _time(
         "CPU-ms/sample", "CPU-ms a sample", 2, "CPU time, user and system, of all processes that the loader works in."
     ),
@@ -162,7 +161,6 @@ SETTING_TITLES: Mapping[str, str] = {
     "photo_kb": "photo kB",
     "masks": "masks",
     "recipe": "recipe",
-    "workers": "workers",
     "threads": "threads",
     "ranks": "ranks",
     "batch_size": "batch",

@@ -86,14 +86,9 @@ def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval
     same turns in the same order. The result is ``None`` if a value is not positive: an epoch was too short for the
     clock, or there was no wait at all.
 
-    Raises:
-        ValueError: If the two have different lengths.
-
     >>> paired_ratio([2.0, 4.0, 6.0], [2.0, 4.0, 6.0])
     Interval(median=1.0, low=None, high=None)
     """
-    if len(values) != len(baseline):
-        raise ValueError(f"a paired ratio needs as many values as of the baseline, got {len(values)}, {len(baseline)}")
     if not _all_positive(values) or not _all_positive(baseline):
         return None
     return median_interval([math.log(a) - math.log(b) for a, b in zip(values, baseline, strict=True)]).mapped(math.exp)

@@ -1,10 +1,13 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.engine.turn_process import fork_server as start_fork_server
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.registry import LOADERS
+from bench.loaders.selection import LoaderSpec, available_loaders
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
@@ -74,3 +77,18 @@ def options() -> LoaderOptions:
 @pytest.fixture(scope="session")
 def keys() -> set[str]:
     return {sample.key for sample in samples()}
+
+
+def loader_cases(*sources: str, each_decoder: bool = True) -> list[Any]:
+    """A parameter `LoaderSpec` for each loader of these sources and its decoders; skipped without its packages."""
+    reasons = available_loaders()
+    return [
+        pytest.param(
+            LoaderSpec(name=name, decode=decode),
+            id=name if decode is None else f"{name}:{decode}",
+            marks=[] if reasons[name] is None else [pytest.mark.skip(reason=str(reasons[name]))],
+        )
+        for name, entry in LOADERS.items()
+        if set(sources) & set(entry.source)
+        for decode in (entry.decodes or (None,))[: None if each_decoder else 1]
+    ]

@@ -21,7 +21,7 @@ from typing import Any
 from aistore.pytorch import AISIterDataset
 from torch.utils.data import IterableDataset
 
-from bench.loaders.encoded import EncodedSample, encoded_samples, shuffled
+from bench.loaders.encoded import EncodedSample, ShuffledNames, encoded_samples
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.workers import num_shard_workers, open_data_loader
 from dali_pipes.store.base import Bucket
@@ -41,8 +41,7 @@ class _BucketSamples(IterableDataset[EncodedSample]):
 
     def __init__(self, store: Bucket, names: tuple[str, ...], options: LoaderOptions) -> None:
         self._endpoint, self._bucket, self._provider = store.endpoint, store.bucket, store.provider
-        self._names, self._seed = names, options.seed
-        self._epochs = 0
+        self._names = ShuffledNames(names, seed=options.seed)
         self._client: Any = None
 
     def __iter__(self) -> Iterator[EncodedSample]:
@@ -50,8 +49,7 @@ class _BucketSamples(IterableDataset[EncodedSample]):
             # The client is made in the worker, because connections cannot be sent to another process.
             self._client = ais_client(self._endpoint)
         # Every worker draws the same order, and the library takes the worker's part of it.
-        names = shuffled(self._names, seed=self._seed, epoch=self._epochs)
-        self._epochs += 1
+        names = list(self._names)
         bucket = self._client.bucket(self._bucket, provider=self._provider)
         for name, data in AISIterDataset(bucket.objects(obj_names=names)):
             yield from encoded_samples(io.BytesIO(data), shard=name)

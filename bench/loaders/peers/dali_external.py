@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.loaders.encoded import (
+    ShuffledNames,
     components_of,
     encoded_samples,
     open_stream,
     shard_urls,
-    shuffled,
 )
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.tools.processes import end_with_main
@@ -102,9 +102,8 @@ class ShardBatches:
     """
 
     def __init__(self, urls: list[str], *, endpoint: str | None, options: LoaderOptions) -> None:
-        self._urls, self._endpoint, self._options = urls, endpoint, options
+        self._urls, self._endpoint, self._options = ShuffledNames(urls, seed=options.seed), endpoint, options
         self._main_pid = os.getpid()
-        self._epoch = 0
 
     def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
         """Batches of photos, masks if the recipe takes them, labels and keys, as arrays: uint8 [bytes], uint8 [bytes],
@@ -113,11 +112,10 @@ class ShardBatches:
         Raises:
             DataError: If a sample lacks a component, or its label is not a number.
         """
-        if not self._epoch and os.getpid() != self._main_pid:
+        if os.getpid() != self._main_pid:
             end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
-        urls = shuffled(self._urls, seed=self._options.seed, epoch=self._epoch)
-        self._epoch += 1
-        samples = itertools.chain.from_iterable(map(self._samples, urls))
+            self._main_pid = os.getpid()
+        samples = itertools.chain.from_iterable(map(self._samples, self._urls))
         while batch := list(itertools.islice(samples, self._options.batch_size)):
             yield tuple(map(list, zip(*batch, strict=True)))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from s3torchconnector import S3ClientConfig, S3IterableDataset, S3ReaderConstructor
 from torch.utils.data import IterableDataset
 
-from bench.loaders.encoded import STREAM_BUFFER_BYTES, EncodedSample, encoded_samples, shuffled
+from bench.loaders.encoded import STREAM_BUFFER_BYTES, EncodedSample, ShuffledNames, encoded_samples
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.s3 import REGION, S3Place, s3_place
 from bench.loaders.workers import num_shard_workers, open_data_loader
@@ -40,16 +40,13 @@ class _BucketSamples(IterableDataset[EncodedSample]):
     """The samples of one worker's shards; iterated once an epoch."""
 
     def __init__(self, place: S3Place, names: tuple[str, ...], options: LoaderOptions, *, is_open: bool) -> None:
-        self._place, self._names, self._seed = place, names, options.seed
-        self._is_open = is_open
-        self._epochs = 0
+        self._place, self._is_open = place, is_open
+        self._names = ShuffledNames(names, seed=options.seed)
 
     def __iter__(self) -> Iterator[EncodedSample]:
         # Every worker draws the same order, and the library takes the worker's part of it.
-        names = shuffled(self._names, seed=self._seed, epoch=self._epochs)
-        self._epochs += 1
         objects = S3IterableDataset.from_objects(
-            [f"s3://{self._place.bucket}/{name}" for name in names],
+            [f"s3://{self._place.bucket}/{name}" for name in self._names],
             region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or REGION,
             endpoint=self._place.endpoint,
             enable_sharding=True,

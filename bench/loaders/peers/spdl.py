@@ -23,7 +23,7 @@ import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, PipelineFailure
 
-from bench.loaders.encoded import KEY, EncodedSample, open_stream, shard_urls, shuffled
+from bench.loaders.encoded import KEY, EncodedSample, ShuffledNames, open_stream, shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.transforms import BatchDecoder
 from dali_pipes.formats.names import split_key
@@ -58,7 +58,7 @@ class _SpdlEpochs:
     num_workers = 0
 
     def __init__(self, shards: ShardSet, options: LoaderOptions) -> None:
-        self._source = _ShuffledShards(shard_urls(shards), seed=options.seed)
+        self._source = ShuffledNames(shard_urls(shards), seed=options.seed)
         self._endpoint = shards.store.endpoint
         self._options = options
         self._decode = BatchDecoder(options)
@@ -129,16 +129,3 @@ def _stop(pipeline: "Pipeline[BenchBatch]") -> None:
     # A failure in a batch that was not requested is not reported.
     with contextlib.suppress(PipelineFailure):
         pipeline.stop()
-
-
-class _ShuffledShards:
-    """The shards' URLs, in another order each time they are iterated; the orders are the same in every run."""
-
-    def __init__(self, urls: list[str], *, seed: int) -> None:
-        self._urls, self._seed = urls, seed
-        self._epochs = 0
-
-    def __iter__(self) -> Iterator[str]:
-        urls = shuffled(self._urls, seed=self._seed, epoch=self._epochs)
-        self._epochs += 1
-        yield from urls

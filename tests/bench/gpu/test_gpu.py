@@ -346,9 +346,9 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
 def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without shards the photos are drawn, and the record says that they are not photographs.
 
-    Photos that a killed command left in memory are removed.
+    Photos that a killed command left are removed.
     """
-    monkeypatch.setattr("bench.commands.gpu.MEMORY", tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left = tmp_path / f"{PREFIX}killed"
     left.mkdir()
     (left / LOCK).touch()
@@ -364,19 +364,6 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
     assert report["records"][1]["repeats"][0]["photos"]["pixels_mean"] <= 32 * 32
     assert "photo_side=32" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["decode.json"]
-
-
-def test_a_small_shm_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container often has 64 MiB of it, which the photos would fill."""
-    (shm := tmp_path / "shm").mkdir()
-    monkeypatch.setattr("bench.commands.gpu.MEMORY", shm)
-    monkeypatch.setattr("bench.commands.gpu.MEMORY_BYTES", 1 << 60)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    arguments = ("--scenarios", "decode", "--num-photos", "8", *QUICK, "--no-sweep", "--repeats", "1")
-    done = bench_gpu(*arguments)
-    assert done.exit_code == 0, done.output
-    assert f"'{shm}' has too little free space: photos are in '{tmp_path}'" in done.output
-    assert [path.name for path in tmp_path.iterdir()] == ["shm"]
 
 
 @pytest.mark.parametrize(

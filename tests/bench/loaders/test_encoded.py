@@ -10,9 +10,9 @@ import torch
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import LoaderOptions, num_rows
 from bench.loaders.registry import LOADERS, PARTS
-from bench.loaders.selection import LoaderSpec, available_loaders, open_loader
+from bench.loaders.selection import LoaderSpec, open_loader
 from dali_pipes.store.shard_set import ShardSet
-from tests.bench.conftest import NUM_SAMPLES
+from tests.bench.conftest import NUM_SAMPLES, loader_cases
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +26,8 @@ def reference(shards: ShardSet, encoded: LoaderOptions) -> Iterator[Reference]:
         yield found
 
 
-def _cases(source: str) -> Iterator[Any]:
-    for name, entry in LOADERS.items():
-        if {source, "converted"} & set(entry.source):
-            reason = available_loaders()[name]
-            marks = [] if reason is None else [pytest.mark.skip(reason=str(reason))]
-            yield pytest.param(name, id=name, marks=marks)
-
-
-def _check(name: str, shards: ShardSet, options: LoaderOptions, reference: Reference) -> None:
-    spec = LoaderSpec(name=name)
+def _check(spec: LoaderSpec, shards: ShardSet, options: LoaderOptions, reference: Reference) -> None:
+    name = spec.name
     with open_loader(name, shards, options=spec.apply(options)) as loader:
         tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="encoded")
         for _ in range(2):
@@ -58,20 +50,20 @@ def _check(name: str, shards: ShardSet, options: LoaderOptions, reference: Refer
         assert len(batch["cu_seqlens"]) == num_rows(batch) + 1
 
 
-@pytest.mark.parametrize("name", list(_cases("local")))
+@pytest.mark.parametrize("spec", loader_cases("local", "converted", each_decoder=False))
 def test_loader_hands_over_the_files_of_photos(
-    name: str, shards: ShardSet, encoded: LoaderOptions, reference: Reference
+    spec: LoaderSpec, shards: ShardSet, encoded: LoaderOptions, reference: Reference
 ) -> None:
     """From a directory: each file once an epoch, unchanged, one after the other in one tensor."""
-    _check(name, shards, encoded, reference)
+    _check(spec, shards, encoded, reference)
 
 
 @pytest.mark.parametrize("name", ["dali", "dali-s3", "webloader"])
 def test_loader_hands_over_the_files_of_a_bucket(
     name: str, bucket: ShardSet, encoded: LoaderOptions, reference: Reference
 ) -> None:
-    """The same from a bucket."""
-    _check(name, bucket, encoded, reference)
+    """Each file once an epoch, unchanged, read from a bucket."""
+    _check(LoaderSpec(name=name), bucket, encoded, reference)
 
 
 @pytest.mark.parametrize("name", ["dali", "memory"], ids=["a list", "a tensor"])

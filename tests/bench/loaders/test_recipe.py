@@ -15,11 +15,11 @@ from bench.compare.outputs import OutputError, Reference, compare_epoch, toleran
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.recipe import ChosenRecipe, choose_recipe, crop_of, crop_table, crops_of
 from bench.loaders.registry import LOADERS, PARTS
-from bench.loaders.selection import LoaderSpec, available_loaders, open_loader
+from bench.loaders.selection import LoaderSpec, open_loader
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.bench.conftest import NUM_SAMPLES
+from tests.bench.conftest import NUM_SAMPLES, loader_cases
 from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
 
 
@@ -63,16 +63,7 @@ def test_crop_lies_in_its_photo(num_bytes: int, height: int, width: int) -> None
     assert among[1].tolist() == [*crop[:4], int(crop.is_flipped)]
 
 
-def _cases() -> Iterator[Any]:
-    for name, entry in LOADERS.items():
-        if {"local", "converted"} & set(entry.source):
-            reason = available_loaders()[name]
-            marks = [] if reason is None else [pytest.mark.skip(reason=str(reason))]
-            for decode in entry.decodes or (None,):
-                yield pytest.param(LoaderSpec(name=name, decode=decode), id=str((name, decode)), marks=marks)
-
-
-@pytest.mark.parametrize("spec", list(_cases()))
+@pytest.mark.parametrize("spec", loader_cases("local", "converted"))
 def test_loader_makes_what_torchvision_makes(
     spec: LoaderSpec, shards: ShardSet, classification: LoaderOptions, reference: Reference
 ) -> None:
