@@ -196,24 +196,20 @@ def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, s
     close([loader, resumed])
 
 
-def test_state_of_another_order_is_refused_before_shards_are_looked_for(shards: Path, tmp_path: Path) -> None:
-    """The shards are not there, which nobody comes to say."""
+def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is_staged(
+    shards: Path, tmp_path: Path
+) -> None:
+    """The order is compared before shards are looked for. No cache file is made, and no thread is left."""
     (loader,) = open_ranks(shards, 1, 6)
     state = loader.state_dict()
     close([loader])
-    with pytest.raises(dp.StateError, match="the state has seed=6, this loader seed=5; pass the state's"):
-        open_ranks(tmp_path / "nowhere", 1, 6, state=state | {"seed": 6})
-    with pytest.raises(dp.StateError, match="expected what state_dict"):
-        open_ranks(tmp_path / "nowhere", 1, 6, state=[])
-
-
-def test_state_of_other_shards_is_refused_before_there_is_an_image(shards: Path, tmp_path: Path) -> None:
-    """Nothing is staged, and no thread is left."""
-    (loader,) = open_ranks(shards, 1, 6)
-    state = loader.state_dict()
-    close([loader])
-    with pytest.raises(dp.StateError, match="the state is of other shards: its manifest is 000000000000"):
-        open_ranks(shards, 1, 6, state=state | {"manifest": "0" * 64}, cache=dp.Cache(directory=tmp_path))
+    for place, wrong, text in (
+        (tmp_path / "nowhere", state | {"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
+        (tmp_path / "nowhere", [], "expected what state_dict"),
+        (shards, state | {"manifest": "0" * 64}, "the state is of other shards: its manifest is 000000000000"),
+    ):
+        with pytest.raises(dp.StateError, match=text):
+            open_ranks(place, 1, 6, state=wrong, cache=dp.Cache(directory=tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
     (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it
