@@ -228,7 +228,11 @@ def _gather(ranks: Sequence[TurnProcess], place: str, limit: TimeLimit) -> None:
 def _run_rank(
     meet: Meet, job: TurnJob, rank: int, main_pid: int, bystanders: tuple[int, ...], pace: RankPace | None
 ) -> RankTurn:
-    """The main function of a rank's process."""
+    """Draw a first epoch, and in a warm turn the timed epochs: the main function of a rank's process.
+
+    It meets the other ranks at ``open``, ``drawn``, ``steady``, ``end`` and ``close``; a cold turn does not come to
+    ``steady`` and ``end``. Without a ``pace`` each rank takes its own steps.
+    """
     # Import what the loader needs before the clock starts; most of it was imported by the fork server.
     entry = LOADERS[job.spec.name]
     for module in (entry.module, *entry.requires, *(() if entry.decodes else PRELOAD)):
@@ -238,22 +242,6 @@ def _run_rank(
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.cuda.synchronize()
     tree = ProcessTree(root=main_pid, bystanders={*bystanders, main_pid}) if rank == 0 else None
-    return time_rank(job, rank, meet=meet, tree=tree, pace=pace)
-
-
-def time_rank(
-    job: TurnJob, rank: int, *, meet: Meet, tree: ProcessTree | None, pace: RankPace | None = None
-) -> RankTurn:
-    """Draw a first epoch, and in a warm turn the timed epochs.
-
-    Args:
-        job: What to do.
-        rank: The number of this rank.
-        meet: Called with ``open``, ``drawn``, ``steady``, ``end`` and ``close``, it returns when all ranks have come
-            there. A cold turn does not come to ``steady`` and ``end``.
-        tree: The processes to measure, for the rank that measures; ``None`` for the others.
-        pace: Makes the ranks take their steps together; ``None``: each takes its own.
-    """
     shards = resolve_shards(list(job.urls_of(rank)), endpoint=job.endpoint)
     options = job.spec.apply(job.setting.apply(job.options))
     step = open_step(job.setting.compute_ms / 1000, device=options.delivery_device)
