@@ -143,15 +143,6 @@ def test_object_from_a_file_and_as_a_stream(bucket: Bucket, tmp_path: Path) -> N
     assert bytes(bucket.object("file").get_reader(direct=True).read_all()) == data
 
 
-def test_object_replaced_has_new_bytes_and_next_version(bucket: Bucket) -> None:
-    """The object holds the bytes of the last PUT."""
-    put(bucket, "a", b"first")
-    put(bucket, "a", b"the second")
-    assert get(bucket, "a") == b"the second"
-    props = bucket.object("a").props
-    assert (props.obj_version, props.size) == ("2", 10)
-
-
 @pytest.mark.parametrize(
     ("byte_range", "expected"),
     [
@@ -169,15 +160,6 @@ def test_object_range(bucket: Bucket, byte_range: str, expected: bytes) -> None:
     reader = bucket.object("a").get_reader(byte_range=byte_range)
     assert bytes(reader.read_all()) == expected
     assert reader.raw() is not None
-
-
-@pytest.mark.parametrize("byte_range", ["bytes=10-", "bytes=10-20", "bytes=3-1"])
-def test_object_range_outside_is_416(bucket: Bucket, byte_range: str) -> None:
-    """An empty range is refused."""
-    put(bucket, "a", b"0123456789")
-    with pytest.raises(AISError) as refused:
-        bucket.object("a").get_reader(byte_range=byte_range).read_all()
-    assert refused.value.status_code == 416
 
 
 def test_object_missing(client: Client, bucket: Bucket) -> None:
@@ -230,16 +212,6 @@ def test_object_names_of_all_sorts(bucket: Bucket) -> None:
     for name in NAMES:
         assert get(bucket, name) == name.encode()
     assert [entry.name for entry in bucket.list_all_objects()] == sorted(NAMES)
-
-
-@pytest.mark.parametrize("name", ["../up", "a/../../up", "a/..", "end/"])
-def test_object_name_that_climbs_is_refused(bucket: Bucket, name: str) -> None:
-    """The answer is 400, and no file is written elsewhere. The SDK is not used: its HTTP library resolves the dots."""
-    encoded = name.replace("/", "%2F").replace("..", "%2E%2E")
-    with pytest.raises(AISError) as refused:
-        bucket.client.request("PUT", path=f"objects/{bucket.name}/{encoded}", params=bucket.qparam, data=b"x")
-    assert refused.value.status_code == 400
-    assert bucket.list_all_objects() == []
 
 
 def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
@@ -296,7 +268,7 @@ def test_range_answer_says_which_bytes_of_how_many(bucket: Bucket) -> None:
     [
         ("bytes=10-", "bytes */10"),
         ("bytes=10-20", "bytes */10"),
-        ("bytes=5-3", None),  # no range at all
+        ("bytes=5-3", None),  # an empty range
         ("bytes=0-1,3-4", None),  # two are not served
         ("rows=1-2", None),
     ],
@@ -330,6 +302,7 @@ def test_range_after_the_object_was_replaced_has_another_version(bucket: Bucket)
     first = ask_range(bucket, "a", "bytes=0-4")
     put(bucket, "a", b"abcdefghij")
     second = ask_range(bucket, "a", "bytes=5-9")
+    assert get(bucket, "a") == b"abcdefghij"
     put(bucket, "a", b"abcdefghij")
     third = ask_range(bucket, "a", "bytes=5-9")
     assert [answer.headers["Ais-Version"] for answer in (first, second, third)] == ["1", "2", "3"]

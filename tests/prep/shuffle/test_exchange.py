@@ -359,18 +359,6 @@ def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, tmp_p
         run(directory, "shuffled", target=FlippingStore(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "dsort", "part": JobPart(number=1, total=2)}, r"--part 1/2 goes with --engine exchange, not"),
-        ({"engine": "client"}, "engine must be one of auto, dsort, exchange, got 'client'"),
-    ],
-)
-def test_bad_request_is_refused(directory: ShardSet, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        run(directory, "shuffled", **options)
-
-
 # Requests and memory
 
 
