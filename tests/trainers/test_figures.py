@@ -30,6 +30,13 @@ class Module(LightningModule):
         return tiny_optimizer(self.model)
 
 
+def lightning(logger: CSVLogger, callback: dp.metrics.LightningCallback, **options: Any) -> Trainer:
+    """A trainer that logs, with this callback, and writes nothing else."""
+    usual: dict[str, Any] = {"accelerator": "cpu", "log_every_n_steps": 1, "enable_progress_bar": False}
+    quiet = {"enable_checkpointing": False, "enable_model_summary": False}
+    return Trainer(logger=logger, callbacks=[callback], **usual | quiet | options)
+
+
 @pytest.mark.parametrize(("accumulated", "samples"), [(1, (8, 16, 24)), (2, (16, NUM_SAMPLES, NUM_SAMPLES + 16))])
 def test_lightning_logs_the_figures(
     shards: Path, tmp_path: Path, accumulated: int, samples: tuple[int, int, int]
@@ -37,18 +44,8 @@ def test_lightning_logs_the_figures(
     """Once for a step, also if its gradients are those of several batches."""
     logger = CSVLogger(tmp_path)
     with open_loader(shards) as loader:
-        trainer = Trainer(
-            accelerator="cpu",
-            max_steps=6,
-            accumulate_grad_batches=accumulated,
-            log_every_n_steps=2,
-            logger=logger,
-            callbacks=[dp.metrics.LightningCallback(loader)],
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Module(), loader.as_dicts())
+        options = {"max_steps": 6, "accumulate_grad_batches": accumulated, "log_every_n_steps": 2}
+        lightning(logger, dp.metrics.LightningCallback(loader), **options).fit(Module(), loader.as_dicts())
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["loader/samples"]]
     assert [int(row["step"]) for row in rows] == [2, 4, 6]
@@ -62,31 +59,13 @@ def test_the_trainers_data_module_is_found(shards: Path, tmp_path: Path) -> None
 
     train = {"shards": shards, "graph": dp.classification_train(crop=16, photo="jpg"), "batch_size": BATCH_SIZE}
     logger = CSVLogger(tmp_path)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=2,
-        log_every_n_steps=1,
-        logger=logger,
-        callbacks=[dp.metrics.LightningCallback()],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    trainer = lightning(logger, dp.metrics.LightningCallback(), max_steps=2)
     trainer.fit(Module(), datamodule=DataModule(train=train))
     assert "loader/fetched_bytes" in (Path(logger.log_dir) / "metrics.csv").read_text()
 
 
 def test_a_loader_that_the_callback_cannot_find_is_asked_for(shards: Path, tmp_path: Path) -> None:
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=1,
-        log_every_n_steps=1,
-        logger=CSVLogger(tmp_path),
-        callbacks=[dp.metrics.LightningCallback()],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    trainer = lightning(CSVLogger(tmp_path), dp.metrics.LightningCallback(), max_steps=1)
     with open_loader(shards) as loader, pytest.raises(TypeError, match=r"pass the loader: LightningCallback\(loader\)"):
         trainer.fit(Module(), loader.as_dataloader())
 

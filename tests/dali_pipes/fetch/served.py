@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 import requests
@@ -52,19 +53,26 @@ def checksum(data: bytes) -> int:
 
 @contextlib.contextmanager
 def fetching(
-    endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT, patience: Patience = BRIEF
+    endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT, patience: Patience = BRIEF, **access: Any
 ) -> Iterator[ObjectFetcher]:
-    source = StoredObjects(ClusterAccess(endpoint=endpoint), bucket)
+    """A fetcher from a cluster; ``access`` are arguments of `ClusterAccess`, such as a token and certificates."""
+    source = StoredObjects(ClusterAccess(endpoint=endpoint, **access), bucket)
     with ObjectFetcher(source, retry=retry, patience=patience) as fetcher:
         yield fetcher
 
 
+def fetch_object(fetcher: ObjectFetcher, *, name: str = "a/x.tar", times: int = 1, num_connections: int = 1) -> None:
+    """Fetch an object whose bytes are ``DATA``, and hold every byte against them."""
+    place = Place()
+    for _ in range(times):
+        assert fetcher.fetch([Wanted(name, place.extent, checksum(DATA))], num_connections=num_connections)
+    assert place.holds(DATA)
+
+
 def fetch_through(proxy: FaultyProxy, store: AisStore, *, num_connections: int = 1, patience: Patience = BRIEF) -> None:
     """Fetch ``a/x.tar`` and hold every byte against what was written."""
-    place = Place()
     with fetching(proxy.endpoint, store.bucket, patience=patience) as fetcher:
-        assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=num_connections)
-    assert place.holds(DATA)
+        fetch_object(fetcher, num_connections=num_connections)
 
 
 def fails(

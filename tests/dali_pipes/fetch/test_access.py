@@ -30,6 +30,7 @@ from tests.dali_pipes.fetch.served import (
     answering,
     checksum,
     fails,
+    fetch_object,
     fetching,
     ranges_of,
 )
@@ -42,11 +43,8 @@ TOKEN = "s3cret-t0ken"
 def test_token_goes_where_the_sdk_sends_it(store: AisStore) -> None:
     """To the proxy; not to a target, at another address: held against the SDK's own requests."""
     with faulty(store.endpoint) as proxy:
-        place = Place()
-        with ObjectFetcher(
-            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, token=Token(TOKEN)), store.bucket)
-        ) as fetcher:
-            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
+        with fetching(proxy.endpoint, store.bucket, token=Token(TOKEN)) as fetcher:
+            fetch_object(fetcher)
         ours = [(seen.is_entry, seen.headers.get("Authorization")) for seen in proxy.seen]
         proxy.seen.clear()
         client = Client(proxy.endpoint, token=TOKEN)
@@ -164,13 +162,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
     """Proxy and target, connections kept; broken bodies go on."""
     with faulty(store.endpoint, context=tls.context, rate=1, kinds=["reset_body", "short"], max_faults=2) as proxy:
-        place = Place()
-        with ObjectFetcher(
-            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket), retry=PROMPT
-        ) as fetcher:
-            for _ in range(3):
-                assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-        assert place.holds(DATA)
+        with fetching(proxy.endpoint, store.bucket, ca=tls.ca) as fetcher:
+            fetch_object(fetcher, times=3)
         assert proxy.num_connections["entry"] == 1
         assert ranges_of(proxy)[0] is None
         assert ranges_of(proxy)[1] is not None
@@ -178,27 +171,18 @@ def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
 
 def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
     """As asked for."""
-    with faulty(store.endpoint, context=tls.context) as proxy:
-        place = Place()
-        with ObjectFetcher(
-            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, skip_verify=True), store.bucket)
-        ) as fetcher:
-            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-        assert place.holds(DATA)
+    proxied = faulty(store.endpoint, context=tls.context)
+    with proxied as proxy, fetching(proxy.endpoint, store.bucket, skip_verify=True) as fetcher:
+        fetch_object(fetcher)
 
 
 def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
     """With it, bytes; without, an error that names the variables."""
     with faulty(store.endpoint, context=tls.strict) as proxy:
-        place = Place()
-        connection = ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca, client_cert=tls.client_cert)
-        with ObjectFetcher(StoredObjects(connection, store.bucket)) as fetcher:
-            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-        assert place.holds(DATA)
-        with ObjectFetcher(
-            StoredObjects(ClusterAccess(endpoint=proxy.endpoint, ca=tls.ca), store.bucket), retry=PROMPT
-        ) as fetcher:
-            fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY", place=place)
+        with fetching(proxy.endpoint, store.bucket, ca=tls.ca, client_cert=tls.client_cert) as fetcher:
+            fetch_object(fetcher)
+        with fetching(proxy.endpoint, store.bucket, ca=tls.ca) as fetcher:
+            fails(fetcher, StoreError, "set AIS_CRT and AIS_CRT_KEY")
 
 
 # The environment's proxies
@@ -216,10 +200,8 @@ def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pyt
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.setenv("http_proxy", server.endpoint.replace("://", "://u:p%40@"))
-        place = Place()
         with fetching("http://ais.invalid:51080", "b") as fetcher:
-            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))])
-        assert place.holds(DATA)
+            fetch_object(fetcher, name="x.tar")
     assert heads == [("http://ais.invalid:51080/v1/objects/b/x.tar?provider=ais", "Basic dTpwQA==")]
 
 
@@ -251,12 +233,9 @@ def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pyt
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "")
         monkeypatch.setenv("NO_PROXY", "")
-        place = Place()
         # The redirect leads to 127.0.0.1, with the certificate of that; the proxy's own name is not checked here.
-        connection = ClusterAccess(endpoint=f"https://ais.invalid:{port}", skip_verify=True)
-        with ObjectFetcher(StoredObjects(connection, store.bucket), retry=PROMPT) as fetcher:
-            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-        assert place.holds(DATA)
+        with fetching(f"https://ais.invalid:{port}", store.bucket, skip_verify=True) as fetcher:
+            fetch_object(fetcher)
     assert asked[0] == f"CONNECT ais.invalid:{port} HTTP/1.1"
     assert len(asked) == 2
 
@@ -282,10 +261,8 @@ def test_https_to_http_is_not_followed(tls: Tls) -> None:
             location = f"Location: {target.endpoint}/o\r\n".encode()
             visit.send(b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\n" + location + b"\r\n")
 
-        with scripted(proxy, context=tls.context) as entry:
-            access = ClusterAccess(endpoint=entry.endpoint, ca=tls.ca)
-            with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
-                fails(fetcher, StoreError, "redirected from https to http, to 'http://127.0.0.1:")
+        with scripted(proxy, context=tls.context) as entry, fetching(entry.endpoint, "b", ca=tls.ca) as fetcher:
+            fails(fetcher, StoreError, "redirected from https to http, to 'http://127.0.0.1:")
         assert not target.requests
 
 
@@ -298,8 +275,7 @@ def test_bytes_behind_an_encrypted_body_are_not_the_next_answer(tls: Tls) -> Non
         visit.send(b"HTTP/1.1 404 SMUGGLED\r\nContent-Length: 0\r\n\r\n")
 
     with scripted(script, context=tls.context) as server:
-        access = ClusterAccess(endpoint=server.endpoint, ca=tls.ca)
-        with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+        with fetching(server.endpoint, "b", ca=tls.ca) as fetcher:
             for _ in range(3):
                 place = Place(3)
                 assert fetcher.fetch([Wanted("o", place.extent, checksum(b"abc"))])
@@ -315,8 +291,7 @@ def test_proxy_cannot_speak_before_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch
 
     with scripted(proxy) as server:
         monkeypatch.setenv("https_proxy", server.endpoint)
-        access = ClusterAccess(endpoint="https://ais.invalid", ca=tls.ca)
-        with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+        with fetching("https://ais.invalid", "b", ca=tls.ca) as fetcher:
             fails(fetcher, StoreError, "bytes came before the TLS connection was made")
 
 
@@ -339,8 +314,7 @@ def test_handshake_in_single_bytes_ends(tls: Tls) -> None:
                     time.sleep(0.1)
 
         threading.Thread(target=serve, daemon=True).start()
-        access = ClusterAccess(endpoint=f"https://127.0.0.1:{listener.getsockname()[1]}", ca=tls.ca)
         started = time.monotonic()
-        with ObjectFetcher(StoredObjects(access, "b"), retry=PROMPT) as fetcher:
+        with fetching(f"https://127.0.0.1:{listener.getsockname()[1]}", "b", ca=tls.ca) as fetcher:
             fails(fetcher, StoreError, "no TLS connection within 0.3 s")
         assert time.monotonic() - started < 15

@@ -12,7 +12,6 @@ import pytest
 import trustme
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cloud.objects import CloudObjects
 from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
@@ -25,8 +24,8 @@ from tests.dali_pipes.fetch.served import (
     Exchange,
     Place,
     answering,
-    checksum,
     fails,
+    fetch_object,
 )
 from tests.scripted import Visit, scripted
 
@@ -71,13 +70,6 @@ def fetching(
     )
     with ObjectFetcher(source, retry=retry, patience=patience) as fetcher:
         yield fetcher
-
-
-def fetch(fetcher: ObjectFetcher, *, num_connections: int = 1) -> None:
-    """Fetch ``a/x.tar`` and compare every byte."""
-    place = Place()
-    assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], num_connections=num_connections)
-    assert place.holds(DATA)
 
 
 def say_object(exchange: Exchange, data: bytes = DATA, *, etag: str = ETAG, **headers: str) -> None:
@@ -143,7 +135,7 @@ def test_one_signed_request_brings_an_object() -> None:
     with answering(act) as server:
         signer = Signer(server.endpoint, **{"X-Own": "requester"})
         with fetching(server.endpoint, signer) as fetcher:
-            fetch(fetcher)
+            fetch_object(fetcher)
         assert server.paths == ["/pets/a/x.tar?X-Amz-Signature=1"]
     assert seen == [("requester", None, None, "identity")]
 
@@ -160,7 +152,7 @@ def test_ranges_of_an_object_share_a_signature_and_an_etag() -> None:
     with answering(act) as server:
         signer = Signer(server.endpoint)
         with fetching(server.endpoint, signer) as fetcher:
-            fetch(fetcher, num_connections=4)
+            fetch_object(fetcher, num_connections=4)
         assert signer.num == 1
         assert len(server.ranges) == 4
     assert matches == [None, ETAG, ETAG, ETAG]
@@ -171,7 +163,7 @@ def test_signature_is_used_until_it_is_old() -> None:
     for expires_s, expected in [(0.0, [1, 2, 3]), (600.0, [1, 1, 1])]:
         with answering(Then(says(503), says(503))) as server:
             with fetching(server.endpoint, Signer(server.endpoint, expires_s=expires_s)) as fetcher:
-                fetch(fetcher)
+                fetch_object(fetcher)
             assert signatures(server) == expected
 
 
@@ -188,7 +180,7 @@ def test_redirect_of_a_web_server_is_followed_without_the_own_headers() -> None:
         with answering(says(302, Location=target)) as server:
             signer = Signer(server.endpoint, Authorization="Bearer t0ken")
             with fetching(server.endpoint, signer, scheme="https") as fetcher:
-                fetch(fetcher)
+                fetch_object(fetcher)
             assert len(server.paths) == 1
     assert tokens == [None]
 
@@ -213,7 +205,7 @@ def test_passing_refusal_is_waited_for(status: int, body: bytes, caplog: pytest.
     """Twice; the log names the object, the status and the store's code."""
     caplog.set_level(logging.INFO, "dali_pipes")
     with answering(Then(*[says(status, body)] * 2)) as server, fetching(server.endpoint) as fetcher:
-        fetch(fetcher)
+        fetch_object(fetcher)
         assert signatures(server) == [1, 1, 1]
     retries = [record.getMessage() for record in caplog.records]
     assert len(retries) == 2
@@ -224,7 +216,7 @@ def test_object_replaced_between_two_attempts_is_no_mix() -> None:
     """The ETag does not match (412); from the start again, the manifest's checksum decides."""
     with answering(Then(lambda exchange: say_half(exchange, etag='"zero"'))) as server:
         with fetching(server.endpoint) as fetcher:
-            fetch(fetcher)
+            fetch_object(fetcher)
         half = len(DATA) // 2
         assert server.ranges == [None, f"bytes={half}-{len(DATA) - 1}", None]
     other = lambda exchange: say_object(exchange, OTHER)  # noqa: E731
@@ -238,7 +230,7 @@ def test_object_replaced_between_two_ranges_is_read_in_one_piece() -> None:
     """No mix of two versions."""
     turns = [lambda exchange, tag=f'"{num}"': say_object(exchange, etag=tag) for num in range(3)]
     with answering(Then(*turns)) as server, fetching(server.endpoint) as fetcher:
-        fetch(fetcher, num_connections=4)
+        fetch_object(fetcher, num_connections=4)
 
 
 def test_weak_etag_is_not_asked_for() -> None:
@@ -250,7 +242,7 @@ def test_weak_etag_is_not_asked_for() -> None:
         say_half(exchange, etag='W/"x"') if len(matches) == 1 else say_object(exchange, etag='W/"x"')
 
     with answering(act) as server, fetching(server.endpoint) as fetcher:
-        fetch(fetcher)
+        fetch_object(fetcher)
     assert matches == [None, None]
 
 
@@ -258,7 +250,7 @@ def test_flipped_byte_is_fetched_again_and_a_lasting_difference_is_the_manifests
     """The same wrong bytes twice are the object's."""
     flipped = lambda exchange: say_object(exchange, b"?" + DATA[1:])  # noqa: E731
     with answering(Then(flipped)) as server, fetching(server.endpoint) as fetcher:
-        fetch(fetcher)
+        fetch_object(fetcher)
         assert len(server.paths) == 2
     with answering(Then(last=flipped)) as server, fetching(server.endpoint) as fetcher:
         fails(fetcher, DataError, "has the xxhash2 .*, the manifest says .*; it was replaced since")
@@ -283,7 +275,7 @@ def test_refused_signature_is_made_anew_once(status: int, body: bytes) -> None:
     refused = says(status, body)
     with answering(Then(refused, say_half, refused)) as server:
         with fetching(server.endpoint) as fetcher:
-            fetch(fetcher)
+            fetch_object(fetcher)
         assert signatures(server) == [1, 2, 2, 3]
 
 
@@ -301,7 +293,7 @@ def test_signature_that_ends_in_the_middle_is_made_anew_for_all_ranges() -> None
     with answering(act) as server:
         signer = Signer(server.endpoint)
         with fetching(server.endpoint, signer) as fetcher:
-            fetch(fetcher, num_connections=4)
+            fetch_object(fetcher, num_connections=4)
         assert signer.num == 2
 
 
@@ -426,4 +418,4 @@ def test_certificates_of_each_usual_variable_are_trusted(
             fails(fetcher, StoreError, "certificate that cannot be trusted .*; set SSL_CERT_FILE to the file of the CA")
         monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
         with fetching(server.endpoint) as fetcher:
-            fetch(fetcher)
+            fetch_object(fetcher)
