@@ -5,11 +5,9 @@ import os
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dali_pipes.cache.files import cache_root
-from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.damage import KINDS, NUM_SHARDS, Loader, fill, replace_by, trial
 
 KEY, OTHER = "a" * 32, "b" * 32
@@ -51,22 +49,6 @@ def test_cut_cache_file_is_made_anew(tmp_path: Path) -> None:
     assert (other.hold_all(), mine.hold_all()) == (0, NUM_SHARDS)
     for loader in (mine, other):
         loader.close()
-
-
-def test_damage_under_a_loader_leaves_its_bytes(tmp_path: Path) -> None:
-    """Another process replaces the table: the loader reads what it holds, and an error says why it gets no more."""
-    mine = Loader(tmp_path, KEY)
-    mine.hold_all()
-    (cache_root(tmp_path) / f"{KEY}.table").unlink()
-    (cache_root(tmp_path) / f"{KEY}.table").write_bytes(b"x" * 9000)
-    second = Loader(tmp_path, KEY)
-    assert second.hold_all() == NUM_SHARDS
-    assert mine.wrong() == []
-    mine.cache.release(mine.slot, [0])
-    with pytest.raises(CacheError, match="was removed or taken from this loader"):
-        mine.cache.take(mine.slot, np.array([0]))
-    second.close()
-    mine.close()
 
 
 def test_every_file_is_its_owners_alone(tmp_path: Path) -> None:

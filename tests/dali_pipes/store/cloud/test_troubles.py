@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +30,17 @@ from tests.faults import faulty
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, cloud_bucket
 
 MIB = memoryview(bytes(1 << 20))
+
+
+@contextlib.contextmanager
+def serving(handler: Callable[..., SimpleHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a web server that answers with this handler."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 @pytest.fixture(params=KINDS)
@@ -124,18 +135,14 @@ def test_odd_name_without_a_key_of_azure_is_an_error(monkeypatch: pytest.MonkeyP
 def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "a b.tar").write_bytes(b"0123456789")
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            store = open_store(f"http://127.0.0.1:{server.server_port}/a", endpoint=None)[0]
-            assert store.read("a b.tar") == b"0123456789"
-            (found,) = store.find_all(["a b.tar", "none"])
-            assert [entry and entry.name for entry in found] == ["a b.tar", None]
-            # It has answered: with the whole patience, a fault that passes would be waited for.
-            with pytest.raises(StoreError, match="the server does not send ranges of objects"):
-                store.read_range("a b.tar", start=5, size=3)
-        finally:
-            server.shutdown()
+    with serving(handler) as address:
+        store = open_store(f"http://{address}/a", endpoint=None)[0]
+        assert store.read("a b.tar") == b"0123456789"
+        (found,) = store.find_all(["a b.tar", "none"])
+        assert [entry and entry.name for entry in found] == ["a b.tar", None]
+        # It has answered: with the whole patience, a fault that passes would be waited for.
+        with pytest.raises(StoreError, match="the server does not send ranges of objects"):
+            store.read_range("a b.tar", start=5, size=3)
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -152,15 +159,11 @@ def test_no_server_and_no_tls_are_named_with_their_cause(monkeypatch: pytest.Mon
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
-            with pytest.raises(StoreError, match=r"does not speak TLS .*; should the endpoint begin with http://"):
-                open_store("s3://b", endpoint=None)[0].read("x")
-        finally:
-            server.shutdown()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    with serving(handler) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://{address}")
+        with pytest.raises(StoreError, match=r"does not speak TLS .*; should the endpoint begin with http://"):
+            open_store("s3://b", endpoint=None)[0].read("x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
     with pytest.raises(
         StoreError, match=r"Connection (refused|reset by peer); is it the right address\? set AWS_ENDPOINT_URL for"
     ):
@@ -204,7 +207,7 @@ def test_new_object_whose_answer_was_lost_is_the_writers_own(
     assert s3_in_environment.read("x") == b"mine"
 
 
-class SlowHandler(SimpleHTTPRequestHandler):
+class SlowHandler(QuietHandler):
     """Ten pieces, each after a pause; ``/stalls`` stops in the middle."""
 
     def do_HEAD(self) -> None:
@@ -221,20 +224,13 @@ class SlowHandler(SimpleHTTPRequestHandler):
             time.sleep(0.4)
             self.wfile.write(b"%d" % number * 1000)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 def test_only_silence_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that takes longer than the limit is read; one whose server falls silent is an error."""
     pytest.importorskip("obstore", reason="needs the extra cloud")
     monkeypatch.setattr(bucket, "STALL_S", 2)
-    with ThreadingHTTPServer(("127.0.0.1", 0), SlowHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            store = open_store(f"http://127.0.0.1:{server.server_port}/a", endpoint=None)[0]
-            assert store.read("slow") == b"".join(b"%d" % number * 1000 for number in range(10))
-            with use_patience(Patience(patience_s=0.1)), pytest.raises(StoreError, match="stalls"):
-                open_store(f"http://127.0.0.1:{server.server_port}/a", endpoint=None)[0].read("stalls")
-        finally:
-            server.shutdown()
+    with serving(SlowHandler) as address:
+        store = open_store(f"http://{address}/a", endpoint=None)[0]
+        assert store.read("slow") == b"".join(b"%d" % number * 1000 for number in range(10))
+        with use_patience(Patience(patience_s=0.1)), pytest.raises(StoreError, match="stalls"):
+            open_store(f"http://{address}/a", endpoint=None)[0].read("stalls")
