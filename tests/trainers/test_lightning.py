@@ -37,6 +37,12 @@ pytestmark = [
 ]
 
 NUM_EPOCHS = 3
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 class Module(pl.LightningModule):
@@ -69,8 +75,7 @@ def fit(shards: Path, folder: Path, *, resume: str | None = None, bare: bool = F
     usual: dict[str, Any] = {"max_epochs": NUM_EPOCHS, "num_sanity_val_steps": 2}
     if "LOCAL_WORLD_SIZE" in os.environ:  # Lightning takes WORLD_SIZE away after a fit
         usual |= {"devices": int(os.environ["LOCAL_WORLD_SIZE"]), "strategy": "ddp"}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    settings = {"devices": 1, "default_root_dir": folder} | quiet | usual | options
+    settings = {"devices": 1, "default_root_dir": folder} | QUIET | usual | options
     saved = [
         ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1),
         ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True),
@@ -157,8 +162,7 @@ def test_bare_loader_gives_lists_and_skips_what_the_sanity_check_saw(shards: Pat
 def test_validation_after_the_sanity_check_has_all_samples_of_a_dataset(shards: Path, tmp_path: Path) -> None:
     """Each iteration of ``DataLoader(loader.as_dataset())`` is an epoch; the two batches of the check are no loss."""
     module = Module()
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(**quiet, accelerator="cpu", devices=1, max_epochs=2, enable_checkpointing=False)
+    trainer = pl.Trainer(**QUIET, devices=1, max_epochs=2, enable_checkpointing=False)
     with open_loader(shards) as train, open_loader(shards, train=False) as val:
         loaders = [DataLoader(loader.as_dataset(), batch_size=None, num_workers=0) for loader in (train, val)]
         trainer.fit(module, *loaders)
@@ -188,16 +192,8 @@ def fitted_with_mesh(shards: Path, folder: Path, data_size: int, tensor_size: in
     strategy = ModelParallelStrategy(
         data_parallel_size=data_size, tensor_parallel_size=tensor_size, process_group_backend="gloo"
     )
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        **quiet,
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy,
-        max_steps=2,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-    )
+    mesh = {"devices": 2, "strategy": strategy, "max_steps": 2, "enable_checkpointing": False}
+    trainer = pl.Trainer(**QUIET, **mesh, default_root_dir=folder)
     module = ParallelModule()
     try:
         trainer.fit(module, datamodule=data)

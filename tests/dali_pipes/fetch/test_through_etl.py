@@ -429,18 +429,6 @@ def test_what_a_cluster_says_of_its_etls(status: int, text: str, error: type[Pip
     assert server.paths[0] == "/v1/etl"
 
 
-def test_a_node_that_may_not_run_transforms_says_so(
-    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(ALLOW_ETL, raising=False)
-    with embedded_node.start(tmp_path / "node") as without:
-        store = AisStore(without.endpoint, "b")
-        store.create()
-        store.upload("s-000000.tar", plain / "s-000000.tar")
-        with pytest.raises(NoEtlError, match=f"runs code and is off .{ALLOW_ETL}=1 allows it"):
-            open_loader(store, labels, etl="some-etl")
-
-
 # --- names, formats, the command --------------------------------------------------------------------------------------
 
 
