@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def make_source(count: int, *, num_bytes: int = 700, seed: int = 0) -> Source:
         for number in range(count)
     ]
     return Source(name="made up", records=records, classes={0: "zero", 1: "one", 2: "two"})
+
+
+def wait_until(is_true: Callable[[], object], what: str = "it never came") -> None:
+    """Return when this is true; after two minutes, which a loaded machine may need, the test fails with ``what``."""
+    deadline_s = time.monotonic() + 120
+    while not is_true():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.01)
 
 
 def start_python(script: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:

@@ -17,7 +17,7 @@ from dali_pipes.errors import DataError, PipesError
 from prep.workers import Report, Workers, default_jobs, open_workers
 from prep.workers.on_ray import RayWorkers
 from tests.prep.workers_tasks import double
-from tests.sources import REPOSITORY, start_python
+from tests.sources import REPOSITORY, start_python, wait_until
 
 
 def square(task: int, report: Report) -> tuple[int, int]:
@@ -64,14 +64,6 @@ def touch_and_wait(task: str, report: Report) -> None:
 @pytest.fixture(autouse=True)
 def _found_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-
-
-def _wait_for(condition: object, what: str) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -179,7 +171,7 @@ def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both are at it")
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both are at it")
     workers.close()
     workers.close()
     thread.join(50)
@@ -202,12 +194,12 @@ with Workers(2) as workers:
 def test_workers_end_with_their_owner(tmp_path: Path, end: signal.Signals) -> None:
     """Also when it had no time to say so; and a script without a guard can use them."""
     process = start_python(OWNER, tmp_path / "a", tmp_path / "b")
-    _wait_for(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 2, "both are at it")
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 2, "both are at it")
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     process.send_signal(end)
     process.wait(120)
-    _wait_for(lambda: list(tmp_path.iterdir()) == [], "they unwound")
-    _wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they ended")
+    wait_until(lambda: list(tmp_path.iterdir()) == [], "they unwound")
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they ended")
     assert process.stderr is not None
     process.communicate(timeout=120)
 

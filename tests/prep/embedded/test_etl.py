@@ -3,8 +3,7 @@
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
 from tests.builders import Sample, write_tar
 from tests.prep.embedded.conftest import sdk
+from tests.sources import wait_until
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]
 
@@ -34,13 +34,6 @@ def workers_of(node: int) -> list[int]:
             if b"prep.workers" in words and b"%d" % node in words:
                 found.append(int(path.parent.name))
     return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert condition()
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
@@ -75,7 +68,7 @@ def test_processes_end_with_the_node(allowing: ServerProcess, sig: int | None) -
         allowing.close()
     else:
         os.kill(node, sig)
-    wait_for(lambda: workers_of(node) == [])
+    wait_until(lambda: workers_of(node) == [])
 
 
 def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess) -> None:

@@ -15,6 +15,7 @@ from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
 from prep.embedded.routes import Handler
 from prep.embedded.storage import Storage
+from tests.sources import wait_until
 
 
 class Raw:
@@ -360,10 +361,3 @@ def test_node_listens_on_loopback_only(raw: Raw) -> None:
 
 def scratch_files(tmp_path: Path) -> list[Path]:
     return [path for path in tmp_path.glob("ais/scratch/*/*") if path.name != ".lock"]
-
-
-def wait_until(condition: object, *, timeout_s: float = 5.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)

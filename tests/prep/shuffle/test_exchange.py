@@ -5,10 +5,9 @@ import os
 import signal
 import tarfile
 import threading
-import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,9 @@ from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
 from tests.builders import pack, read_tar, tar_bytes
 from tests.prep.shuffle.gated_store import GatedStore
-from tests.sources import make_source, start_python
+from tests.sources import make_source, start_python, wait_until
 
 NUM_SAMPLES = 43
-WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -57,13 +55,6 @@ def run(shards: ShardSet, name: str, **options: Any) -> ShuffleReport:
 
 def outputs(store: Store, names: Sequence[str]) -> list[bytes]:
     return [store.read(name) for name in names]
-
-
-def wait_for(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # Equal bytes
@@ -253,7 +244,7 @@ def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet
     """Killed in the middle of its fourth output."""
     (tmp_path / "gate").mkdir()
     command = start_python(KILLED, directory.url, tmp_path / "out", tmp_path / "gate")
-    wait_for(lambda: (tmp_path / "gate" / "pid").exists() or command.poll() is not None)
+    wait_until(lambda: (tmp_path / "gate" / "pid").exists() or command.poll() is not None)
     command.kill()
     said = command.communicate()
     target = LocalStore(tmp_path / "out")
@@ -271,7 +262,7 @@ def test_worker_that_is_killed_is_told_and_the_rest_is_done_again(directory: Sha
     target = GatedStore(tmp_path / "out", held="shuffled-000001.tar", gate=gate)
 
     def kill() -> None:
-        wait_for((gate / "pid").exists)
+        wait_until((gate / "pid").exists)
         os.kill(int((gate / "pid").read_text()), signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
