@@ -384,6 +384,7 @@ def _slow_batches(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: b
     decode, transform = epoch.stages["decode"], epoch.stages["transform"]
     threads, capacity = decode.threads, decode.threads * epoch.wall_s
     busy, queued = (decode.busy_s + transform.busy_s) / capacity, decode.queued_s / capacity
+    queued = min(1.0, queued)  # DALI has more threads than those that decode
     why = f"batches being decoded; DALI's {threads} threads are busy for {busy:.0%} of the time"
     if queued > CROWDED:
         why += f", and for {queued:.0%} ready with no core free"
