@@ -100,7 +100,7 @@ class TurnJob:
         return self.urls[rank :: self.setting.ranks]
 
 
-class Epoch(NamedTuple):
+class TimedEpoch(NamedTuple):
     """One epoch of one rank."""
 
     num_samples: int
@@ -123,7 +123,7 @@ class Epoch(NamedTuple):
 class Drawn:
     """The measurements of one rank over one or more epochs."""
 
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[TimedEpoch, ...]
     cpu_s: float | None = None
     """CPU time of all processes of the turn; only the first rank measures it."""
     num_bytes: int | None = None
@@ -276,12 +276,12 @@ def _draw(
     num_epochs: int = 1,
     started: float | None = None,
     pace: RankPace | None = None,
-) -> list[Epoch]:
+) -> list[TimedEpoch]:
     """Draw epochs, with a step after each batch; the device is idle before and after each epoch.
 
     ``started`` is the time before the loader was made, for a first epoch, which includes that.
     """
-    epochs: list[Epoch] = []
+    epochs: list[TimedEpoch] = []
     for _ in range(num_epochs):
         if pace is not None:
             pace.begin_epoch()
@@ -308,7 +308,7 @@ def _draw(
         if pace is not None:
             pace.end_epoch()
         times = ended - began, tuple(waits), ended - asked
-        epochs.append(Epoch(num_samples, *times, first_samples, first_step_s, computed_s))
+        epochs.append(TimedEpoch(num_samples, *times, first_samples, first_step_s, computed_s))
     return epochs
 
 
@@ -352,7 +352,7 @@ def _spent(job: TurnJob, tree: ProcessTree | None) -> tuple[float, int | None] |
 
 
 def _drawn(
-    epochs: Sequence[Epoch], start: tuple[float, int | None] | None, end: tuple[float, int | None] | None
+    epochs: Sequence[TimedEpoch], start: tuple[float, int | None] | None, end: tuple[float, int | None] | None
 ) -> Drawn:
     if start is None or end is None:
         return Drawn(epochs=tuple(epochs))

@@ -18,7 +18,7 @@ from bench.compare.au import (
     search,
 )
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, Epoch, LoaderTurn, RankPace, RankTurn
+from bench.compare.turn import Drawn, LoaderTurn, RankPace, RankTurn, TimedEpoch
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
@@ -119,12 +119,12 @@ def test_options_that_do_not_fit_are_refused(
 
 
 # Three steps of 10 samples, a second each: the first batch comes after 4 s, the next two after 0 and 1 s.
-STARVED_ONCE = Epoch(30, 8.0, (4.0, 0.0, 1.0), 0.0, first_samples=10, first_step_s=5.0, computed_s=3.0)
-PERFECT = Epoch(30, 3.0, (0.0,), 0.0, first_samples=10, first_step_s=1.0, computed_s=3.0)
+STARVED_ONCE = TimedEpoch(30, 8.0, (4.0, 0.0, 1.0), 0.0, first_samples=10, first_step_s=5.0, computed_s=3.0)
+PERFECT = TimedEpoch(30, 3.0, (0.0,), 0.0, first_samples=10, first_step_s=1.0, computed_s=3.0)
 TEN = Accelerator(name="ten", batch_size=10, compute_s=1.0)
 
 
-def turn_of(*ranks: list[Epoch]) -> LoaderTurn:
+def turn_of(*ranks: list[TimedEpoch]) -> LoaderTurn:
     """A turn of ranks with these epochs; its CPU time is 0.6 s."""
     made = []
     for epochs in ranks:
@@ -145,7 +145,7 @@ def turn_of(*ranks: list[Epoch]) -> LoaderTurn:
         ([PERFECT, PERFECT._replace(num_samples=10, elapsed_s=9.0)], 1.0),  # an epoch of one step says nothing
     ],
 )
-def test_utilisation_leaves_out_the_first_step_of_each_epoch(epochs: list[Epoch], expected: float) -> None:
+def test_utilisation_leaves_out_the_first_step_of_each_epoch(epochs: list[TimedEpoch], expected: float) -> None:
     """As DLIO computes it, with nominal times."""
     assert point_of(turn_of(epochs), TEN).utilisation == pytest.approx(expected)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.compare.settings import DataFacts, TurnSetting, sweep
-from bench.compare.turn import Drawn, Epoch, LoaderTurn, RankTurn, figures_of
+from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TimedEpoch, figures_of
 from bench.loaders.protocol import LoaderOptions
 from bench.reports.figures import FIGURES
 from bench.tools.step import open_step
@@ -19,8 +19,8 @@ STEADY: Any = {"cpu_s": 3.0, "num_bytes": 1000}
 def drawn(
     num_samples: int, *, waits: tuple[float, ...], elapsed_s: float, epochs: int = 2, ends_s: float = 0.5
 ) -> Drawn:
-    whole = Epoch(num_samples, elapsed_s, waits, ends_s, first_samples=0, first_step_s=0, computed_s=0)
-    empty = Epoch(0, 0, (), 0, first_samples=0, first_step_s=0, computed_s=0)
+    whole = TimedEpoch(num_samples, elapsed_s, waits, ends_s, first_samples=0, first_step_s=0, computed_s=0)
+    empty = TimedEpoch(0, 0, (), 0, first_samples=0, first_step_s=0, computed_s=0)
     return Drawn(epochs=(whole, *[empty] * (epochs - 1)))
 
 

@@ -22,7 +22,7 @@ from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
-from bench.compare.turn import Drawn, Epoch, LoaderTurn, RankTurn, TurnJob, run_turn
+from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TimedEpoch, TurnJob, run_turn
 from bench.engine.run import run_scenario
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import ALL_PARTS
@@ -259,7 +259,7 @@ def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> 
 def made_up_turn(job: TurnJob) -> LoaderTurn:
     """What a turn of 22 samples would give."""
     drawn = [
-        Drawn(epochs=(Epoch(num_samples, 1, (0.5,), 0, num_samples, 1, 0),), cpu_s=1.0)
+        Drawn(epochs=(TimedEpoch(num_samples, 1, (0.5,), 0, num_samples, 1, 0),), cpu_s=1.0)
         for num_samples in ([22] if job.setting.ranks == 1 else [21, 1])
     ]
     ranks = [
