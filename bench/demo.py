@@ -140,7 +140,7 @@ def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tu
 
 
 def _copy_out(store: AisStore, directory: Path) -> None:
-    """Copy the shuffled shards, their indexes, manifest and class table; delete older files with their prefix."""
+    """Copy shuffled shards, indexes, manifest and class table; delete older files that have their prefix."""
     local = LocalStore(directory)
     wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
     for name in progress(wanted, what="copy", unit="object"):

@@ -118,7 +118,7 @@ def never_ends(head: bytes, more: bytes, pause_s: float = 0.0) -> Script:
 
 
 def scripted(script: Script, *, context: ssl.SSLContext | None = None) -> "contextlib.closing[ScriptedServer]":
-    """Serve ``script`` to every request, with TLS if there is a ``context``; a context manager."""
+    """Run a server that answers each request by ``script``; with a ``context`` it speaks TLS. A context manager."""
     return contextlib.closing(ScriptedServer(script, context))
 
 

@@ -345,7 +345,7 @@ def _synchronise() -> None:
 
 
 def _spent(job: TurnJob, tree: ProcessTree | None) -> tuple[float, int | None] | None:
-    """CPU seconds so far, and bytes through the gateway if there is one, on the rank that measures."""
+    """Return the CPU seconds so far and, on the rank that measures, the bytes through the gateway, if there is one."""
     if tree is None:
         return None
     return tree.cpu_s(), None if job.counter is None else read_counter(job.counter)

@@ -118,7 +118,7 @@ class Workload:
 
     @functools.cached_property
     def _first_shards(self) -> ShardSet:
-        """As many shards as fit `LOADER_BYTES`, at least one."""
+        """Choose as many shards as fit `LOADER_BYTES`, at least one."""
         names: list[str] = []
         total = 0
         for name in self.shards.names:
@@ -152,7 +152,7 @@ class Workload:
         return Photos(photos=photos, masks=(), is_drawn=self.is_drawn)
 
     def files(self, setting: GpuSetting) -> Path:
-        """Return a directory with the photos as files in a directory ``photos``, as DALI's file reader takes them."""
+        """Return a directory whose folder ``photos`` holds the photos as files, as DALI's file reader needs it."""
         directory = self.directory / f"files-{setting.photo_side}-{setting.progressive_share}"
         if not directory.exists():
             made = reencode(self.stored, side=setting.photo_side, progressive_share=setting.progressive_share)

@@ -12,8 +12,9 @@
 job's files. The open files then exist for that job alone, and the next loader makes another cache file of the same
 name. So a loader keeps the table that it joined with, and never marks its shards ready in another one.
 
-# Note [damaged]: a cache file whose table cannot be what its name says is removed, and a new one is made; those of
-other data sets are not concerned. A loader that still uses the cache file keeps its open files, as in Note [removed].
+# Note [damaged]: if the table of a cache file does not fit the file's name, the file is damaged: it is removed, and a
+new one is made. Cache files of other data sets stay. A loader that still uses the cache file keeps its open files, as
+in Note [removed].
 """
 
 import contextlib
@@ -305,7 +306,7 @@ class CacheFiles:
         return tables, others
 
     def _open(self, key: str, place: tuple[int, int]) -> None:
-        """Open a cache file; remove a damaged one. Note [damaged]."""
+        """Open a cache file; if it is damaged, remove it, see Note [damaged]."""
         table, file = None, -1
         try:
             table = StateTable(f"{key}.table", directory=self.own.file)

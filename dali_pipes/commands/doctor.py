@@ -155,7 +155,7 @@ def check_software() -> Iterator[Finding]:
 
 
 def check_libraries(dali_package: str) -> Finding:
-    """Check that the libraries of a build of DALI are whole, and that those of another CUDA are not installed as well.
+    """Check that the libraries of a DALI build are complete, and that no libraries for another CUDA are installed.
 
     Builds for two CUDA versions overwrite each other's files, and uninstalling one removes files of the other. DALI
     can then be imported, and fails or crashes when it decodes.

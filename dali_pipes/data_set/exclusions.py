@@ -245,7 +245,7 @@ class _Choice:
         return np.concatenate([first + np.flatnonzero(lack(columns.samples, asked)) for first, columns in parts])
 
     def _a_key(self) -> str:
-        """An example of the data set's keys, for errors; in a mixture with its set's name, as a list names it."""
+        """Return one key of the data set as an example for errors; in a mixture the set's name stands before it."""
         columns = next(columns for _, columns in self._indexed.columns_in_parts() if len(columns))
         set_ = f"{split_set(str(columns.shards[0]))[0]}/" if self._is_mixture else ""
         return f"{set_}{columns.samples.keys[0]}"

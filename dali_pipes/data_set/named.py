@@ -90,7 +90,7 @@ def name_shards(
 
 
 def known_shards(urls: ShardUrls, *, endpoint: str | None, etl: str | None = None) -> ShardSet:
-    """As `name_shards`, without a look at whether the shards are there."""
+    """Name the shards as `name_shards` does, without checking that they exist."""
     parts = parse_shards(urls, endpoint=endpoint)
     _, pattern = parts[0]
     if len(parts) == 1 and isinstance(pattern, Pattern):
@@ -158,7 +158,7 @@ def list_shards(
 
 
 def _expected(pattern: Pattern) -> ShardSet:
-    """The shards that a manifest or a record names; a manifest that is broken or not written yet is made anew."""
+    """Find the shards that a manifest or a record names. A broken manifest counts as none."""
     with contextlib.suppress(DataError):
         if (named := _by_manifest(pattern)) is not None:
             return named

@@ -391,7 +391,7 @@ class LongWaits:
         self._told_at = float("-inf")
 
     def watch(self, shards: Sequence[int]) -> Callable[[int], None]:
-        """Begin to watch a wait for these shards; returns a function to be called several times a second."""
+        """Start to watch a wait for these shards; return a function for the waiting thread to call again and again."""
         started = since = time.monotonic()
         is_told = False
 

@@ -41,7 +41,7 @@ class ImageOptions(TypedDict, total=False):
     mean: Sequence[float]
     """Red, green, blue, of pixels in 0..1; by default `IMAGENET_MEAN`."""
     std: Sequence[float]
-    """Likewise; by default `IMAGENET_STD`."""
+    """Red, green, blue, of pixels in 0..1; by default `IMAGENET_STD`."""
     dtype: Dtype
     """``"float32"`` (the default), ``"float16"`` or ``"uint8"``."""
     layout: Layout

@@ -194,7 +194,7 @@ class AioReader:
         return AioSegment(self, lines, batch_size=batch_size)
 
     def begin(self, lines: Lines, rows: slice) -> "Future[list[EncodedBatch]]":
-        """Begin to read the rows of a batch; the result are its components."""
+        """Start to read the rows of a batch; the result holds its components."""
         read = _Read(Future(), lines, rows)
         self._begun.put(read)
         return read.result

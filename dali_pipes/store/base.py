@@ -177,7 +177,7 @@ class Store(ABC):
         """Remove an object, if it exists."""
 
     def access(self) -> "Store":
-        """The same store for worker processes, after a look at whether the bucket is there: it pickles."""
+        """Return this store for worker processes: it pickles. The bucket is looked for first."""
         return self
 
     @abstractmethod

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
@@ -29,7 +30,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Headers = Sequence[tuple[str, str]]
 
 
-class NodeConnection(BaseHTTPRequestHandler):
+class NodeConnection(BaseHTTPRequestHandler, ABC):
     """Handles the requests of one connection, which stays open."""
 
     protocol_version = "HTTP/1.1"
@@ -44,9 +45,9 @@ class NodeConnection(BaseHTTPRequestHandler):
     """Whether the client waits for ``100 Continue`` before it sends its body."""
     _unread_bytes = 0
 
+    @abstractmethod
     def dispatch(self) -> None:
         """Answer one request."""
-        raise NotImplementedError
 
     def do_GET(self) -> None:
         """Answer a request of any method."""

@@ -109,11 +109,11 @@ def verify(
         missing: URLs or paths of further shards of the set, which the store lacks; each is a finding.
         beyond: URLs or paths of shards beside the set that no manifest lists; each is a finding.
         decoder: See `prep.photos.decoders.open_decoder`; ``None``: DALI's, if it is installed.
-        masks: Components that are masks; ``None``: see `dali_pipes.formats.photo_names.photo_roles`.
-        mask_values: The values that a mask's pixels may have; ``None``: anything from 0 to 255.
+        masks: The components that hold masks. With ``None``, `dali_pipes.formats.photo_names.photo_roles` finds them.
+        mask_values: The values that a mask's pixels may have. ``None`` allows 0 to 255.
         max_pixels: Photos with more pixels are bad, and are not decoded.
-        workers: The number of processes; 1: only this one. ``None``: one for each core, fewer if there are few bytes
-            or shards; on Ray, the cluster's CPUs.
+        workers: The number of processes; with 1, this process does the work. ``None`` stands for one process a core,
+            fewer if there are few bytes or shards; on Ray, for the cluster's CPUs.
         on: Who works: see `prep.workers.open_workers`.
         quarantine: A file to which bad samples that can be left out are added, for a loader's ``Select(exclude=...)``.
         show_progress: Draw a bar, in bytes.
@@ -241,7 +241,7 @@ class _SetChecker:
     def __init__(self, shards: ShardSet, report: VerifyReport, masks: Sequence[str] | None) -> None:
         self._shards, self._report, self._masks = shards, report, masks
         self.counts: ComponentCounts | None = None
-        """Of the whole data set, by its manifest."""
+        """Counts of components in the whole data set, by its manifest."""
         self.quarantine: Quarantine | None = None
         self.digest = ""
         """The manifest's digest; empty: there is no manifest."""

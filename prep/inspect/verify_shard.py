@@ -1,4 +1,4 @@
-"""Check one shard: read the whole tar, decode its photos, compare masks, labels, names and the shard index with it."""
+"""Check one shard: read its whole tar, decode its photos, and compare masks, labels, names and the shard index."""
 
 import itertools
 import re
@@ -30,9 +30,9 @@ class Checks:
     counts: ComponentCounts | None = None
     """The components of the data set; ``None``: unknown, each shard is judged by its own."""
     masks: tuple[str, ...] | None = None
-    """Components that are masks; ``None``: see `photo_roles`."""
+    """The components that hold masks. With ``None``, `photo_roles` finds them."""
     mask_values: frozenset[int] | None = None
-    """The values that a mask's pixels may have; ``None``: any."""
+    """The values that a mask's pixels may have. ``None`` allows all."""
     photos: PhotoRules
     classes: Mapping[int, str] = field(default_factory=dict)
     """The class table; empty: any integer is a label."""

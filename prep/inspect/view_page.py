@@ -275,7 +275,7 @@ def _bars(what: str, names: Sequence[str], counts: Sequence[int]) -> str:
 
 
 def _bad_part(findings: _Findings) -> str:
-    """What is bad, why, and what found it."""
+    """Write the list of bad samples: the reason, and the check that found it."""
     begin = (
         '<h2 id="bad">What is bad, and why</h2><p class="soft">Found by the shard indexes of all samples, and by '
         "decoding those that are shown below. To decode every sample: dali-pipes prep verify URL --quarantine bad.tsv; "

@@ -312,7 +312,7 @@ class _Plan:
     def __init__(self, job: PackJob, source: Source, checked: Checked, numbers: Sequence[int]) -> None:
         self._job, self._source, self._unread, self._numbers = job, source, checked.unread, numbers
         self.steps = (*source.steps, *([source.step(numbers)] if source.step is not None else []))
-        """What was done to the photos, in this pack and before it."""
+        """The changes of the photos, in this pack and before it."""
         plan = plan_shards(
             [checked.sizes[number] for number in numbers], max_count=job.max_count, max_bytes=job.max_bytes
         )

@@ -92,7 +92,7 @@ class JpegSegment(NamedTuple):
 
 
 def jpeg_segments(data: bytes) -> tuple[list[JpegSegment], bool]:
-    """A JPEG's marker segments up to the header of its first scan, and whether ``data`` ended before."""
+    """List a JPEG's marker segments up to the first scan, and say whether ``data`` ends before that scan."""
     found: list[JpegSegment] = []
     at = 2
     while at + 4 <= len(data):

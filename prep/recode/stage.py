@@ -68,7 +68,7 @@ class _Done(NamedTuple):
     changed: Mapping[str, tuple[str, Range]]
     """component -> its new name, and where its bytes are."""
     actions: tuple[str, ...]
-    """What was done, for each photo and mask."""
+    """The change of each photo and mask."""
     bytes_before: int
     bytes_after: int
     flaw: str

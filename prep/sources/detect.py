@@ -34,7 +34,7 @@ class Detected:
     source: str
     kind: Kind
     text: str
-    """What was found, in words: ``class folders: 'cat', 'dog', 'owl'``."""
+    """The kind of source in words: ``class folders: 'cat', 'dog', 'owl'``."""
     files: tuple[Path, ...] = ()
     """The files of a table or of Parquet."""
     splits: tuple[str, ...] = ()

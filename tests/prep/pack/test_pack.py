@@ -319,7 +319,7 @@ def _with_lost_files(folder: Path) -> Source:
 
 
 def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_path: Path) -> None:
-    """What is kept is what is there, planned to the byte; of a record with no file at all there is nothing to keep."""
+    """``keep`` packs the files that exist, as planned to the byte; a record without any file is left out."""
     source = _with_lost_files(tmp_path)
     with pytest.raises(
         DataError,
