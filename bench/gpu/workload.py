@@ -95,7 +95,7 @@ class Workload:
     """
 
     shards: ShardSet
-    """They hold the photos and masks; loaders read them."""
+    """The shards with the photos and masks, as loaders read them."""
     _: KW_ONLY
     photo: str
     """The photo's component."""

@@ -86,11 +86,11 @@ class FigureChange(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """All changes, and what a reader must know besides."""
+    """The changes of all figures between two runs, and notes for the reader."""
 
     changes: tuple[FigureChange, ...]
     notes: tuple[str, ...]
-    """A line for each run that was stopped early, or has records that the other one has not."""
+    """One line for each run that stopped early, or has records that the other run lacks."""
 
     @property
     def regressions(self) -> tuple[FigureChange, ...]:

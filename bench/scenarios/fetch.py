@@ -72,7 +72,7 @@ class Objects(NamedTuple):
         return object_url(self.endpoint, self.bucket, name, provider="ais")
 
     def check(self, client: str, sizes: Sequence[int], found: int | None = None) -> None:
-        """Refuse objects of another size, or another checksum of the one that is checked.
+        """Refuse an object that has another size or checksum than expected.
 
         Raises:
             DataError: Names the client and the object.

@@ -150,7 +150,7 @@ def _changed(shard: str, found: str, num_bytes: int) -> DataError:
 
 
 class Files:
-    """Reads parts, one at a time. A file stays open until another one is needed: the next range is mostly in it."""
+    """Reads parts, one at a time. A file stays open until another one is needed: most ranges follow each other."""
 
     def __init__(self) -> None:
         self._data: bytes | None = None

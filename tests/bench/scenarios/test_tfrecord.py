@@ -64,7 +64,7 @@ def test_plain_reader_gives_what_pillow_and_torchvision_make(
 
 
 def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: ShardSet, tmp_path: Path) -> None:
-    """DALI's reader looks at no checksum; others do. Its own tool makes the same index."""
+    """Each record has the right checksums, which DALI's reader does not check. DALI's own tool makes the same index."""
     program = Path(sys.executable).parent / "tfrecord2idx"
     write_tfrecords(shards, tmp_path, options=LoaderOptions())
     paths = sorted(tmp_path.glob("*.tfrecord"))

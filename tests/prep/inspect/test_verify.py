@@ -210,7 +210,7 @@ def test_masks_are_what_the_caller_says(tmp_path: Path) -> None:
 
 
 def test_masks_of_turned_photos_are_compared_upright(tmp_path: Path) -> None:
-    """As loaders compare them; the finding says that the mask fits the stored photo."""
+    """verify compares upright sizes, as loaders do; the finding says that the mask fits the stored photo."""
     photo = slope(20, 30)
     samples = [
         Sample(key, {"jpg": turned_photo(photo, 6), "png": turned_photo(photo[..., 0] % 3 + 1, of_mask, "PNG")})

@@ -147,7 +147,7 @@ def test_large_masks_keep_their_values(tmp_path: Path) -> None:
 
 
 def test_masks_of_another_shape_and_samples_without_a_photo_are_drawn_all_the_same(tmp_path: Path) -> None:
-    """The mask cannot be laid over the photo, and a text is no photo; the samples are there."""
+    """Samples whose mask does not fit the photo, or that have a text in its place, are shown without the overlay."""
     mask = image_bytes(np.ones((60, 40), np.uint8))
     samples = [Sample("a", {"bmp": plain((9, 9, 9)), "mask.png": mask}), Sample("b", {"txt": b"x"})]
     write_shards(tmp_path, samples, per_shard=2)
