@@ -162,7 +162,7 @@ def join_texts(parts: Sequence[Texts]) -> Texts:
     return Texts(np.concatenate([part.data for part in parts]), np.concatenate(ends))
 
 
-# What stands around a part of a name that is empty, "." or "..", where NUL is before and after each name.
+# With NUL before and after each name, one of these pairs stands where a part of a name is empty, "." or "..".
 _ODD_PAIRS = (b"\0\0", b"\0/", b"\0.", b"//", b"/.", b"/\0")
 
 

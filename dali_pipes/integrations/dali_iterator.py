@@ -28,7 +28,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
 
     def __init__(self, loader: DALIGenericIterator, arguments: Mapping[str, Any]) -> None:
         self._column_labels, auto_reset = as_bool("column_labels", arguments["column_labels"]), arguments["auto_reset"]
-        # 1 and numpy's bools are equal to a key, too; 1 is refused as anywhere else.
+        # numpy's bools equal a key and are taken. 1 equals True, too, but an integer is refused everywhere.
         if type(auto_reset) is int or auto_reset not in _AUTO_RESET:
             raise ValueError(f"auto_reset must be a bool, 'yes', 'no' or None, got {auto_reset!r}")
         # DALI's own constructor would claim the pipeline a second time; the attributes that it sets are the loader's.

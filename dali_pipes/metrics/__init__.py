@@ -21,7 +21,7 @@ _HOMES = {
     "serve": "metrics.prometheus",
     "write_textfile": "metrics.prometheus",
 }
-# What to install for each module's package, if that is not there.
+# Module -> the package to install if its import fails.
 _PACKAGES = {
     "metrics.hf_callback": "transformers",
     "metrics.lightning_callback": "dali-pipes[lightning]",

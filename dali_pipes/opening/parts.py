@@ -324,7 +324,7 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
     for pair in pipeline.inputs.decoded.same_size:
         num_turned = [sum(stored.turned.get(name, 0) for name in names.split(";")) for names in pair]
         if pair[0] in pipeline.inputs.decoded.upright and num_turned[0] != num_turned[1]:
-            # Whether the masks were drawn on upright photos, no size tells.
+            # Sizes alone do not tell whether the masks were drawn on upright photos.
             _log.info(
                 "%d photos '%s' and %d masks '%s' are turned by EXIF orientations; a mask without one is taken to be "
                 "drawn on the upright photo: look at some, dali-pipes prep view URL, or pass orient=False",

@@ -27,7 +27,7 @@ from dali_pipes.reader.buffers import ALIGNMENT, Buffers, EncodedBatch
 from dali_pipes.reader.feed import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
-# Batches that a segment has begun to read and not given: with one alone the thread would wait until it is taken.
+# Batches that a segment reads ahead. With one, the reading thread would wait until the loop takes that batch.
 NUM_AHEAD = 2
 # Reads in one call. The kernel limits the sum over the machine's contexts: /proc/sys/fs/aio-max-nr, 65,536 by default.
 MAX_READS = 256

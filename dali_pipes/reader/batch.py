@@ -25,7 +25,7 @@ from dali_pipes.order.randomness import Stream
 
 NO_PHOTO = -1
 """The format of a component whose name is not that of a photo."""
-# Keys of a batch that an error names.
+# The most keys of a batch that an error names.
 NUM_NAMED = 8
 
 
