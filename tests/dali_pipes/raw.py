@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nvidia.dali import fn, types
-
 import dali_pipes as dp
 from tests.builders import Sample
 
@@ -14,6 +12,8 @@ __all__ = ["check_rows", "raw", "read_epoch"]
 
 def raw(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """Which sample; its label; length and sum of its photo's bytes, which every changed byte changes."""
+    from nvidia.dali import fn, types
+
     photo = components["image.jpg"]
     return {
         "ordinal": components.array(lambda batch: batch.ordinals),

@@ -49,9 +49,17 @@ def test_shapes_are_those_of_the_test() -> None:
     assert [tuple(shape) for shape in BUCKETS.shapes.tolist()] == SHAPES
 
 
-@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("window", ["all", 200_000])
+@pytest.mark.parametrize(
+    ("policy", "world_size", "window"),
+    [
+        ("PARTIAL", 1, 200_000),
+        ("PARTIAL", 3, "all"),
+        ("FILL", 2, 200_000),
+        ("FILL", 3, "all"),
+        ("DROP", 3, 200_000),
+        ("DROP", 2, "all"),
+    ],
+)
 def test_every_sample_comes_once_in_a_batch_of_its_shape(
     shards: Path, samples: list[Sample], policy: str, world_size: int, window: Any
 ) -> None:
@@ -84,8 +92,7 @@ def test_every_sample_comes_once_in_a_batch_of_its_shape(
         loader.close()
 
 
-@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
-@pytest.mark.parametrize("window", ["all", 100_000])
+@pytest.mark.parametrize(("policy", "window"), [("PARTIAL", "all"), ("FILL", 100_000), ("DROP", 100_000)])
 def test_resume_at_every_step_gives_the_rest(shards: Path, policy: str, window: Any) -> None:
     """The state, as JSON, after each batch; on one rank, and on two with half the batch size; then the next epoch."""
     options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
@@ -149,46 +156,44 @@ def test_state_of_other_steps_is_refused(shards: Path) -> None:
         open_loader(shards, state=plain)
 
 
+def check_pixels(image: Any, photo: Image.Image) -> None:
+    """The image is the largest cut about the photo's centre, as Pillow cuts and resizes it."""
+    height, width = image.shape[:2]
+    scale = min(photo.width / width, photo.height / height)
+    columns, rows = width * scale, height * scale
+    left, top = (photo.width - columns) / 2, (photo.height - rows) / 2
+    cut = (left, top, left + columns, top + rows)
+    expected = np.asarray(photo.resize((width, height), Image.Resampling.BILINEAR, box=cut), np.int32)
+    # The cut is rounded to whole pixels, in photos of no more than 150.
+    assert np.abs(expected - image).mean() < 6
+
+
 def test_pixels_are_those_of_the_largest_cut(shards: Path, samples: list[Sample]) -> None:
     """About the centre, without a flip: as Pillow cuts and resizes, to a few grey levels."""
     graph = dp.bucketed(place="centre", flip=0, dtype="uint8", layout="HWC")
     with open_loader(shards, graph) as loader:
         for (batch,) in loader:
             for key, image in zip(batch["key"], batch["image"].numpy(), strict=True):
-                photo = Image.open(io.BytesIO(samples[int(key[1:])].components["image.jpg"]))
-                height, width = image.shape[:2]
-                scale = min(photo.width / width, photo.height / height)
-                columns, rows = width * scale, height * scale
-                left, top = (photo.width - columns) / 2, (photo.height - rows) / 2
-                cut = (left, top, left + columns, top + rows)
-                expected = np.asarray(photo.resize((width, height), Image.Resampling.BILINEAR, box=cut), np.int32)
-                # The cut is rounded to whole pixels, in photos of no more than 150.
-                assert np.abs(expected - image).mean() < 6
+                check_pixels(image, Image.open(io.BytesIO(samples[int(key[1:])].components["image.jpg"])))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path, orientation: int) -> None:
+def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path) -> None:
     """All eight orientations, of a wide and of a tall photo: shape and pixels are those of `exif_transpose`."""
     exif = Image.Exif()
-    exif[0x0112] = orientation
     samples = []
-    for row, sample in enumerate(make_samples([(150, 80), (70, 140)])):
+    for row, sample in enumerate(make_samples([(150, 80), (70, 140)] * 8)):
+        exif[0x0112] = row // 2 + 1
         photo = Image.open(io.BytesIO(sample.components["image.jpg"]))
         samples.append(Sample(f"k{row}", {"image.jpg": image_bytes(photo, "JPEG", exif=exif, quality=95)}))
-    shards = write_shards(tmp_path, samples, per_shard=2)
+    shards = write_shards(tmp_path, samples, per_shard=16)
     graph = dp.bucketed(place="centre", flip=0, dtype="uint8", layout="HWC")
     with open_loader(shards, graph, batch_size=1) as loader:
         batches = {batch["key"][0]: batch for (batch,) in loader}
     for sample in samples:
         upright = ImageOps.exif_transpose(Image.open(io.BytesIO(sample.components["image.jpg"])))
         (image,) = batches[sample.key]["image"].numpy()
-        height, width = image.shape[:2]
-        assert (height, width) == shape_of(*upright.size)
-        scale = min(upright.width / width, upright.height / height)
-        left, top = (upright.width - width * scale) / 2, (upright.height - height * scale) / 2
-        cut = (left, top, left + width * scale, top + height * scale)
-        expected = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR, box=cut), np.int32)
-        assert np.abs(expected - image).mean() < 6
+        assert image.shape[:2] == shape_of(*upright.size)
+        check_pixels(image, upright)
 
 
 def test_place_and_flip_belong_to_the_sample(shards: Path) -> None:
@@ -344,7 +349,7 @@ def test_images_of_a_gpu_are_those_of_the_cpu(gpu: None, shards: Path) -> None:
             assert (found["image"].cpu().float() - expected["image"].float()).abs().mean() < 4
 
 
-@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+@pytest.mark.parametrize("policy", ["PARTIAL", "DROP"])
 def test_two_windows_are_enough_room(shards: Path, tmp_path: Path, policy: str) -> None:
     """A cache that holds two of seven windows: every sample comes, also after a resume in the middle of a window."""
     graph = dp.bucketed()

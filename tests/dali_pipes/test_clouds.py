@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,17 +49,6 @@ def test_batches_are_those_of_a_directory(url: str, small_shards: Path) -> None:
     assert_same(batches(url, endpoint=DIRECT), batches(small_shards))
     parts = [batches(url, rank=rank, world_size=2) for rank in range(2)]
     assert_same(parts[1], batches(small_shards, rank=1, world_size=2))
-
-
-def test_epoch_goes_on_where_it_was_left(url: str) -> None:
-    whole = batches(url)
-    with dp.loader(url, dp.segmentation(crop=32), **OPTIONS) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with dp.loader(url, dp.segmentation(crop=32), **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        rest = [{name: value.numpy().copy() for name, value in batch[0].items()} for batch in loader]
-    assert_same(rest, whole[1:])
 
 
 def test_missing_shard_and_bucket_are_named(url: str) -> None:
@@ -114,14 +102,3 @@ def test_cloud_without_its_package_says_what_to_install(monkeypatch: pytest.Monk
 def test_cloud_and_aistore_without_an_endpoint_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prep", "shuffle", "ais://a/x-", "s3://b/y-"]) != 0
     assert "'ais://a/x-' is in AIStore, 's3://b/y-' is not, and no AIStore endpoint is given" in capsys.readouterr().err
-
-
-def test_loader_without_clouds_imports_none_of_their_packages(small_shards: Path) -> None:
-    program = (
-        "import sys, dali_pipes as dp\n"
-        f"loader = dp.loader({str(small_shards)!r}, dp.segmentation(crop=32), batch_size=4, seed=1)\n"
-        "next(iter(loader)); loader.close()\n"
-        "print([name for name in ('obstore', 'boto3', 'dali_pipes.store.cloud.bucket') if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -110,8 +110,7 @@ def test_nothing_interrupts_between_counting_and_hand_over(shards: Path, face: s
         assert not [(where, name) for where, name in ran if name.startswith(INTERRUPTIBLE)]
 
 
-@pytest.mark.parametrize("how", [undecodable, garbage], ids=["by DALI", "by the index"])
-@pytest.mark.parametrize("bad", [2, 12, 19])
+@pytest.mark.parametrize(("how", "bad"), [(undecodable, 2), (garbage, 12), (undecodable, 19)])  # by DALI, by the index
 def test_state_after_an_error_has_the_lost_batch_to_come(
     tmp_path: Path, samples: list[Sample], how: Callable[[bytes], bytes], bad: int
 ) -> None:

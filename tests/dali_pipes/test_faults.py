@@ -6,8 +6,6 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-import pytest
-
 import dali_pipes as dp
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
@@ -58,11 +56,10 @@ def run_epochs(endpoint: str, directory: Path, *, epochs: int, rate: float, seed
         store.client.bucket(store.bucket).delete(missing_ok=True)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_sample_comes_once_though_requests_break(tmp_path: Path, seed: int) -> None:
+def test_every_sample_comes_once_though_requests_break(tmp_path: Path) -> None:
     """Two epochs with one request in ten broken, in every way that the proxy knows."""
     with embedded_node.start(tmp_path / "node") as node:
-        faults, num_requests = run_epochs(node.endpoint, tmp_path, epochs=2, rate=0.1, seed=seed)
+        faults, num_requests = run_epochs(node.endpoint, tmp_path, epochs=2, rate=0.1, seed=0)
     assert num_requests > 200
     assert len(faults) >= 5
     assert faults.total() > 10

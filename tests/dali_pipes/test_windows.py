@@ -35,9 +35,20 @@ def cache_dir(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
-@pytest.mark.parametrize("window", [60_000, 300_000, "all"])
-@pytest.mark.parametrize(("world_size", "batch_size", "num_slices"), [(1, 7, 1), (3, 4, 1), (2, 4, 2), (3, 4, 2)])
+@pytest.mark.parametrize(
+    ("policy", "window", "world_size", "batch_size", "num_slices"),
+    [  # each pair of policy, window and number of slices
+        ("PARTIAL", 60_000, 3, 4, 1),
+        ("FILL", 300_000, 1, 7, 1),
+        ("DROP", "all", 3, 4, 1),
+        ("DROP", 60_000, 1, 7, 1),
+        ("FILL", 60_000, 2, 4, 2),
+        ("PARTIAL", 300_000, 3, 4, 2),
+        ("DROP", 300_000, 3, 4, 2),
+        ("PARTIAL", "all", 2, 4, 2),
+        ("FILL", "all", 3, 4, 2),
+    ],
+)
 def test_each_sample_comes_once_whatever_the_window(
     shards: Path,
     samples: list[Sample],

@@ -7,6 +7,7 @@ import numpy as np
 
 from dali_pipes.cache.cache import NodeCache, Take, Verify
 from dali_pipes.cache.extents import extent_starts, reserve
+from dali_pipes.cache.files import cache_root
 
 PAGE = 4096
 KEY, OTHER = "a" * 32, "b" * 32
@@ -98,3 +99,8 @@ class Member:
 
     def states(self) -> list[int]:
         return [int(state) for state in self.cache._joined[self.slot].table.state]
+
+
+def blocks(directory: Path) -> int:
+    """Bytes of the blocks that all cache files in a directory have."""
+    return sum(path.stat().st_blocks * 512 for path in cache_root(directory).glob("*.image"))

@@ -24,6 +24,7 @@ from dali_pipes.errors import CacheError
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import make_samples, samples_and_shards, write_shards
 from tests.dali_pipes.cache.job import Job
+from tests.dali_pipes.cache.member import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,10 +73,6 @@ def cache_dir(tmp_path: Path) -> Path:
 
 
 FILE_SYSTEM_BLOCK = 4096
-
-
-def blocks(cache_dir: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in cache_root(cache_dir).glob("*.image"))
 
 
 @contextlib.contextmanager

@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,12 +49,8 @@ samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i
 
 
 @pytest.fixture
-def cache_dir() -> Iterator[Path]:
-    """In shared memory, where blocks are those of the extents alone: a disk's file system keeps a block more here and
-    there, to find the others by (ext4: one for 340 pieces of a file).
-    """
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dali-pipes-test-") as directory:
-        yield Path(directory)
+def cache_dir(shared_memory: Path) -> Path:
+    return shared_memory
 
 
 class Job:

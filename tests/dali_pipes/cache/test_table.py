@@ -1,8 +1,7 @@
 """The state table: derived columns say what the states say, whatever was cut short."""
 
-import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,6 @@ NUM_SHARDS = len(STARTS) - 1
 @pytest.fixture
 def table(tmp_path: Path) -> StateTable:
     return StateTable(tmp_path / "t", starts=STARTS)
-
-
-@pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dali-pipes-test-") as directory:
-        yield Path(directory)
 
 
 def check_derived(table: StateTable) -> None:

@@ -4,11 +4,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache, Verify
@@ -17,6 +15,7 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
 from tests.builders import make_samples, samples_and_shards, write_shards
 from tests.dali_pipes.cache.job import Job
+from tests.dali_pipes.raw import raw
 
 NUM_SHARDS = 8
 PAGE = 4096
@@ -147,11 +146,6 @@ def test_fallen_checker_loses_nothing(tmp_path: Path) -> None:
     os.close(file)
 
 
-def photo_sums(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    total = fn.cast(fn.reductions.sum(components["image.jpg"], dtype=types.UINT64), dtype=types.INT64)
-    return {"ordinal": components.array(lambda batch: batch.ordinals), "sum": total}
-
-
 def test_loader_over_a_changed_cache_gives_the_stored_photos(tmp_path: Path) -> None:
     """A byte is changed in each photo between two jobs."""
     samples = make_samples([(60, 50)] * 24)
@@ -161,7 +155,7 @@ def test_loader_over_a_changed_cache_gives_the_stored_photos(tmp_path: Path) -> 
     def summed() -> dict[int, int]:
         """The sum of each photo's bytes, as the loader gives it, by ordinal."""
         cache = dp.Cache(directory=tmp_path / "cache", show_progress=False)
-        with dp.loader(str(directory), photo_sums, batch_size=4, device="cpu", cache=cache) as loader:
+        with dp.loader(str(directory), raw, batch_size=4, device="cpu", cache=cache) as loader:
             return {
                 int(ordinal): int(total)
                 for (batch,) in loader

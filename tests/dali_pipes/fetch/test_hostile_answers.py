@@ -95,8 +95,13 @@ def cloud(endpoint: str) -> ObjectSource:
     return CloudObjects(ask_for, locate=str, access=HttpAccess(endpoint=endpoint), service="S3")
 
 
-@pytest.mark.parametrize("source", [cluster, cloud])
-@pytest.mark.parametrize(("script", "text"), [attack[1:] for attack in ATTACKS], ids=[attack[0] for attack in ATTACKS])
+# All stores read by one client: the other schemes need no more than a sample of the table.
+CASES = [(*attack, cluster) for attack in ATTACKS] + [(*attack, cloud) for attack in ATTACKS[::6]]
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "source"), [case[1:] for case in CASES], ids=[f"{case[0]}-{case[3].__name__}" for case in CASES]
+)
 def test_hostile_answer_is_an_error_soon_and_in_little_memory(
     script: Script, text: str, source: Callable[[str], ObjectSource]
 ) -> None:

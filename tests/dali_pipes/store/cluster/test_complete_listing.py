@@ -2,9 +2,7 @@
 
 import json
 import logging
-import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import requests
@@ -19,6 +17,7 @@ from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
+from tests.dali_pipes.fetch.served import answering
 
 
 def job(kind: str, *, started: str, ended: str = "0001-01-01T00:00:00Z", aborted: bool = False) -> dict[str, object]:
@@ -61,29 +60,6 @@ def say(monkeypatch: pytest.MonkeyPatch, kind: str, *answers: Sequence[dict[str,
     monkeypatch.setattr(Job, "get_details", details)
 
 
-class StoredAnswer(ThreadingHTTPServer):
-    """A server that answers every GET with one document."""
-
-    def __init__(self, document: dict[str, object]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                data = json.dumps(document).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    def __enter__(self) -> str:  # type: ignore[override]
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-
 @pytest.fixture
 def filled(bucket: AisStore) -> AisStore:
     bucket.create()
@@ -92,16 +68,18 @@ def filled(bucket: AisStore) -> AisStore:
     return bucket
 
 
-@pytest.mark.parametrize("kind", ["rebalance", "resilver"])
 @pytest.mark.parametrize(
-    ("started", "refused"),
+    ("kind", "started", "refused"),
     [
-        ([{"started": "34:57"}], "runs"),
-        ([{"started": "34:57", "ended": ENDED}], ""),
-        ([], ""),
-        ([{"started": "34:57", "ended": ENDED, "aborted": True}], "was aborted"),
-        ([{"started": "30:00", "ended": ENDED, "aborted": True}, {"started": "34:57", "ended": ENDED}], ""),
-        ([{"started": "30:00", "ended": ENDED}, {"started": "34:57"}], "runs"),
+        ("resilver", [{"started": "34:57"}], "runs"),
+        ("rebalance", [{"started": "34:57", "ended": ENDED}], ""),
+        ("resilver", [{"started": "34:57", "ended": ENDED, "aborted": True}], "was aborted"),
+        (
+            "rebalance",
+            [{"started": "30:00", "ended": ENDED, "aborted": True}, {"started": "34:57", "ended": ENDED}],
+            "",
+        ),
+        ("rebalance", [{"started": "30:00", "ended": ENDED}, {"started": "34:57"}], "runs"),
     ],
 )
 def test_cluster_that_moves_objects_is_not_listed(
@@ -219,9 +197,9 @@ def test_health_of_the_proxy_tells_of_a_rebalance_to_those_who_may_not_see_the_j
 ) -> None:
     """The flags of a proxy of AIS 4.9, at rest and in a rebalance."""
     refuse_jobs(monkeypatch, filled.endpoint)
-    node = StoredAnswer({"smap": {"version": "5"}, "rmd": {"version": "1"}, "flags": flags})
-    with node as endpoint:
-        other = AisStore(endpoint, filled.bucket)
+    health = json.dumps({"smap": {"version": "5"}, "rmd": {"version": "1"}, "flags": flags}).encode()
+    with answering(lambda exchange: exchange.say(200, health)) as server:
+        other = AisStore(server.endpoint, filled.bucket)
         monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
         if not refused:
             assert other.list_all("s-") == []

@@ -1,8 +1,6 @@
+"""What an endpoint's certificates, or the lack of TLS, may have wrong: each trouble has its own advice."""
+
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,45 +9,19 @@ import trustme
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
+from tests.dali_pipes.fetch.served import answering
+from tests.scripted import says, scripted
+
+HEALTHY = says(b"HTTP/1.1 200 OK\r\nAis-Daemon-Id: p\r\nContent-Length: 0\r\n\r\n")
+# As Go's server with TLS answers plain HTTP.
+TEXT = b"Client sent an HTTP request to an HTTPS server.\n"
+SAYS_HTTPS = says(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%b" % (len(TEXT), TEXT))
 
 
-class Healthy(BaseHTTPRequestHandler):
-    """Answers a health check as AIStore does."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Ais-Daemon-Id", "p")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class SaysHttps(Healthy):
-    """Answers plain HTTP as Go's server with TLS does."""
-
-    def do_GET(self) -> None:
-        body = b"Client sent an HTTP request to an HTTPS server.\n"
-        self.send_response(400)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@contextmanager
-def serving(handler: type[Healthy] = Healthy, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        if context is not None:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``ca.pem`` signed the servers' certificate, ``other.pem`` did not, ``bad.pem`` is none."""
+    tmp_path = tmp_path_factory.mktemp("tls")
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
@@ -106,9 +78,11 @@ def test_tls_trouble_has_its_own_advice(
     for name, value in variables.items():
         monkeypatch.setenv(name, str(folder / value))
     context = context_of(folder, asks=server == "strict") if server in ("tls", "strict") else None
-    with ExitStack() as stack:
-        port = stack.enter_context(serving(SaysHttps if server == "says" else Healthy, context))
-        endpoint = f"{scheme}://127.0.0.1:{port}"
+    script = SAYS_HTTPS if server == "says" else HEALTHY
+    # What is no HTTP, such as the beginning of TLS, is answered by http.server.
+    plain = answering(lambda exchange: exchange.say(200, b"", **{"Ais-Daemon-Id": "p"}))
+    with plain if server == "plain" else scripted(script, context=context) as running:
+        endpoint = f"{scheme}://{running.endpoint.partition('://')[2]}"
         if not expected:
             check_endpoint(endpoint)
             return
