@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from nvidia.dali import fn, types
 
 import dali_pipes as dp
 import dali_pipes.store.local
@@ -47,6 +46,8 @@ def make_data(directory: Path) -> list[Sample]:
 
 def summed(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """Nothing is decoded: which sample it is, and the sums of its files' bytes."""
+    from nvidia.dali import fn, types
+
     names = ("image.jpg", "trimap.png")
     return {
         "ordinal": components.array(lambda batch: batch.ordinals),

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from nvidia.dali import fn, types
 
 import dali_pipes as dp
 from bench.gpu.devices import has_video_library
@@ -28,6 +26,8 @@ SLEEP_CYCLES = 200_000_000
 
 def with_a_number(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """Outputs that are nodes and one that is none, as DALI's graphs may have."""
+    from nvidia.dali import fn, types
+
     del random
     photo = fn.decoders.image(components["image.jpg"], device=components.device)
     return {"image": fn.resize(photo, size=(8, 8)), "two": 2, "three": types.Constant(3)}
@@ -67,6 +67,8 @@ def test_a_number_among_the_outputs_on_a_gpu(gpu: None, small_shards: Path) -> N
 @pytest.mark.gpu
 def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: Path) -> None:
     """Nor is `valid`: a copy from ordinary memory would hold the host up until the step before has run."""
+    import torch
+
     graph = dp.classification_eval(crop=8, resize=8)
     with dp.loader(
         small_shards,
@@ -89,6 +91,8 @@ def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: P
 
 def sums(shards: Path, *, device: str = "cuda:0", is_held_up: bool) -> list[float]:
     """The sum of each batch, by kernels that begin late if the stream is held up."""
+    import torch
+
     # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
     with dp.loader(
         shards,
@@ -114,6 +118,7 @@ def sums(shards: Path, *, device: str = "cuda:0", is_held_up: bool) -> list[floa
 @pytest.mark.gpu
 def test_masks_are_the_same_by_either_decoder(gpu: None, small_shards: Path) -> None:
     """On the CPU and then copied, or by the decoder of the photos."""
+    import torch
 
     def masks(mask_device: Any) -> list[torch.Tensor]:
         graph = dp.segmentation(crop=48, mask_device=mask_device)
@@ -141,6 +146,8 @@ def test_a_batch_keeps_its_values_until_the_kernels_that_read_it_have_run(gpu: N
 @pytest.mark.gpu
 def test_a_device_that_is_not_the_current_one(gpu: None, drawn: Path) -> None:
     """A rank that never called `set_device` has its batches on its device, and torch's current device stays."""
+    import torch
+
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device")
     torch.cuda.set_device(0)
@@ -151,6 +158,8 @@ def test_a_device_that_is_not_the_current_one(gpu: None, drawn: Path) -> None:
 @pytest.mark.gpu
 def test_batches_are_dropped_while_a_cuda_graph_is_captured(gpu: None, drawn: Path) -> None:
     """A device cannot be synchronised then, as DALI does before it frees them; neither graph nor batches suffer."""
+    import torch
+
     expected = sums(drawn, is_held_up=False)
     with dp.loader(
         drawn,
@@ -248,6 +257,7 @@ def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(drawn: Path) -> None:
 @pytest.mark.gpu
 def test_page_locked_buffers_hold_the_right_bytes(gpu: None, drawn: Path) -> None:
     """However far the host runs ahead: the pixels are those of DALI's own reader, whose memory is its own."""
+    import torch
 
     def images(reader: str) -> list[float]:
         decode = dp.Decode(engine_share=0.0, reader=reader)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvidia.dali import fn
 
 import dali_pipes as dp
 
@@ -117,6 +116,8 @@ def test_arguments_of_a_late_loader_are_checked_at_once(small_shards: Path, tmp_
 
 def test_late_loader_that_cannot_be_opened_says_why_each_time(small_shards: Path) -> None:
     """An error of the user's graph is no missing attribute of the loader; and the same loader can be tried again."""
+    from nvidia.dali import fn
+
     is_wrong = True
 
     def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import dali_pipes as dp
 from dali_pipes import profiling
@@ -94,6 +93,8 @@ def test_trace_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> None:
     """Started in mid-epoch it finds them; stopped, they cost nothing again."""
+    import torch
+
     with opened(small_shards) as loader:
         next(loader)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -114,6 +115,8 @@ def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> 
 )
 def test_the_environment_decides(value: str, shown: bool, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI_PIPES_ANNOTATE is stronger than what is found."""
+    import torch
+
     monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, value)
     with opened(small_shards) as loader, torch.profiler.profile() as profiler:
         next(loader)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import dali_pipes as dp
 from dali_pipes.cache.share import cache_file_key
@@ -104,6 +103,8 @@ def open_loader(store: AisStore, graph: Callable[..., Any], **options: Any) -> d
 
 
 def assert_batches_equal(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
+    import torch
+
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         assert one.keys() == other.keys()
