@@ -80,6 +80,7 @@ def test_loader_over_a_directory_and_a_bucket(
     assert run(tmp_path, READ, [small_shards, f"{bucket.url}/s-"], environment) == ["read", "23"] * 2
 
 
+@pytest.mark.parametrize("environment", ["PYTHONPATH"], indirect=True)
 def test_ranks_of_torchrun_read_each_sample_once(
     small_shards: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -219,16 +219,16 @@ class SlowHandler(QuietHandler):
         self.do_HEAD()
         for number in range(10):
             if number == 5 and "stalls" in self.path:
-                time.sleep(6)
+                time.sleep(3)
                 return
-            time.sleep(0.4)
+            time.sleep(0.15)
             self.wfile.write(b"%d" % number * 1000)
 
 
 def test_only_silence_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that takes longer than the limit is read; one whose server falls silent is an error."""
     pytest.importorskip("obstore", reason="needs the extra cloud")
-    monkeypatch.setattr(bucket, "STALL_S", 2)
+    monkeypatch.setattr(bucket, "STALL_S", 1)
     with serving(SlowHandler) as address:
         store = open_store(f"http://{address}/a", endpoint=None)[0]
         assert store.read("slow") == b"".join(b"%d" % number * 1000 for number in range(10))
