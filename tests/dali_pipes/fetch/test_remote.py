@@ -96,13 +96,6 @@ def test_loader_of_a_bucket_without_a_manifest_indexes_it(bucket: AisStore, capl
     assert bucket.size("train/s-manifest.safetensors") is None
 
 
-def test_loader_missing_bucket_is_named(bucket: AisStore) -> None:
-    """What is missing, and where."""
-    options = {"batch_size": 5, "device": "cpu", "endpoint": bucket.endpoint}
-    with pytest.raises(dp.StoreError, match=rf"no bucket 'ais://{bucket.bucket}-not' at {bucket.endpoint}"):
-        dp.loader(f"ais://{bucket.bucket}-not/s-", dp.segmentation(), **options)
-
-
 def test_loader_shard_gone_from_the_bucket_is_named(bucket: AisStore) -> None:
     """A shard deleted after it was indexed: the error names it."""
     bucket.delete("train/s-000002.tar")

@@ -178,11 +178,6 @@ def test_ais_store_exists_only_once_created(bucket: AisStore) -> None:
     bucket.create()  # kept
 
 
-def test_ais_store_of_a_missing_bucket_says_how_to_make_one(bucket: AisStore) -> None:
-    with pytest.raises(StoreError, match=f"no bucket '{bucket.url}' at {bucket.endpoint}; `dali-pipes prep pack`"):
-        bucket.list("")
-
-
 def test_ais_store_at_a_closed_port_fails_within_ten_seconds(closed_port: int) -> None:
     endpoint = f"http://127.0.0.1:{closed_port}"
     started = time.monotonic()
