@@ -124,8 +124,6 @@ def add(
 
 
 def _line(report: "AddReport") -> str:
-    from prep.versions.add import described_classes
-
     packed = report.packed
     now = f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
     if packed is None:
@@ -137,7 +135,9 @@ def _line(report: "AddReport") -> str:
     notes += [] if packed.dry_run else there_already(len(packed.shards) - packed.num_written, "shards")
     notes += [f"{counted(report.num_known, 'key')} known"] if report.num_known else []
     notes += [f"{counted(number, 'key')} known in '{url}'" for url, number in report.elsewhere.items()]
-    notes += [described_classes(report.new_classes)] if report.new_classes else []
+    if classes := [f"'{name}' ({label})" for label, name in report.new_classes.items()]:
+        more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
+        notes.append(f"{counted(len(classes), 'new class', 'new classes')}: {', '.join(classes[:5])}{more}")
     has = f" to '{report.url}', which has" if report.dry_run else f" -> '{report.url}@{report.version}' has"
     return (
         f"{'would add' if report.dry_run else 'added'} {counted(len(packed.shards), 'shard')}, "

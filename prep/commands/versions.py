@@ -46,15 +46,13 @@ def remove(
     with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
         newest, command = open_newest(dataset, endpoint=answering), command_line(click.get_current_context())
         report = remove_samples(newest, command=command, dry_run=dry_run, **named)
-    with_shards = f", with {counted(report.num_removed_shards, 'shard')}" if report.num_removed_shards else ""
-    if not (report.num_removed or report.num_removed_shards):
-        did = "nothing to remove: the data set lacks these already"
-    else:
-        did = f"{'would remove' if dry_run else 'removed'} {counted(report.num_removed, 'sample')}{with_shards}"
+    did = "nothing to remove: the data set lacks these already"
+    if report.num_removed or report.num_removed_shards:
+        did = f"{'would remove' if dry_run else 'removed'} {counted(report.num_removed, 'sample')}"
+        did += f", with {counted(report.num_removed_shards, 'shard')}" if report.num_removed_shards else ""
     now = f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
     has = "' would have" if dry_run else f"@{report.version}' has"
-    line = f"{did} -> '{report.url}{has} {now}"
-    print_result(line, fields_of(report), as_json=as_json)
+    print_result(f"{did} -> '{report.url}{has} {now}", fields_of(report), as_json=as_json)
 
 
 @click.command()
@@ -73,29 +71,27 @@ def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | 
 
     with endpoint_for([first, second], endpoint, embedded_dir) as answering:
         found = compare_sets(name_shards(first, endpoint=answering), name_shards(second, endpoint=answering))
-    classes = {
-        "+": [f"{label} {name}" for label, name in found.added_classes.items()],
-        "-": [f"{label} {name}" for label, name in found.removed_classes.items()],
-        "~": [f"{label} {old} -> {new}" for label, (old, new) in found.renamed_classes.items()],
+    lists = {
+        "+ class": [f"{label} {name}" for label, name in found.added_classes.items()],
+        "- class": [f"{label} {name}" for label, name in found.removed_classes.items()],
+        "~ class": [f"{label} {old} -> {new}" for label, (old, new) in found.renamed_classes.items()],
+        "+ shard": found.added_shards,
+        "- shard": found.removed_shards,
+        "+ key": found.added_keys,
+        "- key": found.removed_keys,
     }
-    lists = [(mark, "class", names) for mark, names in classes.items()]
-    lists += [("+", "shard", found.added_shards), ("-", "shard", found.removed_shards)]
-    lists += [("+", "key", found.added_keys), ("-", "key", found.removed_keys)]
-    for mark, what, names in () if as_json else lists:
+    for what, names in ({} if as_json else lists).items():
         for name in names[:_SHOWN]:
-            print_line(f"{mark} {what} {name}")
+            print_line(f"{what} {name}")
         if len(names) > _SHOWN:
-            print_line(f"{mark} {what}: {len(names) - _SHOWN} more, --json names all")
+            print_line(f"{what}: {len(names) - _SHOWN} more, --json names all")
     summary = (
         f"{counted(len(found.added_keys), 'sample')} added, {len(found.removed_keys)} removed, {found.num_moved} in "
         f"another shard; {counted(len(found.added_shards), 'shard')} added, {len(found.removed_shards)} removed; "
         f"{counted(len(found.added_classes), 'class', 'classes')} added, {len(found.removed_classes)} removed"
     )
-    print_result(
-        f"'{found.urls[0]}' and '{found.urls[1]}' are equal" if found.is_equal else summary,
-        fields_of(found) | {"is_equal": found.is_equal},
-        as_json=as_json,
-    )
+    line = f"'{found.urls[0]}' and '{found.urls[1]}' are equal" if found.is_equal else summary
+    print_result(line, fields_of(found) | {"is_equal": found.is_equal}, as_json=as_json)
 
 
 @click.command()
@@ -119,8 +115,8 @@ def compact(
     Only these shards are read and compared with their checksums. The order of the other samples stays. Older versions
     stay, too, until --drop-old.
     """
-    from prep.versions.compact import compact as compact_shards
     from prep.versions.publish import open_newest
+    from prep.versions.remove import compact as compact_shards
 
     with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
         newest, command = open_newest(dataset, endpoint=answering), command_line(click.get_current_context())
@@ -155,6 +151,7 @@ def log(dataset: str, *, endpoint: str | None, embedded_dir: Path | None, as_jso
     from dali_pipes.data_set.indexing import stored_versions
     from dali_pipes.data_set.named import name_shards
     from dali_pipes.errors import DataError
+    from prep.versions.publish import history_of
 
     with endpoint_for([dataset], endpoint, embedded_dir) as answering:
         shards = name_shards(dataset, endpoint=answering)
@@ -162,23 +159,18 @@ def log(dataset: str, *, endpoint: str | None, embedded_dir: Path | None, as_jso
         if manifest is None:
             raise DataError(f"'{shards.url}' has no manifest, so it has no versions; index it: {shards.index_command}")
         stored = {*stored_versions(shards.store, shards.prefix), manifest.version}
-    rows = [change._asdict() | {"stored": change.version in stored} for change in manifest.history]
-    if not rows:
-        rows = [
-            {
-                "version": 1, "date": "", "what": "index", "token": "", "command": "", "stored": True,
-                "num_samples": manifest.num_kept, "num_shards": manifest.num_shards, "digest": "",
-            }
-        ]  # fmt: skip
-    lines = [f"'{shards.store.locate(shards.prefix)}': {counted(len(rows), 'version')}"]
-    before = {"num_samples": 0}
-    for row in rows:
-        gained = row["num_samples"] - before["num_samples"]
-        size = f"{counted(row['num_shards'], 'shard')}, {counted(row['num_samples'], 'sample')} ({gained:+})"
-        gone = "" if row["stored"] else "  (deleted)"
-        lines.insert(1, f"@{row['version']}  {row['date'] or '-':20}  {row['what']:7}  {size}  {row['command']}{gone}")
-        before = row
-    if not as_json:
-        for line in lines[:-1]:
-            print_line(line.rstrip())
-    print_result(lines[-1].rstrip(), {"url": shards.url, "versions": rows}, as_json=as_json)
+    history = history_of(manifest)
+    if as_json:
+        rows = [change._asdict() | {"stored": change.version in stored} for change in history]
+        print_result("", {"url": shards.url, "versions": rows}, as_json=True)
+        return
+    print_line(f"'{shards.store.locate(shards.prefix)}': {counted(len(history), 'version')}")
+    befores = [0, *(change.num_samples for change in history)]
+    for change, before in zip(history[::-1], befores[-2::-1], strict=True):
+        samples = f"{counted(change.num_samples, 'sample')} ({change.num_samples - before:+})"
+        size, gone = (
+            f"{counted(change.num_shards, 'shard')}, {samples}",
+            "" if change.version in stored else "  (deleted)",
+        )
+        line = f"@{change.version}  {change.date or '-':20}  {change.what:7}  {size}  {change.command}{gone}"
+        print_line(line.rstrip())

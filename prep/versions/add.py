@@ -9,12 +9,11 @@ use different names, and an interrupted command finds the shards that it has wri
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError
@@ -25,17 +24,9 @@ from prep.index import index_without_manifest
 from prep.pack.pack import NoRecordLeftError, PackJob, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
-from prep.versions.fit import check_components, fit_classes, leave_out_known
-from prep.versions.publish import Newest, write_version
-from prep.versions.same_photos import warn_of_same_photos
+from prep.versions.fit import check_components, fit_classes, leave_out_known, warn_of_same_photos
+from prep.versions.publish import TOKEN_DIGITS, Newest, write_version
 
-if TYPE_CHECKING:
-    from prep.left_out import MaxBad
-    from prep.recode.photos import Recoding
-
-
-WHAT = "add"
-TOKEN_DIGITS = 10
 _log = logging.getLogger(__name__)
 # Arguments of `pack` by which the bytes of shards differ.
 _MATTERS = ("max_count", "max_bytes", "on_bad", "max_pixels", "recode")
@@ -87,6 +78,7 @@ def add(
         command: The command line, for the history.
         compare_keys: Whether the column files of the data set and of those beside it are read, which takes about 20
             bytes a sample, to find keys that they have already; and to warn of photos that the data set has already.
+            They are always read if an earlier run of this command added records, so that none is added twice.
         skip_known: Leave out records whose key the data set has, or one beside it; otherwise they are an error, unless
             an earlier run of the command added them.
         shares_keys: Take keys that only other data sets have.
@@ -112,58 +104,48 @@ def add(
         num_samples=old.manifest.num_kept,
         dry_run=dry_run,
     )
-    token = token_of(source, packing)
-    packing["max_bad"] = _of_whole_source(packing.get("max_bad"), source)
-    new, num_known, elsewhere = _new_records(source, old, token, compare_keys, skip_known, shares_keys)
+    if not DataSet(old.shards).has_columns():
+        raise DataError(f"'{old.url}' has no column file; index it anew: {old.shards.index_command}")
+    token, new = _token_of(source, packing), source
+    is_again = any((change.what, change.token) == ("add", token) for change in old.manifest.history)
+    if compare_keys or is_again:
+        # The records of an earlier run of the same command are no mistake.
+        new, num_known, elsewhere = leave_out_known(source, old, skip=skip_known or is_again, shares_keys=shares_keys)
+        report = replace(report, num_known=num_known, elsewhere=elsewhere)
     if new.records:
         _warn_of_recoding(old, packing.get("recode"))
+        max_bad = packing.get("max_bad")
+        if max_bad is not None and max_bad.count is None:
+            total = len(source.records) + len(source.skipped) + len(source.broken)
+            packing["max_bad"] = replace(max_bad, count=int(max_bad.share * total))
+        part = _free_part(old, token if new is source else _token_of(new, packing))
         job = PackJob(
             store=old.store,
-            prefix=f"{old.prefix}{_free_part(old, token_of(new, packing))}",
+            prefix=f"{old.prefix}{part}",
             dry_run=dry_run,
             show_progress=show_progress,
             check_components=None if any_components else partial(check_components, old, source.name),
             **packing,
         )
-        packed = _pack(new, job, all_new=len(new.records) == len(source.records))
-        report = replace(report, packed=packed)
-        if packed is not None and any((change.what, change.token) == (WHAT, token) for change in old.manifest.history):
-            _log.warning("%d samples that an earlier run added were removed since; they come back", packed.num_samples)
+        report = replace(report, packed=_pack(new, job, all_new=len(new.records) == len(source.records)))
+    if is_again and report.packed is not None:
+        _log.warning(
+            "%d samples that an earlier run added were removed since; they come back", report.packed.num_samples
+        )
     if report.packed is not None and not dry_run:
         shards = _index(report.packed, job, source.classes)
         assert shards.manifest is not None
-        parts = [*old.parts, ShardsPart(job.prefix.removeprefix(old.prefix), len(shards.names))]
+        parts = [*old.parts, ShardsPart(part, len(shards.names))]
         whole = concatenate([old.manifest, shards.manifest])
-        made = write_version(old, whole, parts, what=WHAT, token=token, command=command)
-        num_same_photos = warn_of_same_photos(DataSet(shards), DataSet(old.shards)) if compare_keys else 0
-        report = replace(report, version=made.version, num_shards=made.num_shards, num_samples=made.num_kept)
-        report = replace(report, num_same_photos=num_same_photos)
-    return replace(report, num_known=num_known, elsewhere=elsewhere, elapsed_s=time.perf_counter() - started)
-
-
-def _new_records(
-    source: Source, old: Newest, token: str, compare_keys: bool, skip_known: bool, shares_keys: bool
-) -> tuple[Source, int, Mapping[str, int]]:
-    """The records to be added, and how many are left out: see `leave_out_known`."""
-    added = [
-        change.num_samples - before.num_samples
-        for before, change in pairwise(old.manifest.history)
-        if (change.what, change.token) == (WHAT, token)
-    ]
-    if added and not compare_keys:
-        if sum(added) == _num_of_part(old, _part(token)):
-            return replace(source, records=[]), 0, {}
-        raise DataError(
-            f"{source.name}: an earlier prep add added these records to '{old.url}', and since then some were removed "
-            "or written anew; leave out --no-compare-keys, so that none is added twice"
+        made = write_version(old, whole, parts, what="add", token=token, command=command)
+        report = replace(
+            report,
+            version=made.version,
+            num_shards=made.num_shards,
+            num_samples=made.num_kept,
+            num_same_photos=warn_of_same_photos(DataSet(shards), DataSet(old.shards)) if compare_keys else 0,
         )
-    data_set = DataSet(old.shards)
-    if not data_set.has_columns():
-        raise DataError(f"'{old.url}' has no column file; index it anew: {old.shards.index_command}")
-    if not compare_keys:
-        return source, 0, {}
-    # The records of an earlier run of the same command are no mistake.
-    return leave_out_known(source, data_set, old, skip=skip_known or bool(added), shares_keys=shares_keys)
+    return replace(report, elapsed_s=time.perf_counter() - started)
 
 
 def _pack(new: Source, job: PackJob, *, all_new: bool) -> PackReport | None:
@@ -186,7 +168,7 @@ def _index(packed: PackReport, job: PackJob, classes: Mapping[int, str]) -> Shar
     return replace(shards, manifest=manifest)
 
 
-def token_of(source: Source, packing: Mapping[str, Any]) -> str:
+def _token_of(source: Source, packing: Mapping[str, Any]) -> str:
     """A digest of what is packed: keys, classes, for each component its bytes, or its file, size and time; and how."""
     state = hashlib.sha256(repr([packing.get(name) for name in _MATTERS]).encode())
     for record in source.records:
@@ -215,34 +197,15 @@ def _size_and_time(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _num_of_part(old: Newest, part: str) -> int | None:
-    """How many samples of a part's shards are in the data set; ``None`` if it does not list such shards."""
-    manifest = old.manifest
-    rows = [row for row, name in enumerate(manifest.names) if name.startswith(f"{old.prefix}{part}")]
-    return int((manifest.samples - manifest.num_removed)[rows].sum()) if rows else None
-
-
 def _free_part(old: Newest, digest: str) -> str:
     """The part of the new shards' names; if there are shards of that name, their samples were removed."""
-    if _num_of_part(old, _part(digest)) is not None:
+    if any(name.startswith(f"{old.prefix}add-{digest}-") for name in old.manifest.names):
         # The manifest is the same until a version is written.
         digest = hashlib.sha256(f"{digest} {old.manifest.digest}".encode()).hexdigest()[:TOKEN_DIGITS]
-    return _part(digest)
+    return f"add-{digest}-"
 
 
-def _part(token: str) -> str:
-    return f"{WHAT}-{token}-"
-
-
-def _of_whole_source(max_bad: "MaxBad | None", source: Source) -> "MaxBad | None":
-    """The limit as a number: a share is one of all records, also of those that are known and left out."""
-    if max_bad is None or max_bad.count is not None:
-        return max_bad
-    total = len(source.records) + len(source.skipped) + len(source.broken)
-    return replace(max_bad, count=int(max_bad.share * total))
-
-
-def _warn_of_recoding(old: Newest, recode: "Recoding | None") -> None:
+def _warn_of_recoding(old: Newest, recode: Any) -> None:
     """Say so if the photos of the data set were resized or optimized, and those of the records will not be."""
     if old.manifest.recoded and (recode is None or not recode.is_on):
         settings = ", ".join(f"{name}={value}" for name, value in old.manifest.recoded[-1].settings.items())
@@ -250,10 +213,3 @@ def _warn_of_recoding(old: Newest, recode: "Recoding | None") -> None:
             "the photos of '%s' were recoded (%s), and those that are added keep their bytes; to recode them alike, "
             "give prep add the same options, such as --short-side", old.url, settings,
         )  # fmt: skip
-
-
-def described_classes(classes: Mapping[int, str]) -> str:
-    """``2 new classes: 'dog' (3), 'fox' (4)``."""
-    names: Iterable[str] = (f"'{name}' ({label})" for label, name in list(classes.items())[:5])
-    more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    return f"{len(classes)} new class{'' if len(classes) == 1 else 'es'}: {', '.join(names)}{more}"

@@ -5,8 +5,7 @@ column files are read, and no shard.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,24 +21,23 @@ class SetDiff:
 
     urls: tuple[str, str]
     versions: tuple[int, int]
-    added_keys: list[str] = field(default_factory=list)
+    added_keys: list[str]
     """Keys of samples that only the second has, in its order; a key as often as it comes more often there."""
-    removed_keys: list[str] = field(default_factory=list)
+    removed_keys: list[str]
     """Keys of samples that only the first has, in its order."""
-    num_moved: int = 0
+    num_moved: int
     """Samples that both have, by key, in different shards."""
-    added_shards: list[str] = field(default_factory=list)
-    removed_shards: list[str] = field(default_factory=list)
-    added_classes: dict[int, str] = field(default_factory=dict)
-    removed_classes: dict[int, str] = field(default_factory=dict)
-    renamed_classes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    added_shards: list[str]
+    removed_shards: list[str]
+    added_classes: dict[int, str]
+    removed_classes: dict[int, str]
+    renamed_classes: dict[int, tuple[str, str]]
     """Class id -> its name in the first and in the second."""
 
     @property
     def is_equal(self) -> bool:
         """Whether both have the same samples in the same shards, and the same classes."""
-        lists = (self.added_keys, self.removed_keys, self.added_shards, self.removed_shards)
-        return not any([*lists, self.added_classes, self.removed_classes, self.renamed_classes, self.num_moved])
+        return not any(value for name, value in vars(self).items() if name not in ("urls", "versions"))
 
 
 def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
@@ -53,11 +51,10 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
     shards = [dict(zip(manifest.names, manifest.checksums.tolist(), strict=True)) for manifest in manifests]
     shared = {name for name, checksum in shards[0].items() if shards[1].get(name) == checksum}
     alone = [_ordinals_alone(one, other, shared) for one, other in (manifests, manifests[::-1])]
-    keys = [
-        [] if not len(ordinals) else list(set_.columns().samples.keys.take(ordinals))
+    counts = [
+        Counter(set_.columns().samples.keys.take(ordinals) if len(ordinals) else ())
         for set_, ordinals in zip(sets, alone, strict=True)
     ]
-    counts = Counter(keys[0]), Counter(keys[1])
     classes = manifests[0].classes, manifests[1].classes
     return SetDiff(
         urls=(first.url, second.url),
@@ -67,12 +64,12 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
         num_moved=sum((counts[0] & counts[1]).values()),
         added_shards=[name for name in shards[1] if name not in shared],
         removed_shards=[name for name in shards[0] if name not in shared],
-        added_classes=_only(classes[1], classes[0]),
-        removed_classes=_only(classes[0], classes[1]),
+        added_classes={label: classes[1][label] for label in sorted(classes[1].keys() - classes[0])},
+        removed_classes={label: classes[0][label] for label in sorted(classes[0].keys() - classes[1])},
         renamed_classes={
             label: (name, classes[1][label])
             for label, name in classes[0].items()
-            if label in classes[1] and classes[1][label] != name
+            if classes[1].get(label, name) != name
         },
     )
 
@@ -80,7 +77,7 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
 def _ordinals_alone(manifest: Manifest, other: Manifest, shared: set[str]) -> Int64s:
     """The ordinals of samples of one data set that the other may lack: int64, sorted."""
     rows = {name: row for row, name in enumerate(other.names) if name in shared}
-    starts = np.cumsum(manifest.samples, dtype=np.int64) - manifest.samples
+    starts = manifest.sample_stops - manifest.samples
     found = [np.empty(0, np.int64)]
     for row, name in enumerate(manifest.names):
         # Of a shard that both have, only samples that the other data set removed.
@@ -88,7 +85,3 @@ def _ordinals_alone(manifest: Manifest, other: Manifest, shared: set[str]) -> In
         if len(numbers):
             found.append(starts[row] + np.setdiff1d(numbers, manifest.removed_in(row)))
     return np.concatenate(found)
-
-
-def _only(classes: Mapping[int, str], others: Mapping[int, str]) -> dict[int, str]:
-    return {label: classes[label] for label in sorted(classes.keys() - others.keys())}

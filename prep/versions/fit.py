@@ -1,18 +1,28 @@
-"""Fit the records of a source to a data set: its class ids, the keys that are there, the components of its samples."""
+"""Fit the records of a source to a data set: its class ids, its keys and photos, the components of its samples."""
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import read_manifest
-from dali_pipes.errors import DataError, printable, shown
+from dali_pipes.errors import DataError, PipesError, printable, shown
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import LABEL_COMPONENT, manifest_name
+from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name
+from dali_pipes.formats.photo_names import photo_roles
+from dali_pipes.formats.sample_columns import Columns
+from dali_pipes.formats.shard_index import ShardIndex
 from prep.sources.record import Source
 from prep.versions.publish import Newest
 
+MAX_READ_BYTES = 256 << 20
+"""Bytes of the data set's indexes and photos that are read to compare photos: a few seconds from a near store."""
+_REQUEST_BYTES = 128 << 10  # a request takes as long as this many bytes
 _log = logging.getLogger(__name__)
 
 # Classes
@@ -68,16 +78,11 @@ def fit_classes(source: Source, manifest: Manifest, *, url: str) -> Source:
 
 
 def leave_out_known(
-    source: Source, data_set: DataSet, old: Newest, *, skip: bool, shares_keys: bool
+    source: Source, old: Newest, *, skip: bool, shares_keys: bool
 ) -> tuple[Source, int, dict[str, int]]:
     """Leave out records whose keys samples of the data set have, or of one beside it; removed samples do not count.
 
-    Args:
-        source: The records.
-        data_set: All shards of ``old``.
-        old: The data set.
-        skip: Leave the records out; otherwise they are an error.
-        shares_keys: Take keys that only other data sets have.
+    Without ``skip``, such records are an error; with ``shares_keys``, keys that only other data sets have are taken.
 
     Returns:
         The records that are left, how many keys the data set has, and URL -> how many another one beside it has.
@@ -86,7 +91,7 @@ def leave_out_known(
         DataError: If keys are known and ``skip`` is false, or a manifest or column file is broken.
     """
     asked = {record.key for record in source.records}
-    known = _keys_in(data_set, asked)
+    known = _keys_in(DataSet(old.shards), asked)
     if known and not skip:
         raise DataError(
             f"'{old.url}' has {len(known)} of the {len(source.records)} keys of {source.name} already: "
@@ -157,3 +162,103 @@ def check_components(old: Newest, name: str, samples: Iterable[Set[str]]) -> Non
             f"{name}: records lack components that every sample of '{old.url}' has: {counted}; found: "
             f"{shown(sorted(seen))}; {way}"
         )
+
+
+# Photos
+
+
+class _Photo(NamedTuple):
+    key: str
+    shard: int
+    offset: int
+    size: int
+
+
+class _LimitError(Exception):
+    """The comparison would read more than `MAX_READ_BYTES`."""
+
+
+class _Photos:
+    """Finds and reads photos of a data set, up to `MAX_READ_BYTES`."""
+
+    def __init__(self, data_set: DataSet, names: Sequence[str]) -> None:
+        self._data_set, self._names = data_set, names
+        self._num_read = 0
+
+    def of_shard(self, shard: int, rows: Int64s | None = None) -> Iterator[_Photo]:
+        """The photos of a shard, or of some of its rows, by its index."""
+        manifest = self._data_set.manifest
+        self._count(int(manifest.index_bytes[shard]))
+        index = ShardIndex.from_bytes(self._data_set.read_index(shard), where=index_name(manifest.names[shard]))
+        for name in filter(index.offsets.__contains__, self._names):
+            for row in np.arange(index.num_samples) if rows is None else rows:
+                if (offset := int(index.offsets[name][row])) >= 0:
+                    yield _Photo(index.keys[row], shard, offset, int(index.sizes[name][row]))
+
+    def read(self, photo: _Photo) -> bytes:
+        self._count(photo.size)
+        return self._data_set.read_range(photo.shard, start=photo.offset, size=photo.size)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_read += num_bytes + _REQUEST_BYTES
+        if self._num_read > MAX_READ_BYTES:
+            raise _LimitError
+
+
+def warn_of_same_photos(new: DataSet, old: DataSet) -> int:
+    """Log how many samples of ``new`` have a photo that ``old`` has, and return the number; an error is logged, too.
+
+    A shard index has no checksums of photos. So photos are compared by height and width (column files), by size
+    (indexes of the shards that remain), and by their bytes (ranges of these shards), up to `MAX_READ_BYTES`.
+    """
+    same: dict[str, str] = {}
+    url, note = printable(old.shards.url), ""
+    try:
+        same.update(_equal_photos(new, old))  # keeps what was found before an error
+    except _LimitError:
+        note = " (not all photos were compared: it would take long)"
+    except PipesError as exc:
+        _log.warning("added photos are not compared with those of '%s': %s", url, exc)
+        return 0
+    if same:
+        pairs = [f"'{printable(key)}' is '{printable(known)}'" for key, known in same.items()]
+        _log.warning(
+            "%d of %d added photos are in '%s' already, under other keys: %s; prep remove --key takes them out%s",
+            len(same), new.manifest.num_samples, url, shown(pairs, are_names=False), note,
+        )  # fmt: skip
+    return len(same)
+
+
+def _equal_photos(new: DataSet, old: DataSet) -> Iterator[tuple[str, str]]:
+    """Keys of samples of ``new`` and ``old`` whose photos have the same bytes."""
+    names = photo_roles(new.component_counts[""]).photos
+    if not names:
+        return
+    shapes = np.concatenate([_shapes(columns, name) for _, columns in new.columns_in_parts() for name in names])
+    added, known = _Photos(new, names), _Photos(old, names)
+    of_size: defaultdict[int, list[_Photo]] = defaultdict(list)
+    for shard in range(new.manifest.num_shards):
+        for photo in added.of_shard(shard):
+            of_size[photo.size].append(photo)
+    contents: dict[int, list[bytes]] = {}
+    for first, part in old.columns_in_parts():
+        hits = [first + np.flatnonzero(np.isin(_shapes(part, name), shapes)) for name in names]
+        ordinals = np.setdiff1d(np.concatenate(hits), old.manifest.removed)
+        shards = np.searchsorted(old.manifest.sample_stops, ordinals, side="right")
+        for shard in np.unique(shards).tolist():
+            start = int(old.manifest.sample_stops[shard] - old.manifest.samples[shard])
+            for photo in known.of_shard(shard, ordinals[shards == shard] - start):
+                if photo.size not in of_size:
+                    continue
+                if photo.size not in contents:
+                    contents[photo.size] = [added.read(equal) for equal in of_size[photo.size]]
+                content = known.read(photo)
+                for equal, data in zip(of_size[photo.size], contents[photo.size], strict=True):
+                    if data == content:
+                        yield equal.key, photo.key
+
+
+def _shapes(columns: Columns, name: str) -> Int64s:
+    """Height and width of each photo as one number: int64 [N]; empty if the column file has no sizes."""
+    height, width = columns.samples.sizes.get(name, (np.empty(0, np.int32),) * 2)
+    return (height.astype(np.int64) << 32) | width

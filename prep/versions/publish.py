@@ -19,6 +19,9 @@ from dali_pipes.formats.names import classes_name, manifest_name, recoded_name, 
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet, index_command
 
+TOKEN_DIGITS = 10
+"""Hexadecimal digits of the digest that identifies a change; it is in the history, and in the names of new objects."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
@@ -39,7 +42,6 @@ class Newest:
 
     @property
     def shards(self) -> ShardSet:
-        """All its shards."""
         return ShardSet(
             store=self.store, names=tuple(self.manifest.names), manifest=self.manifest, manifest_prefix=self.prefix
         )
@@ -67,10 +69,15 @@ def open_newest(url: str, *, endpoint: str | None) -> Newest:
         raise ValueError(
             f"'{url}' names {len(shards.names)} of {manifest.num_shards} shards; name the whole data set: '{where}'"
         )
-    newest = _later(shards.store, shards.prefix, manifest) or manifest
-    if newest.version != manifest.version:
-        newest = _publish(shards.store, shards.prefix, newest)
-    return Newest(store=shards.store, prefix=shards.prefix, manifest=newest)
+    if (later := _later(shards.store, shards.prefix, manifest)) is not None:
+        manifest = _publish(shards.store, shards.prefix, later)
+    return Newest(store=shards.store, prefix=shards.prefix, manifest=manifest)
+
+
+def history_of(manifest: Manifest) -> tuple[Change, ...]:
+    """All versions up to this one."""
+    samples, shards = manifest.num_kept, manifest.num_shards
+    return manifest.history or (Change(1, "", "index", "", "", num_samples=samples, num_shards=shards, digest=""),)
 
 
 def write_version(
@@ -83,7 +90,7 @@ def write_version(
         shards: The manifest of the new version, without its version.
         parts: Its column files, which are written already, as are its shards and their indexes.
         what: ``add``, ``remove`` or ``compact``, for its history.
-        token: Ten hexadecimal digits, the same whenever the same command is run.
+        token: `TOKEN_DIGITS` digits, the same whenever the same command is run.
         command: The command line.
 
     Raises:
@@ -92,12 +99,6 @@ def write_version(
     store, prefix, before = old.store, old.prefix, old.manifest
     if before.version == 1:
         _keep_first(store, prefix, before, by=token)
-    history = before.history or (
-        Change(
-            version=1, date="", what="index", token="", command="", num_samples=before.num_kept,
-            num_shards=before.num_shards, digest="",
-        ),
-    )  # fmt: skip
     made = replace(shards, version=before.version + 1, parts=tuple(parts), history=())
     entry = Change(
         version=made.version,
@@ -109,10 +110,11 @@ def write_version(
         num_shards=made.num_shards,
         digest=before.digest,
     )
-    made = replace(made, history=(*history, entry))
+    made = replace(made, history=(*history_of(before), entry))
     if store.write_new(version_name(prefix, made.version), made.to_bytes(), by=token):
         return _publish(store, prefix, made)
-    other = _need_version(store, prefix, made.version)
+    other = find_version(store, prefix, made.version)
+    assert other is not None, "it was there a moment ago"
     newest = _publish(store, prefix, _later(store, prefix, other) or other)
     written = other.history[-1]
     if written.token == token and written.what == what:
@@ -128,8 +130,8 @@ def _keep_first(store: Store, prefix: str, first: Manifest, *, by: str) -> None:
     name = version_name(prefix, 1)
     if store.write_new(name, store.read(manifest_name(prefix)), by=by):
         return
-    kept = _need_version(store, prefix, 1)
-    if kept.digest != first.digest:
+    kept = find_version(store, prefix, 1)
+    if kept is None or kept.digest != first.digest:
         raise StoreError(
             f"'{store.locate(name)}' lists other shards than '{store.locate(manifest_name(prefix))}', expected its "
             "copy; were the shards indexed anew meanwhile? delete it if no job reads that version"
@@ -139,22 +141,18 @@ def _keep_first(store: Store, prefix: str, first: Manifest, *, by: str) -> None:
 def _publish(store: Store, prefix: str, manifest: Manifest) -> Manifest:
     """Make a version the newest, or a later one that exists by then; returns that."""
     while True:
-        _write_tables(store, prefix, manifest)
+        # The files beside the shards, for commands that pack or shuffle them; older versions have a part of each.
+        for name, data in (
+            (classes_name(prefix), class_table_file(manifest.classes) if manifest.classes else None),
+            (recoded_name(prefix), write_steps(manifest.recoded) if manifest.recoded else None),
+        ):
+            if data is not None and store.find(name) != data:
+                store.write(name, data)
         store.write(manifest_name(prefix), store.read(version_name(prefix, manifest.version)))
         later = _later(store, prefix, manifest)
         if later is None:
             return manifest
         manifest = later
-
-
-def _write_tables(store: Store, prefix: str, manifest: Manifest) -> None:
-    """Write the files beside the shards for commands that pack or shuffle them; older versions have a part of each."""
-    for name, data in (
-        (classes_name(prefix), class_table_file(manifest.classes) if manifest.classes else None),
-        (recoded_name(prefix), write_steps(manifest.recoded) if manifest.recoded else None),
-    ):
-        if data is not None and store.find(name) != data:
-            store.write(name, data)
 
 
 def _later(store: Store, prefix: str, before: Manifest) -> Manifest | None:
@@ -176,9 +174,3 @@ def find_version(store: Store, prefix: str, version: int) -> Manifest | None:
     name = version_name(prefix, version)
     data = store.find(name)
     return None if data is None else Manifest.from_bytes(data, where=store.locate(name))
-
-
-def _need_version(store: Store, prefix: str, version: int) -> Manifest:
-    manifest = find_version(store, prefix, version)
-    assert manifest is not None, "it was there a moment ago"
-    return manifest

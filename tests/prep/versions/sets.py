@@ -18,9 +18,8 @@ from prep.index import index_shards
 from prep.pack.pack import open_target
 from prep.sources.imagefolder import imagefolder
 from prep.versions.add import AddReport, add
-from prep.versions.compact import CompactReport, compact
 from prep.versions.publish import Newest, open_newest
-from prep.versions.remove import RemoveReport, remove
+from prep.versions.remove import CompactReport, RemoveReport, compact, remove
 from tests.builders import pack, photo_bytes
 
 
