@@ -159,8 +159,7 @@ def shuffle(
 def _shuffle_by_spec(
     path: Path, endpoint: str | None, embedded_dir: Path | None, common: dict[str, Any]
 ) -> "ShuffleReport":
-    from prep.shuffle.dsort import read_spec
-    from prep.shuffle.request import request_of_spec
+    from prep.shuffle.request import read_spec, request_of_spec
     from prep.shuffle.shuffle import shuffle as shuffle_shards
 
     parsed = read_spec(path)

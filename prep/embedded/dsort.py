@@ -21,11 +21,10 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.embedded import wire
 from prep.embedded.storage import BucketExistsError, ObjectMissingError, Storage
 from prep.shuffle.contents import Contents, read_input
-from prep.shuffle.dsort import DsortSpec, parse_spec
 from prep.shuffle.exchange import Exchange
 from prep.shuffle.key_map import KeyMap, parse_key_map
 from prep.shuffle.plan import ShufflePlan, make_plan
-from prep.shuffle.request import Request
+from prep.shuffle.request import DsortSpec, Request, parse_spec
 from prep.workers import Workers
 
 _PHASES = ("local_extraction", "meta_sorting", "shard_creation")
@@ -60,7 +59,7 @@ def parse_job_spec(message: Mapping[str, Any]) -> DsortSpec:
     if spec.dry_run:
         raise wire.unsupported("dSort with dry_run")
     for name in spec.outputs.ends() if spec.outputs is not None else ():
-        wire.check_object_name(f"{name}{spec.output_extension}")
+        wire.check_object_name(f"{name}{spec.options['extension']}")
     return spec
 
 
@@ -75,7 +74,7 @@ class SortJob:
     """
 
     def __init__(self, spec: DsortSpec, storage: Storage, node: str, *, endpoint: str) -> None:
-        self.spec, self.storage, self.node, self.endpoint = spec, storage, node, endpoint
+        self._spec, self._storage, self._node, self._endpoint = spec, storage, node, endpoint
         self.id = f"srt-{os.urandom(5).hex()}"
         self.is_aborted = False
         self._num_extracted = self._extracted_bytes = self._num_files = self._num_planned = self._num_created = 0
@@ -89,17 +88,15 @@ class SortJob:
 
     def start(self) -> None:
         """Start the thread."""
-        self.storage.created_ns(self.spec.source.name)
+        self._storage.created_ns(self._spec.source.name)
         with suppress(BucketExistsError):
-            self.storage.create_bucket(self.spec.target.name)  # as AIS does
+            self._storage.create_bucket(self._spec.target.name)  # as AIS does
         threading.Thread(target=self._run, name=self.id, daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._sort()
-        except _AbortedError:
-            self._error = f"t[{self.node}]: [dsort] {self.id} aborted"
-        except (PipesError, ValueError, OSError) as exc:
+        except (_AbortedError, PipesError, ValueError, OSError) as exc:
             self._error = str(exc)
         except Exception as exc:
             # A bug. The client that waits for the job must hear of it, too.
@@ -107,24 +104,26 @@ class SortJob:
             raise
 
     def _sort(self) -> None:
+        plan = None
         with self._phase("local_extraction"):
             request = self._request()
             if request is not None:
                 with Workers(1) as workers:
                     contents = read_input(request, request.shards.entries(), workers)
                 self._num_extracted = len(request.shards.names)
-                self._extracted_bytes = int(contents.num_bytes.sum())
-                self._num_files = int(contents.num_members.sum())
+                self._extracted_bytes = int(contents.samples["num_bytes"].sum())
+                self._num_files = int(contents.samples["num_members"].sum())
         with self._phase("meta_sorting"):
-            plan = self._plan(request, contents) if request is not None else None
+            if request is not None:
+                plan = self._plan(request, contents)
+                self._num_planned = len(plan.outputs)
         with self._phase("shard_creation"):
-            if plan is None:
-                return
-            with Workers(1) as workers, Exchange(plan, workers) as exchange:
-                for output in plan.outputs:
-                    self._check_aborted()
-                    exchange.write([output])
-                    self._num_created += 1
+            if plan is not None:
+                with Workers(1) as workers, Exchange(plan, workers) as exchange:
+                    for output in plan.outputs:
+                        self._check_aborted()
+                        exchange.write([output])
+                        self._num_created += 1
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -135,87 +134,74 @@ class SortJob:
 
     def _check_aborted(self) -> None:
         if self.is_aborted:
-            raise _AbortedError
+            raise _AbortedError(f"t[{self._node}]: [dsort] {self.id} aborted")
 
     def _request(self) -> Request | None:
         """The request for the input shards that exist, as AIS does by default; ``None`` if there are none."""
-        spec = self.spec
-        source, target = (AisStore(self.endpoint, bucket.name) for bucket in (spec.source, spec.target))
-        inputs = spec.inputs
-        names = (f"{stem}{spec.input_extension}" for stem in inputs.names()) if isinstance(inputs, Template) else inputs
-        existing = frozenset(self.storage.list_names(spec.source.name))
-        shards = ShardSet(store=source, names=tuple(name for name in names if name in existing))
-        if not shards.names:
+        spec = self._spec
+        source, target = (AisStore(self._endpoint, bucket.name) for bucket in (spec.source, spec.target))
+        existing = frozenset(self._storage.list_names(spec.source.name))
+        names = tuple(name for name in spec.input_names if name in existing)
+        if not names:
             return None
         return Request(
-            shards,
+            ShardSet(store=source, names=names),
             target=None if spec.target == spec.source else target,
             outputs=spec.outputs,
-            algorithm=spec.algorithm,
-            shard_bytes=spec.shard_bytes,
             mapped=self._key_map() if spec.ekm_file else None,
-            extension=spec.output_extension,
             engine="exchange",
+            **spec.options,
         )
 
     def _plan(self, request: Request, contents: Contents) -> ShufflePlan:
         try:
             plan = make_plan(request, contents)
         except ValueError as exc:
-            num_names = len(self.spec.outputs) if self.spec.outputs is not None else 0  # AIS's words:
+            num_names = len(self._spec.outputs) if self._spec.outputs is not None else 0  # AIS's words:
             raise DataError(f"number of shards to be created exceeds expected number of shards ({num_names})") from exc
-        is_one_bucket = self.spec.source == self.spec.target
-        if replaced := set(plan.names).intersection(request.shards.names if is_one_bucket else ()):
+        if request.target is None and (replaced := set(plan.names).intersection(request.shards.names)):
             raise DataError(f"output shard '{min(replaced)}' is an input too; choose another output_format")
-        self._num_planned = len(plan.outputs)
         return plan
 
     def _key_map(self) -> KeyMap:
-        url = self.spec.ekm_file
+        spec, url = self._spec, self._spec.ekm_file
         path = urlsplit(url).path.split("/", 4)
-        if not url.startswith(f"{self.endpoint}/v1/objects/") or len(path) < 5:
+        if not url.startswith(f"{self._endpoint}/v1/objects/") or len(path) < 5:
             raise DataError(f'the embedded node reads an ekm file from its own buckets only, not from "{url}"')
         try:
-            data = self.storage.read(path[3], unquote(path[4]))
+            data = self._storage.read(path[3], unquote(path[4]))
         except ObjectMissingError as exc:
             raise DataError(f'unexpected status code (404) when requesting ekm file from "{url}"') from exc
-        return parse_key_map(
-            data, where=f"key map '{url}'", separator=self.spec.ekm_file_sep, extension=self.spec.output_extension
-        )
+        where = f"key map '{url}'"
+        return parse_key_map(data, where=where, separator=spec.ekm_file_sep, extension=spec.options["extension"])
 
     def status(self) -> dict[str, Any]:
         """The status as AIS reports it; numbers come as text, except durations."""
-        extraction, sorting, creation = (_phase_status(*times) for times in self._phases.values())
-        extraction |= {
-            "total_count": str(len(self.spec.inputs)),
+        phases = {name: _phase_status(*times) for name, times in self._phases.items()}
+        phases["local_extraction"] |= {
+            "total_count": str(len(self._spec.inputs)),
             "extracted_count": str(self._num_extracted),
             "extracted_size": str(self._extracted_bytes),
             "extracted_record_count": str(self._num_files),
             "extracted_to_disk_count": "0",
             "extracted_to_disk_size": "0",
         }
-        creation |= {
+        phases["shard_creation"] |= {
             "to_create": str(self._num_planned),
             "created_count": str(self._num_created),
             "moved_shard_count": "0",
         }
         ended = {"aborted": bool(self._error), "archived": self.is_done}
+        errors = {"errors": [self._error]} if self._error else {}
         return {
             "id": self.id,
-            "src-bck": wire.bucket_json(self.spec.source.name),
-            "dst-bck": wire.bucket_json(self.spec.target.name),
-            "started_time": extraction["started_time"],
-            "finish_time": creation["end_time"],
+            "src-bck": wire.bucket_json(self._spec.source.name),
+            "dst-bck": wire.bucket_json(self._spec.target.name),
+            "started_time": phases["local_extraction"]["started_time"],
+            "finish_time": phases["shard_creation"]["end_time"],
             "loc-objs": str(self._num_extracted),
             "loc-bytes": str(self._extracted_bytes),
-            "Metrics": {
-                "local_extraction": extraction,
-                "meta_sorting": sorting,
-                "shard_creation": creation,
-                "description": self.spec.description,
-                **({"errors": [self._error]} if self._error else {}),
-                **ended,
-            },
+            "Metrics": {**phases, "description": self._spec.options["description"], **errors, **ended},
             **ended,
         }
 

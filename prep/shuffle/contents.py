@@ -8,17 +8,17 @@ import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dali_pipes.arrays import Int64s, UInt64s
+from dali_pipes.arrays import Bools, Int64s, UInt64s
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError, printable, shown
 from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name, split_key
@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 MAX_VALUE_BYTES = 64 << 10
 """Bytes of a component by which samples can be ordered."""
 
-# Orders that shard indexes are enough for: they have neither the case of names nor the bytes of components.
-_BY_KEYS = ("shuffle", "none")
-
-_COLUMNS = ("rows", "num_bytes", "num_members", "tar_bytes", "ends", "checksums")
+SAMPLE = np.dtype(
+    [("key", "u8"), ("content", "u8"), ("num_bytes", "i8"), ("num_members", "i8"), ("tar_bytes", "i8"), ("end", "i8")]
+)
+"""A sample: digests of its key and its components, in whatever order they stand; the components' bytes without headers
+and padding, as dSort counts them, and their number; the bytes of all that in a tar that `prep.tar.writer` writes; and
+the byte of its shard's tar at which its last member ends, padding included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,34 +55,31 @@ class Contents:
     """int64 [shards + 1], the first sample of each shard."""
     names: Sequence[bytes]
     """Name of each sample's first member; its first part is the key."""
-    rows: UInt64s
-    """uint64 [sample, (key, content)], digests. They do not depend on the order of a sample's components."""
-    num_bytes: Int64s
-    """int64 [sample], bytes of the components without headers and padding, as dSort counts them."""
-    num_members: Int64s
-    """int64 [sample]."""
-    tar_bytes: Int64s
-    """int64 [sample], bytes with headers and padding in a tar that `prep.tar.writer` writes."""
-    ends: Int64s
-    """int64 [sample], the byte of its shard's tar at which a sample's last member ends, padding included."""
-    checksums: UInt64s
-    """uint64 [shards], XXH64 of each tar; of a compressed shard, of the tar inside."""
+    samples: npt.NDArray[np.void]
+    """`SAMPLE` [sample]."""
+    checksums: Sequence[int]
+    """XXH64 of each shard's tar; of a compressed shard, of the tar inside."""
     values: Mapping[str, Sequence[bytes | None]] = field(default_factory=dict)
     """The bytes of each component that was asked for; ``None`` where a sample lacks it."""
     has_digests: bool = True
-    """Whether ``rows`` has digests of contents; contents that were read from shard indexes have 0 there."""
+    """Whether the samples have digests of contents; those that were read from shard indexes have 0 there."""
 
     @property
     def num_samples(self) -> int:
         return len(self.names)
 
     @cached_property
-    def sorted_rows(self) -> UInt64s:
-        return sorted_rows(self.rows)
+    def digests(self) -> UInt64s:
+        """uint64 [sample, (key, content)]."""
+        return np.stack([self.samples["key"], self.samples["content"]], axis=1)
 
     def name(self, position: int) -> str:
         """The name of a sample's first member."""
         return self.names[position].decode("utf-8", "surrogateescape")
+
+    def shards_of(self, positions: Int64s) -> Int64s:
+        """int64 [position], the shard of each sample, as a row of ``shards``."""
+        return np.searchsorted(self.starts, positions, side="right") - 1
 
     def shard_of(self, position: int) -> str:
         return self.shards[int(np.searchsorted(self.starts, position, side="right")) - 1]
@@ -113,19 +112,15 @@ def read_contents(
         DataError: If a shard is not a complete tar, or a sample has a link or a component twice.
     """
     with bar(what=what, total=len(names), unit="shards", shown=show_progress) as drawn:
-        read = partial(read_shard, store, components=tuple(components))
-        parts = []
-        for part in workers.map(read, names, name=lambda name: f"shard '{store.locate(name)}'"):
-            parts.append(part)
-            drawn.update(1)
-    return join_contents(parts)
+        read = partial(_read_shard, store, components=tuple(components))
+        parts = workers.map(read, names, name=lambda name: f"shard '{store.locate(name)}'", on_progress=drawn.update)
+        return _join(list(parts))
 
 
-def read_shard(store: Store, name: str, _: Report | None = None, *, components: Sequence[str] = ()) -> Contents:
-    """Read the contents of one shard, front to back; see `read_contents`."""
+def _read_shard(store: Store, name: str, report: Report, *, components: Sequence[str]) -> Contents:
+    """Read the contents of one shard, front to back."""
     names: list[bytes] = []
-    rows: list[tuple[int, int]] = []
-    sizes: list[tuple[int, int, int, int]] = []
+    samples: list[tuple[int, ...]] = []
     values: dict[str, list[bytes | None]] = {component: [] for component in components}
     where = store.locate(name)
     with open_shard(store, name) as stream:
@@ -152,16 +147,22 @@ def read_shard(store: Store, name: str, _: Report | None = None, *, components: 
                     state.update(piece)
                 content = (content + state.intdigest()) % 2**64
             names.append(first_name.encode("utf-8", "surrogateescape"))
-            rows.append((key_digest(key), content))
-            sizes.append((num_bytes, len(seen), num_tar_bytes, end))
+            samples.append((key_digest(key), content, num_bytes, len(seen), num_tar_bytes, end))
             for component, found in values.items():
                 found.append(kept.get(component))
-    return _of_shard(name, names, sizes, rows=rows, checksum=archive.checksum, values=values)
+    report(1)
+    return _of_shard(name, names, samples, checksum=archive.checksum, values=values)
 
 
 def component_state(component: str) -> "xxhash.xxh64":
     """The state of a component's digest before its bytes; a sample's digest is the sum of these, modulo 2**64."""
     return xxhash.xxh64(component.encode("utf-8", "surrogateescape") + b"\0")
+
+
+def key_digest(key: str) -> int:
+    """XXH64 of a key."""
+    # An archive may hold names that are not UTF-8.
+    return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogateescape")))
 
 
 def _value(member: Member) -> bytes:
@@ -192,60 +193,6 @@ def open_shard(store: Store, name: str) -> Iterator[BinaryIO]:
             raise DataError(f"shard '{store.locate(name)}' is not a complete gzip file: {exc}; pack it anew") from exc
 
 
-def indexed_contents(shards: ShardSet, manifest: "Manifest", *, components: Sequence[str]) -> Contents | None:
-    """Read the contents from the shard indexes: no shard is read, so the digests of contents are zero.
-
-    Returns:
-        ``None`` if an index is missing, or if bytes of other components than the label are needed.
-
-    Raises:
-        DataError: If a file that is named like a shard index is not one, or not the one of that shard.
-    """
-    if not set(components) <= {LABEL_COMPONENT}:
-        return None
-    parts: list[Contents] = []
-    store = shards.store
-    listed = manifest.rows_of(shards.names, where=store.locate(manifest_name(shards.prefix)))
-    for name, shard in zip(shards.names, listed.tolist(), strict=True):
-        data = store.find(index_name(name))
-        if data is None:
-            return None
-        index = manifest.shard_index(shard, data, where=store.locate(index_name(name)))
-        offsets = {component: column.tolist() for component, column in index.offsets.items()}
-        sizes = {component: column.tolist() for component, column in index.sizes.items()}
-        firsts: list[bytes] = []
-        numbers: list[tuple[int, int, int, int]] = []
-        for row, key in enumerate(index.keys):
-            there = sorted((offsets[c][row], c, sizes[c][row]) for c in offsets if offsets[c][row] >= 0)
-            firsts.append(f"{key}.{there[0][1]}".encode())
-            num_bytes = sum(tar_bytes(f"{key}.{c}", size) for _, c, size in there)
-            last, _, size = there[-1]
-            end = last + -(-size // BLOCK) * BLOCK
-            numbers.append((sum(size for _, _, size in there), len(there), num_bytes, end))
-        labels: list[bytes | None] = [None] * len(firsts)
-        if index.labels is not None:
-            has_label = zip(index.labels.tolist(), offsets[LABEL_COMPONENT], strict=True)
-            labels = [str(label).encode() if offset >= 0 else None for label, offset in has_label]
-        values = dict.fromkeys(components, labels)
-        rows = [(key_digest(key), 0) for key in index.keys]
-        part = _of_shard(name, firsts, numbers, rows=rows, checksum=index.shard_checksum, values=values)
-        parts.append(replace(part, has_digests=False))
-    return join_contents(parts)
-
-
-def join_contents(parts: Sequence[Contents]) -> Contents:
-    """Join the contents of several sets of shards, at least one."""
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.starts) for part in parts)])
-    return Contents(
-        shards=tuple(shard for part in parts for shard in part.shards),
-        starts=np.cumsum(counts, dtype=np.int64),
-        names=[name for part in parts for name in part.names],
-        **{column: np.concatenate([getattr(part, column) for part in parts]) for column in _COLUMNS},
-        has_digests=all(part.has_digests for part in parts),
-        values={c: [value for part in parts for value in part.values[c]] for c in parts[0].values},
-    )
-
-
 class _LinkRefuser(ArchiveReader):
     """Refuses links: readers skip a link, so the sample would be written without that component."""
 
@@ -257,39 +204,59 @@ class _LinkRefuser(ArchiveReader):
             )
 
 
+def _read_indexes(shards: ShardSet, manifest: "Manifest", *, components: Sequence[str]) -> Contents | None:
+    """Read the contents from the shard indexes: no shard is read, so the digests of contents are zero.
+
+    ``None`` if an index is missing. Raises `DataError` if one is broken, or of another shard.
+    """
+    parts: list[Contents] = []
+    store = shards.store
+    listed = manifest.rows_of(shards.names, where=store.locate(manifest_name(shards.prefix)))
+    for name, shard in zip(shards.names, listed.tolist(), strict=True):
+        data = store.find(index_name(name))
+        if data is None:
+            return None
+        index = manifest.shard_index(shard, data, where=store.locate(index_name(name)))
+        offsets = {component: column.tolist() for component, column in index.offsets.items()}
+        sizes = {component: column.tolist() for component, column in index.sizes.items()}
+        names: list[bytes] = []
+        samples: list[tuple[int, ...]] = []
+        for row, key in enumerate(index.keys):
+            there = sorted((offsets[c][row], c, sizes[c][row]) for c in offsets if offsets[c][row] >= 0)
+            names.append(f"{key}.{there[0][1]}".encode())
+            last, _, size = there[-1]
+            num_tar_bytes = sum(tar_bytes(f"{key}.{c}", size) for _, c, size in there)
+            num_bytes = sum(size for _, _, size in there)
+            end = last + size + -size % BLOCK
+            samples.append((key_digest(key), 0, num_bytes, len(there), num_tar_bytes, end))
+        labels: list[bytes | None] = [None] * len(names)
+        if index.labels is not None:
+            has_label = zip(index.labels.tolist(), offsets[LABEL_COMPONENT], strict=True)
+            labels = [str(label).encode() if offset >= 0 else None for label, offset in has_label]
+        values = dict.fromkeys(components, labels)
+        parts.append(_of_shard(name, names, samples, checksum=index.shard_checksum, values=values, has_digests=False))
+    return _join(parts)
+
+
 def _of_shard(
-    name: str,
-    names: Sequence[bytes],
-    sizes: Sequence[tuple[int, int, int, int]],
-    *,
-    rows: Sequence[tuple[int, int]],
-    checksum: int,
-    values: Mapping[str, Sequence[bytes | None]],
+    name: str, names: Sequence[bytes], samples: Sequence[tuple[int, ...]], *, checksum: int, **columns: Any
 ) -> Contents:
-    columns = np.array(sizes, np.int64).reshape(-1, 4)
+    starts = np.array([0, len(names)], np.int64)
+    rows = np.array(samples, SAMPLE)
+    return Contents(shards=(name,), starts=starts, names=names, samples=rows, checksums=[checksum], **columns)
+
+
+def _join(parts: Sequence[Contents]) -> Contents:
+    """Join the contents of several shards, at least one."""
     return Contents(
-        shards=(name,),
-        starts=np.array([0, len(names)], np.int64),
-        names=names,
-        rows=np.array(rows, np.uint64).reshape(-1, 2),
-        num_bytes=columns[:, 0],
-        num_members=columns[:, 1],
-        tar_bytes=columns[:, 2],
-        ends=columns[:, 3],
-        checksums=np.array([checksum], np.uint64),
-        values=values,
+        shards=tuple(shard for part in parts for shard in part.shards),
+        starts=np.cumsum([0, *(part.num_samples for part in parts)], dtype=np.int64),
+        names=[name for part in parts for name in part.names],
+        samples=np.concatenate([part.samples for part in parts]),
+        checksums=[checksum for part in parts for checksum in part.checksums],
+        values={c: [value for part in parts for value in part.values[c]] for c in parts[0].values},
+        has_digests=all(part.has_digests for part in parts),
     )
-
-
-def sorted_rows(rows: UInt64s) -> UInt64s:
-    """Sort rows of digests."""
-    return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-
-
-def key_digest(key: str) -> int:
-    """XXH64 of a key, the first number of a row of `Contents.rows`."""
-    # An archive may hold names that are not UTF-8.
-    return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogateescape")))
 
 
 def read_input(request: Request, entries: Sequence[ObjectEntry], workers: Workers) -> Contents:
@@ -305,14 +272,15 @@ def read_input(request: Request, entries: Sequence[ObjectEntry], workers: Worker
         DataError: See `prep.shuffle.shuffle.shuffle`.
     """
     shards, algorithm = request.shards, request.algorithm
-    listed = {entry.name: entry for entry in entries}
     components = {algorithm.component.lower()} if algorithm.component else set()
     components |= {LABEL_COMPONENT} if request.needs_labels else set()
-    manifest = find_manifest(shards) if all(name.endswith(".tar") for name in shards.names) else None
-    if manifest is not None and (request.dry_run or (request.is_exchange and algorithm.kind in _BY_KEYS)):
+    manifest = find_manifest(shards) if request.input_extension == ".tar" else None
+    # Shard indexes have neither the case of names nor the bytes of components, but they have the labels.
+    is_enough = request.dry_run or (request.is_exchange and algorithm.kind in ("shuffle", "none"))
+    if manifest is not None and is_enough and components <= {LABEL_COMPONENT}:
         sizes = dict(zip(manifest.names, manifest.shard_bytes.tolist(), strict=True))
-        if all(sizes.get(name) == listed[name].size for name in shards.names):
-            found = indexed_contents(shards, manifest, components=sorted(components))
+        if all(sizes.get(entry.name) == entry.size for entry in entries):
+            found = _read_indexes(shards, manifest, components=sorted(components))
             if found is not None:
                 _check_unique(shards.store, found)
                 return found
@@ -330,15 +298,15 @@ def read_input(request: Request, entries: Sequence[ObjectEntry], workers: Worker
         what="read",
         show_progress=request.show_progress,
     )
-    for name, checksum in zip(contents.shards, contents.checksums.tolist(), strict=True):
-        if name.endswith(".tar"):
-            check_bytes(shards.store, listed[name], checksum)
     counts = {} if manifest is None else dict(zip(manifest.names, manifest.samples.tolist(), strict=True))
-    for name, count in zip(shards.names, np.diff(contents.starts).tolist(), strict=True):
-        if counts.get(name, count) != count:
+    for entry, checksum, count in zip(entries, contents.checksums, np.diff(contents.starts).tolist(), strict=True):
+        if request.input_extension == ".tar":
+            check_bytes(shards.store, entry, checksum)
+        if counts.get(entry.name, count) != count:
             raise DataError(
-                f"manifest '{shards.store.locate(manifest_name(shards.prefix))}' counts {counts[name]} samples in "
-                f"'{name}', the shard holds {count}; index the shards again: dali-pipes prep index {shards.url}"
+                f"manifest '{shards.store.locate(manifest_name(shards.prefix))}' counts {counts[entry.name]} samples "
+                f"in '{entry.name}', the shard holds {count}; index the shards again: dali-pipes prep index "
+                f"{shards.url}"
             )
     if not contents.num_samples:
         raise DataError(f"'{shards.url}': the {len(shards.names)} shards hold no sample")
@@ -347,10 +315,9 @@ def read_input(request: Request, entries: Sequence[ObjectEntry], workers: Worker
 
 
 def _check_unique(store: Store, contents: Contents) -> None:
-    keys = contents.sorted_rows[:, 0]
-    twice = keys[1:][keys[1:] == keys[:-1]]
-    if len(twice):
-        found = sorted(_find_keys([contents], np.unique(twice)).values())
+    keys, counts = np.unique(contents.samples["key"], return_counts=True)
+    if (counts > 1).any():
+        found = sorted(_find_keys([contents], keys[counts > 1]).values())
         raise DataError(
             f"'{store.url}': {len(found)} keys come more than once in the {len(contents.shards)} shards: "
             f"{shown(found)}; shuffled, two of them could stand together and be read as one sample: "
@@ -358,7 +325,7 @@ def _check_unique(store: Store, contents: Contents) -> None:
         )
 
 
-def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: npt.NDArray[np.bool_] | None) -> None:
+def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: Bools | None) -> None:
     """Refuse an output that does not hold exactly the input's samples.
 
     Args:
@@ -370,13 +337,12 @@ def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: npt
     Raises:
         DataError: If samples are missing, extra or changed; names some of them.
     """
-    expected = went_in.sorted_rows if kept is None else sorted_rows(went_in.rows[kept])
-    if np.array_equal(expected, came_out.sorted_rows):
+    expected = went_in.digests if kept is None else went_in.digests[kept]
+    rows, inverse = np.unique(np.concatenate([expected, came_out.digests]), axis=0, return_inverse=True)
+    counts = np.bincount(inverse.ravel()[: len(expected)], minlength=len(rows))
+    counts -= np.bincount(inverse.ravel()[len(expected) :], minlength=len(rows))
+    if not counts.any():
         return
-    rows, inverse = np.unique(np.concatenate([expected, came_out.rows]), axis=0, return_inverse=True)
-    counts = np.zeros(len(rows), np.int64)
-    np.add.at(counts, inverse.ravel()[: len(expected)], 1)
-    np.add.at(counts, inverse.ravel()[len(expected) :], -1)
     lost = set(rows[counts > 0][:, 0].tolist())
     gained = set(rows[counts < 0][:, 0].tolist())
     keys = _find_keys([went_in, came_out], np.array(sorted(lost | gained), np.uint64))
@@ -395,7 +361,7 @@ def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: npt
 def _find_keys(sides: Sequence[Contents], digests: UInt64s) -> dict[int, str]:
     """The keys that have these digests."""
     return {
-        int(side.rows[position, 0]): key_of(side.name(position))
+        int(side.samples["key"][position]): key_of(side.name(position))
         for side in sides
-        for position in np.flatnonzero(np.isin(side.rows[:, 0], digests)).tolist()
+        for position in np.flatnonzero(np.isin(side.samples["key"], digests)).tolist()
     }

@@ -7,13 +7,14 @@ unpacked into a temporary folder. Outputs are independent of each other: they ar
 do not depend on who does them.
 
 # Note [memory]: a worker holds two *sections* of its output, the one that it writes and the one that it reads, and
-1 MiB of the stream. Sections have at most `SECTION_BYTES`, so the size of a shard does not matter. A sample that is
-larger than a section is read twice: once for its headers and digest, once to be copied in pieces.
+1 MiB of the stream. Sections have at most `SECTION_BYTES`, or are one larger sample: the size of a shard does not
+matter.
 
 # Note [ranges]: samples of a section that lie near each other in an input are read by one request. The gap between them
 is at most as large as the next sample, so at most twice the bytes that are needed are read and held.
 """
 
+import contextlib
 import copy
 import io
 import shutil
@@ -25,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -36,7 +37,6 @@ from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
 from prep.pack.tasks import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
@@ -90,18 +90,18 @@ class ExchangeTask(StreamTask):
     stops: Int64s
     """int64 [sample], the byte after its last one."""
     digests: UInt64s
-    """uint64 [sample, (key, content)], as `Contents.rows` has them."""
+    """uint64 [sample, (key, content)], as `Contents.digests` has them."""
     has_digests: bool
     """Whether the digests of contents are known."""
-
-    def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
-        tar = stream_tar(self._entries(), shard=self.name, num_bytes=self.tar_bytes, on_sample=on_sample)
-        return tar if self.is_tar else _compressed(tar)
 
     @property
     def is_tar(self) -> bool:
         """Whether the output is not compressed."""
         return self.name.endswith(".tar")
+
+    def stream(self, on_sample: Callable[[], None]) -> Iterator[memoryview]:
+        tar = stream_tar(self._entries(), shard=self.name, num_bytes=self.tar_bytes, on_sample=on_sample)
+        return tar if self.is_tar else _compressed(tar)
 
     def _entries(self) -> Iterator[Entry]:
         """The samples as they are written; the requests for the next section are sent before this one is written."""
@@ -111,18 +111,16 @@ class ExchangeTask(StreamTask):
             for samples in [*sections(self.starts, self.stops), None]:
                 coming = None
                 if samples is not None:
-                    is_large = self.stops[samples[0]] - self.starts[samples[0]] > SECTION_BYTES
-                    needed = [] if is_large else runs(samples, self.rows, self.starts, self.stops)
+                    needed = runs(samples, self.rows, self.starts, self.stops)
                     coming = samples, [(run, threads.submit(self._read, run, own)) for run in needed]
                 if ahead is not None:
-                    found = self._cut(ahead[1])
+                    found: dict[int, memoryview] = {}
+                    for run, future in ahead[1]:
+                        view = future.result()
+                        for sample in run.samples:
+                            found[sample] = view[self.starts[sample] - run.start : self.stops[sample] - run.start]
                     for sample in ahead[0]:
-                        data = found.pop(sample, None)
-                        yield (
-                            self._large(sample)
-                            if data is None
-                            else self._entry(sample, io.BytesIO(b"".join((data, _END))))
-                        )
+                        yield self._entry(sample, found.pop(sample))
                 ahead = coming
 
     def _read(self, run: _Run, own: threading.local) -> memoryview:
@@ -141,46 +139,19 @@ class ExchangeTask(StreamTask):
         finally:
             files.close()
 
-    def _cut(self, requests: Sequence[tuple[_Run, Future[memoryview]]]) -> dict[int, memoryview]:
-        """Wait for the requests; the bytes of each sample."""
-        found: dict[int, memoryview] = {}
-        for run, future in requests:
-            view = future.result()
-            for sample in run.samples:
-                found[sample] = view[int(self.starts[sample]) - run.start : int(self.stops[sample]) - run.start]
-        return found
-
-    def _large(self, sample: int) -> Entry:
-        """A sample larger than a section, whose components are copied when they are written."""
-        start, stop = int(self.starts[sample]), int(self.stops[sample])
-        file = self.source.file(self.shards[self.rows[sample]], size=stop)
-        with _RangeStream(Range(file, start, stop - start)) as stream:
-            return self._entry(sample, cast("BinaryIO", stream), file)
-
-    def _entry(self, sample: int, stream: BinaryIO, file: Path | ObjectFile | None = None) -> Entry:
-        """A sample as it is written: the bytes of its components, or their ranges of ``file``.
-
-        Raises:
-            DataError: If it is not the planned sample.
-        """
+    def _entry(self, sample: int, data: memoryview) -> Entry:
+        """A sample as it is written: the bytes of its components; raises `DataError` if it is not the planned one."""
         where = f"shard '{self.url}/{self.shards[self.rows[sample]]}', bytes {self.starts[sample]} to "
         where += f"{self.stops[sample]}"
-        key = ""
-        content = 0
+        key, content = "", 0
         parts: list[tuple[str, Part]] = []
         try:
-            for member in ArchiveReader(stream, shard=where):
+            for member in ArchiveReader(io.BytesIO(b"".join((data, _END))), shard=where):
                 if parts and member.key != key:
                     raise DataError(f"{where}: holds samples '{key}' and '{member.key}'")
-                key = member.key
+                key, part = member.key, member.read()
                 state = component_state(member.component)
-                part: Part
-                if file is None:
-                    state.update(part := member.read())
-                else:
-                    part = Range(file, int(self.starts[sample]) + member.offset, member.size)
-                    for piece in member.pieces():
-                        state.update(piece)
+                state.update(part)
                 parts.append((member.name.removeprefix(f"{key}."), part))
                 content = (content + state.intdigest()) % 2**64
         except DataError as exc:
@@ -189,29 +160,6 @@ class ExchangeTask(StreamTask):
         if key_digest(key) != expected[0] or (self.has_digests and content != expected[1]):
             raise DataError(f"{where}: expected another sample than '{key}', which is there; {_CHANGED}")
         return key, parts
-
-
-class _RangeStream:
-    """The bytes of a range and, after them, the end of an archive; to be read front to back."""
-
-    def __init__(self, of: Range) -> None:
-        self._files, self._rest = Files(), _END
-        self._num_bytes = self._files.open(of)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    def read(self, size: int) -> bytes:
-        if not self._num_bytes:
-            rest, self._rest = self._rest, b""
-            return rest
-        view = memoryview(bytearray(min(size, self._num_bytes, CHUNK_BYTES)))
-        num = self._files.read_into(view)
-        self._num_bytes -= num
-        return bytes(view[:num])
 
 
 def sections(starts: Int64s, stops: Int64s) -> Iterator[range]:
@@ -263,27 +211,25 @@ class Exchange:
 
     def __init__(self, plan: ShufflePlan, workers: Workers) -> None:
         self.plan, self._workers = plan, workers
-        self._unpacked: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._unpacked is not None:
-            self._unpacked.cleanup()
+        self._folder.close()
 
     def find_done(self, existing: Mapping[str, ObjectEntry]) -> tuple[set[str], list[str]]:
         """The outputs that exist byte for byte as planned, and the outputs whose names other shards have."""
-        contents = self.plan.contents
         outputs = [output for output in self.plan.own_outputs if output.name in existing]
-        alike = [
-            output
-            for output in outputs
-            if not output.is_tar or existing[output.name].size == output.num_bytes(contents)
-        ]
-        tasks = (self._comparing(existing[output.name], output) for output in alike)
-        same = self._run(is_stored, tasks, alike, what="compare")
-        done = {output.name for output, is_same in zip(alike, same, strict=True) if is_same}
+        tasks = []
+        for output in outputs:
+            task, entry = self._task(output), existing[output.name]
+            if not task.is_tar or entry.size == task.num_bytes:
+                stored = task.output.known_checksum(entry) or task.output.file(entry.name, size=entry.size)
+                tasks.append(replace(task, stored=stored))
+        same = self._run(is_stored, tasks, what="compare")
+        done = {task.name for task, is_same in zip(tasks, same, strict=True) if is_same}
         return done, [output.name for output in outputs if output.name not in done]
 
     def write(self, outputs: Sequence[PlannedShard]) -> None:
@@ -294,21 +240,13 @@ class Exchange:
             DataError: If the input changed, or an output that is read back is not as it was written.
             PipesError: If a worker process died.
         """
-        self._run(write_and_compare, map(self._task, outputs), outputs, what="shuffle")
+        self._run(write_and_compare, [self._task(output) for output in outputs], what="shuffle")
 
     def _run(
-        self,
-        function: Callable[[ExchangeTask, Report], bool],
-        tasks: Iterator[ExchangeTask],
-        outputs: Sequence[PlannedShard],
-        *,
-        what: str,
+        self, function: Callable[[ExchangeTask, Report], bool], tasks: Sequence[ExchangeTask], *, what: str
     ) -> list[bool]:
-        """Run the tasks of these outputs; each is made when a worker is free."""
-        if not outputs:
-            return []
         request = self.plan.request
-        total = sum(len(output.positions) for output in outputs)
+        total = sum(len(task.rows) for task in tasks)
         with bar(what=what, total=total, unit="samples", shown=request.show_progress) as drawn:
             return list(
                 self._workers.map(
@@ -323,15 +261,13 @@ class Exchange:
     def _accesses(self) -> tuple[Store, Store]:
         """Of input and output, which exist by the first task."""
         request = self.plan.request
-        return (
-            self._unpack() if request.is_compressed else request.shards.store
-        ).access(), request.output_store.access()
+        source = request.shards.store if request.input_extension == ".tar" else self._unpack()
+        return source.access(), request.output_store.access()
 
     def _unpack(self) -> LocalStore:
         """Unpack the input into a temporary folder, under the same names."""
         shards = self.plan.request.shards
-        self._unpacked = tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-")
-        store = LocalStore(Path(self._unpacked.name))
+        store = LocalStore(Path(self._folder.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-"))))
         for name in shards.names:
             path = store.directory / name
             with open_shard(shards.store, name) as stream:
@@ -346,19 +282,11 @@ class Exchange:
                     ) from exc
         return store
 
-    def _comparing(self, entry: ObjectEntry, output: PlannedShard) -> ExchangeTask:
-        """The task that compares an output with the stored object."""
-        task = self._task(output)
-        stored = task.output.known_checksum(entry) or task.output.file(entry.name, size=entry.size)
-        return replace(task, stored=stored)
-
     def _task(self, output: PlannedShard) -> ExchangeTask:
         contents, positions = self.plan.contents, output.positions
         source, target = self._accesses
-        of_input = np.searchsorted(contents.starts, positions, side="right") - 1
+        of_input, ends = contents.shards_of(positions), contents.samples["end"]
         used, rows = np.unique(of_input, return_inverse=True)
-        # A sample begins where the one before it ends, or at its shard's first byte.
-        starts = np.where(contents.starts[of_input] == positions, 0, contents.ends[positions - 1])
         num_bytes = output.num_bytes(contents)
         return ExchangeTask(
             name=output.name,
@@ -369,9 +297,10 @@ class Exchange:
             url=self.plan.request.shards.store.url,
             shards=tuple(contents.shards[row] for row in used.tolist()),
             rows=rows.ravel(),
-            starts=starts,
-            stops=contents.ends[positions],
-            digests=contents.rows[positions],
+            # A sample begins where the one before it ends, or at its shard's first byte.
+            starts=np.where(contents.starts[of_input] == positions, 0, ends[positions - 1]),
+            stops=ends[positions],
+            digests=contents.digests[positions],
             has_digests=contents.has_digests,
         )
 

@@ -19,8 +19,9 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.store.shard_names import Template, extension_of
 from prep.shuffle.order import key_of
 
-BY = ("class", "balanced", "folder", "split")
-"""The rules by which `group_by` makes a map."""
+_RULES = ("class", "balanced", "folder", "split")
+OUTPUT_DIGITS = 6
+"""Digits in the names of output shards, as in those that `prep.pack` writes."""
 
 _SPECIAL = re.compile(r"[\\^$*+?()\[\]{}|]")
 # Keys in one regular expression. A cluster tries each expression on each sample, so there should be few.
@@ -45,8 +46,8 @@ class Grouping:
     """Used by ``split``: see `split_of`. It is the same for the shuffles of all epochs."""
 
     def __post_init__(self) -> None:
-        if self.by not in BY:
-            raise ValueError(f"by must be one of {', '.join(BY)}, got '{self.by}'")
+        if self.by not in _RULES:
+            raise ValueError(f"by must be one of {', '.join(_RULES)}, got '{self.by}'")
         if (self.by == "split") != bool(self.shares):
             raise ValueError(
                 "by 'split' needs shares, such as train=0.9,val=0.1"
@@ -197,10 +198,9 @@ def group_by(
     *,
     grouping: Grouping,
     prefix: str,
-    labels: Sequence[int] | None,
-    num_shards: int,
-    seed: int,
-    digits: int,
+    labels: Sequence[int] = (),
+    num_shards: int = 1,
+    seed: int = 0,
 ) -> KeyMap:
     """Make a map by a rule.
 
@@ -220,56 +220,40 @@ def group_by(
         labels: The class id of each sample, for ``class`` and ``balanced``.
         num_shards: For ``balanced``.
         seed: Draws the samples of a class's part of a shard, for ``balanced``.
-        digits: Digits of a shard's number.
 
     Raises:
         DataError: If a key has no directory, or one that cannot be part of a name; or if a split gets no sample.
     """
     keys = [key_of(name) for name in names]
-    order = sorted(range(len(keys)), key=lambda position: _draw(keys[position], seed=seed))
-    rows = [0] * len(keys)
-    by = grouping.by
-    where = f"by {by}"
-    if by in ("class", "balanced"):
-        assert labels is not None
-        classes = sorted(set(labels))
-        if by == "balanced":
-            # Each class starts at the shard after the last sample of the class before: remainders are spread evenly.
-            for number, position in enumerate(sorted(order, key=labels.__getitem__)):
-                rows[position] = number % num_shards
-            fixed = [Template([prefix, ""], [range(row, row + 1)], [digits]) for row in range(num_shards)]
-            return KeyMap(tuple(fixed), dict(zip(keys, rows, strict=True)), (), where)
-        width = max(len(str(abs(label))) for label in classes)
-        texts = [f"class{label:0{width}d}-" for label in classes]
-        row_of: dict[object, int] = {label: row for row, label in enumerate(classes)}
-        rows = [row_of[label] for label in labels]
+    by, where = grouping.by, f"by {grouping.by}"
+    if by == "balanced":
+        order = sorted(range(len(keys)), key=lambda position: (labels[position], _draw(keys[position], seed=seed)))
+        # Each class starts at the shard after the last sample of the class before: remainders are spread evenly.
+        dealt = {keys[position]: number % num_shards for number, position in enumerate(order)}
+        fixed = (Template([prefix, ""], [range(row, row + 1)], [OUTPUT_DIGITS]) for row in range(num_shards))
+        return KeyMap(tuple(fixed), dealt, (), where)
+    if by == "class":
+        width = max(len(str(abs(label))) for label in labels)
+        groups = [f"class{label:0{width}d}" for label in labels]
     elif by == "folder":
-        folders = _folders_of(keys, where=where)
-        found = sorted(set(folders))
-        row_of = {text: row for row, text in enumerate(found)}
-        rows = [row_of[folder] for folder in folders]
-        texts = [f"{text}-" for text in found]
-    else:
-        rows = [split_of(key, grouping.shares, seed=grouping.seed) for key in keys]
-        if empty := sorted(set(range(len(grouping.shares))).difference(rows)):
-            name = list(grouping.shares)[empty[0]]
+        groups = [key.partition("/")[0] if "/" in key else "" for key in keys]
+        if "" in groups:
+            raise DataError(f"{where}: key '{keys[groups.index('')]}' has no directory")
+        if odd := next((text for text in sorted(set(groups)) if not _NAME_PART.fullmatch(text)), None):
             raise DataError(
-                f"{where}: '{name}={grouping.shares[name]:g}' gets none of {len(keys)} samples; give it a larger "
-                "share, or take another seed"
+                f"{where}: directory '{odd}' names shards, so it may hold only letters, digits, '.', '_', '-'"
             )
-        texts = [f"{name}-" for name in grouping.shares]
-    outputs = [Template([f"{prefix}{text}", ""], [range(10**digits)], [digits]) for text in texts]
-    return KeyMap(tuple(outputs), dict(zip(keys, rows, strict=True)), (), where)
-
-
-def _folders_of(keys: Sequence[str], *, where: str) -> list[str]:
-    """The first directory of each key; raises `DataError` if there is none, or it cannot name shards."""
-    folders = [key.partition("/")[0] if "/" in key else "" for key in keys]
-    if "" in folders:
-        raise DataError(f"{where}: key '{keys[folders.index('')]}' has no directory")
-    if odd := next((text for text in sorted(set(folders)) if not _NAME_PART.fullmatch(text)), None):
-        raise DataError(f"{where}: directory '{odd}' names shards, so it may hold only letters, digits, '.', '_', '-'")
-    return folders
+    else:
+        splits = list(grouping.shares)
+        groups = [splits[split_of(key, grouping.shares, seed=grouping.seed)] for key in keys]
+        if empty := [name for name in splits if name not in groups]:
+            raise DataError(
+                f"{where}: '{empty[0]}={grouping.shares[empty[0]]:g}' gets none of {len(keys)} samples; give it a "
+                "larger share, or take another seed"
+            )
+    rows = {text: row for row, text in enumerate(sorted(set(groups)))}
+    outputs = (Template([f"{prefix}{text}-", ""], [range(10**OUTPUT_DIGITS)], [OUTPUT_DIGITS]) for text in rows)
+    return KeyMap(tuple(outputs), {key: rows[group] for key, group in zip(keys, groups, strict=True)}, (), where)
 
 
 def split_of(key: str, shares: Mapping[str, float], *, seed: int) -> int:

@@ -4,12 +4,11 @@ All errors of a plan are raised here, before anything is written.
 """
 
 import itertools
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,20 +26,17 @@ from dali_pipes.formats.names import (
     version_start,
 )
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.store.entries import PROVIDERS, ObjectEntry
-from dali_pipes.store.shard_names import Template, extension_of, template_of
+from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.shard_names import Template, extension_of
 from prep.shuffle.contents import Contents
-from prep.shuffle.dsort import BucketName, DsortSpec
-from prep.shuffle.key_map import Grouping, KeyMap, group_by, regexes_of
+from prep.shuffle.key_map import OUTPUT_DIGITS, Grouping, KeyMap, group_by, regexes_of
 from prep.shuffle.order import arrange, cut, key_of, parse_content
-from prep.shuffle.request import Request, common_prefix, input_extension
+from prep.shuffle.request import Request, common_prefix
 
 _log = logging.getLogger(__name__)
 
-# Digits in the names of output shards, as in those that `pack` writes.
-OUTPUT_DIGITS = 6
 # Output names beyond the computed number: an unused name costs nothing, but one name too few fails the job.
-SPARE_NAMES = 16
+_SPARE_NAMES = 16
 
 # The files that describe a set of shards.
 _DESCRIBING = (manifest_name, columns_name, classes_name, recoded_name)
@@ -54,12 +50,7 @@ class PlannedShard(NamedTuple):
 
     def num_bytes(self, contents: Contents) -> int:
         """Bytes of the tar: the samples, and the two empty blocks at the end."""
-        return int(contents.tar_bytes[self.positions].sum()) + 2 * BLOCK
-
-    @property
-    def is_tar(self) -> bool:
-        """Whether the shard is not compressed."""
-        return self.name.endswith(".tar")
+        return int(contents.samples["tar_bytes"][self.positions].sum()) + 2 * BLOCK
 
 
 @dataclass
@@ -77,8 +68,8 @@ class ShufflePlan:
     """bool [sample], which samples of the input come out; ``None``: all."""
     not_by_dsort: str = ""
     """Why no cluster can do it; empty if a cluster can."""
-    key_map: bytes | None = None
-    """The external key map for a cluster, as JSON."""
+    key_map: dict[str, list[str]] | None = None
+    """The external key map for a cluster."""
 
     @property
     def own_outputs(self) -> Sequence[PlannedShard]:
@@ -90,9 +81,9 @@ class ShufflePlan:
         return tuple(output.name for output in self.outputs)
 
     @cached_property
-    def prefixes(self) -> list[str]:
+    def prefixes(self) -> frozenset[str]:
         """The prefix of each set of output shards."""
-        return sorted({template.prefix for template in self.templates})
+        return frozenset(template.prefix for template in self.templates)
 
     @property
     def num_samples(self) -> int:
@@ -105,23 +96,12 @@ class ShufflePlan:
         The extension does not matter: a set with two extensions could be neither indexed nor shuffled again.
         """
         extension = extension_of(name)
-        if not extension:
-            return False
         stem = name.removesuffix(extension)
-        # There may be a template for each class, or for each shard; so most templates are looked up by prefix.
         first = len(stem.rstrip("0123456789"))
-        if any(stem[:stop] in self._numbered for stop in range(first, len(stem))):
-            return True
-        return any(template.holds(stem) for template in self._others)
-
-    @cached_property
-    def _numbered(self) -> frozenset[str]:
-        return frozenset(self.prefixes)
-
-    @cached_property
-    def _others(self) -> list[Template]:
-        """Templates whose names do not consist of a prefix and a number only."""
-        return [template for template in self.templates if len(template.ranges) != 1 or template.parts[1]]
+        return bool(extension) and (
+            any(stem[:stop] in self.prefixes for stop in range(first, len(stem)))
+            or any(template.holds(stem) for template in self.templates)
+        )
 
 
 def make_plan(request: Request, contents: Contents) -> ShufflePlan:
@@ -139,14 +119,11 @@ def make_plan(request: Request, contents: Contents) -> ShufflePlan:
         for position, value in enumerate(values)
     ]
     order = np.array(arrange(names, algorithm=algorithm, contents=keys), np.int64)
-    num_shards = len(request.shards.names) if request.outputs is None else len(request.outputs)
     shard_bytes = request.shard_bytes
     if shard_bytes is None:
-        shard_bytes = max(1, -(-int(contents.num_bytes.sum()) // num_shards))
-    if request.mapped is None:
-        plan = _plan_cut(request, contents, order, shard_bytes=shard_bytes)
-    else:
-        plan = _plan_mapped(request, contents, names, order, shard_bytes=shard_bytes)
+        num_shards = len(request.shards.names) if request.outputs is None else len(request.outputs)
+        shard_bytes = max(1, -(-int(contents.samples["num_bytes"].sum()) // num_shards))
+    plan = (_plan_cut if request.mapped is None else _plan_mapped)(request, contents, names, order, shard_bytes)
     if algorithm.kind == "none":
         # Seen on AIS 4.9: it writes samples in the order in which its threads read them, on a single target, too.
         plan.not_by_dsort = "dSort does not keep the order of samples"
@@ -160,10 +137,18 @@ def make_plan(request: Request, contents: Contents) -> ShufflePlan:
     return plan
 
 
-def _plan_cut(request: Request, contents: Contents, order: Int64s, *, shard_bytes: int) -> ShufflePlan:
-    counts = cut(contents.num_bytes[order].tolist(), target=shard_bytes)
-    total = int(contents.num_bytes.sum())
-    template = request.outputs or _output_template(request.prefix, num_bytes=total, shard_bytes=shard_bytes)
+def _plan_cut(request: Request, contents: Contents, _: Sequence[str], order: Int64s, shard_bytes: int) -> ShufflePlan:
+    sizes = contents.samples["num_bytes"]
+    counts = cut(sizes[order].tolist(), target=shard_bytes)
+    template = request.outputs
+    if template is None:
+        # Every shard but the last is filled to shard_bytes at least.
+        num_names = -(-int(sizes.sum()) // shard_bytes) + _SPARE_NAMES
+        if num_names > 10**OUTPUT_DIGITS:
+            raise ValueError(
+                f"{num_names} output shards, at most {10**OUTPUT_DIGITS} can be named; use a larger --shard-bytes"
+            )
+        template = Template([request.prefix, ""], [range(num_names)], [OUTPUT_DIGITS])
     if len(counts) > len(template):
         raise ValueError(
             f"'{template}' names {len(template)} output shards, {len(counts)} of {shard_bytes} bytes are needed; "
@@ -175,21 +160,19 @@ def _plan_cut(request: Request, contents: Contents, order: Int64s, *, shard_byte
 
 
 def _plan_mapped(
-    request: Request, contents: Contents, names: Sequence[str], order: Int64s, *, shard_bytes: int
+    request: Request, contents: Contents, names: Sequence[str], order: Int64s, shard_bytes: int
 ) -> ShufflePlan:
-    sizes = contents.num_bytes + BLOCK * contents.num_members
+    sizes = contents.samples["num_bytes"] + BLOCK * contents.samples["num_members"]
     mapped = request.mapped
     if isinstance(mapped, Grouping):
-        labels = [_label(contents, position) for position in range(len(names))] if request.needs_labels else None
         by = mapped.by
         mapped = group_by(
             names,
             grouping=mapped,
             prefix=request.prefix,
-            labels=labels,
-            num_shards=max(1, -(-int(contents.num_bytes.sum()) // shard_bytes)),
+            labels=[_label(contents, position) for position in range(len(names))] if request.needs_labels else (),
+            num_shards=max(1, -(-int(contents.samples["num_bytes"].sum()) // shard_bytes)),
             seed=request.algorithm.seed,
-            digits=OUTPUT_DIGITS,
         )
         if by == "balanced":
             # Each shard is a group of its own, and must not be cut.
@@ -210,15 +193,12 @@ def _plan_mapped(
         # With the setting that ignores missing keys, dSort ends its own process.
         plan.not_by_dsort = "dSort cannot leave samples out"
     if not request.is_local:
+        keys: dict[int, list[str]] = {group: [] for group in used}
+        for name, group in zip(names, groups.tolist(), strict=True):
+            if group >= 0:
+                keys[group].append(key_of(name))
         # A cluster takes a template's names as they are, with their extension.
-        plan.key_map = json.dumps(
-            {
-                f"{mapped.outputs[group]}{request.extension}": regexes_of(
-                    [key_of(names[at]) for at in np.flatnonzero(groups == group).tolist()]
-                )
-                for group in used
-            }
-        ).encode()
+        plan.key_map = {f"{mapped.outputs[group]}{request.extension}": regexes_of(keys[group]) for group in used}
     return plan
 
 
@@ -245,35 +225,6 @@ def _label(contents: Contents, position: int) -> int:
     return parse_label(value, shard=contents.shard_of(position), key=key_of(contents.name(position)))
 
 
-def _output_template(prefix: str, *, num_bytes: int, shard_bytes: int) -> Template:
-    # Every shard but the last is filled to shard_bytes at least.
-    count = -(-num_bytes // shard_bytes) + SPARE_NAMES
-    if count > 10**OUTPUT_DIGITS:
-        raise ValueError(f"{count} output shards, at most {10**OUTPUT_DIGITS} can be named; use a larger --shard-bytes")
-    return Template([prefix, ""], [range(count)], [OUTPUT_DIGITS])
-
-
-def spec_of(plan: ShufflePlan) -> dict[str, Any]:
-    """The request to dSort, as JSON."""
-    request = plan.request
-    stores = (request.shards.store, request.output_store)
-    source, target = (store.need_cluster("dSort runs in a cluster") for store in stores)
-    extension = input_extension(request.shards.names)
-    template = template_of([name.removesuffix(extension) for name in request.shards.names])
-    return DsortSpec(
-        source=BucketName(source.bucket, PROVIDERS[source.scheme]),
-        target=BucketName(target.bucket, PROVIDERS[target.scheme]),
-        inputs=template if template is not None else tuple(request.shards.names),
-        input_extension=extension,
-        outputs=plan.templates[0] if request.mapped is None else None,
-        output_extension=request.extension,
-        shard_bytes=plan.shard_bytes,
-        algorithm=request.algorithm,
-        description=request.description,
-        settings=request.settings,
-    ).json()
-
-
 def find_existing(plan: ShufflePlan) -> dict[str, ObjectEntry]:
     """Find the shards under the output's names, and the files that describe such shards; these files come first.
 
@@ -294,7 +245,7 @@ def find_existing(plan: ShufflePlan) -> dict[str, ObjectEntry]:
     versions = [name for prefix in plan.prefixes for name in entries if name.startswith(version_start(prefix))]
     if versions:
         raise ValueError(
-            f"output '{target.locate(plan.prefixes[0])}' is a data set with versions, {shown(versions)}; "
+            f"output '{target.locate(min(plan.prefixes))}' is a data set with versions, {shown(versions)}; "
             f"{request.way_out}, or delete it first"
         )
     describing = {name(prefix) for prefix in plan.prefixes for name in _DESCRIBING}
@@ -306,7 +257,7 @@ def find_existing(plan: ShufflePlan) -> dict[str, ObjectEntry]:
 def list_outputs(plan: ShufflePlan) -> dict[str, ObjectEntry]:
     """List the objects whose names start with a prefix of the output."""
     by_folder: dict[str, list[str]] = {}
-    for prefix in plan.prefixes:
+    for prefix in sorted(plan.prefixes):
         by_folder.setdefault(prefix.rpartition("/")[0], []).append(prefix)
     entries: dict[str, ObjectEntry] = {}
     for prefixes in by_folder.values():

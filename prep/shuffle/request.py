@@ -1,28 +1,33 @@
-"""Hold the options of a shuffle, check them before anything is read, and read them from a dSort spec."""
+"""Say what a shuffle is to do, by options or by a dSort spec; all of it is checked before anything is read.
+
+A cluster checks little of a spec: a job whose template has no range reads nothing and "succeeds", a bad size closes the
+connection, an unknown field is ignored.
+"""
 
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dali_pipes.data_set.named import shards_of
-from dali_pipes.errors import StoreError
-from dali_pipes.store.base import Bucket, Store
+import msgspec
+
+from dali_pipes.data_set.named import list_shards
+from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import read_json
+from dali_pipes.store.base import Store
 from dali_pipes.store.cloud.objects import CloudObjects
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess, without_password
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import IMPATIENT
-from dali_pipes.store.patterns import Pattern, there_is
-from dali_pipes.store.shard_names import EXTENSIONS, Template, check_object_name, extension_of
-from dali_pipes.store.shard_set import ShardSet, named_missing
+from dali_pipes.store.shard_names import EXTENSIONS, MAX_EXPANDED, Template, check_object_name, extension_of
+from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import is_remote, open_store
 from prep.part import ALL, JobPart
-from prep.shuffle.dsort import DsortSpec
 from prep.shuffle.key_map import Grouping, KeyMap, parse_key_map
 from prep.shuffle.order import Algorithm
 from prep.workers import WorkersKind
@@ -30,9 +35,10 @@ from prep.workers import WorkersKind
 Engine = Literal["auto", "dsort", "exchange"]
 
 # A key map of a million keys takes about 30 MB.
-MAX_KEY_MAP_BYTES = 1 << 30
-# Missing shards that an error names.
-_NUM_MISSING = 3
+_MAX_KEY_MAP_BYTES = 1 << 30
+_DESCRIPTION = "dali-pipes prep shuffle"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_PROVIDERS = {"ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "azure": "azure", "az": "azure"}
 
 
 @dataclass(frozen=True)
@@ -80,16 +86,16 @@ class Request:
     dry_run: bool = False
     """Check and plan only. If the shards are indexed, the indexes are read instead of the shards."""
     show_progress: bool = False
-    description: str = "dali-pipes prep shuffle"
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of a dSort spec that do not change the output."""
+    description: str = _DESCRIPTION
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a dSort spec that do not change the output; they are sent unchanged."""
 
     def __post_init__(self) -> None:
         if self.outputs is None:
             # A rule adds the name of a class, a folder or a split.
             adds_name = isinstance(self.mapped, Grouping) and self.mapped.by != "balanced"
             _check_prefix(f"{self.output_prefix}{'x-' if adds_name else ''}", url=self.output_store.url)
-        object.__setattr__(self, "extension", self.extension or input_extension(self.shards.names))
+        object.__setattr__(self, "extension", self.extension or self.input_extension)
         if self.engine not in get_args(Engine):
             raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}, got '{self.engine}'")
         if self.extension not in EXTENSIONS:
@@ -98,25 +104,19 @@ class Request:
             raise ValueError(f"shard_bytes must be positive, got {self.shard_bytes}")
         if self.drop_unmapped and not isinstance(self.mapped, KeyMap):
             raise ValueError("drop_unmapped leaves out samples that a key map does not name; no key map is given")
-        self._check_shared()
+        asked = f"--on {self.on}" if self.on != "processes" else "" if self.part.is_all else f"--part {self.part}"
+        if asked and self.engine == "dsort":
+            raise ValueError(f"{asked} goes with --engine exchange, not with --engine dsort")
+        if asked and self.input_extension != ".tar":
+            raise ValueError(f"compressed shards are unpacked on one machine: drop {asked}")
         if self.engine == "dsort" and self.is_local:
             raise ValueError(
                 f"'{self.shards.store.url}' is not in AIStore; engine 'dsort' runs in an AIStore cluster: use --engine "
                 "exchange, or pack the shards into ais://BUCKET"
             )
-        templates = [self.outputs] if self.outputs is not None else []
-        templates += self.mapped.outputs if isinstance(self.mapped, KeyMap) else ()
-        for template in templates:
+        for template in self.mapped.outputs if isinstance(self.mapped, KeyMap) else filter(None, [self.outputs]):
             for end in template.ends():
                 check_object_name(end, url=self.output_store.locate(end))
-
-    def _check_shared(self) -> None:
-        """Refuse what only an exchange does from another engine, and of compressed shards."""
-        asked = f"--on {self.on}" if self.on != "processes" else "" if self.part.is_all else f"--part {self.part}"
-        if asked and self.engine == "dsort":
-            raise ValueError(f"{asked} goes with --engine exchange, not with --engine dsort")
-        if asked and self.is_compressed:
-            raise ValueError(f"compressed shards are unpacked on one machine: drop {asked}")
 
     @property
     def is_exchange(self) -> bool:
@@ -125,9 +125,14 @@ class Request:
         return self.engine == "exchange" or (self.engine == "auto" and (is_shared or self.is_local))
 
     @property
-    def is_compressed(self) -> bool:
-        """Whether the input is compressed."""
-        return not self.shards.names[0].endswith(".tar")
+    def input_extension(self) -> str:
+        """The extension of all input shards; raises `ValueError` if they differ, or one has no known extension."""
+        found = {extension_of(name): name for name in self.shards.names}
+        if "" in found or not found:
+            raise ValueError(f"shards must all end in one of {', '.join(EXTENSIONS)}, got '{found.get('', '')}'")
+        if len(found) > 1:
+            raise ValueError(f"shards must all end alike, got {' and '.join(sorted(found))}")
+        return next(iter(found))
 
     @property
     def output_store(self) -> Store:
@@ -141,7 +146,7 @@ class Request:
 
     @property
     def is_local(self) -> bool:
-        """Whether input or output is a directory, so that no cluster can do it."""
+        """Whether input or output is in no cluster, so that no cluster can do it."""
         return self.shards.store.cluster is None or self.output_store.cluster is None
 
     @property
@@ -160,17 +165,6 @@ def _check_prefix(prefix: str, *, url: str) -> None:
     check_object_name(prefix, url=f"{url}/{prefix}")
 
 
-def input_extension(names: Sequence[str]) -> str:
-    """The extension of all shards; raises `ValueError` if they differ, or one has no known extension."""
-    found = sorted({extension_of(name) for name in names})
-    if "" in found or not found:
-        odd = next((name for name in names if not extension_of(name)), "")
-        raise ValueError(f"shards must all end in one of {', '.join(EXTENSIONS)}, got '{odd}'")
-    if len(found) > 1:
-        raise ValueError(f"shards must all end alike, got {' and '.join(found)}")
-    return found[0]
-
-
 def common_prefix(names: Sequence[str]) -> str:
     """The beginning of all names, digits included."""
     return os.path.commonprefix(names)  # noqa: RUF071 (by character is what is meant)
@@ -182,8 +176,6 @@ def epoch_seed(seed: int, epoch: int) -> int:
     >>> epoch_seed(0, 1), epoch_seed(0, 2), epoch_seed(1, 1)
     (8372147079113586533, 6049555782909542890, 1066406101564956322)
     """
-    if epoch < 0:
-        raise ValueError(f"epoch must not be negative, got {epoch}")
     return int.from_bytes(hashlib.blake2b(f"{seed}/epoch/{epoch}".encode(), digest_size=8).digest()) >> 1
 
 
@@ -197,6 +189,213 @@ def epoch_prefix(prefix: str, epoch: int) -> str:
     return f"{folder}{slash}e{epoch:06d}-{base}"
 
 
+# Specs
+
+
+class BucketName(msgspec.Struct, forbid_unknown_fields=True):
+    """A bucket, with the fields that dSort's requests have."""
+
+    name: str = ""
+    provider: str = "ais"
+    namespace: Any = None
+
+    def check(self, where: str) -> None:
+        """Bring the provider into AIStore's form; refuse an unknown one, and a namespace."""
+        if self.namespace:
+            raise ValueError(f"{where}.namespace: namespaces are not supported, got {self.namespace!r:.60}")
+        provider = self.provider.removesuffix("://") or "ais"
+        if provider not in _PROVIDERS:
+            raise ValueError(f"{where}.provider must be one of {', '.join(_PROVIDERS)}, got '{self.provider}'")
+        self.provider = _PROVIDERS[provider]
+
+
+class _Inputs(msgspec.Struct, forbid_unknown_fields=True):
+    template: str = ""
+    objnames: list[str] = []
+
+
+class _Algorithm(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str = "alphanumeric"
+    decreasing: bool = False
+    seed: str | int = ""
+    extension: str = ""
+    content_key_type: str = "string"
+
+
+class _Spec(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a spec, as AIStore names them."""
+
+    input_bck: BucketName = msgspec.field(default_factory=BucketName)
+    input_format: _Inputs = msgspec.field(default_factory=_Inputs)
+    input_extension: str = ""
+    output_bck: BucketName = msgspec.field(default_factory=BucketName)
+    output_format: str = ""
+    output_extension: str = ""
+    output_shard_size: str | int = ""
+    algorithm: _Algorithm = msgspec.field(default_factory=_Algorithm)
+    ekm_file: str = ""
+    ekm_file_sep: str = ""
+    description: str = _DESCRIPTION
+    dry_run: bool = False
+
+
+# Settings of the cluster.
+_SETTINGS = ("max_mem_usage", "extract_concurrency_max_limit", "create_concurrency_max_limit", "dsorter_type", "Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsortSpec:
+    """What a spec asks for."""
+
+    source: BucketName
+    target: BucketName
+    inputs: Template | tuple[str, ...]
+    """A template without extension, or full names. A template without a range is a prefix."""
+    input_extension: str
+    outputs: Template | None
+    """A template without extension; ``None``: a key map names the shards."""
+    ekm_file: str
+    """URL of an external key map; may be empty."""
+    ekm_file_sep: str
+    dry_run: bool
+    options: Mapping[str, Any]
+    """Further fields of the `Request`."""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names that the spec stands for; raises `ValueError` for more than `MAX_EXPANDED`."""
+        if not isinstance(self.inputs, Template):
+            return self.inputs
+        if len(self.inputs) > MAX_EXPANDED:
+            raise ValueError(f"input_format.template '{self.inputs}' stands for more than {MAX_EXPANDED:,} shards")
+        return tuple(f"{stem}{self.input_extension}" for stem in self.inputs.names())
+
+
+def read_spec(path: Path) -> DsortSpec:
+    """Read a spec file as ``ais start dsort -f`` does: as JSON or YAML, by the file's extension.
+
+    Raises:
+        DataError: If the file is neither, or has an unknown field, or a size, template or algorithm that dSort would
+            refuse or misread.
+        StoreError: If the file cannot be read.
+    """
+    import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise StoreError(f"cannot read spec '{path}': {getattr(exc, 'strerror', None) or exc}") from exc
+    try:
+        found = read_json(text) if kind == "JSON" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as exc:
+        raise DataError(f"spec '{path}' is not {kind}: {' '.join(str(exc).split())[:200]}") from exc
+    if not isinstance(found, dict):
+        raise DataError(f"spec '{path}': expected fields such as input_bck, got {type(found).__name__}")
+    try:
+        return parse_spec(found)
+    except ValueError as exc:
+        raise DataError(f"spec '{path}': {exc}") from exc
+
+
+def parse_spec(fields: Mapping[str, Any]) -> DsortSpec:
+    """Check a spec. Raises `ValueError` where `read_spec` raises `DataError`."""
+    given = {
+        name: {key: value for key, value in part.items() if value not in (None, "")} if isinstance(part, dict) else part
+        for name, part in fields.items()
+        if part is not None and part != ""
+    }
+    settings = {name: given.pop(name) for name in _SETTINGS if name in given}
+    try:
+        spec = msgspec.convert(given, _Spec)
+    except msgspec.ValidationError as exc:
+        raise ValueError(str(exc)) from None
+    spec.input_bck.check("input_bck")
+    spec.output_bck.check("output_bck")
+    if not spec.input_bck.name:
+        raise ValueError("input_bck.name is missing: the bucket that holds the shards")
+    shard_bytes = None
+    if spec.output_shard_size != "":
+        shard_bytes = parse_size(str(spec.output_shard_size), what="output_shard_size") or None
+    if spec.ekm_file and shard_bytes is None:
+        raise ValueError("output_shard_size is missing: with an ekm_file it must be set")
+    inputs, input_extension = _inputs(spec)
+    outputs, output_extension = _template(spec.output_format, spec.output_extension, what="output")
+    if not spec.ekm_file and not len(outputs):
+        raise ValueError(
+            "output_format must hold a range of numbers, such as 'shuffled-{000000..000999}', got "
+            f"'{spec.output_format}'"
+        )
+    return DsortSpec(
+        source=spec.input_bck,
+        target=spec.output_bck if spec.output_bck.name else spec.input_bck,
+        inputs=inputs,
+        input_extension=input_extension,
+        outputs=None if spec.ekm_file else outputs,
+        ekm_file=spec.ekm_file,
+        ekm_file_sep=spec.ekm_file_sep,
+        dry_run=spec.dry_run,
+        options={
+            "algorithm": _algorithm(spec.algorithm),
+            "shard_bytes": shard_bytes,
+            "extension": output_extension or input_extension,
+            "description": spec.description,
+            "settings": settings,
+        },
+    )
+
+
+def parse_size(text: str, *, what: str) -> int:
+    """Parse bytes as AIS does: ``4KB`` and ``4KiB`` are 4,096. Raises `ValueError` for other texts."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)I?B?", text.strip().upper())
+    if match is None:
+        raise ValueError(
+            f"{what}: a size is a number that is not negative, in KiB, MiB, GiB or TiB, such as 4MiB, got '{text}'"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _algorithm(part: _Algorithm) -> Algorithm:
+    if not re.fullmatch(r"[0-9]{0,19}", str(part.seed)):
+        raise ValueError(f"algorithm.seed must be a whole number, not negative, got {part.seed!r:.60}")
+    if part.kind == "shuffle" and part.seed == "":
+        raise ValueError("algorithm.seed is missing: without a seed the same shards cannot be made again")
+    return Algorithm(
+        kind=part.kind,
+        seed=int(part.seed or 0) if part.kind == "shuffle" else 0,
+        decreasing=part.decreasing,
+        component=part.extension,
+        key_type=part.content_key_type,
+    )
+
+
+def _inputs(spec: _Spec) -> tuple[Template | tuple[str, ...], str]:
+    names, template = spec.input_format.objnames, spec.input_format.template
+    if bool(names) == bool(template):
+        raise ValueError("input_format must have either template or objnames")
+    found, extension = _template(template, spec.input_extension, what="input")
+    if names:
+        return tuple(names), extension or extension_of(names[0]) or ".tar"
+    return found, extension or ".tar"
+
+
+def _template(text: str, extension: str, *, what: str) -> tuple[Template, str]:
+    """The template without its extension, and the extension, which may be a field of its own."""
+    extension = f".{extension.removeprefix('.')}" if extension else ""
+    if extension and extension not in EXTENSIONS:
+        raise ValueError(f"{what}_extension must be one of {', '.join(EXTENSIONS)}, got '{extension}'")
+    what = "input_format.template" if what == "input" else "output_format"
+    if text.count("{") != text.count("}"):
+        raise ValueError(f"{what} '{text}' has braces without a pair; dSort would read nothing")
+    found = extension_of(text)
+    if found and extension and found != extension:
+        raise ValueError(f"{what} '{text}' ends in {found}, but the extension field says {extension}")
+    try:
+        return Template.parse(text.removesuffix(found)), found or extension
+    except ValueError as exc:
+        raise ValueError(f"{what}: {exc}") from exc
+
+
 def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Request:
     """The request that a dSort spec describes.
 
@@ -206,56 +405,28 @@ def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Reques
         options: Fields of `Request` that a spec does not have, and ``dry_run``.
 
     Raises:
-        StoreError: If an input shard does not exist, or the key map cannot be read.
+        StoreError: If no shard has the input's prefix, or the key map cannot be read.
         DataError: If the key map is invalid: see `parse_key_map`.
         ValueError: See `Request`.
     """
     store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
     mapped = None
     if spec.ekm_file:
-        mapped = load_key_map(
-            spec.ekm_file, endpoint=endpoint, separator=spec.ekm_file_sep, extension=spec.output_extension
-        )
+        extension = spec.options["extension"]
+        mapped = load_key_map(spec.ekm_file, endpoint=endpoint, separator=spec.ekm_file_sep, extension=extension)
+    if isinstance(spec.inputs, Template) and not len(spec.inputs):
+        # A cluster would accept a prefix and read nothing; here a prefix stands for its shards.
+        shards = list_shards(store.locate(spec.inputs.prefix), endpoint=endpoint, compressed=True)
+    else:
+        shards = ShardSet(store=store, names=spec.input_names)
     return Request(
-        ShardSet(store=store, names=_spec_names(spec, store)),
+        shards,
         target=target if spec.target != spec.source else None,
         outputs=spec.outputs,
-        algorithm=spec.algorithm,
-        shard_bytes=spec.shard_bytes,
         mapped=mapped,
-        extension=spec.output_extension,
-        description=spec.description,
-        settings=dict(spec.settings),
+        **spec.options,
         **{**options, "dry_run": spec.dry_run or options.get("dry_run", False)},
     )
-
-
-def _spec_names(spec: DsortSpec, store: Bucket) -> tuple[str, ...]:
-    """The names of a spec's input shards; raises `StoreError` if some do not exist."""
-    if not isinstance(spec.inputs, Template):
-        return spec.inputs
-    where = store.locate(spec.inputs.prefix)
-    if not len(spec.inputs):
-        # A cluster would accept a prefix and read nothing; here a prefix stands for its shards.
-        pattern = Pattern(url=where, store=store, prefix=spec.inputs.prefix)
-        found = [name for name in pattern.listing.shards if name.endswith(spec.input_extension)]
-        if not found:
-            raise StoreError(f"'{where}' matches no {spec.input_extension}{there_is(store, spec.inputs.prefix)}")
-        shards = shards_of(pattern, found)
-        if missing := [name for name in shards.names if store.locate(name) not in found]:
-            raise shards.missing(missing)
-        return tuple(shards.names)
-    listed = [entry.name for entry in store.list_all(spec.inputs.prefix)]
-    names, missing, existing = [], [], frozenset(listed)
-    for stem in spec.inputs.names():
-        names.append(f"{stem}{spec.input_extension}")
-        if names[-1] not in existing:
-            missing.append(names[-1])
-        if len(missing) == _NUM_MISSING:
-            break  # A template may stand for more names than memory holds.
-    if missing:
-        raise named_missing(store, missing, num_named=len(spec.inputs))
-    return tuple(names)
 
 
 def load_key_map(where: str, *, endpoint: str | None, separator: str = "", extension: str = ".tar") -> KeyMap:
@@ -285,6 +456,6 @@ def _download(url: str) -> bytes:
     source = CloudObjects(ask_for, locate=lambda name: name, access=HttpAccess.of_cloud(url), service="the server")
     try:
         with ObjectFetcher(source, patience=IMPATIENT) as objects:
-            return objects.read(url, max_bytes=MAX_KEY_MAP_BYTES)
+            return objects.read(url, max_bytes=_MAX_KEY_MAP_BYTES)
     except StoreError as exc:
         raise StoreError(f"cannot read key map: {exc}") from None

@@ -8,8 +8,7 @@ the cluster gets a request that leads to it, the exchange carries it out (`prep.
 import logging
 import posixpath
 import time
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +20,10 @@ from dali_pipes.formats.names import classes_name, index_name, recoded_name, rec
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_names import extension_of, shared_prefix
 from prep.shuffle.contents import check_same, read_contents, read_input
-from prep.shuffle.dsort import NoDsortError, run_job
+from prep.shuffle.dsort import NoDsortError, run_job, spec_of
 from prep.shuffle.exchange import Exchange
 from prep.shuffle.key_map import KeyMap
-from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan, spec_of
+from prep.shuffle.plan import ShufflePlan, find_existing, list_outputs, make_plan
 from prep.shuffle.request import Request, common_prefix
 from prep.workers import Workers, open_workers
 
@@ -97,7 +96,11 @@ def shuffle(request: Request) -> ShuffleReport:
         if request.dry_run:
             names, num_written = tuple(shard["name"] for shard in planned), 0
             num_bytes = sum(shard["num_bytes"] for shard in planned)
-            _tell_existing(request, existing_shards)
+            if existing_shards and not request.overwrite:
+                _log.warning(
+                    "%d shards are there already, from '%s': if they are not as planned, the shuffle will need "
+                    "--overwrite", len(existing_shards), request.output_store.locate(existing_shards[0]),
+                )  # fmt: skip
         else:
             with Exchange(plan, workers) as exchange:
                 done = _find_done(exchange, existing, existing_shards, engine=engine)
@@ -119,15 +122,6 @@ def shuffle(request: Request) -> ShuffleReport:
         dry_run=request.dry_run,
         elapsed_s=time.perf_counter() - started,
     )
-
-
-def _tell_existing(request: Request, existing_shards: Sequence[str]) -> None:
-    """Warn of shards under the output's names: a dry run does not compare them with the plan."""
-    if existing_shards and not request.overwrite:
-        _log.warning(
-            "%d shards are there already, from '%s': if they are not as planned, the shuffle will need --overwrite",
-            len(existing_shards), request.output_store.locate(existing_shards[0]),
-        )  # fmt: skip
 
 
 def _choose_engine(plan: ShufflePlan) -> str:
@@ -202,31 +196,21 @@ def _write(
             if plan.request.engine == "dsort":
                 raise
             _log.warning("%s. Shuffling from here now: all bytes pass through this machine", str(exc).partition(";")[0])
-    _write_records(plan)
+    _write_planned(plan)
     exchange.write(missing)
     return "exchange"
 
 
 def _run_dsort(plan: ShufflePlan, spec: dict[str, Any]) -> None:
-    request, target = plan.request, plan.request.output_store
-
     def clear() -> None:
         records = {name for prefix in plan.prefixes for name in record_names(prefix)}
         for name in list_outputs(plan):
             if name in records or plan.is_output(name):
-                target.delete(name)
+                plan.request.output_store.delete(name)
 
     # dSort decides the final names. Until its output was compared, the record says 0 bytes: no shards match that.
-    _write_records(plan, ((output.name, len(output.positions), 0) for output in plan.outputs))
-    run_job(
-        request.shards.store.need_cluster("dSort runs in a cluster"),
-        spec,
-        key_map=plan.key_map,
-        key_map_name=f"{request.prefix}key-map-{uuid.uuid4().hex[:12]}.json",
-        clear=clear,
-        num_input_shards=len(request.shards.names),
-        show_progress=request.show_progress,
-    )
+    _write_records(plan, [(output.name, len(output.positions), 0) for output in plan.outputs])
+    run_job(plan, spec, clear=clear)
 
 
 def _finish(plan: ShufflePlan, workers: Workers, *, engine: str) -> list[ObjectEntry]:
@@ -241,7 +225,7 @@ def _finish(plan: ShufflePlan, workers: Workers, *, engine: str) -> list[ObjectE
         came_out = read_contents(store, names, workers, what="verify", show_progress=plan.request.show_progress)
         check_same(store, plan.contents, came_out, kept=plan.kept)
         counts = np.diff(came_out.starts).tolist()
-        _write_records(plan, zip(names, counts, (entry.size for entry in made), strict=True))
+        _write_records(plan, list(zip(names, counts, (entry.size for entry in made), strict=True)))
     else:
         names = [output.name for output in plan.own_outputs]
         if missing := [name for name in names if name not in entries]:
@@ -250,37 +234,32 @@ def _finish(plan: ShufflePlan, workers: Workers, *, engine: str) -> list[ObjectE
                 "Run the command again"
             )
         made = [entries[name] for name in names]
-        _write_records(plan)
+        _write_planned(plan)
     _copy_tables(plan)
     return made
 
 
-def _write_records(plan: ShufflePlan, shards: Iterable[tuple[str, int, int | None]] | None = None) -> None:
-    """Write the record of each set of output shards: see `dali_pipes.data_set.written`.
+def _write_planned(plan: ShufflePlan) -> None:
+    """Write the records of the output as planned, of all parts."""
+    is_tar = plan.request.extension == ".tar"
+    sizes = (output.num_bytes(plan.contents) if is_tar else None for output in plan.outputs)
+    rows = zip(plan.names, (len(output.positions) for output in plan.outputs), sizes, strict=True)
+    _write_records(plan, list(rows))
 
-    Args:
-        plan: The plan.
-        shards: Name, samples and bytes of each shard; ``None``: as planned, for all parts.
-    """
-    if shards is None:
-        is_plain = plan.request.extension == ".tar"
-        shards = (
-            (output.name, len(output.positions), output.num_bytes(plan.contents) if is_plain else None)
-            for output in plan.outputs
-        )
-    prefixes = sorted(plan.prefixes, key=len, reverse=True)
-    sets: dict[str, list[tuple[str, int, int | None]]] = {}
-    for name, num_samples, num_bytes in shards:
-        prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
-        sets.setdefault(prefix, []).append((posixpath.basename(name), num_samples, num_bytes))
-    store = plan.request.output_store
-    for prefix, rows in sets.items():
+
+def _write_records(plan: ShufflePlan, shards: Sequence[tuple[str, int, int | None]]) -> None:
+    """Write the record of each set of output shards, from name, samples and bytes of each shard."""
+    store, remaining = plan.request.output_store, list(shards)
+    for prefix in sorted(plan.prefixes, key=len, reverse=True):
+        rows = [row for row in remaining if row[0].startswith(prefix)]
+        remaining = [row for row in remaining if not row[0].startswith(prefix)]
+        sizes = [row[2] for row in rows if row[2] is not None]
         written = WrittenShards(
-            names=[row[0] for row in rows],
+            names=[posixpath.basename(row[0]) for row in rows],
             num_samples=sum(row[1] for row in rows),
-            num_bytes=None if rows[0][2] is None else sum(row[2] or 0 for row in rows),
+            num_bytes=sum(sizes) if len(sizes) == len(rows) else None,
         )
-        if store.find(record_names(prefix)[0]) != written.to_bytes():
+        if rows and store.find(record_names(prefix)[0]) != written.to_bytes():
             write_record(store, prefix, written)
 
 

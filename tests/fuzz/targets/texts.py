@@ -17,7 +17,7 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
-from prep.shuffle.dsort import read_spec
+from prep.shuffle.request import read_spec
 from prep.shuffle.key_map import parse_key_map
 from tests.fuzz.seeds.texts import SHARD, texts
 from tests.fuzz.target import BrokenPromiseError, Target

@@ -23,10 +23,9 @@ from aistore.sdk.wait_result import WaitResult
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
-from prep.shuffle.dsort import read_spec
 from prep.shuffle.key_map import Grouping, parse_key_map, split_of
 from prep.shuffle.order import Algorithm
-from prep.shuffle.request import Engine, Request, request_of_spec
+from prep.shuffle.request import Engine, Request, read_spec, request_of_spec
 from prep.shuffle.shuffle import shuffle
 from tests.builders import read_tar, tar_bytes
 

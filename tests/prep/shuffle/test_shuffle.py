@@ -1,3 +1,5 @@
+"""A shuffle by a dSort job: what starts, what fails, and what a cluster did wrong."""
+
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle import shuffle as shuffle_module
-from prep.shuffle.dsort import DsortSpec
+from prep.shuffle.dsort import spec_of
 from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
@@ -128,8 +130,8 @@ def test_shuffle_job_that_fails_leaves_nothing(
     packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster that needs more names than the plan does: it says so after its work, not before."""
-    whole = DsortSpec.json
-    monkeypatch.setattr(DsortSpec, "json", lambda spec: whole(spec) | {"output_format": "shuffled-{000000..000001}"})
+    few = {"output_format": "shuffled-{000000..000001}"}
+    monkeypatch.setattr(shuffle_module, "spec_of", lambda plan: spec_of(plan) | few)
     with pytest.raises(
         StoreError, match=r"dSort job 'srt-.*' at http.* failed: number of shards to be created exceeds"
     ):
@@ -238,13 +240,13 @@ def _rename(samples: dict[str, dict[str, bytes]]) -> None:
 def test_shuffle_that_changed_the_data_names_the_keys(
     packed: ShardSet, bucket: AisStore, tamper: Tamper, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tampering_job(store: AisStore, *_: object, **__: object) -> None:
+    def tampering_job(*_: object, **__: object) -> None:
         samples: dict[str, dict[str, bytes]] = {}
-        for name, data in _read(store, packed.names):
+        for name, data in _read(bucket, packed.names):
             samples.setdefault(name.partition(".")[0], {})[name.partition(".")[2]] = data
         tamper(samples)
         members = {f"{key}.{name}": data for key, parts in reversed(samples.items()) for name, data in parts.items()}
-        store.write("shuffled-000000.tar", tar_bytes(members))
+        bucket.write("shuffled-000000.tar", tar_bytes(members))
 
     monkeypatch.setattr(shuffle_module, "run_job", tampering_job)
     with pytest.raises(DataError, match=f"dSort changed the data: .*{message}"):
@@ -252,12 +254,14 @@ def test_shuffle_that_changed_the_data_names_the_keys(
     assert "shuffled-classes.json" not in _names(bucket, "shuffled-")
 
 
-def test_shuffle_that_split_a_sample_in_two_is_noticed(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shuffle_that_split_a_sample_in_two_is_noticed(
+    packed: ShardSet, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All members are there, but not together: no reader would give the sample whole."""
 
-    def splitting_job(store: AisStore, *_: object, **__: object) -> None:
-        members = _read(store, packed.names)
-        store.write("shuffled-000000.tar", tar_bytes([*members[1:], members[0]]))
+    def splitting_job(*_: object, **__: object) -> None:
+        members = _read(bucket, packed.names)
+        bucket.write("shuffled-000000.tar", tar_bytes([*members[1:], members[0]]))
 
     monkeypatch.setattr(shuffle_module, "run_job", splitting_job)
     with pytest.raises(DataError, match=r"43 samples went in, 44 came out of .*: 1 changed \('folder/0000'\)"):
