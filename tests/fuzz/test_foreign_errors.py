@@ -16,8 +16,8 @@ from dali_pipes.order.state import LoaderState, StateError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
-from prep.shuffle.request import read_spec
 from prep.shuffle.key_map import parse_key_map
+from prep.shuffle.request import read_spec
 from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.fuzz.seeds.texts import state
 

@@ -17,8 +17,8 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
-from prep.shuffle.request import read_spec
 from prep.shuffle.key_map import parse_key_map
+from prep.shuffle.request import read_spec
 from tests.fuzz.seeds.texts import SHARD, texts
 from tests.fuzz.target import BrokenPromiseError, Target
 from tests.sources import table
