@@ -78,8 +78,8 @@ def index_shards(
         PipesError: If Ray is not installed, or cannot be reached, or a node has another directory. Nothing is written
             then.
     """
-    _check(shards, overwrite=overwrite, allow_missing=allow_missing)
-    return _write(shards, classes, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
+    keeping = {"overwrite": overwrite, "allow_missing": allow_missing}
+    return _index(shards, classes, **keeping, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
 
 
 def index_part(
@@ -128,8 +128,8 @@ def merge_indexes(
             f"{shown([store.locate(name) for name in lacking])}; a part is not done, or was stopped: run it again, "
             f"{shards.index_command} --part I/N"
         )
-    _check(shards, overwrite=overwrite, allow_missing=allow_missing)
-    return _write(shards, None, on=on, is_indexed=True, show_progress=show_progress)
+    keeping = {"overwrite": overwrite, "allow_missing": allow_missing}
+    return _index(shards, None, **keeping, on=on, is_indexed=True, show_progress=show_progress)
 
 
 def index_without_manifest(
@@ -153,11 +153,17 @@ def index_without_manifest(
     return manifest
 
 
-def _write(shards: ShardSet, classes: Mapping[int, str] | None, **options: Any) -> Manifest:
+def _index(
+    shards: ShardSet, classes: Mapping[int, str] | None, *, overwrite: bool, allow_missing: bool, **options: Any
+) -> Manifest:
+    def check_has_no_versions() -> None:
+        _check_has_no_versions(shards)
+
+    check_has_no_versions()
+    if not overwrite:
+        _check_keeps_all(shards, allow_missing=allow_missing)
     # Another command may begin meanwhile.
-    manifest = index_without_manifest(
-        shards, classes=classes, before_columns=lambda: _check_has_no_versions(shards), **options
-    )
+    manifest = index_without_manifest(shards, classes=classes, before_columns=check_has_no_versions, **options)
     shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
 
@@ -199,7 +205,6 @@ def _indexed_runs(
 
 
 def _work(run: IndexRun, report: Report) -> IndexedRun:
-    """Index a run's shards, in any process, and write their indexes to the store."""
     return index_run(run, run.shards.store.write, report)
 
 
@@ -226,12 +231,6 @@ def _divided(whole: IndexRun, indexes: Found | None, most: int) -> Iterator[Inde
         )
 
 
-def _check(shards: ShardSet, *, overwrite: bool, allow_missing: bool) -> None:
-    _check_has_no_versions(shards)
-    if not overwrite:
-        _check_keeps_all(shards, allow_missing=allow_missing)
-
-
 def _check_has_no_versions(shards: ShardSet) -> None:
     """Refuse to index a data set anew whose manifest says more than its shards do: what was removed, and when."""
     versions = [] if shards.store.etl else stored_versions(shards.store, shards.prefix)
@@ -245,10 +244,7 @@ def _check_has_no_versions(shards: ShardSet) -> None:
 
 
 def _check_keeps_all(shards: ShardSet, *, allow_missing: bool) -> None:
-    """Refuse to replace a manifest by one that lacks some of its shards.
-
-    With ``allow_missing``, it may lack shards that the store lacks, too.
-    """
+    """Refuse to replace a manifest by one that lacks some of its shards, unless they may be and are missing."""
     where = shards.store.locate(manifest_name(shards.prefix))
     try:
         old = find_manifest(shards)

@@ -116,11 +116,8 @@ def add(
         )
     if report.packed is not None:
         print_packed(report.packed, records)
-    document = fields_of(report) | {
-        "packed": None if report.packed is None else pack_document(report.packed, records),
-        "new_classes": {str(number): name for number, name in report.new_classes.items()},
-    }
-    print_result(_line(report), document, as_json=as_json)
+    packed = None if report.packed is None else pack_document(report.packed, records)
+    print_result(_line(report), fields_of(report) | {"packed": packed}, as_json=as_json)
 
 
 def _line(report: "AddReport") -> str:

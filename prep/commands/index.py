@@ -18,7 +18,6 @@ from prep.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from dali_pipes.formats.manifest import Manifest
     from prep.part import JobPart
     from prep.workers import WorkersKind
 
@@ -107,10 +106,9 @@ def index(
         else:
             manifest = index_shards(shards, anew=anew, on_before=taken_over.append, **keeping, **how)
         # The manifest names the shards from now on, and the record may name more.
-        for name in (
-            stored_records(shards.store, shards.prefix) if allow_missing and etl is None and part.is_all else ()
-        ):
-            shards.store.delete(name)
+        if allow_missing and etl is None and part.is_all:
+            for name in stored_records(shards.store, shards.prefix):
+                shards.store.delete(name)
     elapsed_s, num_before = time.perf_counter() - started, sum(taken_over)
     if not shards.names:
         print_empty_part(part, shards.url, as_json=as_json)
@@ -121,20 +119,18 @@ def index(
         where = shards.store.locate(manifest_name(shards.prefix))
         amount = f"{counted(manifest.num_samples, 'sample')}, {format_bytes(manifest.total_bytes)}"
         line = f"{line}, {amount} in {elapsed_s:.1f} s -> {where}"
-        document |= _document(manifest) | {"manifest": where, "etl": etl}
+        document |= {
+            "manifest": where,
+            "etl": etl,
+            "digest": manifest.digest,
+            "num_shards": manifest.num_shards,
+            "num_samples": manifest.num_samples,
+            "num_bytes": manifest.total_bytes,
+            "components": dict(manifest.components),
+            "classes": dict(manifest.classes),
+        }
     else:
         what = f"part {part} of '{shards.url}'; when all parts are done, --merge makes the manifest"
         line = f"{line} in {elapsed_s:.1f} s: {what}"
         document |= {"part": str(part), "url": shards.url, "shards": shards.names}
     print_result(line, document, as_json=as_json)
-
-
-def _document(manifest: "Manifest") -> dict[str, Any]:
-    return {
-        "digest": manifest.digest,
-        "num_shards": manifest.num_shards,
-        "num_samples": manifest.num_samples,
-        "num_bytes": manifest.total_bytes,
-        "components": dict(manifest.components),
-        "classes": dict(manifest.classes),
-    }

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,7 @@ from prep.commands.options import no_part_option, on_option, recoded_text, seed_
 
 if TYPE_CHECKING:
     from dali_pipes.order.shapes import Buckets
-    from prep.inspect.bucket_info import BucketsInfo
-    from prep.inspect.info import PhotoInfo, SetInfo
+    from prep.inspect.info import BucketsInfo, PhotoInfo, SetInfo
 
 # Characters of the longest bar of a histogram.
 _BAR = 40
@@ -91,8 +91,7 @@ def info(
     DROP leaves out, with those that FILL repeats to fill these steps.
     """
     from dali_pipes.data_set.named import compare_shards
-    from prep.inspect.bucket_info import describe_buckets
-    from prep.inspect.info import describe_set
+    from prep.inspect.info import describe_buckets, describe_set
 
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         compared = compare_shards(urls, endpoint=answering)
@@ -103,7 +102,7 @@ def info(
             )
     found.missing, found.beyond = compared.missing, compared.beyond
     if as_json:
-        print_result("", found.as_json(), as_json=True)
+        print_result("", asdict(found), as_json=True)
     else:
         _print_set(found)
     click.get_current_context().exit(1 if found.missing else 0)

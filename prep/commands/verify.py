@@ -143,7 +143,6 @@ def verify_document(report: "VerifyReport", quarantine: Path | None) -> dict[str
     return fields_of(report) | {
         "ok": not report.num_problems,
         "num_problems": report.num_problems,
-        "mask_values": {str(value): number for value, number in report.mask_values.items()},
         "findings": [finding._asdict() for finding in report.findings],
         "quarantine": None if quarantine is None else str(quarantine),
     }
@@ -153,7 +152,8 @@ def print_report(report: "VerifyReport", quarantine: Path | None = None, *, show
     """Print what is wrong, ``show`` examples of each kind, and one line on all; to stderr if ``err``."""
     from prep.inspect.findings import KINDS
 
-    for kind, number in ((kind, report.counts[kind]) for kind in KINDS if report.counts[kind]):
+    for kind in filter(report.counts.get, KINDS):
+        number = report.counts[kind]
         print_line(f"{number:8}  {KINDS[kind]}", err=err, fg="yellow" if kind == "note" else "red")
         reasons = report.reasons.get(kind, Counter[str]()).most_common(_SHOWN_REASONS)
         lines = [f"{times} x {reason}" for reason, times in reasons] if len(reasons) > 1 else []
@@ -174,7 +174,5 @@ def print_report(report: "VerifyReport", quarantine: Path | None = None, *, show
         f"{counted(report.num_decoded, 'photo')} decoded by {report.decoder}, {format_bytes(report.num_bytes)} in "
         f"{report.elapsed_s:.1f} s"
     )
-    if report.num_problems:
-        print_line(f"{counted(report.num_problems, 'problem')}, {bad} in {amount}", err=err, fg="red")
-    else:
-        print_line(f"nothing is wrong with {amount}", err=err, fg="green")
+    wrong = f"{counted(report.num_problems, 'problem')}, {bad} in" if report.num_problems else "nothing is wrong with"
+    print_line(f"{wrong} {amount}", err=err, fg="red" if report.num_problems else "green")

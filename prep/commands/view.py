@@ -1,22 +1,13 @@
 """``dali-pipes prep view``."""
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dali_pipes.commands.options import cluster_options, endpoint_for, format_bytes, json_option
 from dali_pipes.commands.output import PAGES, check_output, counted, print_line, print_result, writing
 from prep.commands.options import allow_missing_option, seed_option
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dali_pipes.formats.quarantine import Exclusion
-    from dali_pipes.store.shard_set import ShardSet
-    from prep.inspect.samples import ShowOptions
-
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -84,7 +75,9 @@ def view(
     """
     from dali_pipes.data_set.named import name_shards
     from dali_pipes.formats.quarantine import read_exclusions
+    from prep.inspect.contact_sheet import draw_sheet
     from prep.inspect.samples import ShowOptions
+    from prep.inspect.view_page import view_page
 
     urls = arguments
     if output is None:
@@ -96,7 +89,7 @@ def view(
     is_page = output.suffix.lower() in PAGES
     if keys is not None and labels:
         raise click.UsageError("--keys and --where-label exclude each other")
-    named = [key for key in keys.split(",") if key] if keys is not None else []
+    named = [key for key in (keys or "").split(",") if key]
     if keys is not None and not named:
         raise click.BadParameter(f"expected keys such as 'cat/1,cat/7', got '{keys}'", param_hint="--keys")
     if quarantines and not is_page:
@@ -105,43 +98,23 @@ def view(
     shown = ShowOptions(num=num or (200 if is_page else 24), labels=labels, keys=named, **options)
     with endpoint_for(urls, endpoint, embedded_dir) as answering:
         shards = name_shards(urls, endpoint=answering, allow_missing=allow_missing)
-        write = partial(_write_page, known_bad) if is_page else _write_sheet
-        line, document = write(output, shards, shown, show_progress=not as_json)
-    print_result(f"{line} -> {output}", {"output": str(output)} | document, as_json=as_json)
-
-
-def _write_page(
-    known_bad: "Sequence[Exclusion]", output: Path, shards: "ShardSet", options: "ShowOptions", *, show_progress: bool
-) -> tuple[str, dict[str, Any]]:
-    from prep.inspect.view_page import view_page
-
-    page = view_page(shards, options, known_bad=known_bad, show_progress=show_progress)
-    data = page.html.encode("utf-8")
+        if is_page:
+            page = view_page(shards, shown, known_bad=known_bad, show_progress=not as_json)
+        else:
+            sheet = draw_sheet(shards, shown, show_progress=not as_json)
+    drawn = page if is_page else sheet
+    document: dict[str, Any] = {"output": str(output), "keys": drawn.keys, "num_matching": drawn.num_matching}
+    samples = f"{counted(len(drawn.keys), 'sample')} of {drawn.num_matching}"
     with writing(output):
-        output.write_bytes(data)
-    line = (
-        f"wrote {counted(len(page.keys), 'sample')} of {page.num_matching}, {sum(page.bad.values())} bad or missing, "
-        f"{format_bytes(len(data))}"
-    )
-    return line, {"num_bytes": len(data), "keys": page.keys, "num_matching": page.num_matching, "bad": page.bad}
-
-
-def _write_sheet(
-    output: Path, shards: "ShardSet", options: "ShowOptions", *, show_progress: bool
-) -> tuple[str, dict[str, Any]]:
-    from prep.inspect.contact_sheet import draw_sheet
-
-    sheet = draw_sheet(shards, options, show_progress=show_progress)
-    with writing(output):
-        sheet.picture.save(output)
-    for line in sheet.undecodable:
-        print_line(line, err=True)
-    width, height = sheet.picture.size
-    line = f"drew {counted(len(sheet.keys), 'sample')} of {sheet.num_matching}, {width} x {height} pixels"
-    return line, {
-        "width": width,
-        "height": height,
-        "keys": sheet.keys,
-        "num_matching": sheet.num_matching,
-        "undecodable": sheet.undecodable,
-    }
+        if is_page:
+            num_bytes = output.write_bytes(page.html.encode())
+            line = f"wrote {samples}, {sum(page.bad.values())} bad or missing, {format_bytes(num_bytes)}"
+            document |= {"num_bytes": num_bytes, "bad": page.bad}
+        else:
+            sheet.picture.save(output)
+            width, height = sheet.picture.size
+            line = f"drew {samples}, {width} x {height} pixels"
+            document |= {"width": width, "height": height, "undecodable": sheet.undecodable}
+            for text in sheet.undecodable:
+                print_line(text, err=True)
+    print_result(f"{line} -> {output}", document, as_json=as_json)

@@ -48,8 +48,7 @@ KINDS: Mapping[str, str] = {
 """Kind of finding -> the words that follow its count on the command line."""
 SAMPLE_KINDS = frozenset({"duplicate", "missing", "photo", "mask", "mask size", "mask values", "label"})
 """Kinds for which it is enough to leave out the sample. For the others, pack or index again."""
-# An error's text, which may name several members.
-_TEXT_CHARS = 1000
+_TEXT_CHARS = 1000  # of an error's text, which may name several members
 
 
 class ShardFinding(NamedTuple):
@@ -57,24 +56,19 @@ class ShardFinding(NamedTuple):
 
     kind: str
     """A key of `KINDS`."""
-    shard: str
-    """Empty for a finding of the set as a whole."""
-    key: str
-    """Empty for a finding of the shard."""
-    component: str
     text: str
     """The description; in messages it follows shard, key and component."""
+    shard: str = ""
+    """Empty for a finding of the set as a whole."""
+    key: str = ""
+    """Empty for a finding of the shard."""
+    component: str = ""
 
     def __str__(self) -> str:
         parts = (("shard", self.shard), ("key", self.key), ("component", self.component))
         named = ", ".join(f"{what} '{printable(name)}'" for what, name in parts if name)
         text = printable(self.text, max_chars=_TEXT_CHARS)
         return f"{named}: {text}" if named else text
-
-
-def note(text: str, *, shard: str = "") -> ShardFinding:
-    """A note about a shard, or about the set."""
-    return ShardFinding("note", shard, "", "", text)
 
 
 # By the shard index, as a loader judges before its first batch
@@ -89,7 +83,7 @@ def refused_photos(index: ShardIndex, rules: PhotoRules) -> Iterator[ShardFindin
         for at in np.flatnonzero((index.offsets[component] >= 0) & are_bad).tolist():
             header = PhotoHeader(PHOTO_FORMATS[formats[at]], int(heights[at]), int(widths[at]))
             text = bytes_problem(int(sizes[at])) or rules.problem(header) or "is refused"
-            yield ShardFinding("photo", index.shard, index.keys[at], component, text)
+            yield ShardFinding("photo", text, index.shard, index.keys[at], component)
 
 
 def wrong_mask_sizes(index: ShardIndex, roles: PhotoRoles) -> Iterator[ShardFinding]:
@@ -104,7 +98,7 @@ def wrong_mask_sizes(index: ShardIndex, roles: PhotoRoles) -> Iterator[ShardFind
         for at in np.flatnonzero(differ).tolist():
             fit_as_stored = bool((stored[0, :, at] == stored[1, :, at]).all())
             text = size_problem(photo, *sizes[:, :, at].tolist(), fit_as_stored=fit_as_stored)
-            yield ShardFinding("mask size", index.shard, index.keys[at], mask, text)
+            yield ShardFinding("mask size", text, index.shard, index.keys[at], mask)
 
 
 def unknown_labels(index: ShardIndex, classes: Collection[int]) -> Iterator[ShardFinding]:
@@ -113,7 +107,7 @@ def unknown_labels(index: ShardIndex, classes: Collection[int]) -> Iterator[Shar
         return
     for at in np.flatnonzero(index.has_label & ~np.isin(index.labels, list(classes))).tolist():
         text = f"class id {index.labels[at]} is not in the class table"
-        yield ShardFinding("label", index.shard, index.keys[at], LABEL_COMPONENT, text)
+        yield ShardFinding("label", text, index.shard, index.keys[at], LABEL_COMPONENT)
 
 
 def usual_components(components: Mapping[str, int], num_samples: int) -> list[str]:
@@ -132,4 +126,4 @@ def missing_components(
         lacks = ~np.any([has.get(name, nowhere) for name in alternatives], axis=0)
         for at in np.flatnonzero(lacks).tolist():
             found = ", ".join(name for name in sorted(has) if has[name][at]) or "none"
-            yield ShardFinding("missing", shard, keys[at], component, f"is missing (found: {found})")
+            yield ShardFinding("missing", f"is missing (found: {found})", shard, keys[at], component)

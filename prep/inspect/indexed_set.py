@@ -47,8 +47,7 @@ class IndexedSet:
             DataError: If it is not the index for which the manifest was made, or is that of another shard.
         """
         name = index_name(self.manifest.names[row])
-        data = self._made[name] if name in self._made else self.shards.store.read(name)
-        where = self.shards.store.locate(name)
+        data, where = self._made.get(name) or self.shards.store.read(name), self.shards.store.locate(name)
         if len(data) != self.manifest.index_bytes[row] or checksum(data) != self.manifest.index_checksums[row]:
             raise DataError(
                 f"'{where}' is not the index that the manifest was made with; find out what is wrong: "

@@ -1,27 +1,33 @@
 """Describe a set of shards in numbers, from manifest and shard indexes, photo headers, and the pixels of a few photos.
 
-Only photos whose pixels are asked for are decoded. Without a manifest the shards are read once, in full.
+`describe_buckets` says what aspect-ratio buckets make of them: samples, pixels lost by cropping, short last steps. Only
+photos whose pixels are asked for are decoded. Without a manifest the shards are read once, in full.
 """
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arrays import Int64s
+from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.formats.manifest import RecodedStep
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS, PhotoRules
+from dali_pipes.formats.photo_names import ComponentCounts, find_photo
 from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.selection import Selection
+from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
+from dali_pipes.order.shapes import Buckets
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.inspect.bucket_info import BucketsInfo
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
 from prep.photos.decoders import Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
@@ -36,6 +42,8 @@ Photos = npt.NDArray[np.void]
 """Photos of one component, [photos]: row of the shard, place in it, height and width of the upright photo."""
 Moments = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 """Means of a photo's red, green and blue, and of their squares: float64 [3] each."""
+Place = tuple[str, int, int]
+"""Shard, offset and size of a component of a sample."""
 Result = TypeVar("Result")
 
 
@@ -58,7 +66,7 @@ class Distribution:
     def of(cls, values: Int64s) -> "Distribution":
         """The distribution of one or more numbers that are not negative."""
         cuts: list[int] = np.percentile(values, [0, 5, 50, 95, 100], method="nearest").tolist()
-        least, percentile_5, median, percentile_95, greatest = cuts
+        least, *_, greatest = cuts
         powers = [1 << power for power in range(greatest.bit_length() + 1)]
         for halves in ([3 * power // 2 for power in powers], []):
             edges = sorted({0, *powers, *halves})
@@ -66,19 +74,12 @@ class Distribution:
             edges = edges[first : int(np.searchsorted(edges, greatest, side="right")) + 1]
             if len(edges) <= MAX_BINS + 1:
                 break
-        return cls(
-            least=least,
-            percentile_5=percentile_5,
-            median=median,
-            percentile_95=percentile_95,
-            greatest=greatest,
-            mean=float(values.mean()),
-            edges=edges,
-            counts=np.histogram(values, edges)[0].tolist(),
-        )
+        counts: list[int] = np.histogram(values, edges)[0].tolist()
+        percentiles = dict(zip(("least", "percentile_5", "median", "percentile_95", "greatest"), cuts, strict=True))
+        return cls(**percentiles, mean=float(values.mean()), edges=edges, counts=counts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pixels:
     """Mean and standard deviation of the pixels, as values in [0, 1]; every photo counts equally."""
 
@@ -114,6 +115,43 @@ class PhotoInfo:
     pixels: Pixels | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BucketInfo:
+    """One bucket."""
+
+    height: int
+    width: int
+    num_samples: int
+    lost: float
+    """Mean share of a photo's pixels that is cut off. If photos were fitted into the shape instead, the same share of
+    each image would be padding."""
+    num_enlarged: int
+    """Samples whose photo has fewer rows or columns than the shape, after the cut."""
+    num_left: int
+    """Samples in the short last steps of the windows of an epoch. ``DROP`` leaves them out."""
+    num_repeated: int
+    """Samples that ``FILL`` adds to these steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketsInfo:
+    """All buckets of a data set, for one global batch size and window."""
+
+    photo: str
+    global_batch_size: int
+    window_bytes: int | str
+    num_windows: int
+    num_steps: int
+    """Steps of an epoch under ``PARTIAL`` and ``FILL``."""
+    num_unsized: int
+    """Samples without a photo, or whose photo has no readable header; they count as square."""
+    lost: float
+    """Mean over all samples of `BucketInfo.lost`."""
+    lost_if_square: float
+    """The same if all photos were cut to squares."""
+    buckets: list[BucketInfo] = field(default_factory=list)
+
+
 @dataclass(kw_only=True)
 class SetInfo:
     """Description of a set of shards."""
@@ -137,13 +175,6 @@ class SetInfo:
     """URLs or paths of shards that the manifest lists and the store lacks; nothing else here counts them."""
     beyond: list[str] = field(default_factory=list)
     """URLs or paths of shards that lie beside the others and that no manifest lists; nothing else here counts them."""
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields, with JSON's types."""
-        return asdict(self) | {
-            "classes": {str(label): name for label, name in self.classes.items()},
-            "class_counts": {str(label): number for label, number in self.class_counts.items()},
-        }
 
 
 def describe_set(
@@ -183,11 +214,15 @@ def describe_set(
         for component, photo in info.photos.items():
             rows = photos[component]
             look = partial(_look, workers, indexed, show_progress=show_progress)
-            _add_headers(photo, look(_details, NUM_READERS, _drawn(draw, rows, num_headers or len(rows)), "headers"))
+            kinds = Counter[str]()
+            for details in look(_details, NUM_READERS, _drawn(draw, rows, num_headers or len(rows)), "headers"):
+                kinds[_kind(details)] += 1
+                photo.num_for_hardware += details.is_for_hardware
+            photo.num_headers, photo.kinds = kinds.total(), dict(kinds.most_common())
             if num_pixels and not photo.is_mask:
                 # At most one thread for each core, because each thread holds a decoded photo.
                 num_threads, drawn = len(os.sched_getaffinity(0)), _drawn(draw, rows, num_pixels)
-                photo.pixels = _pixels(look(_moments, num_threads, drawn, f"pixels of {component}"))
+                photo.pixels = _pixels(list(look(_moments, num_threads, drawn, f"pixels of {component}")))
     return info
 
 
@@ -200,8 +235,8 @@ def sum_up(
     """What manifest and shard indexes say of a set, and its photos by component; ``look`` is called with each index."""
     manifest = indexed.manifest
     components, num_bytes, labels = Counter[str](), Counter[str](), Counter[int]()
-    formats: dict[str, Counter[str]] = {}
-    parts: dict[str, list[Photos]] = {}
+    formats: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    parts: defaultdict[str, list[Photos]] = defaultdict(list)
     with bar(what="indexes", total=manifest.num_shards, unit="shards", shown=show_progress, delay_s=1) as drawn:
         for row, index in indexed.each():
             look(index)
@@ -210,14 +245,13 @@ def sum_up(
                 components[component] += int(is_there.sum())
                 num_bytes[component] += int(index.sizes[component].sum())
                 if component in index.photos:
-                    part = _photos_of(row, index, component)[is_there]
-                    parts.setdefault(component, []).append(part)
-                    codes, numbers = np.unique(index.photos[component].format[is_there], return_counts=True)
-                    named = {PHOTO_FORMATS[code]: number for code, number in zip(codes, numbers.tolist(), strict=True)}
-                    formats.setdefault(component, Counter()).update(named)
+                    photo, part = index.photos[component], np.zeros(index.num_samples, _PHOTO)
+                    part["shard"], part["offset"], part["bytes"] = row, offsets, index.sizes[component]
+                    part["height"], part["width"] = photo.upright_size
+                    parts[component].append(part[is_there])
+                    formats[component].update(map(PHOTO_FORMATS.__getitem__, photo.format[is_there].tolist()))
             if index.labels is not None:
-                ids, numbers = np.unique(index.labels[index.has_label], return_counts=True)
-                labels.update(dict(zip(ids.tolist(), numbers.tolist(), strict=True)))
+                labels.update(index.labels[index.has_label].tolist())
             drawn.update(1)
     photos = {component: np.concatenate(parts.pop(component)) for component in sorted(parts)}
     photos = {component: rows for component, rows in photos.items() if len(rows)}
@@ -235,7 +269,7 @@ def sum_up(
         photos={},
     )
     for component, rows in photos.items():
-        photo = info.photos[component] = PhotoInfo(
+        described = info.photos[component] = PhotoInfo(
             num_photos=len(rows),
             is_mask=component in indexed.roles.masks,
             formats=dict(formats[component].most_common()),
@@ -244,16 +278,9 @@ def sum_up(
         )
         sized = rows[(rows["height"] > 0) & (rows["width"] > 0)]
         if len(sized):
-            photo.height, photo.width = Distribution.of(sized["height"]), Distribution.of(sized["width"])
-            photo.short_side = Distribution.of(np.minimum(sized["height"], sized["width"]))
+            described.height, described.width = Distribution.of(sized["height"]), Distribution.of(sized["width"])
+            described.short_side = Distribution.of(np.minimum(sized["height"], sized["width"]))
     return info, photos
-
-
-def _photos_of(row: int, index: ShardIndex, component: str) -> Photos:
-    photos = np.zeros(index.num_samples, _PHOTO)
-    photos["shard"], photos["offset"], photos["bytes"] = row, index.offsets[component], index.sizes[component]
-    photos["height"], photos["width"] = index.photos[component].upright_size
-    return photos
 
 
 def _drawn(draw: np.random.Generator, photos: Photos, num: int) -> Photos:
@@ -264,18 +291,10 @@ def _drawn(draw: np.random.Generator, photos: Photos, num: int) -> Photos:
 # Photos, by the workers
 
 
-class _Place(NamedTuple):
-    """Position of a component of a sample."""
-
-    shard: str
-    offset: int
-    size: int
-
-
 def _look(
     workers: Workers,
     indexed: IndexedSet,
-    function: Callable[[Store, _Place], Result],
+    function: Callable[[Store, Place], Result],
     num_threads: int,
     photos: Photos,
     what: str,
@@ -284,7 +303,7 @@ def _look(
 ) -> Iterator[Result]:
     """Yield the results of a function for some photos, in their order; workers call it in ``num_threads`` threads."""
     names = indexed.manifest.names
-    places = [_Place(names[shard], offset, size) for shard, offset, size, _, _ in photos.tolist()]
+    places = [(names[shard], offset, size) for shard, offset, size, _, _ in photos.tolist()]
     tasks = (places[start : start + _TASK_PHOTOS] for start in range(0, len(places), _TASK_PHOTOS))
     task_function = partial(_in_threads, partial(function, indexed.shards.store), num_threads)
     with bar(what=what, total=len(places), unit="photos", shown=show_progress, delay_s=1) as drawn:
@@ -292,25 +311,17 @@ def _look(
 
 
 def _in_threads(
-    function: Callable[[_Place], Result], num_threads: int, places: list[_Place], report: Report
+    function: Callable[[Place], Result], num_threads: int, places: list[Place], report: Report
 ) -> list[Result]:
     found = list(in_threads(function, places, num_threads))
     report(len(found))
     return found
 
 
-def _add_headers(photo: PhotoInfo, headers: Iterator[PhotoDetails]) -> None:
-    kinds: Counter[str] = Counter()
-    for details in headers:
-        kinds[_kind(details)] += 1
-        photo.num_headers += 1
-        photo.num_for_hardware += details.is_for_hardware
-    photo.kinds = dict(kinds.most_common())
-
-
-def _details(store: Store, place: _Place) -> PhotoDetails:
+def _details(store: Store, place: Place) -> PhotoDetails:
+    shard, offset, size = place
     for most in (HEAD_BYTES, MAX_PHOTO_BYTES):
-        details = photo_details(store.read_range(place.shard, start=place.offset, size=min(place.size, most)))
+        details = photo_details(store.read_range(shard, start=offset, size=min(size, most)))
         if details is not None:
             return details
     return PhotoDetails("JPEG", 0, 0)
@@ -326,25 +337,22 @@ def _kind(details: PhotoDetails) -> str:
     return details.format
 
 
-def _pixels(all_moments: Iterator[Moments | None]) -> Pixels | None:
-    total, squares, num, bad = np.zeros(3), np.zeros(3), 0, 0
-    for moments in all_moments:
-        if moments is None:
-            bad += 1
-        else:
-            total, squares, num = total + moments[0], squares + moments[1], num + 1
-    if not num + bad:
+def _pixels(found: Sequence[Moments | None]) -> Pixels | None:
+    moments = [one for one in found if one is not None]
+    if not found:
         return None
-    mean = total / max(num, 1)
-    std = np.sqrt(np.maximum(squares / max(num, 1) - mean**2, 0))
-    return Pixels(num_photos=num, num_undecodable=bad, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    mean, squares = np.array(moments).mean(axis=0) if moments else np.zeros((2, 3))
+    std = np.sqrt(np.maximum(squares - mean**2, 0))
+    num_undecodable = len(found) - len(moments)
+    return Pixels(len(moments), num_undecodable, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
-def _moments(store: Store, place: _Place) -> Moments | None:
+def _moments(store: Store, place: Place) -> Moments | None:
     """The moments of a photo; ``None`` if it cannot be decoded."""
     try:
-        check_size(place.size)
-        data = store.read_range(place.shard, start=place.offset, size=place.size)
+        shard, offset, size = place
+        check_size(size)
+        data = store.read_range(shard, start=offset, size=size)
         _, pixels = decode(open_decoder("pillow"), data, rules=PhotoRules(), output="rgb")
     except Undecodable:
         return None
@@ -352,3 +360,64 @@ def _moments(store: Store, place: _Place) -> Moments | None:
     counts = np.stack([count_values(pixels[..., channel]) for channel in range(3)])
     weights, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
     return weights @ values, weights @ values**2
+
+
+# Buckets
+
+
+def describe_buckets(
+    shards: ShardSet, shapes: Buckets, *, global_batch_size: int = 256, window_bytes: int | None = None
+) -> BucketsInfo:
+    """Plan epoch 0 of seed 0 with buckets, and say what it does to the photos.
+
+    ``global_batch_size`` is the number of samples of one step of all ranks; ``window_bytes`` is that of
+    `dali_pipes.options.Shuffle`, and with ``None`` all shards are one window.
+
+    Raises:
+        DataError: If the column file has no heights and widths, or it is not clear which component is the photo.
+        ValueError: If no sample is left.
+    """
+    data_set = DataSet(shards)
+    manifest, whole = data_set.manifest, data_set.whole
+    photo = shapes.photo or find_photo({"": ComponentCounts(whole.components, whole.num_samples)})
+    height, width = photo_sizes(data_set, photo)
+    grouping = BucketGrouping(shapes.of(height, width), shapes=shapes.shapes, group_size=global_batch_size)
+    plan = ShapedPlan(
+        grouping=grouping,
+        shard_bytes=manifest.shard_bytes,
+        shard_samples=manifest.samples,
+        order=OrderInputs(shuffle_window="all" if window_bytes is None else window_bytes, shapes=shapes),
+        selection=Selection(manifest.num_samples, excluded=manifest.removed),
+    )
+    is_kept = np.ones(manifest.num_samples, np.bool_)
+    is_kept[manifest.removed] = False
+    lost, square = (1 - some.cover(height, width) for some in (shapes, Buckets(area=1, step=1, max_aspect=1)))
+    is_unsized = (height == 0) | (width == 0)
+    chosen = shapes.shapes[grouping.of]
+    is_enlarged = ((height < chosen[:, 0]) | (width < chosen[:, 1])) & ~is_unsized
+    counts = grouping.counts(plan.pools)
+    left = counts % global_batch_size
+    found = BucketsInfo(
+        photo=photo,
+        global_batch_size=global_batch_size,
+        window_bytes="all" if window_bytes is None else window_bytes,
+        num_windows=len(counts),
+        num_steps=plan.num_steps(global_batch_size=global_batch_size, last_batch_policy="PARTIAL"),
+        num_unsized=int((is_unsized & is_kept).sum()),
+        lost=float(lost[is_kept].mean()),
+        lost_if_square=float(square[is_kept].mean()),
+    )
+    for bucket, (rows, columns) in enumerate(shapes.shapes.tolist()):
+        samples = is_kept & (grouping.of == bucket)
+        found.buckets.append(
+            BucketInfo(
+                height=rows,
+                width=columns,
+                num_samples=int(samples.sum()),
+                lost=float(lost[samples].mean()) if samples.any() else 0.0,
+                num_enlarged=int((samples & is_enlarged).sum()),
+                num_left=int(left[:, bucket].sum()),
+                num_repeated=int((-counts[:, bucket] % global_batch_size).sum()),
+            )
+        )
+    return found

@@ -26,14 +26,11 @@ from prep.photos.decoders import Undecodable, check_size, decode, open_decoder
 MAX_SAMPLES = 1000
 """The largest number of samples on a page or picture: a picture is then 53,000 pixels high."""
 MAX_BOXES = 100
-"""Boxes of one photo that are shown."""
 CAPTION_CHARS = 400
-"""Characters of a caption that are shown."""
 _MAX_BYTES = 1 << 20  # of a component with boxes or a caption; a longer one is not read
 _BOX_WORDS = ("boxes", "bboxes", "bbox", "box")
 _CAPTION_WORDS = ("caption", "captions", "txt", "text")
-# Numbers of 18 digits fit into 64 bits.
-_CLASS_ID = re.compile(r"-?[0-9]{1,18}")
+_CLASS_ID = re.compile(r"-?[0-9]{1,18}")  # of at most 64 bits
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -95,23 +92,17 @@ class ChosenSamples:
         manifest = self.indexed.manifest
         if not manifest.num_samples:
             raise DataError(f"'{shards.url}' holds no sample to show")
-        self.num_matching: int
-        """The number of samples from which they were chosen."""
+        self._starts = manifest.sample_stops - manifest.samples
         if options.keys:
-            places, self.num_matching = self._by_keys(options.keys)[: options.num], len(options.keys)
+            matching: Int64s = self._by_keys(options.keys)
+            drawn = np.arange(len(matching))[: options.num]
         else:
-            of_classes = self._of_classes(options.labels) if options.labels else None
-            self.num_matching = manifest.num_samples if of_classes is None else len(of_classes)
-            num = min(options.num, self.num_matching)
-            drawn = np.sort(np.random.default_rng(options.seed).choice(self.num_matching, num, replace=False))
-            if of_classes is None:
-                stops = np.cumsum(manifest.samples)
-                rows = np.searchsorted(stops, drawn, side="right")
-                places = np.stack([rows, drawn - (stops - manifest.samples)[rows]], axis=1)
-            else:
-                places = of_classes[drawn]
-        self._places: list[tuple[int, int]] = [(row, at) for row, at in places.tolist()]
-        """Row of the shard and row in its index, of each sample."""
+            matching = self._of_classes(options.labels) if options.labels else np.arange(manifest.num_samples)
+            draw, num = np.random.default_rng(options.seed), min(options.num, len(matching))
+            drawn = np.sort(draw.choice(len(matching), num, replace=False))
+        self._ordinals = matching[drawn]
+        self.num_matching = len(matching)
+        """The number of samples from which they were chosen."""
 
     def read(self, *, side: int) -> list[ShownSample]:
         """Read the samples; the longer side of their photos gets ``side`` pixels.
@@ -121,10 +112,12 @@ class ChosenSamples:
         """
         samples: list[ShownSample] = []
         row_of_index, index = -1, None
-        with bar(what="view", total=len(self._places), unit="samples", shown=self._show_progress, delay_s=1) as drawn:
-            for row, at in self._places:
+        with bar(what="view", total=len(self._ordinals), unit="samples", shown=self._show_progress, delay_s=1) as drawn:
+            for ordinal in self._ordinals.tolist():
+                row = int(np.searchsorted(self.indexed.manifest.sample_stops, ordinal, side="right"))
                 if index is None or row != row_of_index:
                     row_of_index, index = row, self.indexed.read(row)
+                at = ordinal - int(self._starts[row])
                 samples.append(_Reader(self.indexed, index, at).sample(self._options, side))
                 drawn.update(1)
         return samples
@@ -135,20 +128,18 @@ class ChosenSamples:
         options = self._options
         which = "as named" if options.keys else f"drawn by seed {options.seed}"
         of_classes = f"; class {', '.join(options.labels)}" if options.labels else ""
-        return f"{len(self._places)} of {self.num_matching} samples, {which}{of_classes}"
+        return f"{len(self._ordinals)} of {self.num_matching} samples, {which}{of_classes}"
 
     def _by_keys(self, keys: Sequence[str]) -> Int64s:
-        """Row of the shard and row in its index of each key: int64 [keys, 2]."""
         asked = set(keys)
-        found: dict[str, tuple[int, int]] = {}
+        found: dict[str, int] = {}
         for row, index in self.indexed.each():
-            found |= {key: (row, at) for at, key in enumerate(index.keys) if key in asked}
+            found |= {key: at for at, key in enumerate(index.keys, int(self._starts[row])) if key in asked}
         if missing := [key for key in keys if key not in found]:
             raise DataError(f"no sample of '{self.indexed.shards.url}' has key {shown(missing)}")
         return np.array([found[key] for key in keys], np.int64)
 
     def _of_classes(self, labels: Sequence[str]) -> Int64s:
-        """Row of the shard and row in its index of all samples of some classes: int64 [samples, 2]."""
         by_name = {name: label for label, name in self.indexed.manifest.classes.items()}
         ids = []
         for text in labels:
@@ -156,11 +147,10 @@ class ChosenSamples:
                 table = shown(sorted(by_name)) if by_name else "none: the set has no class table, name the id"
                 raise DataError(f"no class '{text}' in '{self.indexed.shards.url}' (found: {table})")
             ids.append(by_name[text] if text in by_name else int(text))
-        found = [np.zeros((0, 2), np.int64)]
+        found = [np.zeros(0, np.int64)]
         for row, index in self.indexed.each():
             if index.labels is not None:
-                ats = np.flatnonzero(np.isin(index.labels, ids) & index.has_label)
-                found.append(np.stack([np.full(len(ats), row), ats], axis=1))
+                found.append(self._starts[row] + np.flatnonzero(np.isin(index.labels, ids) & index.has_label))
         matching = np.concatenate(found)
         if not len(matching):
             raise DataError(f"no sample of '{self.indexed.shards.url}' is of class {', '.join(map(str, ids))}")
@@ -173,12 +163,8 @@ class _Reader:
     def __init__(self, indexed: IndexedSet, index: ShardIndex, at: int) -> None:
         self._indexed, self._index, self._at = indexed, index, at
         self._there = [component for component, offsets in index.offsets.items() if offsets[at] >= 0]
-        labels = index.labels
-        self._sample = ShownSample(
-            shard=index.shard,
-            key=index.keys[at],
-            label=int(labels[at]) if labels is not None and index.has_label[at] else None,
-        )
+        label = int(index.labels[at]) if index.labels is not None and index.has_label[at] else None
+        self._sample = ShownSample(shard=index.shard, key=index.keys[at], label=label)
 
     def sample(self, options: ShowOptions, side: int) -> ShownSample:
         sample = self._sample
@@ -216,7 +202,7 @@ class _Reader:
             data = self._read(component)
             header, pixels = decode(open_decoder("pillow"), data, rules=PhotoRules(), output="rgb")
         except Undecodable as exc:
-            sample.problems.append(ShardFinding("photo", sample.shard, sample.key, component, str(exc)))
+            sample.problems.append(ShardFinding("photo", str(exc), sample.shard, sample.key, component))
             return None
         return turned_upright(Image.fromarray(pixels), read_orientation(data, header.format).value)
 
@@ -253,24 +239,15 @@ class _Reader:
             return None
         data = self._read(component)
         try:
-            if component.endswith("npy"):
-                return _array(data)
+            if component.endswith("npy"):  # and no other file that `numpy.load` takes
+                return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
             return read_json(data) if component.endswith("json") else data.decode()
-        except ValueError:
+        except Exception:  # noqa: BLE001 (numpy raises many types for a broken header)
             return None
 
     def _read(self, component: str) -> bytes:
         start, size = self._index.offsets[component][self._at], self._index.sizes[component][self._at]
         return self._indexed.shards.store.read_range(self._sample.shard, start=int(start), size=int(size))
-
-
-def _array(data: bytes) -> npt.NDArray[Any]:
-    """The array of a ``.npy`` file, and of no other file that `numpy.load` takes."""
-    try:
-        found: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except Exception as exc:  # numpy raises many types for a broken header
-        raise ValueError("no .npy file") from exc
-    return found
 
 
 def _corners(value: Any) -> npt.NDArray[np.float64] | None:

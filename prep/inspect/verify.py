@@ -2,7 +2,7 @@
 
 A worker process takes a shard at a time, reads it front to back, and decodes each photo when it comes to it
 (`prep.inspect.verify_shard`); it holds one member and one decoded photo. This process compares the shards with the
-manifest, the column file and each other, which takes about 60 bytes of memory for each sample.
+manifest, the column file and each other, which takes about 100 bytes of memory for each sample.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -26,19 +26,17 @@ from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_header import MAX_PIXELS, PhotoRules
 from dali_pipes.formats.photo_names import ComponentCounts
 from dali_pipes.formats.quarantine import Quarantine
+from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.formats.texts import Texts, pack_texts
+from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, missing_components, note, usual_components
-from prep.inspect.verify_shard import Checks, ShardReport, chosen_roles, verify_shard
+from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, missing_components, usual_components
+from prep.inspect.verify_shard import Checks, ShardReport, verify_shard
 from prep.left_out import as_reason
 from prep.photos.decoders import DecoderName, choose_decoder, open_decoder
 from prep.workers import Report, WorkersKind, open_workers
-
-if TYPE_CHECKING:
-    from dali_pipes.formats.sample_columns import SampleColumns
 
 MAX_FINDINGS = 100_000
 """The largest number of findings that a report holds. Further findings are counted and written to the quarantine."""
@@ -132,10 +130,11 @@ def verify(
     started = time.perf_counter()
     report = VerifyReport(url=shards.url, num_shards=len(shards.names), decoder=decoder)
     with contextlib.ExitStack() as resources:
-        checker = _SetChecker(shards, report, masks)
-        checker.compare(missing=missing, beyond=beyond)
+        checker = _SetChecker(shards, report)
+        checker.find_differing_shards(missing, beyond)
         if quarantine is not None:
-            checker.quarantine = resources.enter_context(Quarantine(quarantine, manifest=checker.digest, made_now=True))
+            made = Quarantine(quarantine, manifest=checker.digest, made_now=True)
+            checker.quarantine = resources.enter_context(made)
         checks = Checks(
             counts=checker.counts,
             masks=None if masks is None else tuple(masks),
@@ -143,45 +142,32 @@ def verify(
             photos=PhotoRules(max_pixels=max_pixels),
             classes=checker.classes,
         )
-        _check_shards(shards, checker, checks, decoder, workers, on, show_progress=show_progress)
-        checker.finish()
+        sizes = [entry.size for entry in shards.entries()]
+        if workers is None and on == "processes":
+            workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER, len(sizes))
+        is_dali = decoder == "dali"
+        setup = _silence if is_dali else None
+        tasks = (
+            _Task(shard, size, checker.listed_index(row))
+            for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True))
+        )
+        with (
+            open_workers(on, workers, setup=setup, isolated=is_dali, advice=_DEAD_ADVICE) as pool,
+            bar(what="verify", total=sum(sizes), unit="B", shown=show_progress) as drawn,
+        ):
+            pool.check_reach(directory for directory in [shards.store.directory] if directory is not None)
+            parts = pool.map(
+                partial(_verify, shards.store, decoder, checks),
+                tasks,
+                on_progress=drawn.update,
+                name=lambda task: f"shard '{task.shard}'",
+                max_ahead=2 * pool.jobs,  # reports wait in memory
+            )
+            for row, part in enumerate(parts):
+                checker.add(row, part)
+        checker.compare_shards(checks)
     report.elapsed_s = time.perf_counter() - started
     return report
-
-
-def _check_shards(
-    shards: ShardSet,
-    checker: "_SetChecker",
-    checks: Checks,
-    decoder: DecoderName,
-    workers: int | None,
-    on: WorkersKind,
-    *,
-    show_progress: bool,
-) -> None:
-    """Let the workers check each shard, and add their reports to the set's."""
-    sizes = [entry.size for entry in shards.entries()]
-    if workers is None and on == "processes":
-        workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER, len(sizes))
-    is_dali = decoder == "dali"
-    tasks = (
-        _Task(shard, size, checker.listed_index(row))
-        for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True))
-    )
-    with (
-        open_workers(on, workers, setup=_silence if is_dali else None, isolated=is_dali, advice=_DEAD_ADVICE) as pool,
-        bar(what="verify", total=sum(sizes), unit="B", shown=show_progress) as drawn,
-    ):
-        pool.check_reach(directory for directory in [shards.store.directory] if directory is not None)
-        parts = pool.map(
-            partial(_verify, shards.store, decoder, checks),
-            tasks,
-            on_progress=drawn.update,
-            name=lambda task: f"shard '{task.shard}'",
-            max_ahead=2 * pool.jobs,  # reports wait in memory
-        )
-        for row, part in enumerate(parts):
-            checker.add(row, part)
 
 
 # In a worker
@@ -206,7 +192,8 @@ _decoder = cache(open_decoder)
 def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, report: Report) -> ShardReport:
     with store.open(task.shard) as stream:
         found = verify_shard(stream, shard=task.shard, size=task.size, decoder=_decoder(decoder), checks=checks)
-    if task.listed_index is not None and found.can_be_indexed:
+    can_be_indexed = found.is_whole and all(one.kind == "note" or one.kind in SAMPLE_KINDS for one in found.findings)
+    if task.listed_index is not None and can_be_indexed:
         name = index_name(task.shard)
         data = store.find(name)
         problem = ""
@@ -217,7 +204,7 @@ def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, rep
         elif data != found.index.to_bytes():
             problem = f"says something else than the shard holds; {_READ_ADVICE}"
         if problem:
-            found.findings.append(ShardFinding("index", task.shard, "", "", f"its index '{name}' {problem}"))
+            found.findings.append(ShardFinding("index", f"its index '{name}' {problem}", task.shard))
     report(task.size)
     return found
 
@@ -238,32 +225,29 @@ class _Kept(NamedTuple):
 class _SetChecker:
     """Adds the reports of shards to the report of the set, and compares the shards with each other."""
 
-    def __init__(self, shards: ShardSet, report: VerifyReport, masks: Sequence[str] | None) -> None:
-        self._shards, self._report, self._masks = shards, report, masks
+    def __init__(self, shards: ShardSet, report: VerifyReport) -> None:
+        """Read manifest, column file and class table, if they exist and are not damaged."""
+        self._shards, self._report = shards, report
         self.counts: ComponentCounts | None = None
         """Counts of components in the whole data set, by its manifest."""
         self.quarantine: Quarantine | None = None
         self.digest = ""
         """The manifest's digest; empty: there is no manifest."""
+        self.classes: Mapping[int, str] = {}
         self._listed: Manifest | None = None
         """The manifest of these shards alone, in their order."""
-        self.classes: Mapping[int, str] = {}
         self._columns: SampleColumns | None = None
         self._bad: set[tuple[str, str]] = set()
         """Shard and key of bad samples."""
         self._kept: list[_Kept] = []
         self._mask_values = np.zeros(256, np.int64)
-        self._open()
-
-    def _open(self) -> None:
-        """Read manifest, column file and class table, if they exist and are not damaged."""
-        shards, store = self._shards, self._shards.store
-        where = store.locate(manifest_name(shards.prefix))
+        store, prefix = shards.store, shards.prefix
+        where = store.locate(manifest_name(prefix))
         manifest = None
         with self._finding("manifest"):
             manifest = find_manifest(shards)
             if manifest is None:
-                self._find(note(f"no manifest '{where}': the shards are not indexed"))
+                self._find(ShardFinding("note", f"no manifest '{where}': the shards are not indexed"))
             else:
                 self.digest, self.classes = manifest.digest, manifest.classes
                 self.counts = ComponentCounts(manifest.components, manifest.num_samples)
@@ -271,11 +255,11 @@ class _SetChecker:
         if manifest is not None and self._listed is not None:
             with self._finding("columns"):
                 if (columns := find_columns(shards, manifest)) is None:
-                    self._find(note(f"no column file '{store.locate(columns_name(shards.prefix))}'"))
+                    self._find(ShardFinding("note", f"no column file '{store.locate(columns_name(prefix))}'"))
                 else:
                     self._columns = columns.of_shards(manifest.samples, manifest.rows_of(shards.names, where=where))
         with self._finding("manifest"):
-            self.classes = self.classes or read_class_table(store, shards.prefix) or {}
+            self.classes = self.classes or read_class_table(store, prefix) or {}
 
     @contextlib.contextmanager
     def _finding(self, kind: str) -> Iterator[None]:
@@ -283,62 +267,7 @@ class _SetChecker:
         try:
             yield
         except DataError as exc:
-            self._find(ShardFinding(kind, "", "", "", str(exc)))
-
-    def compare(self, *, missing: Sequence[str], beyond: Sequence[str]) -> None:
-        """Report the shards (URLs or paths) that the store lacks, and those that no manifest lists."""
-        has_versions = self._listed is not None and self._listed.version > 1
-        adding = f"dali-pipes prep add TAR '{self._shards.url}'" if has_versions else self._shards.index_command
-        for kind, locations, text in (
-            ("gone", missing, f"is not there: put it back, or leave it out: {self._shards.drop_command}"),
-            ("beyond", beyond, f"is there, and no loader reads it; to add it to the data set: {adding}"),
-        ):
-            for location in locations:
-                self._find(ShardFinding(kind, location, "", "", text))
-
-    def listed_index(self, row: int) -> tuple[int, int] | None:
-        """Bytes and checksum of a shard's index, by the manifest."""
-        listed = self._listed
-        return None if listed is None else (int(listed.index_bytes[row]), int(listed.index_checksums[row]))
-
-    def add(self, row: int, part: ShardReport) -> None:
-        """Add the next shard's report."""
-        report, index, listed = self._report, part.index, self._listed
-        # (names that are not UTF-8 are findings)
-        names = [key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for key in index.keys]
-        keys, has = Texts(*pack_texts(names)), {name: offsets >= 0 for name, offsets in index.offsets.items()}
-        kept = np.arange(index.num_samples)
-        if listed is not None and index.num_samples == listed.samples[row]:
-            kept = np.setdiff1d(kept, listed.removed_in(row))
-        removed_keys = {index.keys[at] for at in np.setdiff1d(np.arange(index.num_samples), kept).tolist()}
-        for finding in part.findings:
-            if finding.kind not in SAMPLE_KINDS or finding.key not in removed_keys:
-                self._find(finding)
-        report.num_bytes += index.shard_bytes
-        report.num_samples += len(kept)
-        report.num_decoded += part.num_decoded
-        self._mask_values += part.mask_values
-        digests = np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64, len(names))
-        self._kept.append(_Kept(keys.take(kept), digests[kept], {name: rows[kept] for name, rows in has.items()}))
-        if part.is_whole and listed is not None:
-            self._compare_with_manifest(row, index, listed)
-            self._compare_with_columns(row, index, keys, has, listed)
-
-    def finish(self) -> None:
-        """Compare the shards with each other, after all were added."""
-        report = self._report
-        components = Counter[str]()
-        for kept in self._kept:
-            components.update({name: int(rows.sum()) for name, rows in kept.has.items()})
-        report.components = dict(sorted(components.items()))
-        usual = usual_components(report.components, report.num_samples)
-        roles = chosen_roles(self.counts or ComponentCounts(report.components, report.num_samples), self._masks)
-        for shard, kept in zip(self._shards.names, self._kept, strict=True):
-            for finding in missing_components(shard, kept.keys, kept.has, usual=usual, roles=roles):
-                self._find(finding)
-        self._find_duplicates()
-        values = np.flatnonzero(self._mask_values)
-        report.mask_values = {int(value): int(self._mask_values[value]) for value in values}
+            self._find(ShardFinding(kind, str(exc)))
 
     def _find(self, finding: ShardFinding) -> None:
         report = self._report
@@ -355,48 +284,89 @@ class _SetChecker:
             with contextlib.suppress(DataError):
                 self.quarantine.add(finding.shard, finding.key, finding.component, finding.text)
 
-    def _compare_with_manifest(self, row: int, index: ShardIndex, listed: Manifest) -> None:
+    def find_differing_shards(self, missing: Sequence[str], beyond: Sequence[str]) -> None:
+        """Report the shards (URLs or paths) that the store lacks, and those that no manifest lists."""
+        has_versions = self._listed is not None and self._listed.version > 1
+        adding = f"dali-pipes prep add TAR '{self._shards.url}'" if has_versions else self._shards.index_command
+        gone = f"is not there: put it back, or leave it out: {self._shards.drop_command}"
+        more = f"is there, and no loader reads it; to add it to the data set: {adding}"
+        for kind, locations, text in (("gone", missing, gone), ("beyond", beyond, more)):
+            for location in locations:
+                self._find(ShardFinding(kind, text, location))
+
+    def listed_index(self, row: int) -> tuple[int, int] | None:
+        """Bytes and checksum of a shard's index, by the manifest."""
+        listed = self._listed
+        return None if listed is None else (int(listed.index_bytes[row]), int(listed.index_checksums[row]))
+
+    def add(self, row: int, part: ShardReport) -> None:
+        """Add the next shard's report."""
+        report, index, listed = self._report, part.index, self._listed
+        # (names that are not UTF-8 are findings)
+        names = [key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for key in index.keys]
+        keys, has = Texts(*pack_texts(names)), {name: offsets >= 0 for name, offsets in index.offsets.items()}
+        removed = np.empty(0, np.int64)
+        if listed is not None and index.num_samples == listed.samples[row]:
+            removed = listed.removed_in(row)
+        kept = np.setdiff1d(np.arange(index.num_samples), removed)
+        removed_keys = {index.keys[at] for at in removed.tolist()}
+        for finding in part.findings:
+            if finding.kind not in SAMPLE_KINDS or finding.key not in removed_keys:
+                self._find(finding)
+        report.num_bytes += index.shard_bytes
+        report.num_samples += len(kept)
+        report.num_decoded += part.num_decoded
+        self._mask_values += part.mask_values
+        digests = np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64, len(names))
+        self._kept.append(_Kept(keys.take(kept), digests[kept], {name: rows[kept] for name, rows in has.items()}))
+        if not part.is_whole or listed is None:
+            return
         expected = tuple(int(column[row]) for column in (listed.shard_bytes, listed.checksums, listed.samples))
         found = (index.shard_bytes, index.shard_checksum, index.num_samples)
         if expected != found:
             described = "{} bytes, xxhash2 {:016x}, {} samples"
             text = f"has {described.format(*found)}; the manifest says {described.format(*expected)}; {_READ_ADVICE}"
-            self._find(ShardFinding("manifest", index.shard, "", "", text))
+            self._find(ShardFinding("manifest", text, index.shard))
+        if self._columns is not None and index.num_samples == listed.samples[row]:
+            columns = self._columns.of_shards(listed.samples, np.array([row]))
+            if problem := _columns_problem(columns, index, keys, has):
+                text = f"the column file has other {problem} than the shard; {_INDEX_ADVICE}"
+                self._find(ShardFinding("columns", text, index.shard))
 
-    def _compare_with_columns(
-        self, row: int, index: ShardIndex, keys: Texts, has: Mapping[str, Bools], listed: Manifest
-    ) -> None:
-        if self._columns is None or index.num_samples != listed.samples[row]:
-            return  # another number of samples is a finding of kind "manifest"
-        columns = self._columns.of_shards(listed.samples, np.array([row]))
-        nowhere, everywhere = np.zeros(len(keys), np.bool_), np.ones(len(keys), np.bool_)
-        labels = np.zeros(len(keys), np.int64) if index.labels is None else index.labels
-        if columns.keys != keys:
-            problem = "keys"
-        elif columns.labels is not None and (columns.labels != labels).any():
-            problem = "labels"
-        elif any(
-            (has.get(name, nowhere) != (everywhere if rows is None else rows)).any()
-            for name, rows in columns.has.items()
-        ):
-            problem = "components"
-        else:
-            return
-        text = f"the column file has other {problem} than the shard; {_INDEX_ADVICE}"
-        self._find(ShardFinding("columns", index.shard, "", "", text))
-
-    def _find_duplicates(self) -> None:
-        counts = [len(kept.keys) for kept in self._kept]
-        shard_of = np.repeat(np.arange(len(counts)), counts)
-        firsts = np.cumsum(counts) - counts
+    def compare_shards(self, checks: Checks) -> None:
+        """Compare the shards with each other, after all were added."""
+        report, names = self._report, self._shards.names
+        components = Counter[str]()
+        for kept in self._kept:
+            components.update({name: int(rows.sum()) for name, rows in kept.has.items()})
+        report.components = dict(sorted(components.items()))
+        report.mask_values = {int(value): int(self._mask_values[value]) for value in np.flatnonzero(self._mask_values)}
+        usual = usual_components(report.components, report.num_samples)
+        roles = checks.roles(ComponentCounts(report.components, report.num_samples))
+        for shard, kept in zip(names, self._kept, strict=True):
+            for finding in missing_components(shard, kept.keys, kept.has, usual=usual, roles=roles):
+                self._find(finding)
+        shard_of = np.repeat(np.arange(len(self._kept)), [len(kept.keys) for kept in self._kept])
+        keys = join_texts([kept.keys for kept in self._kept])
         digests = np.concatenate([np.zeros(0, np.uint64), *(kept.digests for kept in self._kept)])
         order = np.argsort(digests, kind="stable")
         for at in np.flatnonzero(digests[order][1:] == digests[order][:-1]).tolist():
-            (earlier, key), (later, same_key) = (
-                (int(shard_of[row]), self._kept[shard_of[row]].keys[int(row - firsts[shard_of[row]])])
-                for row in order[at : at + 2]
-            )
+            earlier, later = order[at], order[at + 1]
             # Within a shard it is a finding of the shard already.
-            if earlier != later and key == same_key:
-                text = f"is in shard '{self._shards.names[earlier]}' too"
-                self._find(ShardFinding("duplicate", self._shards.names[later], key, "", text))
+            if shard_of[earlier] != shard_of[later] and keys[earlier] == keys[later]:
+                text = f"is in shard '{names[shard_of[earlier]]}' too"
+                self._find(ShardFinding("duplicate", text, names[shard_of[later]], keys[later]))
+
+
+def _columns_problem(columns: SampleColumns, index: ShardIndex, keys: Texts, has: Mapping[str, Bools]) -> str:
+    """In what the columns of a shard's samples differ from the shard; empty: in nothing."""
+    if columns.keys != keys:
+        return "keys"
+    labels = np.zeros(len(keys), np.int64) if index.labels is None else index.labels
+    if columns.labels is not None and (columns.labels != labels).any():
+        return "labels"
+    nowhere, everywhere = np.zeros(len(keys), np.bool_), np.ones(len(keys), np.bool_)
+    for name, rows in columns.has.items():
+        if (has.get(name, nowhere) != (everywhere if rows is None else rows)).any():
+            return "components"
+    return ""

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dali_pipes.formats.photo_header import PhotoRules, is_photo
 from dali_pipes.formats.photo_names import ComponentCounts, PhotoRoles, photo_roles
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.tar_reader import LINKS, ArchiveReader, Member
-from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, note, unknown_labels, wrong_mask_sizes
+from prep.inspect.findings import ShardFinding, unknown_labels, wrong_mask_sizes
 from prep.photos.decoders import Decoder, Output, Undecodable, check_size, count_values, decode
 
 _NUM_NAMED = 3
@@ -37,6 +37,11 @@ class Checks:
     classes: Mapping[int, str] = field(default_factory=dict)
     """The class table; empty: any integer is a label."""
 
+    def roles(self, counts: ComponentCounts) -> PhotoRoles:
+        """The photos and masks; ``counts`` are those of the samples at hand, for a data set that is not indexed."""
+        roles = photo_roles(self.counts or counts, besides=self.masks or ())
+        return roles if self.masks is None else PhotoRoles(roles.photos, self.masks)
+
 
 @dataclass(kw_only=True)
 class ShardReport:
@@ -52,17 +57,6 @@ class ShardReport:
     mask_values: Int64s
     """int64 [256]: the number of masks that have each value."""
 
-    @property
-    def can_be_indexed(self) -> bool:
-        """Whether there is no fault for which the indexer refuses the shard."""
-        return self.is_whole and all(found.kind in SAMPLE_KINDS or found.kind == "note" for found in self.findings)
-
-
-def chosen_roles(counts: ComponentCounts, masks: Sequence[str] | None) -> PhotoRoles:
-    """The photos and masks of a data set; ``masks`` are those that the caller named."""
-    roles = photo_roles(counts, besides=masks or ())
-    return roles if masks is None else PhotoRoles(roles.photos, tuple(masks))
-
 
 def verify_shard(stream: BinaryIO, *, shard: str, size: int, decoder: Decoder, checks: Checks) -> ShardReport:
     """Read a tar of ``size`` bytes to its end, and decode its photos."""
@@ -74,11 +68,11 @@ def verify_shard(stream: BinaryIO, *, shard: str, size: int, decoder: Decoder, c
             samples.add(member)
     except DataError as exc:
         is_whole = False
-        samples.find("archive", "", "", without_shard(exc, shard))
+        samples.find("archive", str(exc))
     index = index_of_rows(samples.rows, shard=shard, archive=archive)
-    counts = ComponentCounts({name: int((at >= 0).sum()) for name, at in index.offsets.items()}, index.num_samples)
-    roles = chosen_roles(checks.counts or counts, checks.masks)
-    samples.check_masks(roles.masks)
+    counts = {name: int((offsets >= 0).sum()) for name, offsets in index.offsets.items()}
+    roles = checks.roles(ComponentCounts(counts, index.num_samples))
+    mask_values = samples.check_masks(roles.masks)
     findings = samples.findings
     bad_keys = {finding.key for finding in findings}
     by_index = itertools.chain(wrong_mask_sizes(index, roles), unknown_labels(index, checks.classes))
@@ -87,32 +81,16 @@ def verify_shard(stream: BinaryIO, *, shard: str, size: int, decoder: Decoder, c
     if archive.num_outside:
         names = ", ".join(f"'{name}'" for name in archive.outside)
         more = ", ..." if archive.num_outside > len(archive.outside) else ""
-        findings.append(note(f"{archive.num_outside} files belong to no sample: {names}{more}", shard=shard))
+        samples.find("note", f"{archive.num_outside} files belong to no sample: {names}{more}")
     if is_whole and not index.num_samples:
-        findings.append(note("holds no sample", shard=shard))
+        samples.find("note", "holds no sample")
     return ShardReport(
         index=index,
         is_whole=is_whole,
         findings=findings,
         num_decoded=samples.num_decoded,
-        mask_values=samples.mask_values,
+        mask_values=mask_values,
     )
-
-
-def without_shard(error: DataError, shard: str) -> str:
-    """An error's text without the shard at its beginning, because a finding names the shard itself."""
-    return re.sub(rf"^shard '{re.escape(shard)}'(: |, | )", "", str(error))
-
-
-class _Decoded(NamedTuple):
-    """A photo or mask that was decoded."""
-
-    key: str
-    component: str
-    values: Int64s | None
-    """The values of its pixels, each once; ``None`` if it is not an 8-bit gray PNG."""
-    kind: str
-    """The format and, of a PNG, its bits and colour type."""
 
 
 class _Samples:
@@ -121,14 +99,15 @@ class _Samples:
     def __init__(self, shard: str, decoder: Decoder, checks: Checks) -> None:
         self._shard, self._decoder, self._checks = shard, decoder, checks
         self._keys: set[str] = set()
-        self._decoded: list[_Decoded] = []
+        self._decoded: list[tuple[str, str, Int64s | None, str]] = []
+        """Key, component, values of its pixels (``None`` if it is not an 8-bit gray PNG), and what it is."""
         self.rows: list[IndexRow] = []
         self.findings: list[ShardFinding] = []
         self.num_decoded = 0
-        self.mask_values = np.zeros(256, np.int64)
 
-    def find(self, kind: str, key: str, component: str, text: str) -> None:
-        self.findings.append(ShardFinding(kind, self._shard, key, component, text))
+    def find(self, kind: str, text: str, key: str = "", component: str = "") -> None:
+        text = re.sub(rf"^shard '{re.escape(self._shard)}'(: |, | )", "", text)  # a finding names the shard itself
+        self.findings.append(ShardFinding(kind, text, self._shard, key, component))
 
     def add(self, member: Member) -> None:
         """Check the next member."""
@@ -136,23 +115,23 @@ class _Samples:
         if not self.rows or self.rows[-1].key != key:
             if key in self._keys:
                 text = f"member '{member.name}' comes after other samples; members of one sample must stand together"
-                self.find("split", key, "", text)
+                self.find("split", text, key)
             self._keys.add(key)
             self.rows.append(IndexRow(key=key))
         row = self.rows[-1]
         try:
             check_member_name(member.name, shard=self._shard)
         except DataError as exc:
-            self.find("name", "", "", without_shard(exc, self._shard))
+            self.find("name", str(exc))
         if component in row.places:
-            self.find("twice", key, component, f"occurs twice (member '{member.name}')")
+            self.find("twice", f"occurs twice (member '{member.name}')", key, component)
             return
         row.places[component] = (member.offset, member.size)
         if component == LABEL_COMPONENT:
             try:
                 row.label = parse_label(member.take(MAX_LABEL_BYTES + 1), shard=self._shard, key=key)
             except DataError as exc:
-                self.find("label", key, component, str(exc).rpartition(f"component '{component}' ")[2])
+                self.find("label", str(exc).rpartition(f"component '{component}' ")[2], key, component)
         elif is_photo(component):
             self._decode(row, component, member)
 
@@ -165,30 +144,29 @@ class _Samples:
             output: Output = "gray" if is_gray else "nothing"
             header, pixels = decode(self._decoder, data, rules=self._checks.photos, output=output)
         except Undecodable as exc:
-            self.find("photo", row.key, component, str(exc))
+            self.find("photo", str(exc), row.key, component)
             return
         self.num_decoded += 1
-        kind = (
-            f"a PNG of {data[24]} bits and colour type {data[25]}" if header.format == "PNG" else f"a {header.format}"
-        )
+        is_png = header.format == "PNG"
+        what = f"a PNG of {data[24]} bits and colour type {data[25]}" if is_png else f"a {header.format}"
         values = np.flatnonzero(count_values(pixels)) if is_gray else None
-        self._decoded.append(_Decoded(row.key, component, values, kind))
+        self._decoded.append((row.key, component, values, what))
 
-    def check_masks(self, masks: Sequence[str]) -> None:
-        """Check depth and values of the masks that were decoded, after the last member."""
-        allowed = self._checks.mask_values
-        for key, component, values, kind in self._decoded:
+    def check_masks(self, masks: Sequence[str]) -> Int64s:
+        """Check depth and values of the decoded masks; returns how many masks have each value, int64 [256]."""
+        allowed, counts = self._checks.mask_values, np.zeros(256, np.int64)
+        for key, component, values, what in self._decoded:
             if component not in masks:
                 continue
             if values is None:
-                text = f"is {kind}, expected an 8-bit gray PNG: its class ids would be lost"
-                self.find("mask", key, component, text)
+                self.find("mask", f"is {what}, expected an 8-bit gray PNG: its class ids would be lost", key, component)
                 continue
-            self.mask_values[values] += 1
+            counts[values] += 1
             if allowed is not None and (others := sorted({*values.tolist()} - allowed)):
                 named = ", ".join(map(str, others[:_NUM_NAMED])) + (", ..." if len(others) > _NUM_NAMED else "")
                 text = f"holds {named}, expected {', '.join(map(str, sorted(allowed)))}"
-                self.find("mask values", key, component, text)
+                self.find("mask values", text, key, component)
+        return counts
 
 
 class _NotingReader(ArchiveReader):
@@ -204,7 +182,7 @@ class _NotingReader(ArchiveReader):
     def _skip_special(self, name: str, kind: int) -> None:
         if kind in LINKS and (names := split_key(name)) is not None:
             text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
-            self.findings.append(ShardFinding("link", self._shard, names[0], names[1].lower(), text))
+            self.findings.append(ShardFinding("link", text, self._shard, names[0], names[1].lower()))
 
     def _names(self, name: str) -> tuple[str, str] | None:
         names = super()._names(name)

@@ -1,15 +1,25 @@
-"""Write a page of a data set: its figures, some of its samples, and what is bad.
+"""Write a page of a data set: its figures, some of its samples, and what is bad. It needs no network and no other file.
 
 The figures of the whole set come from manifest and shard indexes; of the shards only the samples that are shown are
 read. The page's size is bounded, see `SAMPLE_BYTES` and `REST_BYTES`.
+
+Texts of data, servers and files reach a page in two ways only: through `_text`, which makes them printable and escapes
+them, and through `_data_script`, which writes JSON that no HTML parser can leave; the page's script shows such data as
+text, never as HTML. Beside that a page says by its Content-Security-Policy that only its own script runs, named by its
+SHA-256, and that nothing is loaded, so that a mistake here would show a tag but run nothing.
 """
 
 import base64
+import hashlib
 import io
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -32,7 +42,6 @@ from prep.inspect.findings import (
     usual_components,
     wrong_mask_sizes,
 )
-from prep.inspect.html import data_script, html_document, html_table, meter, own_file, text
 from prep.inspect.indexed_set import IndexedSet
 from prep.inspect.info import Photos, SetInfo, sum_up
 from prep.inspect.samples import CAPTION_CHARS, ChosenSamples, ShownSample, ShowOptions
@@ -49,7 +58,7 @@ MAX_ROWS = 2000
 MAX_LISTED = 100
 """Findings of one kind that are listed; all are counted."""
 _MAX_NAMES = 200  # components, and reasons, that a table lists
-_QUARANTINE = "quarantine"  # a kind of finding that `KINDS` does not have
+_TEXT_CHARS = 300  # of one text of the data
 _NAME_CHARS = 120
 _SHORT_CHARS = 80
 _ASPECTS = (0, 0.5, 0.67, 0.9, 1.1, 1.5, 2)  # width to height, from each to the next
@@ -89,12 +98,11 @@ def view_page(
         _class_part(info),
         *_photo_parts(info, photos),
         _bad_part(findings),
-        _samples_part(printable(chosen.about)),
-        data_script("samples", _sample_data(samples, chosen.indexed.manifest)),
+        _data_script("samples", _sample_data(samples, chosen.indexed.manifest)),
+        f'<h2>Samples</h2><p class="soft">{_text(chosen.about)}</p>',
     ]
-    html = html_document(shards.url, body, styles=[own_file("view.css")], scripts=[own_file("view.js")])
-    keys = [sample.key for sample in samples]
-    return Page(html=html, keys=keys, num_matching=chosen.num_matching, bad=dict(findings.kinds))
+    keys, bad = [sample.key for sample in samples], dict(findings.kinds)
+    return Page(html=html_document(shards.url, body), keys=keys, num_matching=chosen.num_matching, bad=bad)
 
 
 class _Findings:
@@ -103,7 +111,7 @@ class _Findings:
     def __init__(self, indexed: IndexedSet, samples: Sequence[ShownSample]) -> None:
         self._manifest, self._roles = indexed.manifest, indexed.roles
         self._usual = usual_components(self._manifest.components, self._manifest.num_samples)
-        self._undecodable = {finding[1:4] for sample in samples for finding in sample.problems}
+        self._undecodable = {finding[2:] for sample in samples for finding in sample.problems}
         self._found: set[tuple[str, str]] = set()  # keys and components
         self.kinds: Counter[str] = Counter()
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -121,7 +129,7 @@ class _Findings:
             missing_components(index.shard, index.keys, has, usual=self._usual, roles=self._roles),
             unknown_labels(index, self._manifest.classes),
         ):
-            if finding.kind != "photo" or finding[1:4] not in self._undecodable:
+            if finding.kind != "photo" or finding[2:] not in self._undecodable:
                 self._add(finding, "index")
 
     def add_known(self, known_bad: Sequence[Exclusion]) -> None:
@@ -129,7 +137,7 @@ class _Findings:
             if (one.key, one.component) in self._found:
                 continue
             cause = one.cause or "is listed without a cause"
-            self._add(ShardFinding(_QUARANTINE, one.shard or "", one.key, one.component, cause), one.where)
+            self._add(ShardFinding("quarantine", cause, one.shard or "", one.key, one.component), one.where)
 
     def _add(self, finding: ShardFinding, origin: str) -> None:
         self._found.add((finding.key, finding.component))
@@ -209,7 +217,7 @@ def _head_part(info: SetInfo, *, num_bad: int) -> str:
     more = f" The first {_MAX_NAMES} of {len(info.components):,} components are listed."
     more = more if len(info.components) > _MAX_NAMES else ""
     not_indexed = "" if info.is_indexed else " The shards have no index: they were read once for this page."
-    return f'<h1>{text(info.url)}</h1><p class="soft">{counts}; {bad}.{not_indexed}{more}</p>{html_table(rows)}'
+    return f'<h1>{_text(info.url)}</h1><p class="soft">{counts}; {bad}.{not_indexed}{more}</p>{html_table(rows)}'
 
 
 def _class_part(info: SetInfo) -> str:
@@ -221,19 +229,14 @@ def _class_part(info: SetInfo) -> str:
     words = f"{len(ordered):,} classes, {numbers[-1]:,} to {numbers[0]:,} samples, median {int(np.median(numbers)):,}"
     if empty := numbers.count(0):
         words += f"; {empty:,} without a sample"
-    lines = []
+    rows = [["class", "id", "samples"]]
     for label, number in ordered[:MAX_ROWS]:
-        name = text(info.classes.get(label, label), max_chars=_SHORT_CHARS)
-        lines.append(
-            f'<tr><td class="name"><button type="button" class="class" data-class="{label}">{name}</button></td>'
-            f'<td class="name">{label}</td><td>{number:,}</td><td>{meter(number / max(1, numbers[0]))}</td></tr>'
-        )
+        rows.append([printable(info.classes.get(label, str(label)), max_chars=_SHORT_CHARS), str(label), f"{number:,}"])
+    table = html_table(rows, num_names=2, shares=[number / max(1, numbers[0]) for number in numbers[:MAX_ROWS]])
     listed = "" if len(ordered) <= MAX_ROWS else f" The {MAX_ROWS:,} largest are listed."
     return (
         f'<h2>Classes</h2><p class="soft">{words}.{listed} Click a class to see only its samples below.</p>'
-        '<div class="wide tall" tabindex="0"><table class="sortable" id="classes"><thead><tr><th class="name">class'
-        '</th><th class="name">id</th><th>samples</th><th></th></tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f'<div id="classes" class="tall">{table}</div>'
     )
 
 
@@ -257,7 +260,7 @@ def _photo_parts(info: SetInfo, photos: dict[str, Photos]) -> list[str]:
             if found is not None:
                 cuts = (found.least, found.percentile_5, found.median, found.percentile_95, found.greatest)
                 sizes.append([what, *(f"{cut:,}" for cut in cuts)])
-        parts += [f"<h2>Sizes of {text(component)}</h2>", html_table(sizes)]
+        parts += [f"<h2>Sizes of {_text(component)}</h2>", html_table(sizes)]
         if photo.short_side is not None:
             bins = itertools.pairwise(photo.short_side.edges)
             parts.append(_bars("shorter side", [f"{low} to {high - 1}" for low, high in bins], photo.short_side.counts))
@@ -296,15 +299,65 @@ def _bad_part(findings: _Findings) -> str:
     return f'{begin}{summary}{limit}<div id="findings" class="tall">{html_table(rows, num_names=5)}</div>'
 
 
-def _samples_part(about: str) -> str:
-    """The place of the samples, which a script fills, and the filters."""
+# HTML
+
+
+def html_document(title: str, body: Sequence[str]) -> str:
+    """A whole page of a title, as plain text, and parts of HTML, in their order."""
+    folder = files("prep.inspect")
+    template, style, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    )
+    return Template(template).substitute(
+        title=_text(title), body="\n".join(body), policy=policy, style=style, script=script
+    )
+
+
+def _text(value: str) -> str:
+    """A text as HTML shows it: printable, of bounded length, escaped, also for attributes in double quotes.
+
+    >>> _text('<b title="x">' + chr(27))
+    '&lt;b title=&quot;x&quot;&gt;\\\\x1b'
+    """
+    return escape(printable(value, max_chars=_TEXT_CHARS))
+
+
+def _data_script(identifier: str, data: Any) -> str:
+    """A script element that holds ``data`` as JSON, for `JSON.parse` of its text; it is never run.
+
+    >>> _data_script("d", ["</script>"])
+    '<script type="application/json" id="d">["\\\\u003c/script\\\\u003e"]</script>'
+    """
+    found = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        found = found.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{identifier}">{found}</script>'
+
+
+def html_table(rows: Sequence[Sequence[str]], *, num_names: int = 1, shares: Sequence[float] = ()) -> str:
+    """A table in a box of its own that scrolls if it is wider than the page; a click on a title sorts it.
+
+    Args:
+        rows: Cells as plain text, the header first.
+        num_names: Columns from the left that are names, and are aligned to the left.
+        shares: For each row but the header, the length of its bar in [0, 1]; empty: no bars.
+    """
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        marks = [' class="name"' if column < num_names else "" for column in range(len(row))]
+        return "".join(f"<{tag}{mark}>{_text(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True))
+
+    bars = [
+        '<td><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none">'
+        f'<rect class="bar" width="{100 * share:.1f}" height="10"/></svg></td>'
+        for share in shares
+    ]
+    bars = bars or [""] * (len(rows) - 1)
+    lines = [f"<tr>{cells(row, 'td')}{bar}</tr>" for row, bar in zip(rows[1:], bars, strict=True)]
+    head = f"{cells(rows[0], 'th')}{'<th></th>' if shares else ''}"
     return (
-        f'<h2>Samples</h2><p class="soft">{text(about)}</p>'
-        '<form id="filters"><label>Key contains <input type="search" id="key" autocomplete="off"></label>'
-        '<label>Class <select id="class"><option value="">all</option></select></label>'
-        '<label><input type="checkbox" id="only-bad"> only bad</label>'
-        '<label><input type="checkbox" id="with-mask" checked> mask</label>'
-        '<label><input type="checkbox" id="with-boxes" checked> boxes</label>'
-        '<output id="count"></output></form><div id="cards"></div>'
-        "<noscript>The samples are drawn by a script of this page; your browser runs none.</noscript>"
+        f'<div class="wide" tabindex="0"><table class="sortable"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prep.inspect.html import html_document, html_table
+from prep.inspect.view_page import html_document, html_table
 from tests.pages.conftest import WIDTHS, Browser
 
 REPOSITORY = Path(__file__).parents[2]

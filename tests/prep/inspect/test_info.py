@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -236,7 +237,7 @@ def test_shards_without_an_index_are_read(tmp_path: Path, small_samples: list[Sa
     index_shards(resolve_shards(tmp_path, endpoint=None))
     indexed = describe(tmp_path)
     indexed.is_indexed = False
-    assert indexed.as_json() == info.as_json()
+    assert indexed == info
     assert "(not indexed: read in full)" not in call(tmp_path).stdout
 
 
@@ -252,7 +253,7 @@ def test_info_of_a_bucket_reads_no_shard(bucket: AisStore, node: str, small_shar
     info = describe_set(shards)
     local = describe(small_shards)
     assert opened == []
-    assert info.as_json() | {"url": ""} == local.as_json() | {"url": ""}
+    assert replace(info, url="") == replace(local, url="")
 
 
 def test_components_that_are_no_photos_and_a_set_without_labels(tmp_path: Path) -> None:

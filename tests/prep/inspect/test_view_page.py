@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_whole_set(tmp_path: Path) -> None:
     assert "10 samples, 3 shards" in page.html
     assert "4 classes, 0 to 5 samples, median 2; 1 without a sample." in page.html
     for cells in (
-        'data-class="0">even</button></td><td class="name">0</td><td>5</td>',
+        '<td class="name">even</td><td class="name">0</td><td>5</td>',
         '<td class="name">jpg</td><td class="name">JPEG</td><td>9</td><td>100.0%</td>',
         '<td class="name">width</td><td>60</td><td>60</td><td>60</td><td>60</td><td>60</td>',
         '<td class="name">shorter side</td><td>40</td><td>40</td><td>40</td><td>40</td><td>40</td>',
