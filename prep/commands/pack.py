@@ -162,7 +162,7 @@ def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> N
     The command reads images/*.jpg, annotations/trimaps/*.png and annotations/list.txt. A sample has image.jpg,
     trimap.png and cls, the class id of the list, from 1. A record with a missing part is skipped and named.
     """
-    from prep.sources.pets import download_pets, pets
+    from prep.sources.folders import download_pets, pets
 
     if download:
         download_pets(directory)
@@ -182,7 +182,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     record: see --on-bad. Files that are not photos are left out and named. Links are followed; one that leads to a
     folder found elsewhere as well is an error.
     """
-    from prep.sources.imagefolder import imagefolder
+    from prep.sources.folders import imagefolder
 
     _pack(imagefolder(directory, show_progress=not options["as_json"]), url, **options)
 
@@ -198,7 +198,7 @@ def pack_photos(directory: Path, url: str, **options: Any) -> None:
     DIRECTORY/2019/001.JPEG becomes key "2019/001" with the component jpg; there is no cls. Files that are not photos
     are left out and named. Links are followed, as by imagefolder.
     """
-    from prep.sources.imagefolder import photo_folder
+    from prep.sources.folders import photo_folder
 
     _pack(photo_folder(directory), url, **options)
 
@@ -253,17 +253,10 @@ def pack_hf(files: tuple[Path, ...], url: str, **options: Any) -> None:
     all .parquet files in it and below it. If the files are of several splits (train-..., test-...), keys begin with
     the split's name: prep shuffle --by folder separates them. This needs pyarrow.
     """
-    from prep.sources.hf import find_parquet, hf, split_of_file
+    from prep.sources.hf import find_parquet, hf
 
     fields = take_fields(options)
-    found = find_parquet(files)
-    source = hf(
-        found,
-        fields,
-        with_splits=len(set(map(split_of_file, found))) > 1,
-        jobs=options["jobs"],
-        show_progress=not options["as_json"],
-    )
+    source = hf(find_parquet(files), fields, jobs=options["jobs"], show_progress=not options["as_json"])
     _pack(source, url, **options)
 
 

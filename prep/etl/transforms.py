@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import split_key
 from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
-from prep.sources.pets import MASK, PHOTO
+from prep.sources.folders import MASK, PHOTO
 from prep.tar.writer import member_header
 
 if TYPE_CHECKING:

@@ -129,7 +129,7 @@ def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
         entries.append(entry)
         total += sum(len(part) for _, part in entry[1] if isinstance(part, bytes))
         if len(entries) == NUM_RECORDS or total > MAX_SENT_BYTES or number + 1 == len(source.records):
-            yield _Task(number + 1 - len(entries), entries, source.name, source.masks, rules)
+            yield _Task(number + 1 - len(entries), entries, source.name, source.masks or frozenset(), rules)
             entries, total = [], 0
 
 

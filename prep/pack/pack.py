@@ -37,9 +37,9 @@ from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write
 from prep.part import ALL, JobPart
 from prep.recode.photos import Recoding
 from prep.recode.stage import recode_source
-from prep.sources.record import Source, as_entry, component_names, without_empty_classes
+from prep.sources.record import Source, as_entry, without_empty_classes
 from prep.spool import open_spool
-from prep.tar.writer import Range
+from prep.tar.writer import Entry, Range
 from prep.workers import Workers, WorkersKind, open_workers
 
 OnBad = Literal["fail", "skip", "keep"]
@@ -326,7 +326,7 @@ class _Plan:
     def components(self) -> Iterator[Set[str]]:
         """The names of the components of each sample."""
         for number in self._numbers:
-            yield component_names(self._source.records[number], without=self._unread.get(number, _NONE))
+            yield {component for component, _ in self._entry(number)[1]}
 
     def open_targets(self) -> list[Target]:
         """The store and the directory of the copy, as far as the shards may be written there.
@@ -392,11 +392,11 @@ class _Plan:
             num_bytes=shard.num_bytes,
             target=target,
             stored=stored,
-            entries=[
-                as_entry(self._source.records[number], self._source, without=self._unread.get(number, _NONE))
-                for number in shard.numbers
-            ],
+            entries=list(map(self._entry, shard.numbers)),
         )
+
+    def _entry(self, number: int) -> Entry:
+        return as_entry(self._source.records[number], self._source, without=self._unread.get(number, _NONE))
 
 
 def _check_space(copy: Path, num_bytes: int) -> None:

@@ -36,7 +36,7 @@ from prep.photos.apart import Undecodable
 from prep.recode.jpegs import NotJpegError, check_jpegtran, optimized
 from prep.recode.photos import Recoding, converted, optimized_mask, resized, resized_mask
 from prep.sources.record import HEAD_BYTES, Record, Source, as_entry
-from prep.tar.gzipped import UnpackedFile
+from prep.tar.inside import UnpackedFile
 from prep.tar.writer import Files, Part, Range
 from prep.workers import Report, Workers
 
@@ -139,15 +139,14 @@ def recode_source(
             settings=recoding.as_settings(), counts=dict(sorted(counts.items())), bytes_before=before, bytes_after=after
         )
 
-    records = [
-        record if number not in changed else replace(record, components=_components(record, changed[number]))
-        for number, record in enumerate(source.records)
-    ]
+    def recoded(number: int, record: Record) -> Record:
+        new = changed.get(number)
+        if new is None:
+            return record
+        return replace(record, components=dict(new.get(name, (name, part)) for name, part in record.components.items()))
+
+    records = [recoded(number, record) for number, record in enumerate(source.records)]
     return replace(source, records=records, doubtful=doubtful, noted=noted, step=step)
-
-
-def _components(record: Record, changed: Mapping[str, tuple[str, Range]]) -> dict[str, object]:
-    return dict(changed.get(component, (component, content)) for component, content in record.components.items())
 
 
 def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, places: set[str]) -> Iterator[_Task]:
@@ -155,13 +154,14 @@ def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, p
     records: list[_Record] = []
     total = 0
     place: UnpackedFile | None = None
-    by_name = source.finds_masks and not source.masks
     for record in source.records:
         key, parts = as_entry(record, source)
         photos = [(component, part) for component, part in parts if is_photo(component)]
         names = {component for component, _ in photos}
         places |= {name for name, _ in parts if name.rpartition(".")[2].lower() in _MAY_HOLD_PLACES}
-        masks = frozenset(name for name in names if is_mask_name(name, names)) if by_name else source.masks
+        masks = source.masks
+        if masks is None:
+            masks = frozenset(name for name in names if is_mask_name(name, names))
         if recoding.resizes and recoding.masks is None and masks:
             raise DataError(
                 f"{source.name}: '{min(masks)}' is a mask, and the photos are to be resized: say how masks follow "

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from dali_pipes.errors import PipesError
 from dali_pipes.progress import progress
-from prep.sources.pets import MASK, PHOTO
+from prep.sources.folders import MASK, PHOTO
 from prep.sources.record import Record, Source
 
 NUM_PHOTOS = 300

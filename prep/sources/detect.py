@@ -14,12 +14,10 @@ from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.urls import is_remote
 from prep.sources import Kind
-from prep.sources.hf import hf, read_schema, split_of_file, split_of_folder
-from prep.sources.imagefolder import folders_of, holds_photos, imagefolder, photo_folder
-from prep.sources.pets import pets, pets_root
-from prep.sources.record import Source, find_known
-from prep.sources.table_files import TABLE_SUFFIXES, column_names
-from prep.sources.tables import PATH_COLUMNS, Fields, table
+from prep.sources.folders import folders_of, holds_photos, imagefolder, pets, pets_root, photo_folder
+from prep.sources.hf import find_parquet, hf, is_split, read_schema, split_of_file
+from prep.sources.record import Source
+from prep.sources.tables import PATH_COLUMNS, TABLE_SUFFIXES, Fields, column_names, find_known, table
 
 _PHOTO_FOLDERS = frozenset({"image", "images", "img", "imgs", "photos", "jpegimages"})
 _MASK_FOLDERS = frozenset(
@@ -27,7 +25,7 @@ _MASK_FOLDERS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Detected:
     """What a source is."""
 
@@ -35,8 +33,6 @@ class Detected:
     kind: Kind
     text: str
     """The kind of source in words: ``class folders: 'cat', 'dog', 'owl'``."""
-    files: tuple[Path, ...] = ()
-    """The files of a table or of Parquet."""
     splits: tuple[str, ...] = ()
     """The splits that the source has: folders, or names of files."""
     is_class: bool = False
@@ -63,25 +59,24 @@ class Detected:
             PipesError: See the source's own function.
         """
         fields = fields or Fields()
-        directory = Path(self.source)
+        path = Path(self.source)
         if self.kind == "table":
-            return table(self.files[0], fields)
+            return table(path, fields)
         if self.kind == "hf":
-            return hf(self.files, fields, with_splits=bool(self.splits), jobs=jobs, show_progress=show_progress)
+            return hf(find_parquet([path]), fields, jobs=jobs, show_progress=show_progress)
         if fields != Fields():
             raise ValueError(
                 f"'{self.source}' is {self.text}; --component, --value, --label, --unlabelled, --key, --mask and "
                 "--root are for tables and Parquet files"
             )
-        if self.kind == "imagefolder" and self.is_class:
-            folder = directory.absolute()
-            return imagefolder(folder.parent, only=folder.name, show_progress=show_progress)
+        if self.is_class:
+            return imagefolder(path.absolute().parent, only=path.absolute().name, show_progress=show_progress)
         if self.kind == "imagefolder":
-            return imagefolder(directory, splits=self.splits, show_progress=show_progress)
+            return imagefolder(path, splits=self.splits, show_progress=show_progress)
         if self.kind == "photos":
-            return photo_folder(directory)
+            return photo_folder(path)
         if self.kind == "pets":
-            return pets(directory)
+            return pets(path)
         from dali_pipes.data_set.named import list_shards
         from prep.sources.tars import tars
 
@@ -105,13 +100,10 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
     """
     path = Path(source)
     if is_remote(source) or "://" in source or not os.path.lexists(path):
-        candidates = _by_name(source)
-    elif path.is_dir():
-        candidates = _in_directory(path, classes)
-        if kind == "photos" and not any(one.kind == kind for one in candidates) and holds_photos(path):
-            candidates.append(Detected(source=source, kind=kind, text="photos without classes"))
-    else:
-        candidates = _file(path)
+        return _by_name(source)
+    candidates = _in_directory(path, classes) if path.is_dir() else _file(path)
+    if kind == "photos" and path.is_dir() and not any(one.kind == kind for one in candidates) and holds_photos(path):
+        candidates.append(Detected(source, kind, "photos without classes"))
     if not candidates:
         raise DataError(
             f"'{source}' is no source that is known: looked for class folders (cat/1.jpg), photos, the pets layout "
@@ -130,73 +122,67 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
     )
 
 
-def _by_name(source: str) -> list[Detected]:
-    """A URL, or a path that is none: tars by a prefix, a glob or braces."""
-    folder, _, prefix = source.rpartition("/")
-    parent = Path(folder or ("/" if source.startswith("/") else "."))
-    if is_remote(source) or "://" in source or extension_of(source) or any(mark in source for mark in "*?[{"):
-        is_tars = True
-    else:
-        names = [path.name for path in parent.iterdir()] if prefix and parent.is_dir() else []
-        is_tars = any(name.startswith(prefix) and extension_of(name) for name in names)
-    if not is_tars:
-        raise DataError(f"no such file or directory: '{source}'")
-    return [Detected(source=source, kind="tars", text="tars")]
+def _by_name(source: str) -> Detected:
+    """Tars by a URL, a prefix, a glob or braces."""
+    parent, _, prefix = source.rpartition("/")
+    folder = Path(parent or ("/" if source.startswith("/") else "."))
+    is_named = is_remote(source) or "://" in source or extension_of(source) or any(mark in source for mark in "*?[{")
+    beside = folder.iterdir() if not is_named and prefix and folder.is_dir() else ()
+    if is_named or any(path.name.startswith(prefix) and extension_of(path.name) for path in beside):
+        return Detected(source, "tars", "tars")
+    raise DataError(f"no such file or directory: '{source}'")
 
 
 def _file(path: Path) -> list[Detected]:
     if extension_of(path.name):
-        return [Detected(source=str(path), kind="tars", text="tars")]
-    if path.suffix.lower() == ".parquet" and read_schema(path).photos:
-        return [Detected(source=str(path), kind="hf", text="a Parquet file with photos in it", files=(path,))]
-    return [_table(path, column_names(path))] if path.suffix.lower() in TABLE_SUFFIXES else []
+        return [Detected(str(path), "tars", "tars")]
+    if path.suffix.lower() not in TABLE_SUFFIXES:
+        return []
+    if _is_hf(path):
+        return [Detected(str(path), "hf", "a Parquet file with photos in it")]
+    return [_table(path, column_names(path))]
+
+
+def _is_hf(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet" and bool(read_schema(path).photos)
 
 
 def _table(path: Path, names: Sequence[str]) -> Detected:
     text = f"the table '{printable(path.name)}' with the columns {', '.join(map(printable, names))}"
-    return Detected(source=str(path), kind="table", text=text, files=(path,))
+    return Detected(str(path), "table", text)
 
 
 def _in_directory(path: Path, classes: Collection[str]) -> list[Detected]:
     """All that a directory may be."""
     root = pets_root(path)
     if (root / "images").is_dir() and (root / "annotations" / "list.txt").is_file():
-        return [Detected(source=str(path), kind="pets", text="the layout of Oxford-IIIT Pet")]
+        return [Detected(str(path), "pets", "the layout of Oxford-IIIT Pet")]
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith("."))
     found = _parquet(path)
     if any(map(extension_of, names)):
-        found.append(Detected(source=str(path), kind="tars", text="tars"))
-    for name in names:
-        found += _table_of_paths(path / name)
+        found.append(Detected(str(path), "tars", "tars"))
+    for file in (path / name for name in names):
+        try:
+            columns = column_names(file) if file.suffix.lower() in TABLE_SUFFIXES else []
+        except PipesError:
+            continue  # a .json of another kind
+        if find_known(columns, PATH_COLUMNS) is not None and not _is_hf(file):
+            found.append(_table(file, columns))
     return found + _photos(path, names, classes)
 
 
 def _parquet(path: Path) -> list[Detected]:
     files = sorted(entry for entry in path.rglob("*.parquet") if entry.is_file())
-    if not files or not read_schema(files[0]).photos:
+    if not files or not _is_hf(files[0]):
         return []
-    found = {split_of_file(file) for file in files}
-    splits = tuple(sorted(found)) if len(found) > 1 else ()
-    if "" in splits:
+    splits = sorted({split_of_file(file) for file in files})
+    if len(splits) > 1 and "" in splits:
         odd = next(file for file in files if not split_of_file(file))
         raise DataError(
-            f"'{path}' holds Parquet files of the splits {shown(sorted(found - {''}))}, and '{odd}', whose name says "
-            "none; make each from a folder of its own"
+            f"'{path}' holds Parquet files of the splits {shown(splits[1:])}, and '{odd}', whose name says none; make "
+            "each from a folder of its own"
         )
-    text = f"Parquet files with photos in them{_with_splits(splits)}"
-    return [Detected(source=str(path), kind="hf", text=text, files=tuple(files), splits=splits)]
-
-
-def _table_of_paths(path: Path) -> list[Detected]:
-    """The file, if it is a table with a column of paths."""
-    if path.suffix.lower() not in TABLE_SUFFIXES:
-        return []
-    try:
-        names = column_names(path)
-    except PipesError:
-        return []  # a .json of another kind
-    holds_photos = path.suffix.lower() == ".parquet" and read_schema(path).photos
-    return [] if holds_photos or find_known(names, PATH_COLUMNS) is None else [_table(path, names)]
+    return [_split(path, "hf", "Parquet files with photos in them", splits if len(splits) > 1 else ())]
 
 
 def _photos(path: Path, names: Sequence[str], classes: Collection[str]) -> list[Detected]:
@@ -204,23 +190,21 @@ def _photos(path: Path, names: Sequence[str], classes: Collection[str]) -> list[
     source = str(path)
     has_photos = any(is_photo(name) for name in names if "." in name)
     folders = [name for name in folders_of(path) if holds_photos(path / name)]
-    flat = Detected(source=source, kind="photos", text="photos without classes")
+    flat = Detected(source, "photos", "photos without classes")
     are_known = not has_photos and set(folders) <= set(classes)
     if has_photos and (name := path.absolute().name) in classes:
-        return [Detected(source=source, kind="imagefolder", text=f"photos of the class {shown([name])}", is_class=True)]
+        return [Detected(source, "imagefolder", f"photos of the class {shown([name])}", is_class=True)]
     if not folders:
         return [flat] if has_photos else []
-    if not has_photos and not are_known and all(map(split_of_folder, folders)):
+    if not has_photos and not are_known and all(map(is_split, folders)):
         return [_splits(path, folders)]
     if len(folders) == 1 and not has_photos and not are_known:
-        inside = [name for name in folders_of(path / folders[0]) if holds_photos(path / folders[0] / name)]
-        text = f"photos without classes, in the folder {shown(folders)}"
-        found = [Detected(source=source, kind="photos", text=text)]
-        if inside:
-            return [*found, Detected(source=source, kind="imagefolder", text=f"one class {shown(folders)}")]
+        found = [Detected(source, "photos", f"photos without classes, in the folder {shown(folders)}")]
+        if _classes_in(path / folders[0]):
+            return [*found, Detected(source, "imagefolder", f"one class {shown(folders)}")]
         if not classes or folders[0].lower() in _PHOTO_FOLDERS:
             return found
-    by_class = Detected(source=source, kind="imagefolder", text=f"class folders: {shown(folders)}")
+    by_class = Detected(source, "imagefolder", f"class folders: {shown(folders)}")
     # Photos beside folders may be what the folders are about, or left over; folders of photos and of their masks are
     # no classes.
     lower = {name.lower() for name in folders}
@@ -230,22 +214,22 @@ def _photos(path: Path, names: Sequence[str], classes: Collection[str]) -> list[
 
 def _splits(path: Path, folders: Sequence[str]) -> Detected:
     """A directory whose folders are called train, val, test."""
-    inside = {name: [one for one in folders_of(path / name) if holds_photos(path / name / one)] for name in folders}
+    inside = {name: _classes_in(path / name) for name in folders}
     with_classes = [name for name in folders if inside[name]]
-    if with_classes and len(with_classes) < len(folders):
-        odd = next(name for name in folders if not inside[name])
+    if not with_classes:
+        return _split(path, "photos", "photos without classes", folders)
+    if odd := next((name for name in folders if not inside[name]), None):
         raise DataError(
             f"'{path}' holds splits: '{with_classes[0]}' has folders of classes, and '{odd}' has photos without them; "
             f"make them apart: SOURCE is then '{path / with_classes[0]}'"
         )
-    splits = tuple(folders)
-    if not with_classes:
-        text = f"photos without classes{_with_splits(splits)}"
-        return Detected(source=str(path), kind="photos", text=text, splits=splits)
     classes = sorted({name for names in inside.values() for name in names})
-    text = f"class folders: {shown(classes)}{_with_splits(splits)}"
-    return Detected(source=str(path), kind="imagefolder", text=text, splits=splits)
+    return _split(path, "imagefolder", f"class folders: {shown(classes)}", folders)
 
 
-def _with_splits(splits: Sequence[str]) -> str:
-    return f", splits {shown(splits)}" if splits else ""
+def _classes_in(folder: Path) -> list[str]:
+    return [name for name in folders_of(folder) if holds_photos(folder / name)]
+
+
+def _split(path: Path, kind: Kind, text: str, splits: Sequence[str]) -> Detected:
+    return Detected(str(path), kind, f"{text}, splits {shown(splits)}" if splits else text, tuple(splits))

@@ -14,19 +14,16 @@ from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_whole_photo_header
 from dali_pipes.formats.photo_names import has_mask_word
 from dali_pipes.progress import bar
-from prep.sources.record import HEAD_BYTES, Source, find_known
-from prep.sources.table_files import Table, parquet_file
-from prep.sources.tables import PATH_COLUMNS, Fields, source_of
-from prep.tar.parquet import ParquetCells, read_cells
+from prep.sources.record import HEAD_BYTES, Source
+from prep.sources.tables import PATH_COLUMNS, Fields, Table, find_known, source_of
+from prep.tar.inside import ParquetCells, parquet_file, read_cells
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
-SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
-"""Usual names of splits, of folders and of files."""
-NO_FEATURES = b'{"info": {"features": {}}}'
-# As COCO's train2017.
-_SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLITS)})[0-9]*", re.IGNORECASE)
-_SPLIT = re.compile(rf"({'|'.join(SPLITS)})(?![a-z])", re.IGNORECASE)
+# Usual names of splits, of folders (as COCO's train2017) and of files.
+_SPLITS = "train|training|val|valid|validation|dev|test|testing"
+_SPLIT_FOLDER = re.compile(rf"({_SPLITS})[0-9]*", re.IGNORECASE)
+_SPLIT = re.compile(rf"({_SPLITS})(?![a-z])", re.IGNORECASE)
 
 
 class Schema(NamedTuple):
@@ -34,29 +31,21 @@ class Schema(NamedTuple):
 
     names: list[str]
     photos: list[str]
-    """Columns of bytes, or of structs of bytes and path."""
+    """Table of bytes, or of structs of bytes and path."""
     classes: dict[str, list[str]]
-    """Columns of class ids -> the names of the classes, by id."""
+    """Table of class ids -> the names of the classes, by id."""
 
 
-def hf(
-    files: Sequence[Path],
-    fields: Fields,
-    *,
-    with_splits: bool = False,
-    jobs: int | None = None,
-    show_progress: bool = False,
-) -> Source:
+def hf(files: Sequence[Path], fields: Fields, *, jobs: int | None = None, show_progress: bool = False) -> Source:
     """The records of Parquet files with photos in them, in the files' order; rows without a photo are ``broken``.
 
     Args:
-        files: Files with the same columns.
+        files: Files with the same columns. If they are of several splits (see `split_of_file`), keys begin with these.
         fields: As for `prep.sources.tables.table`; a column of photos holds their bytes, or paths that start in the
             file's directory. ``mask`` gets the extension of its bytes: ``mask.png``. By default the photo is the column
             ``image``, or the only one with photos; its component is ``jpg``, ``png``, ... The names of classes are
             those of the ``ClassLabel`` in the files' metadata, where they have one. The key is by default the file's
             name and the row: ``train-00000-of-00008/000017``.
-        with_splits: Let keys begin with the name of the file's split: see `split_of_file`.
         jobs: The number of processes, each of which reads a file.
         show_progress: Draw a bar.
 
@@ -73,7 +62,7 @@ def hf(
                 f"{', '.join(schema.names)}, with the same types and classes; pack them apart"
             )
     found = fields.found_in(schema.names, photo=_photo_column(files[0], schema, fields), path=files[0])
-    tasks = [(path, found, schema.photos, _prefix(path, files, with_splits=with_splits)) for path in files]
+    tasks = [(path, found, schema.photos, prefix) for path, prefix in zip(files, _prefixes(files), strict=True)]
     with (
         Workers(jobs, at_most=len(files)) as workers,
         bar(what="read", total=len(files), unit="files", shown=show_progress) as drawn,
@@ -84,17 +73,14 @@ def hf(
     name = f"Parquet '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     if not places:
         raise DataError(f"{name}: no row can be packed: {shown(broken, are_names=False) or 'the files are empty'}")
-    names = schema.classes.get(found.label or "")
+    cells = {column: [cell for part in parts for cell in part.columns[column]] for column in found.columns}
     return source_of(
-        Table(
-            columns={column: [cell for part in parts for cell in part.columns[column]] for column in found.columns},
-            where=lambda row: f"'{places[row][0]}', row {places[row][1]}",
-        ),
+        Table(cells, lambda row: f"'{places[row][0]}', row {places[row][1]}"),
         replace(found, root=fields.root or files[0].parent),
         name=name,
-        unused=[name for name in schema.names if name not in found.columns],
-        classes=None if names is None else dict(enumerate(names)),
-        keys=None if found.key else [key for part in parts for key in part.keys],
+        names=schema.names,
+        classes=schema.classes.get(found.label or ""),
+        keys=[key for part in parts for key in part.keys],
         broken=broken,
     )
 
@@ -103,15 +89,12 @@ def find_parquet(paths: Sequence[Path]) -> list[Path]:
     """The named files, and of a directory its ``.parquet`` files, also those in folders below it, sorted."""
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            inside = sorted(entry for entry in path.rglob("*.parquet") if entry.is_file())
-            if not inside:
-                raise DataError(f"directory '{path}' holds no .parquet; name the files")
-            files += inside
-        elif path.is_file():
-            files.append(path)
-        else:
+        if not path.exists():
             raise DataError(f"no such file or directory: '{path}'")
+        inside = sorted(entry for entry in path.rglob("*.parquet") if entry.is_file()) if path.is_dir() else [path]
+        if not inside:
+            raise DataError(f"directory '{path}' holds no .parquet; name the files")
+        files += inside
     return files
 
 
@@ -127,14 +110,13 @@ def split_of_file(path: Path) -> str:
     return match[1].lower() if match else ""
 
 
-def split_of_folder(name: str) -> str:
-    """The split that a folder of photos is, by its name; empty if it is none.
+def is_split(folder: str) -> bool:
+    """Whether a folder of photos is a split by its name.
 
-    >>> split_of_folder("val2017"), split_of_folder("Train"), split_of_folder("trains")
-    ('val', 'train', '')
+    >>> is_split("val2017"), is_split("Train"), is_split("trains")
+    (True, True, False)
     """
-    match = _SPLIT_FOLDER.fullmatch(name)
-    return match[1].lower() if match else ""
+    return _SPLIT_FOLDER.fullmatch(folder) is not None
 
 
 def read_schema(path: Path) -> Schema:
@@ -158,22 +140,22 @@ def read_schema(path: Path) -> Schema:
 
 def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]]:
     """The ``ClassLabel`` columns by Hugging Face's part of a file's metadata."""
-    labels: dict[str, list[str]] = {}
+    if b"huggingface" not in metadata:
+        return {}
     try:
-        for name, feature in json.loads(metadata.get(b"huggingface", NO_FEATURES))["info"]["features"].items():
-            # A list's feature is a list with one feature, a struct's a dict of features.
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature["names"]:
-                labels[name] = feature["names"]
-        if any(not isinstance(text, str) for names in labels.values() for text in names):
-            raise TypeError("a name of a class is no text")
-        if any(not isinstance(names, list) for names in labels.values()):
-            raise TypeError("the names of classes are no list")
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        # A list's feature is a list with one feature, a struct's a dict of features.
+        labels = {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+        found = {name: feature["names"] for name, feature in labels.items() if feature.get("_type") == "ClassLabel"}
+        for names in found.values():
+            if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
+                raise TypeError("the names of classes are no list of texts")
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise DataError(
             f"'{path}': its metadata 'huggingface' are not as datasets writes them ({type(exc).__name__}: {exc}); "
             "write the file anew, or without them"
         ) from exc
-    return labels
+    return {name: names for name, names in found.items() if names}
 
 
 def _photo_column(path: Path, schema: Schema, fields: Fields) -> str | None:
@@ -188,36 +170,38 @@ def _photo_column(path: Path, schema: Schema, fields: Fields) -> str | None:
     return found
 
 
-def _prefix(path: Path, files: Sequence[Path], *, with_splits: bool) -> str:
-    """The start of the keys of a file's rows: its name, after its folder's if another file has the same name."""
-    is_shared = sum(other.name == path.name for other in files) > 1
-    name = f"{path.parent.name}-{path.name}" if is_shared else path.name
-    # WebDataset would cut the key at a dot of its last part.
-    stem = name.removesuffix(".parquet").replace(".", "-")
-    return f"{split_of_file(path)}/{stem}" if with_splits else stem
-
-
-# Files
+def _prefixes(files: Sequence[Path]) -> list[str]:
+    """The start of the keys of each file's rows: its name, after its folder's if another file has the same name."""
+    names = [path.name for path in files]
+    splits = [split_of_file(path) for path in files]
+    prefixes = []
+    for path, split in zip(files, splits, strict=True):
+        name = f"{path.parent.name}-{path.name}" if names.count(path.name) > 1 else path.name
+        # WebDataset would cut the key at a dot of its last part.
+        stem = name.removesuffix(".parquet").replace(".", "-")
+        prefixes.append(f"{split}/{stem}" if len(set(splits)) > 1 else stem)
+    return prefixes
 
 
 class _Part(NamedTuple):
-    """What is taken of one file."""
+    """The rows of one file that have photos."""
 
     columns: dict[str, list[Any]]
     keys: list[str]
     rows: list[int]
+    """Their numbers in the file."""
     broken: list[str]
 
 
 def _read_file(task: tuple[Path, Fields, list[str], str], report: Report) -> _Part:
     path, fields, photos, prefix = task
-    files = [column for column in fields.components.values() if column in photos]
+    files = tuple(dict.fromkeys(column for column in fields.components.values() if column in photos))
     others = [column for column in fields.columns if column not in files]
     part = _Part({column: [] for column in fields.columns}, [], [], [])
     first = 0
     with parquet_file(path) as file:
         for group in range(file.num_row_groups):
-            cells = _parts(file, path, group, tuple(dict.fromkeys(files)), fields.root or path.parent)
+            cells = _parts(file, path, group, files, fields.root or path.parent)
             if others:
                 read = file.read_row_group(group, columns=others)
                 cells |= {column: read.column(column).to_pylist() for column in others}
@@ -228,9 +212,8 @@ def _read_file(task: tuple[Path, Fields, list[str], str], report: Report) -> _Pa
                     f"{len(cells[odd])}; get it anew"
                 )
             for row in range(num_rows):
-                lacking = [column for column in files if cells[column][row] is None]
-                if lacking:
-                    part.broken.append(f"'{path}', row {first + row}: no photo in column '{lacking[0]}'")
+                if lacking := next((column for column in files if cells[column][row] is None), None):
+                    part.broken.append(f"'{path}', row {first + row}: no photo in column '{lacking}'")
                     continue
                 for column, taken in part.columns.items():
                     taken.append(cells[column][row])

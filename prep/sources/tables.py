@@ -4,19 +4,22 @@ Only the needed columns are kept in memory; a record is made when it is used.
 """
 
 import contextlib
+import csv
+import io
+import json
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, overload
+from typing import Any, NamedTuple, TextIO
 
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from dali_pipes.formats.photo_names import has_mask_word, is_mask_name
-from prep.sources.record import PHOTO_EXTENSION, Record, Source, find_known, number_classes, photo_component, preview
-from prep.sources.table_files import Table, column_names, read_columns
+from prep.sources.record import Record, Source, photo_component
+from prep.tar.inside import parquet_file
 from prep.tar.writer import Range
 
 # Usual names of columns, in upper or lower case. The first one that a table has is taken.
@@ -26,7 +29,23 @@ KEY_COLUMNS = ("key", "__key__")
 VALUE_EXTENSIONS = frozenset({"txt", "text", "json", "jsn", "npy"})
 """Extensions of components whose columns hold contents, or paths that end in the extension."""
 
+# A photo's format -> the extension for photos that have no name.
+_EXTENSIONS = {
+    "JPEG": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "TIFF": "tif",
+    "BMP": "bmp",
+    "PPM": "ppm",
+    "JPEG2000": "jp2",
+    "GIF": "gif",
+    "APNG": "png",
+}
+_CONTENTS = {"json": "JSON", "jsn": "JSON", "npy": "a path, or numbers in rows of one length"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LINES = (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*_DELIMITERS, ".json", *_LINES, ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +100,19 @@ class Fields:
         return list(dict.fromkeys([*self.components.values(), *self.values.values(), *others]))
 
 
+class Table(NamedTuple):
+    """Table of equal length that were read."""
+
+    cells: Mapping[str, Sequence[Any]]
+    """A cell of a file is its path, or the part itself."""
+    where: Callable[[int], str]
+    """A row's place in the file, for errors."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self.cells.values())))
+
+
 def table(path: Path, fields: Fields) -> Source:
     """The records of a list, in its order. A missing file is found when it is packed: see ``on_bad`` of `PackJob`.
 
@@ -98,15 +130,11 @@ def table(path: Path, fields: Fields) -> Source:
     if photo is None and not fields.components:
         raise _no_column(path, names, PATH_COLUMNS, what="paths", option="--component image.jpg=COLUMN")
     found = fields.found_in(names, photo=photo, path=path)
-    read = read_columns(path, found.columns)
+    read = _read_columns(path, found.columns)
     if not read.num_rows:
         raise DataError(f"'{path}' has no rows")
-    return source_of(
-        read,
-        replace(found, root=fields.root or path.parent),
-        name=f"table '{path}'",
-        unused=[name for name in names if name not in found.columns],
-    )
+    found = replace(found, root=fields.root or path.parent)
+    return source_of(read, found, name=f"table '{path}'", names=names)
 
 
 def _no_column(path: Path, names: Sequence[str], known: Sequence[str], *, what: str, option: str) -> DataError:
@@ -116,106 +144,105 @@ def _no_column(path: Path, names: Sequence[str], known: Sequence[str], *, what: 
     )
 
 
+def find_known(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """The column that has the first of the ``known`` names, in upper or lower case; ``None`` if none has.
+
+    >>> find_known(["Label", "Path"], ["path", "file"])
+    'Path'
+    """
+    by_lower = {name.lower(): name for name in reversed(list(names))}
+    return next((by_lower[name] for name in known if name in by_lower), None)
+
+
+# Table to records
+
+
 def source_of(
     read: Table,
     fields: Fields,
     *,
     name: str,
-    unused: Sequence[str],
-    classes: Mapping[int, str] | None = None,
+    names: Sequence[str],
+    classes: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
-    broken: Sequence[str] = (),
+    broken: list[str] | None = None,
 ) -> Source:
     """The records of columns that were read.
 
     Args:
-        read: The columns. A cell of a file is its path, or the part itself, in ``fields.components``.
+        read: The columns.
         fields: What becomes of them; all are found.
         name: Of the source.
-        unused: See `Source`.
-        classes: Class ids and their names; by default the column of labels gives them.
+        names: All columns of the file.
+        classes: The names of the classes, by id; by default the column of labels gives them.
         keys: The records' keys, if no column has them; by default the paths.
         broken: See `Source`.
     """
-    files = {name: column for name, column in fields.components.items() if _are_files(name, read.columns[column])}
+    cells, where = read
+    files = {name: column for name, column in fields.components.items() if _are_files(name, cells[column])}
     for column in files.values():
-        _check_paths(read, column)
+        for row, cell in enumerate(cells[column]):
+            if not isinstance(cell, Range | Path) and not (isinstance(cell, str) and PurePosixPath(cell).suffix[1:]):
+                raise DataError(
+                    f"{where(row)}: column '{column}' must hold the path of a file with an extension, "
+                    f"got {_preview(cell)}"
+                )
     labels, found = _labels(read, fields.label) if fields.label is not None else (None, {})
-    contents = {name: column for name, column in fields.components.items() if name not in files}
+    contents = {name: column for name, column in fields.components.items() if name not in files} | dict(fields.values)
+    root = fields.root or Path()
+
+    def key_of(row: int) -> str:
+        if fields.key is not None:
+            key = cells[fields.key][row]
+            if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
+                raise DataError(f"{where(row)}: a key must be a text or an integer, got {_preview(key)}")
+            return str(key)
+        if keys is not None:
+            return keys[row]
+        text = cells[next(iter(files.values()))][row] if files else ""
+        path = PurePosixPath(text)
+        if not text or "." in path.stem or ".." in path.parts:
+            raise DataError(
+                f"{where(row)}: '{text}' makes no key: WebDataset cuts at the first dot of a file's name, "
+                "and a key cannot contain '..'; name a column of keys: --key COLUMN"
+            )
+        return str(path.with_suffix("")).removeprefix("/")
+
+    def record_of(row: int) -> Record:
+        parts: list[tuple[str, bytes | Path | Range]] = []
+        for name, column in files.items():
+            cell = cells[column][row]
+            parts.append((_component(name, cell), root / cell if isinstance(cell, str) else cell))
+        parts += [(name, _content(name, cells[column][row], where(row))) for name, column in contents.items()]
+        components = dict(parts)
+        if len(components) < len(parts):
+            names = [name for name, _ in parts]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{where(row)}: two files would be component '{twice}'; name them apart")
+        return Record(key=key_of(row), components=components, label=None if labels is None else labels[row])
+
     return Source(
         name=name,
-        records=_Rows(read, fields, files=files, values={**contents, **fields.values}, keys=keys, labels=labels),
-        classes=found if classes is None or fields.label is None else classes,
+        records=_Rows(read.num_rows, record_of),
+        classes=dict(enumerate(classes)) if classes is not None and labels is not None else found,
         numbers_classes=classes is None and any(name != str(label) for label, name in found.items()),
         masks=_masks(read, files, fields.masks),
-        finds_masks=fields.masks is None,
-        unused=unused,
-        broken=broken,
+        unused=[name for name in names if name not in fields.columns],
+        broken=broken or [],
     )
 
 
 class _Rows(Sequence[Record]):
-    """Makes each record from the columns when it is used."""
+    """Makes each record when it is used."""
 
-    def __init__(
-        self,
-        read: Table,
-        fields: Fields,
-        *,
-        files: Mapping[str, str],
-        values: Mapping[str, str],
-        keys: Sequence[str] | None,
-        labels: "array[int] | None",
-    ) -> None:
-        self._table, self._fields, self._files, self._values = read, fields, files, values
-        self._keys, self._labels = keys, labels
+    def __init__(self, count: int, record_of: Callable[[int], Record]) -> None:
+        self._rows, self._record_of = range(count), record_of
 
     def __len__(self) -> int:
-        return self._table.num_rows
+        return len(self._rows)
 
-    @overload
-    def __getitem__(self, row: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> "list[Record]": ...
-
-    def __getitem__(self, row: int | slice) -> "Record | list[Record]":
-        if isinstance(row, slice):
-            return [self[number] for number in range(*row.indices(len(self)))]
-        if not 0 <= row < len(self):
-            raise IndexError(row)
-        columns = self._table.columns
-        components: dict[str, object] = {}
-        for name, column in self._files.items():
-            cell = columns[column][row]
-            content = (self._fields.root or Path()) / cell if isinstance(cell, str) else cell
-            self._add(components, row, _component(name, cell), content)
-        for name, column in self._values.items():
-            self._add(components, row, name, _content(name, columns[column][row], self._table.where, row))
-        label = self._labels[row] if self._labels is not None else None
-        return Record(key=self._key_of(row), components=components, label=label)
-
-    def _add(self, components: dict[str, object], row: int, name: str, content: object) -> None:
-        if name in components:
-            raise DataError(f"{self._table.where(row)}: two files would be component '{name}'; name them apart")
-        components[name] = content
-
-    def _key_of(self, row: int) -> str:
-        if self._fields.key is not None:
-            key = self._table.columns[self._fields.key][row]
-            if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
-                raise DataError(f"{self._table.where(row)}: a key must be a text or an integer, got {preview(key)}")
-            return str(key)
-        if self._keys is not None:
-            return self._keys[row]
-        text = self._table.columns[next(iter(self._files.values()))][row] if self._files else ""
-        path = PurePosixPath(text)
-        if not text or "." in path.stem or ".." in path.parts:
-            raise DataError(
-                f"{self._table.where(row)}: '{text}' makes no key: WebDataset cuts at the first dot of a file's name, "
-                "and a key cannot contain '..'; name a column of keys: --key COLUMN"
-            )
-        return str(path.with_suffix("")).removeprefix("/")
+    def __getitem__(self, row: Any) -> Any:
+        return self._record_of(self._rows[row])
 
 
 def _is_photo_name(name: str) -> bool:
@@ -225,7 +252,7 @@ def _is_photo_name(name: str) -> bool:
 
 
 def _are_files(name: str, cells: Sequence[Any]) -> bool:
-    """Whether the cells of a component's column are files, and not contents: see `table`."""
+    """Whether the cells of a component's column are files, and not contents: see `Fields`."""
     extension = name.rpartition(".")[2].lower()
     return extension not in VALUE_EXTENSIONS or all(
         isinstance(cell, str) and cell.lower().endswith(f".{extension}") for cell in cells
@@ -234,7 +261,7 @@ def _are_files(name: str, cells: Sequence[Any]) -> bool:
 
 def _component(name: str, file: str | Range | Path) -> str:
     if isinstance(file, Range):
-        extension = PHOTO_EXTENSION.get(read_photo_header(file.head or b"").format, "jpg")
+        extension = _EXTENSIONS.get(read_photo_header(file.head or b"").format, "jpg")
     else:
         extension = PurePosixPath(file).suffix[1:].lower()
     if not name:
@@ -242,50 +269,42 @@ def _component(name: str, file: str | Range | Path) -> str:
     return name if "." in name or is_photo(name) or name == extension else f"{name}.{extension}"
 
 
-def _content(name: str, cell: Any, where: Callable[[int], str], row: int) -> object:
-    """A cell as the value that `encode_value` takes for the component ``name``."""
+def _content(name: str, cell: Any, where: str) -> bytes:
+    """The bytes of a cell as ``webdataset.TarWriter`` would write them for the component ``name``."""
     extension = name.rpartition(".")[2].lower()
-    if cell is None and extension not in ("json", "jsn"):
-        return b""  # a bad record, as with an empty cell of a CSV file
-    if extension in ("txt", "text") and isinstance(cell, int | float):
-        return str(cell)
-    if extension in ("json", "jsn") and isinstance(cell, str):
-        try:
+    if isinstance(cell, bytes):
+        return cell
+    try:
+        if extension in ("json", "jsn"):
+            if not isinstance(cell, str):
+                return json.dumps(cell).encode()
             read_json(cell)
-        except ValueError as exc:
-            raise DataError(f"{where(row)}: '{name}' must be JSON, got {preview(cell)}: {exc}") from exc
-    if extension == "npy" and isinstance(cell, str):
-        raise DataError(f"{where(row)}: '{name}' must be a list of numbers or a path, got {preview(cell)}")
-    if extension == "npy" and isinstance(cell, list):
-        import numpy as np
+        elif isinstance(cell, list) and extension == "npy":
+            import numpy as np
 
-        try:
             array = np.array(cell)
-        except ValueError as exc:
-            raise DataError(f"{where(row)}: '{name}' must be numbers in rows of one length: {exc}") from exc
-        return array.astype(np.float32) if array.dtype == np.float64 else array
-    return cell
+            stream = io.BytesIO()
+            array = array.astype(np.float32) if array.dtype == np.float64 else array
+            np.lib.format.write_array(stream, array, allow_pickle=False)
+            return stream.getvalue()
+        elif cell is None:
+            return b""  # a bad record, as with an empty cell of a CSV file
+        if not isinstance(cell, str | int | float) or extension == "npy":
+            raise TypeError(f"it is a {type(cell).__name__}")
+        return str(cell).encode()
+    except (TypeError, ValueError, RecursionError) as exc:
+        expected = _CONTENTS.get(extension, "a text")
+        raise DataError(f"{where}: '{name}' must be {expected}, got {_preview(cell)}: {exc}") from exc
 
 
-def _check_paths(read: Table, column: str) -> None:
-    for row, cell in enumerate(read.columns[column]):
-        if isinstance(cell, Range | Path):
-            continue
-        if not isinstance(cell, str) or not PurePosixPath(cell).suffix[1:]:
-            raise DataError(
-                f"{read.where(row)}: column '{column}' must hold the path of a file with an extension, "
-                f"got {preview(cell)}"
-            )
-
-
-def _masks(read: Table, files: Mapping[str, str], masks: Sequence[str] | None) -> frozenset[str]:
+def _masks(read: Table, files: Mapping[str, str], masks: Sequence[str] | None) -> frozenset[str] | None:
     # The extensions of components may differ from row to row.
-    columns = [(name, read.columns[column]) for name, column in files.items()]
+    columns = [(name, read.cells[column]) for name, column in files.items()]
     rows = range(read.num_rows) if len(columns) > 1 or masks else range(0)
     sets = {tuple(_component(name, cells[row]) for name, cells in columns) for row in rows}
     if masks is None:
         photos = [{component for component in names if is_photo(component)} for names in sets]
-        return frozenset(component for names in photos for component in names if is_mask_name(component, names))
+        return frozenset(name for names in photos for name in names if is_mask_name(name, names)) or None
     found = {component for names in sets for component in names}
     if other := next((name for name in masks if name not in found), None):
         raise ValueError(f"mask '{other}' is not a component (found: {', '.join(sorted(found))})")
@@ -294,17 +313,117 @@ def _masks(read: Table, files: Mapping[str, str], masks: Sequence[str] | None) -
 
 def _labels(read: Table, column: str) -> "tuple[array[int], dict[int, str]]":
     """The class ids of all rows, and the class table."""
-    cells = read.columns[column]
+    cells = read.cells[column]
     for row, cell in enumerate(cells):
         if isinstance(cell, bool) or not isinstance(cell, str | int) or cell == "":
             raise DataError(
-                f"{read.where(row)}: column '{column}' must hold class ids or names of classes, got {preview(cell)}"
+                f"{read.where(row)}: column '{column}' must hold class ids or names of classes, got {_preview(cell)}"
             )
     if all(isinstance(cell, int) or _INTEGER.fullmatch(cell) for cell in cells):
-        with contextlib.suppress(OverflowError):
+        try:
             ids = array("q", map(int, cells))
-            return ids, {label: str(label) for label in sorted(set(ids))}
-        raise DataError(f"'{column}' of {read.where(0).partition(', ')[0]} holds integers past 64 bits")
+        except OverflowError as exc:
+            raise DataError(f"'{column}' of {read.where(0).partition(', ')[0]} holds integers past 64 bits") from exc
+        return ids, {label: str(label) for label in sorted(set(ids))}
     # In a typed table, a number among names is a name, too.
-    numbers = number_classes(map(str, cells))
+    numbers = {name: number for number, name in enumerate(sorted(set(map(str, cells))))}
     return array("q", (numbers[str(cell)] for cell in cells)), {number: name for name, number in numbers.items()}
+
+
+def _preview(value: object) -> str:
+    """A value for an error's text, at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# Files to columns
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of a table's columns; `ValueError` if the suffix is not one of `TABLE_SUFFIXES`."""
+    suffix = path.suffix.lower()
+    if suffix not in TABLE_SUFFIXES:
+        raise ValueError(f"'{path}': a table's suffix must be one of {', '.join(TABLE_SUFFIXES)}, got '{suffix}'")
+    if suffix == ".parquet":
+        with parquet_file(path) as file:
+            return list(file.schema_arrow.names)
+    with _reading(path) as stream:
+        is_csv = suffix in _DELIMITERS
+        names = list((_csv_reader(path, stream).fieldnames if is_csv else next(_rows(path, stream), (0, {}))[1]) or ())
+    if not names:
+        raise DataError(f"'{path}' is empty; expected a row of column names, or objects, such as path and label")
+    return names
+
+
+def _read_columns(path: Path, wanted: list[str]) -> Table:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        with parquet_file(path) as file:
+            read = file.read(columns=wanted)
+            cells = {name: read.column(name).to_pylist() for name in wanted}
+        return Table(cells, lambda row: f"'{path}', row {row}")
+    cells = {name: [] for name in wanted}
+    numbers = array("q")
+    unit = "row" if suffix == ".json" else "line"
+    with _reading(path) as stream:
+        for number, found in _rows(path, stream):
+            for name, column in cells.items():
+                if name not in found:
+                    raise DataError(f"'{path}', {unit} {number}: no '{name}' (found: {', '.join(found)})")
+                column.append(found[name])
+            numbers.append(number)
+    return Table(cells, lambda row: f"'{path}', {unit} {numbers[row]}")
+
+
+def _csv_reader(path: Path, stream: TextIO) -> "csv.DictReader[str]":
+    reader = csv.DictReader(stream, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
+    names = reader.fieldnames or ()
+    if len(set(names)) != len(names):
+        raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
+    return reader
+
+
+def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a text file, with the numbers of their lines; those of a .json file are numbered from 0."""
+    suffix = path.suffix.lower()
+    if suffix in _DELIMITERS:
+        reader = _csv_reader(path, stream)
+        for row in reader:
+            if None in row or None in row.values():
+                num_names = len(reader.fieldnames or ())
+                raise DataError(f"'{path}', line {reader.line_num}: expected {num_names} fields, as in the first line")
+            yield reader.line_num, row
+        return
+    found: Iterable[tuple[int, str, Any]]
+    if suffix in _LINES:
+        lines = ((number, f"'{path}', line {number}", line) for number, line in enumerate(stream, start=1))
+        found = ((number, where, _parsed(line, where)) for number, where, line in lines if line.strip())
+    else:
+        rows = _parsed(stream.read(), f"'{path}'")
+        if not isinstance(rows, list):
+            raise DataError(f"'{path}': expected a list of objects, found {_preview(rows)}")
+        found = ((number, f"'{path}', row {number}", row) for number, row in enumerate(rows))
+    for number, where, row in found:
+        if not isinstance(row, dict):
+            raise DataError(f'{where}: expected an object such as {{"path": ..., "label": ...}}, found {_preview(row)}')
+        yield number, row
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return read_json(text)
+    except ValueError as exc:
+        raise DataError(f"{where} is not JSON: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            yield stream
+    except OSError as exc:
+        raise DataError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise DataError(f"'{path}' is not UTF-8 text: byte {exc.object[exc.start]:#04x}; convert it") from exc
+    except csv.Error as exc:
+        raise DataError(f"'{path}' cannot be read as {path.suffix[1:].upper()}: {exc}") from exc

@@ -17,7 +17,7 @@ from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.shard_set import ShardSet
 from prep.sources.record import HEAD_BYTES, Record, Source
-from prep.tar.gzipped import ReadStream, UnpackedFile
+from prep.tar.inside import ReadStream, UnpackedFile
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
@@ -48,8 +48,7 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
             no sample, or a sample has two members of one component.
         StoreError: If a file cannot be read.
     """
-    store = shards.store
-    access = store.access()
+    store, access = shards.store, shards.store.access()
     stored = [access.file(entry.name, size=entry.size) for entry in shards.entries()]
     files: list[File] = [
         UnpackedFile(file) if extension_of(name) in (".tgz", ".tar.gz") else file
@@ -84,7 +83,7 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
 def _find_records(task: "tuple[File, str]", report: Report) -> list[Record]:
     file, shard = task
     records: list[Record] = []
-    components: dict[str, object] = {}
+    components: dict[str, bytes | Path | Range] = {}
     held = 0
     try:
         stream = file.open("rb", buffering=0) if isinstance(file, Path) else cast("BinaryIO", ReadStream(file))

@@ -19,8 +19,7 @@ from dali_pipes.formats.tar_reader import BLOCK
 if TYPE_CHECKING:
     from dali_pipes.formats.photo_header import PhotoHeader
     from dali_pipes.store.http.objects import ObjectFile
-    from prep.tar.gzipped import UnpackedFile
-    from prep.tar.parquet import ParquetCells
+    from prep.tar.inside import ParquetCells, UnpackedFile
 
 
 CHUNK_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.store.local import LocalStore
-from prep.sources.pets import pets
+from prep.sources.folders import pets
 from tests.builders import pack
 from tests.deploy.conftest import Slurm, write_program
 from tests.deploy.dockerfile import ROOT

@@ -206,7 +206,7 @@ def test_index_on_ray_names_the_shard_that_is_cut_off(tmp_path: Path) -> None:
 
 def test_pack_of_files_transform_and_verify_give_the_results_of_one_process(tmp_path: Path) -> None:
     """Files of a folder are packed, transformed and verified on Ray."""
-    from prep.sources.pets import pets
+    from prep.sources.folders import pets
 
     source = pets(write_pets(tmp_path / "pets", {f"cat_{number}": 1 + number % 2 for number in range(7)}))
     stores = {on: LocalStore(tmp_path / on) for on in WORKERS_KINDS}
@@ -223,7 +223,7 @@ def test_pack_of_files_transform_and_verify_give_the_results_of_one_process(tmp_
 
 def test_add_and_info_give_the_results_of_one_process(tmp_path: Path) -> None:
     """All files of a version are equal; what info says, too, before the shards are indexed and afterwards."""
-    from prep.sources.pets import pets
+    from prep.sources.folders import pets
 
     first = pets(write_pets(tmp_path / "first", {f"cat_{number}": 1 for number in range(7)}))
     more = pets(write_pets(tmp_path / "more", {f"cat_{number}": 1 for number in range(10, 15)}))
@@ -287,7 +287,7 @@ def test_tasks_come_back_in_order_and_errors_as_they_are() -> None:
 
 def test_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
     """A file is deleted after the check of all records; its shard is not written."""
-    from prep.sources.pets import pets
+    from prep.sources.folders import pets
 
     directory = write_pets(tmp_path / "pets", {f"cat_{number}": 1 for number in range(4)})
     store = LocalStore(tmp_path / "out")
@@ -307,7 +307,7 @@ def look_elsewhere(paths: list[str]) -> list[Any]:
 
 def test_directory_that_a_node_does_not_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files on a disk of this machine alone are refused before anything is written."""
-    from prep.sources.pets import pets
+    from prep.sources.folders import pets
 
     source = pets(write_pets(tmp_path / "pets", {"cat_0": 1}))
     monkeypatch.setattr(on_ray, "_marks", look_elsewhere)

@@ -96,7 +96,7 @@ def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
 
 
 def test_pack_pets_download_goes_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prep.sources.pets.download_pets", lambda directory: write_pets(directory, {"boxer_1": 9}))
+    monkeypatch.setattr("prep.sources.folders.download_pets", lambda directory: write_pets(directory, {"boxer_1": 9}))
     assert json_of_prep("pack", "pets", tmp_path / "new", tmp_path / "out", "--download")["num_samples"] == 1
 
 

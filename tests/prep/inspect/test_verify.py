@@ -28,7 +28,7 @@ from prep.index import index_shards
 from prep.inspect.verify import VerifyReport, verify
 from prep.pack.pack import open_target
 from prep.photos.decoders import Undecodable, decode, open_decoder
-from prep.sources.pets import pets
+from prep.sources.folders import pets
 from tests.builders import (
     Sample,
     image_bytes,

@@ -21,8 +21,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import OnBad, open_target
 from prep.pack.target import ShardPlan, plan_shards
-from prep.sources.imagefolder import imagefolder
-from prep.sources.pets import pets
+from prep.sources.folders import imagefolder, pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range
 from tests.builders import pack

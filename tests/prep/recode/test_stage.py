@@ -16,7 +16,7 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import PackReport
 from prep.recode.photos import Recoding
-from prep.sources.imagefolder import photo_folder
+from prep.sources.folders import photo_folder
 from prep.sources.record import Record, Source
 from tests.builders import image_bytes, mask_bytes, pack, photo_bytes, read_tar
 from tests.hostile_photos import pixels_of, undecodable
@@ -35,7 +35,7 @@ def size(data: bytes) -> tuple[int, int]:
     return Image.open(io.BytesIO(data)).size
 
 
-def source_of(*records: dict[str, object], **fields: Any) -> Source:
+def source_of(*records: dict[str, bytes], **fields: Any) -> Source:
     made = [Record(key=f"r{number}", components=parts, label=None) for number, parts in enumerate(records)]
     return Source(name="a test", records=made, classes={}, **fields)
 
@@ -47,8 +47,8 @@ def packed(source: Source, folder: Path, recode: Recoding, **options: Any) -> tu
 
 
 def test_photos_and_masks_are_resized_together_and_small_ones_keep_their_bytes(tmp_path: Path) -> None:
-    large = {"jpg": photo_bytes(1, 90, 60), "seg.png": mask_bytes(1, 90, 60), "txt": "a"}
-    little = {"jpg": photo_bytes(2, 40, 30), "seg.png": mask_bytes(2, 40, 30), "txt": "b"}
+    large = {"jpg": photo_bytes(1, 90, 60), "seg.png": mask_bytes(1, 90, 60), "txt": b"a"}
+    little = {"jpg": photo_bytes(2, 40, 30), "seg.png": mask_bytes(2, 40, 30), "txt": b"b"}
     source = source_of(large, little, masks=frozenset({"seg.png"}))
     report, found = packed(source, tmp_path, SMALL)
     assert size(found["r0.jpg"]) == size(found["r0.seg.png"]) == (48, 32)
@@ -56,7 +56,7 @@ def test_photos_and_masks_are_resized_together_and_small_ones_keep_their_bytes(t
     (step,) = report.recoded
     assert step.settings == {"short_side": 32, "quality": 90, "masks": "nearest"}
     assert step.counts == {"resized": 1, "masks resized": 1, "kept": 2}
-    assert step.bytes_before == sum(len(one[name]) for one in (large, little) for name in ("jpg", "seg.png"))  # type: ignore[arg-type]
+    assert step.bytes_before == sum(len(one[name]) for one in (large, little) for name in ("jpg", "seg.png"))
     assert step.bytes_after == sum(len(data) for name, data in found.items() if not name.endswith("txt"))
 
 
@@ -67,7 +67,7 @@ def test_a_mask_without_a_rule_is_an_error_before_any_work(tmp_path: Path) -> No
             DataError, match=r"'seg.png' is a mask, and the photos are to be resized: .*--masks nearest"
         ):
             packed(source, tmp_path, Recoding(short_side=100))
-    no_masks = source_of(record | {"depth.png": record["seg.png"]}, finds_masks=False)
+    no_masks = source_of(record | {"depth.png": record["seg.png"]}, masks=frozenset())
     _, found = packed(no_masks, tmp_path, Recoding(short_side=20))
     assert set(found) == {"r0.jpg", "r0.seg.jpg", "r0.depth.jpg"}
 
@@ -98,10 +98,10 @@ def test_a_damaged_photo_follows_on_bad(tmp_path: Path) -> None:
 
 def test_a_resized_png_is_called_jpg_unless_there_is_one(tmp_path: Path) -> None:
     png = image_bytes(pixels_of())
-    report, found = packed(source_of({"left.png": png, "cls": "3"}), tmp_path / "a", SMALL)
+    report, found = packed(source_of({"left.png": png, "cls": b"3"}), tmp_path / "a", SMALL)
     assert list(found) == ["r0.cls", "r0.left.jpg"]
     assert report.recoded[0].counts == {"resized and made JPEGs": 1}
-    two = source_of({"png": png, "jpg": photo_bytes(1, 90, 60)}, finds_masks=False)
+    two = source_of({"png": png, "jpg": photo_bytes(1, 90, 60)}, masks=frozenset())
     with pytest.raises(DataError, match="r0: two photos would be component 'jpg' as JPEGs; name them apart"):
         packed(two, tmp_path / "b", SMALL)
 
@@ -119,7 +119,7 @@ def test_shards_are_the_same_whoever_recodes(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "photos"
     folder.mkdir()
     for record in source.records:
-        (folder / f"{record.key}.jpg").write_bytes(record.components["jpg"])  # type: ignore[arg-type]
+        (folder / f"{record.key}.jpg").write_bytes(record.components["jpg"])
     _, found = packed(photo_folder(folder), tmp_path / "files", SMALL, jobs=3)
     assert found == members(tars[0])
 
@@ -143,7 +143,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_may_hold_places_in_photos_is_noted(tmp_path: Path) -> None:
-    source = source_of({"jpg": photo_bytes(1, 90, 60), "boxes.json": {"boxes": [[1, 2, 80, 50]]}})
+    source = source_of({"jpg": photo_bytes(1, 90, 60), "boxes.json": b'{"boxes": [[1, 2, 80, 50]]}'})
     report, _ = packed(source, tmp_path, SMALL)
     assert report.noted == ("'boxes.json': not changed; places in pixels are those of the photos before",)
     report, _ = packed(source, tmp_path / "b", Recoding(optimize=False, convert=True))

@@ -11,8 +11,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
-from prep.sources.imagefolder import imagefolder, photo_folder
-from prep.sources.pets import download_pets, pets
+from prep.sources.folders import download_pets, imagefolder, pets, photo_folder
 from tests.builders import pack
 from tests.prep.commands.calls import run_prep
 from tests.sources import encode_photo, write_pets

@@ -116,8 +116,6 @@ def test_table_components_values_key_and_root_are_as_asked(photos: Path, name: s
     )
     assert entries[2][1][0] == ("caption.txt", b"two\nlines")
     assert source.classes == {3: "3", 4: "4", 5: "5"}
-    assert source.records[-2:] == [] or len(source.records[-2:]) == 2  # slices are lists
-    assert [record.key for record in source.records[1:]] == ["1", "2"]
 
 
 def _content(source: Source, row: int, component: str) -> object:
@@ -149,9 +147,9 @@ def test_table_component_takes_any_column(photos: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("components", "cell", "message"),
     [
-        ({"v.npy": "v"}, [[1, 2], [3]], r"row 0: 'v\.npy' must be numbers in rows of one length"),
+        ({"v.npy": "v"}, [[1, 2], [3]], r"row 0: 'v\.npy' must be a path, or numbers in rows of one length"),
         ({"v.json": "v"}, "a cat", r"row 0: 'v\.json' must be JSON, got 'a cat'"),
-        ({"v.npy": "v"}, "1 2", r"row 0: 'v\.npy' must be a list of numbers or a path, got '1 2'"),
+        ({"v.npy": "v"}, "1 2", r"row 0: 'v\.npy' must be a path, or numbers in rows of one length, got '1 2'"),
         ({"v.png": "v"}, 3, r"row 0: column 'v' must hold the path of a file with an extension, got 3"),
     ],
 )
@@ -278,7 +276,7 @@ def test_table_masks_are_known_by_names_or_named(
     """By the names that `prep verify` goes by."""
     rows = [{**row, "mask": "m.png", "path": row["path"].replace("PNG", "jpg")} for row in ROWS]
     source = table(_write(photos, "list.csv", rows), components=components, masks=masks)
-    assert source.masks == expected
+    assert (source.masks or set()) == expected
 
 
 def test_table_mask_that_is_no_component_is_an_error(photos: Path) -> None:

@@ -16,7 +16,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
 from prep.pack.pack import open_target
-from prep.sources.imagefolder import imagefolder
+from prep.sources.folders import imagefolder
 from prep.versions.add import AddReport, add
 from prep.versions.publish import Newest, open_newest
 from prep.versions.remove import CompactReport, RemoveReport, compact, remove

@@ -19,7 +19,7 @@ from prep.index import index_shards
 from prep.left_out import MaxBad
 from prep.pack.pack import open_target
 from prep.recode.photos import Recoding
-from prep.sources.imagefolder import imagefolder
+from prep.sources.folders import imagefolder
 from prep.sources.record import Record, Source
 from prep.versions.add import add
 from prep.versions.fit import fit_classes, leave_out_known

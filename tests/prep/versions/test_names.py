@@ -12,7 +12,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.cluster.ais import AisStore
 from prep.index import index_shards
-from prep.sources.imagefolder import imagefolder
+from prep.sources.folders import imagefolder
 from tests.builders import Sample, pack, write_tar
 from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
 

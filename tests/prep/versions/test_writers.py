@@ -13,7 +13,7 @@ import pytest
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name, version_name
 from dali_pipes.store.cluster import listing
-from prep.sources.imagefolder import imagefolder
+from prep.sources.folders import imagefolder
 from prep.versions.add import add
 from tests.prep.versions.sets import Place, StoppedError, class_folders, copy_set, stopped_at
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS

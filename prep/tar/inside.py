@@ -1,0 +1,167 @@
+"""Read by offsets what is inside a gzip file, on disk or in a bucket, and in the cells of a Parquet file."""
+
+import bisect
+import contextlib
+import functools
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from dali_pipes.errors import DataError, PipesError, StoreError
+
+if TYPE_CHECKING:
+    from dali_pipes.store.http.objects import ObjectFile
+
+
+class ReadStream:
+    """A file that is read by offsets, as a stream from its first byte on; a context manager."""
+
+    def __init__(self, file: "ObjectFile | UnpackedFile") -> None:
+        self._file, self._position = file, 0
+
+    def read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        num = self._file.read_into(memoryview(buffer), offset=self._position)
+        self._position += num
+        return bytes(memoryview(buffer)[:num])
+
+    def seek(self, offset: int) -> int:
+        self._position = offset
+        return offset
+
+    def __enter__(self) -> "ReadStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class UnpackedFile:
+    """The content of a gzip file. Two objects for the same file are equal; it pickles without open files.
+
+    It should be read forward: to reach later bytes, it unpacks all bytes in between; for earlier ones it starts again.
+    """
+
+    def __init__(self, file: "Path | ObjectFile") -> None:
+        self._file = file
+        self._stream: gzip.GzipFile | None = None
+
+    @property
+    def url(self) -> str:
+        return str(self._file) if isinstance(self._file, Path) else self._file.url
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnpackedFile) and self._file == other._file
+
+    def __hash__(self) -> int:
+        return hash(self._file)
+
+    def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | ObjectFile]]":
+        return UnpackedFile, (self._file,)
+
+    def read_into(self, view: memoryview, *, offset: int) -> int:
+        """Read into the view and return the number of bytes, at least one; 0 at the end of the content."""
+        try:
+            if self._stream is None:
+                file = self._file
+                packed = None if isinstance(file, Path) else cast("BinaryIO", ReadStream(file))
+                self._stream = gzip.GzipFile(file if isinstance(file, Path) else None, "rb", fileobj=packed)
+            return self._stream.readinto(view) if self._stream.seek(offset) == offset else 0
+        except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
+            self.close()
+            raise DataError(f"'{self.url}' is not a complete gzip file: {exc}; pack it anew") from exc
+        except OSError as exc:
+            self.close()
+            raise StoreError(f"cannot read '{self.url}': {exc.strerror or exc}") from exc
+
+    def close(self) -> None:
+        """Can be called twice; reading opens it anew."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+        if not isinstance(self._file, Path):
+            self._file.close()
+
+
+# Parquet
+
+
+@dataclass(frozen=True)
+class ParquetCells:
+    """The bytes of some columns of a row group, cell after cell, column after column; it pickles without them.
+
+    The row group that was read last stays in memory, in each process.
+    """
+
+    path: Path
+    group: int
+    columns: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
+
+    def read_into(self, view: memoryview, *, offset: int) -> int:
+        """Read into the view, at most to the end of a cell, and return the number of bytes."""
+        starts, buffers = _read_group(self.path, self.group, self.columns)
+        row = bisect.bisect_right(starts, offset) - 1
+        part = buffers[row][offset - starts[row] :][: len(view)]
+        view[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        """The next row group takes the memory of this one."""
+
+
+# One row group: as a rule the next range is in the same one.
+@functools.lru_cache(maxsize=1)
+def _read_group(path: Path, group: int, columns: tuple[str, ...]) -> tuple[list[int], list[memoryview]]:
+    """The offset and the bytes of each cell that is not empty."""
+    starts: list[int] = []
+    buffers: list[memoryview] = []
+    offset = 0
+    with parquet_file(path) as file:
+        for _, data, _ in read_cells(file, group, columns):
+            if data:
+                starts.append(offset)
+                buffers.append(data)
+                offset += len(data)
+    return starts, buffers
+
+
+def read_cells(file: Any, group: int, columns: Sequence[str]) -> Iterator[tuple[str, memoryview | None, str | None]]:
+    """Each cell of some columns of a row group of a ``ParquetFile``: the column, its bytes, and its path.
+
+    A column is of bytes, or of Hugging Face's structs of bytes and path; either may be missing.
+    """
+    import pyarrow  # type: ignore[import-untyped,unused-ignore]  # an extra, without types
+
+    read = file.read_row_group(group, columns=list(columns))
+    for column in columns:
+        for chunk in read.column(column).chunks:
+            is_struct = pyarrow.types.is_struct(chunk.type)
+            names = [field.name for field in chunk.type] if is_struct else []
+            # `flatten` regards the structs that are null as a whole.
+            fields = dict(zip(names, chunk.flatten(), strict=True)) if is_struct else {"bytes": chunk}
+            paths = fields["path"].to_pylist() if "path" in fields else [None] * len(chunk)
+            for cell, path in zip(fields["bytes"], paths, strict=True):
+                data = memoryview(cell.as_buffer()).cast("B") if cell.is_valid else None
+                yield column, data, path
+
+
+@contextlib.contextmanager
+def parquet_file(path: Path) -> Iterator[Any]:
+    """An open ``pyarrow.parquet.ParquetFile``; what pyarrow raises in the context becomes `DataError`."""
+    try:
+        import pyarrow
+        import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
+    except ImportError as exc:
+        raise PipesError(f"'{path}': Parquet needs pyarrow; install it: pip install 'dali-pipes[parquet]'") from exc
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as exc:  # texts not in UTF-8, dates of no year
+        raise DataError(f"'{path}' cannot be read as Parquet: {' '.join(str(exc).split())}") from exc
