@@ -20,8 +20,7 @@ from dali_pipes.progress import bar
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import ShardFinding
 from prep.inspect.indexed_set import IndexedSet
-from prep.photos.apart import turned_upright
-from prep.photos.decoders import Undecodable, check_size, decode, open_decoder
+from prep.photos.decoders import Undecodable, check_size, decode, open_decoder, turned_upright
 
 MAX_SAMPLES = 1000
 """The largest number of samples on a page or picture: a picture is then 53,000 pixels high."""

@@ -21,7 +21,7 @@ from dali_pipes.formats.photo_header import (
     size_problem,
 )
 from dali_pipes.progress import bar
-from prep.pack.tasks import MAX_SENT_BYTES
+from prep.pack.target import MAX_SENT_BYTES
 from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES
 from prep.photos.details import read_details
 from prep.sources.record import HEAD_BYTES, Source, as_entry

@@ -13,13 +13,13 @@ import posixpath
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from dali_pipes.data_set.indexing import class_table_file
 from dali_pipes.data_set.written import WrittenShards, write_record
@@ -32,19 +32,27 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_prefix
 from prep.left_out import MaxBad, count_reasons
 from prep.pack.check import Checked, check_records
-from prep.pack.target import PackedShard, Target, check_limits, plan_shards, run_tasks
-from prep.pack.tasks import CopiedTarget, ShardTask, Stored, StreamTarget, write_file
+from prep.pack.target import (
+    CopiedTarget,
+    PackedShard,
+    ShardTask,
+    Stored,
+    StreamTarget,
+    Target,
+    plan_shards,
+    run_tasks,
+    write_file,
+)
 from prep.part import ALL, JobPart
 from prep.recode.photos import Recoding
 from prep.recode.stage import recode_source
 from prep.sources.record import Source, as_entry, without_empty_classes
 from prep.spool import open_spool
 from prep.tar.writer import Entry, Range
-from prep.workers import Workers, WorkersKind, open_workers
+from prep.workers import WorkersKind, open_workers
 
 OnBad = Literal["fail", "skip", "keep"]
 DEFAULT_PREFIX = "samples-"
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +110,17 @@ class PackJob:
     out, and photos recoded. May raise."""
 
     def __post_init__(self) -> None:
-        check_limits(prefix=self.prefix, max_count=self.max_count, max_bytes=self.max_bytes)
+        if not self.prefix or self.prefix.endswith("/") or self.prefix[-1].isdigit():
+            raise ValueError(
+                f"prefix must end in a name's start that is not a digit, such as 'train/samples-', got '{self.prefix}'"
+            )
+        for name, limit in (("max_count", self.max_count), ("max_bytes", self.max_bytes)):
+            if limit < 1:
+                raise ValueError(f"{name} must be positive, got {limit}")
         self.store.check_name(self.prefix)
         if self.on_bad not in get_args(OnBad):
             raise ValueError(f"on_bad must be one of {', '.join(get_args(OnBad))}, got '{self.on_bad}'")
-        if self.recodes and not self.part.is_all:
+        if self.recode is not None and self.recode.is_on and not self.part.is_all:
             raise ValueError(
                 f"part {self.part} would recode all photos, to learn their sizes, and so would each other part; recode "
                 "without --part, or pack them as they are"
@@ -116,11 +130,6 @@ class PackJob:
         folder = self.store.directory
         if self.copy is not None and folder is not None and folder.resolve() == self.copy.resolve():
             raise ValueError(f"copy must be another directory than that of the pack, got '{self.copy}' twice")
-
-    @property
-    def recodes(self) -> bool:
-        """Whether photos are recoded."""
-        return self.recode is not None and self.recode.is_on
 
     @property
     def rules(self) -> PhotoRules:
@@ -194,17 +203,26 @@ def pack(source: Source, job: PackJob) -> PackReport:
             "leave them out with --on-bad skip"
         )
     with open_workers(job.on, job.jobs) as workers, ExitStack() as stack:
-        _check_reach(workers, source, job)
-        if job.recodes:
-            source = stack.enter_context(_recoded(source, job, workers))
+        # The directories of the store, of the copy and of the source's files.
+        parts = (part for record in source.records for part in record.components.values())
+        files = (part.file if isinstance(part, Range) else part for part in parts)
+        folders = (file.parent for file in files if isinstance(file, Path))
+        workers.check_reach(chain(filter(None, (job.store.directory, job.copy)), folders))
+        if job.recode is not None and job.recode.is_on:
+            spool_dir = job.spool_dir or (Path(tempfile.gettempdir()) if job.dry_run else None)
+            spool = stack.enter_context(open_spool(job.store, job.prefix, spool_dir))
+            workers.check_reach([spool])
+            source = recode_source(
+                source, job.recode, rules=job.rules, spool=spool, workers=workers, show_progress=job.show_progress
+            )
         checked = check_records(source, rules=job.rules, workers=workers, show_progress=job.show_progress)
-        chosen = _choose(source, checked, job)
+        numbers, skipped, kept = _choose(source, checked, job)
         named = source.classes
-        source = without_empty_classes(source, chosen.numbers)
+        source = without_empty_classes(source, numbers)
         empty_classes = sorted({*named.values()} - {*source.classes.values()})
-        plan = _Plan(job, source, checked, chosen.numbers)
+        plan = _Plan(job, source, checked, numbers)
         if job.check_components is not None:
-            job.check_components(plan.components())
+            job.check_components({component for component, _ in plan.entry(number)[1]} for number in numbers)
         targets = plan.open_targets()
         run = partial(run_tasks, workers, show_progress=job.show_progress)
         missing = [[] for _ in targets] if job.dry_run else plan.write(targets, run)
@@ -216,15 +234,15 @@ def pack(source: Source, job: PackJob) -> PackReport:
         num_copied=len(missing[-1]) if job.copy is not None else 0,
         num_samples=sum(shard.num_samples for shard in plan.shards),
         num_bytes=sum(shard.num_bytes for shard in plan.shards),
-        skipped=chosen.skipped,
-        reasons=count_reasons(chosen.skipped),
+        skipped=skipped,
+        reasons=count_reasons(skipped),
         others=tuple(source.others),
-        kept=chosen.kept,
+        kept=kept,
         classes=source.classes,
         noted=(
             *source.noted,
             *(f"{name}: no record of this class is left, so it has no class id" for name in empty_classes),
-            *(checked.noted[number] for number in chosen.numbers if number in checked.noted),
+            *(checked.noted[number] for number in numbers if number in checked.noted),
         ),
         recoded=plan.steps,
         elapsed_s=time.perf_counter() - started,
@@ -238,40 +256,12 @@ def open_target(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     return store, prefix if prefix.endswith(("-", "_")) else f"{prefix}{DEFAULT_PREFIX}"
 
 
-def _check_reach(workers: Workers, source: Source, job: PackJob) -> None:
-    """Refuse directories that the workers do not reach: those of the source's files, of the store and of the copy."""
-    folders = (
-        file.parent
-        for record in source.records
-        for content in record.components.values()
-        if isinstance(file := content.file if isinstance(content, Range) else content, Path)
-    )
-    workers.check_reach(chain(filter(None, (job.store.directory, job.copy)), folders))
+def _choose(source: Source, checked: Checked, job: PackJob) -> tuple[Sequence[int], tuple[str, ...], tuple[str, ...]]:
+    """The numbers of the records to pack, the lines on those left out, and those on bad ones that are packed.
 
-
-@contextmanager
-def _recoded(source: Source, job: PackJob, workers: Workers) -> Iterator[Source]:
-    """The source with recoded photos, which are in files until the context ends."""
-    assert job.recode is not None, "photos are recoded"
-    spool_dir = job.spool_dir or (Path(tempfile.gettempdir()) if job.dry_run else None)
-    with open_spool(job.store, job.prefix, spool_dir) as spool:
-        workers.check_reach([spool])
-        yield recode_source(
-            source, job.recode, rules=job.rules, spool=spool, workers=workers, show_progress=job.show_progress
-        )
-
-
-class _Chosen(NamedTuple):
-    numbers: Sequence[int]
-    """The records to pack."""
-    skipped: tuple[str, ...]
-    """One line for each record that is left out."""
-    kept: tuple[str, ...]
-    """One line for each bad record that is packed."""
-
-
-def _choose(source: Source, checked: Checked, job: PackJob) -> _Chosen:
-    """Choose the records to pack, or raise `DataError` if bad ones, or too many of them, end the pack."""
+    Raises:
+        DataError: If bad records, or too many of them, end the pack.
+    """
     bad = checked.bad
     if bad and job.on_bad == "fail":
         raise DataError(
@@ -296,21 +286,14 @@ def _choose(source: Source, checked: Checked, job: PackJob) -> _Chosen:
             f"{job.max_bad.text}: {shown(reasons, are_names=False)}; mend them, or allow so many: --max-bad "
             f"{len(skipped)}"
         )
-    return _Chosen(numbers, skipped, tuple(text for number, text in bad.items() if number not in dropped))
+    return numbers, skipped, tuple(text for number, text in bad.items() if number not in dropped)
 
 
 class _Plan:
-    """The shards of a pack, and how they are written.
-
-    Args:
-        job: The output.
-        source: The records.
-        checked: Their sizes, and the components that cannot be read.
-        numbers: The records to pack.
-    """
+    """The shards of a pack, of the records with some ``numbers``, and how they are written."""
 
     def __init__(self, job: PackJob, source: Source, checked: Checked, numbers: Sequence[int]) -> None:
-        self._job, self._source, self._unread, self._numbers = job, source, checked.unread, numbers
+        self._job, self._source, self._unread = job, source, checked.unread
         self.steps = (*source.steps, *([source.step(numbers)] if source.step is not None else []))
         """The changes of the photos, in this pack and before it."""
         plan = plan_shards(
@@ -323,10 +306,9 @@ class _Plan:
         self.shards = job.part.of(self._all_shards)
         """The shards of this part."""
 
-    def components(self) -> Iterator[Set[str]]:
-        """The names of the components of each sample."""
-        for number in self._numbers:
-            yield {component for component, _ in self._entry(number)[1]}
+    def entry(self, number: int) -> Entry:
+        """A sample as it is written."""
+        return as_entry(self._source.records[number], self._source, without=self._unread.get(number, frozenset()))
 
     def open_targets(self) -> list[Target]:
         """The store and the directory of the copy, as far as the shards may be written there.
@@ -351,9 +333,13 @@ class _Plan:
 
     def write(self, targets: Sequence[Target], run: Callable[..., list[bool]]) -> list[list[PackedShard]]:
         """Write the shards, then what describes them; returns the shards that each target lacked."""
+        copy = self._job.copy
         missing = [target.missing(self.shards, self._task, run) for target in targets]
-        if self._job.copy is not None:
-            _check_space(self._job.copy, sum(shard.num_bytes for shard in missing[1]))
+        if copy is not None:
+            existing = next(folder for folder in (copy.resolve(), *copy.resolve().parents) if folder.is_dir())
+            num_bytes, free = sum(shard.num_bytes for shard in missing[1]), shutil.disk_usage(existing).free
+            if num_bytes > free:
+                raise StoreError(f"'{copy}' has {free} bytes free, the copy takes {num_bytes} more; name another disk")
         written = WrittenShards(
             names=[posixpath.basename(shard.name) for shard in self._all_shards],
             num_samples=sum(shard.num_samples for shard in self._all_shards),
@@ -370,55 +356,35 @@ class _Plan:
         lacks = [{shard.name for shard in lacking} for lacking in missing]
         wanted = [shard for shard in self.shards if any(shard.name in names for names in lacks)]
 
-        def target_of(name: str) -> StreamTarget:
+        def target_of(name: str) -> StreamTarget | None:
             main = targets[0].access if name in lacks[0] else None
-            if self._job.copy is not None and name in lacks[1]:
-                return CopiedTarget(target=main, directory=self._job.copy)
-            assert main is not None, "the store or the copy lacks it"
-            return main
+            return CopiedTarget(target=main, directory=copy) if copy is not None and name in lacks[1] else main
 
-        tasks = (self._task(shard, target=target_of(shard.name)) for shard in wanted)
-        run(write_file, tasks, wanted, what="pack")
+        run(write_file, (self._task(shard, target=target_of(shard.name)) for shard in wanted), wanted, what="pack")
         for target in targets:
-            _finish(target, self._source.classes, self.steps)
+            self._finish(target)
         return missing
+
+    def _finish(self, target: Target) -> None:
+        """Delete the shards beyond the last one; write the class table and what was done to photos, if they differ."""
+        if target.stale:
+            target.delete([*_descriptions(target.prefix, target.stale), *target.stale])
+        tables = {classes_name(target.prefix): class_table_file(self._source.classes)}
+        if self.steps:
+            tables[recoded_name(target.prefix)] = write_steps(self.steps)
+        if not all(target.holds(name, data) for name, data in tables.items()):
+            target.delete(_descriptions(target.prefix, ()))
+            for name, data in tables.items():
+                target.store.write(name, data)
+        if not self.steps:
+            target.delete([recoded_name(target.prefix)])
 
     def _task(
         self, shard: PackedShard, *, target: StreamTarget | None = None, stored: Stored | None = None
     ) -> ShardTask:
         """The task that writes or compares a shard."""
-        return ShardTask(
-            name=shard.name,
-            num_bytes=shard.num_bytes,
-            target=target,
-            stored=stored,
-            entries=list(map(self._entry, shard.numbers)),
-        )
-
-    def _entry(self, number: int) -> Entry:
-        return as_entry(self._source.records[number], self._source, without=self._unread.get(number, _NONE))
-
-
-def _check_space(copy: Path, num_bytes: int) -> None:
-    existing = next(folder for folder in (copy.resolve(), *copy.resolve().parents) if folder.is_dir())
-    free = shutil.disk_usage(existing).free
-    if num_bytes > free:
-        raise StoreError(f"'{copy}' has {free} bytes free, the copy takes {num_bytes} more; name another disk")
-
-
-def _finish(target: Target, classes: Mapping[int, str], steps: Sequence[RecodedStep]) -> None:
-    """Delete the shards beyond the last one; write the class table and what was done to photos, if they differ."""
-    if target.stale:
-        target.delete([*_descriptions(target.prefix, target.stale), *target.stale])
-    tables = {classes_name(target.prefix): class_table_file(classes)}
-    if steps:
-        tables[recoded_name(target.prefix)] = write_steps(steps)
-    if not all(target.holds(name, data) for name, data in tables.items()):
-        target.delete(_descriptions(target.prefix, ()))
-        for name, data in tables.items():
-            target.store.write(name, data)
-    if not steps:
-        target.delete([recoded_name(target.prefix)])
+        entries = list(map(self.entry, shard.numbers))
+        return ShardTask(name=shard.name, num_bytes=shard.num_bytes, target=target, stored=stored, entries=entries)
 
 
 def _descriptions(prefix: str, shards: Iterable[str]) -> list[str]:

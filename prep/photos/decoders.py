@@ -1,19 +1,30 @@
-"""Decode all pixels of a photo, or find the reason why it cannot be decoded."""
+"""Decode all pixels of a photo, or find the reason why it cannot be decoded.
 
+Formats of which a broken photo can end the process are decoded by Pillow in a process that may die (`decode_apart`).
+"""
+
+import atexit
 import contextlib
+import functools
 import importlib.util
 import io
+import os
+import resource
+import signal
+import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from dali_pipes.errors import PipesError
-from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
+from dali_pipes.errors import PipesError, printable
+from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy, upright_size
 from dali_pipes.formats.photo_header import (
     PhotoHeader,
     PhotoRules,
@@ -21,8 +32,7 @@ from dali_pipes.formats.photo_header import (
     needed_chunks,
     read_whole_photo_header,
 )
-from prep.photos.apart import Undecodable as Undecodable
-from prep.photos.apart import eight_bits
+from prep.workers import Report, WorkerDiedError, Workers
 
 DecoderName = Literal["pillow", "dali"]
 Output = Literal["rgb", "gray", "nothing"]
@@ -33,6 +43,28 @@ Decoder = Callable[[bytes, PhotoHeader, Output], Pixels]
 RGB, [height, width] of gray, [0] of nothing."""
 
 _SHOWN = 160
+_GRAY = ("1", "L", "LA", "La")
+_COLOUR = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+_TRANSPOSES = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+TIMEOUT_S = 60.0
+"""A photo that takes longer is bad: Pillow decodes some 50 million pixels of JPEG 2000 in that time."""
+# For each pixel of the largest photo Pillow may have 4 bytes in its buffers some times over; and Pillow itself.
+_BYTES_PER_PIXEL = 32
+_BASE_BYTES = 2 << 30
+_lock = threading.Lock()
+
+
+class Undecodable(Exception):  # noqa: N818 (it describes the photo)
+    """A photo that cannot be decoded. The text follows the photo's name: ``cannot be decoded ...``."""
 
 
 def choose_decoder(name: DecoderName | None) -> DecoderName:
@@ -107,7 +139,7 @@ def pillow_photo(data: bytes, format: str, *, with_notes: bool = False) -> Itera
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             Image.MAX_IMAGE_PIXELS = None
-            plain = data if with_notes or format != "PNG" else _without_notes(data)
+            plain = data if with_notes or format != "PNG" else png_of(needed_chunks(data))
             with Image.open(io.BytesIO(plain), formats=(format,)) as photo:
                 yield photo
     except (Undecodable, PipesError):
@@ -121,9 +153,36 @@ def pillow_photo(data: bytes, format: str, *, with_notes: bool = False) -> Itera
         Image.MAX_IMAGE_PIXELS = limit
 
 
-def _without_notes(png: bytes) -> bytes:
-    chunks = (len(content).to_bytes(4) + kind + bytes(content) for kind, content in needed_chunks(png))
-    return png[:8] + b"".join(chunk + zlib.crc32(chunk[4:]).to_bytes(4) for chunk in chunks)
+def png_of(chunks: Iterable[tuple[bytes, bytes | memoryview]]) -> bytes:
+    """A PNG of these chunks, kind and content."""
+    pieces = (len(content).to_bytes(4) + kind + bytes(content) for kind, content in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(piece + zlib.crc32(piece[4:]).to_bytes(4) for piece in pieces)
+
+
+def turned_upright(picture: Image.Image, orientation: int) -> Image.Image:
+    """Turn a picture with this EXIF orientation."""
+    return picture.transpose(_TRANSPOSES[orientation]) if orientation in _TRANSPOSES else picture
+
+
+def eight_bits(photo: Any) -> Image.Image:
+    """The pixels of a photo that Pillow has read, gray or RGB of 8 bits: as loaders give them, without alpha.
+
+    Raises:
+        ValueError: If the pixels are of another kind, such as numbers of 32 bits.
+    """
+    if photo.mode in _GRAY:
+        return photo.convert("L")  # type: ignore[no-any-return]
+    if photo.mode in _COLOUR:
+        return photo.convert("RGB")  # type: ignore[no-any-return]
+    if photo.mode.startswith("I;16"):  # Pillow does not convert it; DALI takes the high byte of 16
+        return Image.fromarray((np.asarray(photo) >> 8).astype(np.uint8))
+    raise ValueError(f"its pixels are of Pillow's mode {photo.mode}, expected 8 or 16 bits")
+
+
+def to_rgb(photo: Image.Image) -> Image.Image:
+    """The pixels of a photo that Pillow has read as loaders give them: RGB of 8 bits, without alpha."""
+    photo = eight_bits(photo)
+    return photo if photo.mode == "RGB" else photo.convert("RGB")
 
 
 class _Dali:
@@ -158,12 +217,6 @@ class _Dali:
         return cast("Pixels", pixels[..., 0] if output == "gray" else pixels)
 
 
-def to_rgb(photo: Image.Image) -> Image.Image:
-    """The pixels of a photo that Pillow has read as loaders give them: RGB of 8 bits, without alpha."""
-    photo = eight_bits(photo)
-    return photo if photo.mode == "RGB" else photo.convert("RGB")
-
-
 def _in_words(data: bytes, header: PhotoHeader) -> str:
     """What Pillow says of a photo that DALI refuses, because DALI's own reason is often a number."""
     try:
@@ -177,3 +230,71 @@ def _dali_reason(exc: RuntimeError) -> str:
     # The reason stands between the stack's head and a fixed text, which says wrongly that the pipeline is broken.
     text = str(exc).rpartition("encountered:")[2].partition("Current pipeline object")[0]
     return f"DALI: {' '.join(text.split())[:_SHOWN] or type(exc).__name__}"
+
+
+# In a process that may die
+
+
+def decode_apart(data: bytes, header: PhotoHeader, orientation: int, *, max_pixels: int) -> Pixels:
+    """Decode a photo with this header, or the first picture of an animation: uint8 [height, width] or [..., 3].
+
+    It is turned upright by ``orientation``, as `dali_pipes.formats.orientation` describes it. ``max_pixels`` is the
+    size of the largest photo; the process may have memory in proportion to it. A process that died is replaced.
+
+    Raises:
+        Undecodable: If Pillow cannot decode it, dies of it, takes more than `TIMEOUT_S`, or finds another size.
+    """
+    task = (data, "PNG" if header.format == "APNG" else header.format, orientation, TIMEOUT_S)
+    try:
+        with _lock:
+            (found,) = _process(max_pixels, os.getpid()).map(_decode, [task])
+    except WorkerDiedError as exc:
+        if exc.status == -signal.SIGALRM:
+            raise Undecodable(f"cannot be decoded: Pillow takes longer than {TIMEOUT_S:g} s") from exc
+        ended = signal.Signals(-exc.status).name if exc.status < 0 else f"exit status {exc.status}"
+        raise Undecodable(f"cannot be decoded: Pillow's process ended by {ended}") from exc
+    if isinstance(found, str):
+        raise Undecodable(f"cannot be decoded by Pillow: {printable(found, max_chars=120)}")
+    height, width = (int(side) for side in upright_size(header.height, header.width, orientation))
+    # Pillow turns a TIFF upright itself.
+    if found.shape[:2] != (height, width) and not (header.format == "TIFF" and found.shape[:2] == (width, height)):
+        raise Undecodable(f"holds {found.shape[0]} x {found.shape[1]} pixels, its header says {height} x {width}")
+    return found
+
+
+@functools.cache
+def _process(max_pixels: int, owner: int) -> Workers:  # a forked worker starts its own
+    # Tokens and certificates stay here: the process works on strangers' data.
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    limit = _BASE_BYTES + _BYTES_PER_PIXEL * max_pixels
+    workers = Workers(1, isolated=True, setup=partial(_limit, limit), environment=kept)
+    atexit.register(workers.close)
+    return workers
+
+
+def _limit(num_bytes: int) -> None:
+    """Take no more memory than this, and be quiet."""
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY:
+        num_bytes = min(num_bytes, allowed)  # more is refused
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    warnings.simplefilter("ignore")  # about odd metadata; only the pixels count
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # libtiff and others print a line for each odd tag
+    Image.MAX_IMAGE_PIXELS = None  # the parent has compared the header with its own limit
+
+
+def _decode(task: tuple[bytes, str, int, float], report: Report) -> Pixels | str:
+    """Decode a photo, or say why that fails."""
+    data, reader, orientation, timeout_s = task
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)  # its signal ends the process
+    try:
+        with Image.open(io.BytesIO(data), formats=(reader,)) as photo:
+            photo.load()
+            return np.asarray(turned_upright(eight_bits(photo), orientation))
+    except Exception as exc:  # noqa: BLE001 (Pillow's readers raise all kinds, MemoryError too)
+        # Its text for an unknown format names an object in memory.
+        return str(exc).partition(" <")[0] or type(exc).__name__
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,4 @@
-"""Resize a photo or its mask, or make a JPEG of a photo that loaders do not decode.
+"""Resize a photo or its mask, make a JPEG of a photo that loaders do not decode, or rewrite a JPEG without loss.
 
 A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is not smaller than the new one: libjpeg then computes fewer
 pixels, each of which is an average. The rest of the way, pixels are averaged by Pillow's Hamming window, which weighs
@@ -14,20 +14,22 @@ inflated quickly.
 """
 
 import io
+import re
+import shutil
 import struct
+import subprocess
 import zlib
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal, cast
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
-from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules
-from prep.photos.apart import Undecodable, decode_apart
-from prep.photos.decoders import pillow_photo, to_rgb
-from prep.photos.details import photo_details
-from prep.recode.jpegs import is_srgb_profile
+from dali_pipes.formats.photo_header import JPEG_FRAMES, PhotoHeader, PhotoRules
+from prep.photos.decoders import Undecodable, decode_apart, pillow_photo, png_of, to_rgb
+from prep.photos.details import SCAN, JpegSegment, jpeg_segments, photo_details
 
 # A JPEG's sides are 16-bit numbers; libjpeg takes up to this.
 MAX_SIDE = 65_500
@@ -168,6 +170,16 @@ def _pillow_format(format: str) -> str:
     return "HEIF"
 
 
+@lru_cache(maxsize=16)
+def is_srgb_profile(profile: bytes) -> bool:
+    """Whether a colour profile says that it is sRGB: then viewers show the photo alike without it."""
+    try:
+        name = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile)))
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return False
+    return name.startswith("sRGB")
+
+
 def _encoded(
     photo: Any,
     size: tuple[int, int],
@@ -193,10 +205,104 @@ def _encoded(
     return data if orientation == UPRIGHT else plain_copy(data, "JPEG", orientation)
 
 
+# JPEGs without loss
+
+BASELINE = 0xC0
+_APP0, _APP2, _APP14, _APP15, _COM = 0xE0, 0xE2, 0xEE, 0xEF, 0xFE
+_ICC = b"ICC_PROFILE\0"
+# After the header of a scan: the next marker that is neither a stuffed byte, nor a restart, nor fill.
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+# More scans than an encoder writes: they would cost time and change nothing.
+_MAX_SCANS = 200
+# KiB; the coefficients of a photo take 2 bytes for each value.
+_MAX_MEMORY_KIB = 1 << 20
+_TIMEOUT_S = 120.0
+
+
+class NotJpegError(ValueError):
+    """The bytes are not those of a whole JPEG, or it cannot be rewritten without loss."""
+
+
+def optimized(data: bytes) -> bytes:
+    """The same photo as a baseline JPEG of one scan, without needless markers; the same bytes if it is one already.
+
+    The coefficients and the tables of quantisation stay, so all decoders give the same pixels. These segments stay:
+    JFIF's and Adobe's (they say which colours the channels are), a colour profile other than sRGB, and the EXIF
+    orientation, alone. All others go, and what follows the end of the photo.
+
+    Raises:
+        NotJpegError: If it is damaged.
+        PipesError: If jpegtran is not installed.
+    """
+    segments, scan = _segments_and_scan(data)
+    frames = [segment.marker for segment in segments if segment.marker in JPEG_FRAMES]
+    if frames != [BASELINE] or not _is_last(data, scan):
+        data = _transcoded(data)
+        segments, scan = _segments_and_scan(data)
+        if not _is_last(data, scan):
+            raise NotJpegError("it has several scans, or no end")
+    orientation = read_orientation(data, "JPEG").value
+    profile = [segment for segment in segments if segment.marker == _APP2 and _content(data, segment).startswith(_ICC)]
+    is_srgb = profile and is_srgb_profile(_content(data, profile[0])[len(_ICC) + 2 :])
+    kept = [segment for segment in segments if _is_needed(data, segment) or (segment in profile and not is_srgb)]
+    pieces = [data[segment.start : segment.stop] for segment in kept]
+    copy = b"".join((data[:2], *pieces, data[scan.start : scan.stop + 2]))
+    return copy if orientation == UPRIGHT else plain_copy(copy, "JPEG", orientation)
+
+
+def check_jpegtran() -> None:
+    """Raise `PipesError` if jpegtran is not installed."""
+    if shutil.which("jpegtran") is None:
+        raise PipesError(
+            "no program 'jpegtran' in PATH, which --optimize runs for progressive JPEGs; it comes with libjpeg-turbo: "
+            "apt-get install libjpeg-turbo-progs, or conda install libjpeg-turbo"
+        )
+
+
+def _content(data: bytes, segment: JpegSegment) -> bytes:
+    return data[segment.start + 4 : segment.stop]
+
+
+def _is_needed(data: bytes, segment: JpegSegment) -> bool:
+    if segment.marker in (_APP0, _APP14):
+        return _content(data, segment).startswith((b"JFIF\0", b"Adobe"))
+    return not (_APP0 <= segment.marker <= _APP15 or segment.marker == _COM)
+
+
+def _segments_and_scan(data: bytes) -> tuple[list[JpegSegment], JpegSegment]:
+    """The segments before the first scan, and the scan with its header, up to the marker that follows it."""
+    segments, is_cut = jpeg_segments(data)
+    if is_cut or not segments or segments[-1].marker != SCAN:
+        raise NotJpegError("its segments are damaged")
+    *others, header = segments
+    end = _NEXT_MARKER.search(data, header.stop)
+    if end is None:
+        raise NotJpegError("it has no end")
+    return others, header._replace(stop=end.start())
+
+
+def _is_last(data: bytes, scan: JpegSegment) -> bool:
+    return data[scan.stop : scan.stop + 2] == b"\xff\xd9"
+
+
+def _transcoded(data: bytes) -> bytes:
+    command = ["jpegtran", "-strict", "-copy", "all", "-optimize", "-maxmemory", str(_MAX_MEMORY_KIB)]
+    command += ["-maxscans", str(_MAX_SCANS)]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise NotJpegError(f"jpegtran took more than {_TIMEOUT_S:.0f} s") from None
+    except OSError as exc:
+        check_jpegtran()
+        raise PipesError(f"cannot run jpegtran: {exc.strerror or exc}") from exc
+    if done.returncode:
+        raise NotJpegError(f"jpegtran: {done.stderr.decode(errors='replace').strip()[:100] or done.returncode}")
+    return done.stdout
+
+
 # Masks
 
 _LEVEL = 6
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE = 0, 3
 # Chunks that say what the pixels' values mean.
 _KEPT = (b"PLTE", b"tRNS")
@@ -248,14 +354,11 @@ def _mask_png(mask: Image.Image, source: bytes) -> bytes:
     rows = b"".join(b"\0" + pixels[row * width : (row + 1) * width] for row in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, source[25], 0, 0, 0)
     chunks = [(b"IHDR", header), *_kept_chunks(source), (b"IDAT", zlib.compress(rows, _LEVEL)), (b"IEND", b"")]
-    return _SIGNATURE + b"".join(
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
-    )
+    return png_of(chunks)
 
 
 def _kept_chunks(data: bytes) -> list[tuple[bytes, bytes]]:
-    found, at = [], len(_SIGNATURE)
+    found, at = [], 8
     while at + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, at)
         if kind in (b"IDAT", b"IEND"):

@@ -24,6 +24,7 @@ from dali_pipes.formats.manifest import RecodedStep
 from dali_pipes.formats.photo_header import (
     CONVERTIBLE_FORMATS,
     MAX_PHOTO_BYTES,
+    PhotoHeader,
     PhotoRules,
     is_photo,
     read_whole_photo_header,
@@ -31,10 +32,18 @@ from dali_pipes.formats.photo_header import (
 )
 from dali_pipes.formats.photo_names import is_mask_name
 from dali_pipes.progress import bar
-from prep.pack.tasks import MAX_SENT_BYTES
-from prep.photos.apart import Undecodable
-from prep.recode.jpegs import NotJpegError, check_jpegtran, optimized
-from prep.recode.photos import Recoding, converted, optimized_mask, resized, resized_mask
+from prep.pack.target import MAX_SENT_BYTES
+from prep.photos.decoders import Undecodable
+from prep.recode.photos import (
+    NotJpegError,
+    Recoding,
+    check_jpegtran,
+    converted,
+    optimized,
+    optimized_mask,
+    resized,
+    resized_mask,
+)
 from prep.sources.record import HEAD_BYTES, Record, Source, as_entry
 from prep.tar.inside import UnpackedFile
 from prep.tar.writer import Files, Part, Range
@@ -60,6 +69,16 @@ class _Record(NamedTuple):
     key: str
     photos: Sequence[tuple[str, Part]]
     masks: frozenset[str]
+
+
+class _New(NamedTuple):
+    """A photo or mask after it was recoded."""
+
+    data: bytes
+    action: str
+    size: tuple[int, int] = (0, 0)
+    """Upright height and width of a photo before it was resized; 0 if its header cannot be read."""
+    note: str = ""
 
 
 class _Done(NamedTuple):
@@ -188,12 +207,11 @@ def _recode_records(task: _Task, report: Report) -> list[_Done]:
         with path.open("ab") as spool:
             for record in task.records:
                 photos = _read(record, files)
+                flaw = ""
                 try:
                     new = _recode(photos, record.masks, task)
-                except _FlawError as exc:
+                except Undecodable as exc:
                     new, flaw = {name: _New(data, KEPT) for name, data in photos.items()}, f"{record.key}: {exc}"
-                else:
-                    flaw = ""
                 changed = {}
                 for component, photo in new.items():
                     if photo.action != KEPT:
@@ -234,55 +252,41 @@ def _read(record: _Record, files: Files) -> dict[str, bytes]:
     return found
 
 
-# One record
-
-
-class _FlawError(Exception):
-    """Why a record cannot be recoded."""
-
-
-class _New(NamedTuple):
-    """A photo or mask after it was recoded."""
-
-    data: bytes
-    action: str
-    size: tuple[int, int] = (0, 0)
-    """Upright height and width of a photo before it was resized; 0 if its header cannot be read."""
-    note: str = ""
-
-
 def _recode(photos: Mapping[str, bytes], masks: frozenset[str], task: _Task) -> dict[str, _New]:
     """Recode the photos and masks of one record, component -> bytes.
 
     A mask belongs to the first photo that is not a mask, as for the check.
+
+    Raises:
+        Undecodable: With the name of the component, if the record cannot be recoded.
     """
     found: dict[str, _New] = {}
     first = next((name for name in photos if name not in masks), None)
     for component in sorted(photos, key=lambda name: name in masks):
         data = photos[component]
+        header = read_whole_photo_header(data)
         try:
             if component not in masks:
-                new = _recode_photo(data, task.recoding, task.rules)
+                new = _recode_photo(data, header, task)
             else:
                 size = found[first].size if first is not None else (0, 0)
-                new = _recode_mask(data, first, size, task)
+                new = _recode_mask(data, header, first, size, task)
         except Undecodable as exc:
-            raise _FlawError(f"{component} {exc}") from exc
+            raise Undecodable(f"{component} {exc}") from exc
         is_changed = new.data != data or _new_name(component, new.action) != component
         found[component] = new if is_changed else new._replace(action=KEPT)
     names = Counter(_new_name(component, new.action) for component, new in found.items())
     if twice := next((name for name, number in names.items() if number > 1), None):
-        raise _FlawError(f"two photos would be component '{twice}' as JPEGs; name them apart")
+        raise Undecodable(f"two photos would be component '{twice}' as JPEGs; name them apart")
     return found
 
 
-def _recode_photo(data: bytes, recoding: Recoding, rules: PhotoRules) -> _New:
-    header = read_whole_photo_header(data)
-    size = header.height, header.width
+def _recode_photo(data: bytes, header: PhotoHeader, task: _Task) -> _New:
+    recoding, size = task.recoding, (header.height, header.width)
     if header.format in CONVERTIBLE_FORMATS and recoding.convert:
-        new, size = converted(data, header, recoding, rules=rules)
+        new, size = converted(data, header, recoding, rules=task.rules)
         return _New(new, CONVERTED, size)
-    if rules.problem(header) is None:
+    if task.rules.problem(header) is None:
         if recoding.new_size(*size) is not None:
             return _New(resized(data, header, recoding), RESIZED if header.format == "JPEG" else MADE_JPEG, size)
         if recoding.optimize and header.format == "JPEG":
@@ -293,8 +297,7 @@ def _recode_photo(data: bytes, recoding: Recoding, rules: PhotoRules) -> _New:
     return _New(data, KEPT, size)
 
 
-def _recode_mask(data: bytes, photo: str | None, photo_size: tuple[int, int], task: _Task) -> _New:
-    header = read_whole_photo_header(data)
+def _recode_mask(data: bytes, header: PhotoHeader, photo: str | None, photo_size: tuple[int, int], task: _Task) -> _New:
     if task.rules.problem(header) is None:
         new_size = task.recoding.new_size(*photo_size) if all(photo_size) else None
         if photo is not None and new_size is not None:

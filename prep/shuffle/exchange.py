@@ -39,7 +39,7 @@ from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
-from prep.pack.tasks import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
+from prep.pack.target import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
 from prep.shuffle.contents import component_state, key_digest, open_shard
 from prep.shuffle.plan import PlannedShard, ShufflePlan
 from prep.tar.writer import CHUNK_BYTES, Entry, Files, Part, Range, stream_tar

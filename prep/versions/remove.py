@@ -33,8 +33,7 @@ from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
-from prep.pack.target import PackedShard, plan_shards, run_tasks
-from prep.pack.tasks import ShardTask, write_file
+from prep.pack.target import PackedShard, ShardTask, plan_shards, run_tasks, write_file
 from prep.tar.writer import Range, tar_bytes
 from prep.versions.publish import TOKEN_DIGITS, Newest, find_version, write_version
 from prep.workers import Workers

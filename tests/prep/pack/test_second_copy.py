@@ -14,7 +14,7 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.pack.tasks import CopiedTarget
+from prep.pack.target import CopiedTarget
 from prep.sources.record import Record, Source
 from tests.builders import pack
 from tests.sources import encode_photo, make_source, start_python
@@ -156,7 +156,7 @@ def test_copy_is_that_of_the_last_attempt_or_none(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from prep.pack.tasks import CopiedTarget
+from prep.pack.target import CopiedTarget
 from dali_pipes.store.local import LocalStore
 
 class Killed:

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
-from prep.photos import apart
-from prep.photos.apart import Undecodable, decode_apart
+from prep.photos import decoders as apart
+from prep.photos.decoders import Undecodable, decode_apart
 from tests.builders import image_bytes
 from tests.hostile_photos import animated_png, broken_jpeg2000, gif, jpeg2000, pixels_of, tiff
 
@@ -70,7 +70,7 @@ def test_a_process_with_less_memory_than_its_own_limit_decodes() -> None:
     program = (
         "import os, resource\n"
         "from PIL import Image\n"
-        "from prep.photos import apart\n"
+        "from prep.photos import decoders as apart\n"
         "Image.init()\n"  # reads files that another user may not read
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "os.geteuid() == 0 and os.setuid(65534)\n"  # root may raise it

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from prep.pack.check import mask_problem
-from prep.photos.apart import Undecodable
+from prep.photos.decoders import Undecodable
 from prep.recode.photos import is_plain_mask, optimized_mask, resized_mask
 from tests.builders import image_bytes, mask_bytes
 from tests.prep.recode.photos import pixels, with_odd_notes

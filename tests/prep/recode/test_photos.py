@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_whole_photo_header
-from prep.photos.apart import Undecodable
+from prep.photos.decoders import Undecodable
 from prep.photos.details import photo_details
 from prep.recode.photos import Recoding, converted, resized
 from tests.builders import image_bytes, photo_bytes
