@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dali_pipes.commands.options import json_option
 from dali_pipes.commands.output import print_result
 from dali_pipes.errors import StoreError
 from dali_pipes.processes.programs import end_with_owner
+from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 
 
 @click.command()
@@ -29,23 +31,43 @@ from dali_pipes.processes.programs import end_with_owner
 @click.option("--latency-s", type=float, default=0.0, hidden=True, help="Seconds before each request is answered.")
 @click.option("--owner", type=int, hidden=True, help="End with the process of this number.")
 @json_option
-def embedded(directory: Path, port: int, *, owner: int | None, as_json: bool, **options: Any) -> None:
+def embedded(
+    directory: Path,
+    port: int,
+    *,
+    allow_etl: bool,
+    is_open: bool,
+    etl_function: str | None,
+    latency_s: float,
+    owner: int | None,
+    as_json: bool,
+) -> None:
     """Run the embedded AIStore-compatible node on loopback, in the foreground, and print its endpoint.
 
     It answers only your own processes. With --open, every user of the machine can read, replace and delete its objects
     and, with --allow-etl, run code as you. It is for first runs, tests and laptops; for more than one machine, run a
     real cluster. Ctrl-C ends it.
     """
-    from prep.embedded.server import serve_forever
-
-    def announce(endpoint: str) -> None:
-        print_result(endpoint, {"endpoint": endpoint, "dir": str(directory)}, as_json=as_json)
+    from prep.embedded.server import NodeServer
+    from prep.embedded.storage import Storage
 
     if owner is not None:
         threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
+    allow_etl |= etl_function is None and os.environ.get(ALLOW_ETL) == "1"
+    os.umask(0o077)  # files are for this user alone
+    options: dict[str, Any] = {"allow_etl": allow_etl, "etl_function": etl_function, "is_open": is_open}
+    if latency_s:
+        options["before_request"] = lambda _: time.sleep(latency_s)
     with contextlib.suppress(KeyboardInterrupt):
         try:
-            serve_forever(directory, port=port, announce=announce, **options)
+            with Storage(directory) as storage, NodeServer(storage, port=port, **options) as server:
+                if is_open:
+                    able = "read, replace and delete its objects"
+                    able += ", and run any code as you, by ETL" if allow_etl else ""
+                    click.echo(f"warning: --open: every user of this machine can {able}", err=True)
+                result = {"endpoint": server.endpoint, "dir": str(directory)}
+                print_result(server.endpoint, result, as_json=as_json)
+                server.serve_forever()
         except (OSError, OverflowError) as exc:
             raise StoreError(f"cannot serve '{directory}' on 127.0.0.1:{port}: {exc}") from exc
 

@@ -1,23 +1,29 @@
-"""Speak HTTP/1.1 on one connection, by the standard library's server.
+"""Speak HTTP/1.1 on one connection, by the standard library's server, with processes of the node's own user.
 
-The node answers processes of its own user on loopback, so the library's rules for requests are enough. A request's body
-must have a ``Content-Length``: no client of the node sends HTTP chunks.
+A request's body must have a ``Content-Length``: no client of the node sends HTTP chunks.
+
+# Note [owner]: TCP carries no user, but the kernel knows the owner of the client's socket: ``/proc/net/tcp`` and
+``tcp6`` list all connections of the machine. A socket whose process closed it while the connection still ends has no
+inode, and older kernels give it to user 0. So a row without an inode names nobody. The kernel reads a row's user and
+inode one after the other; the second of two looks therefore proves that the socket still had its owner at the first.
 """
 
 import contextlib
 import json
 import re
 import socket
+import struct
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from dali_pipes.store.http.wire import decimal
-from prep.embedded.wire import RefusalError, parse_range
+from prep.embedded.storage import RefusalError
+from prep.embedded.wire import parse_range
 
 _READ_BYTES = 1 << 20
 _MAX_JSON_BYTES = 16 << 20
@@ -28,9 +34,11 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Headers = Sequence[tuple[str, str]]
+Address = tuple[str, int]
+"""An IPv4 address and a port."""
 
 
-class NodeConnection(BaseHTTPRequestHandler, ABC):
+class NodeConnection(BaseHTTPRequestHandler):
     """Handles the requests of one connection, which stays open."""
 
     protocol_version = "HTTP/1.1"
@@ -45,9 +53,9 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
     """Whether the client waits for ``100 Continue`` before it sends its body."""
     _unread_bytes = 0
 
-    @abstractmethod
     def dispatch(self) -> None:
         """Answer one request."""
+        raise NotImplementedError
 
     def do_GET(self) -> None:
         """Answer a request of any method."""
@@ -110,9 +118,7 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
 
     # The answer
 
-    def answer(
-        self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1, reason: str = ""
-    ) -> None:
+    def answer(self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1) -> None:
         """Send an answer.
 
         Args:
@@ -120,14 +126,13 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
             body: The body.
             headers: Headers beside length, date and the connection's.
             length: -1 means the length of ``body``; ``None`` sends the body as HTTP chunks.
-            reason: The text behind the status, if not HTTP's own.
         """
-        head = self._begin(status, headers, length=len(body) if length == -1 else length, reason=reason)
+        head = self._begin(status, headers, length=len(body) if length == -1 else length)
         if length is None:
             body = (b"%x\r\n%s\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
         self.connection.sendall(head + (b"" if self.command == "HEAD" else body))
 
-    def _begin(self, status: int, headers: Headers, *, length: int | None, reason: str = "") -> bytes:
+    def _begin(self, status: int, headers: Headers, *, length: int | None) -> bytes:
         """The head of the answer."""
         self.has_answered = True
         self.connection.settimeout(None)
@@ -138,10 +143,7 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
             ("Date", formatdate(usegmt=True)),
             *([("Connection", "close")] if self.close_connection else []),
         ]
-        lines = [
-            f"HTTP/1.1 {status} {reason or _PHRASES.get(status, '')}",
-            *(f"{name}: {text}" for name, text in fields),
-        ]
+        lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}", *(f"{name}: {text}" for name, text in fields)]
         # As Go's server does: a control character of a value, such as a line's end, becomes a space.
         return "\r\n".join([*(_CONTROL.sub(" ", line).strip() for line in lines), "", ""]).encode()
 
@@ -150,9 +152,9 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
         body = json.dumps(value).encode() + b"\n"
         self.answer(200, body, headers=[("Content-Type", "application/json; charset=utf-8")])
 
-    def answer_text(self, text: str, *, status: int = 200) -> None:
-        """Send text; AIS also sends some JSON as text."""
-        self.answer(status, text.encode(), headers=[("Content-Type", "text/plain; charset=utf-8")])
+    def answer_text(self, text: str) -> None:
+        """Send status 200 and text; AIS also sends some JSON as text."""
+        self.answer(200, text.encode(), headers=[("Content-Type", "text/plain; charset=utf-8")])
 
     def wanted_range(self, num_bytes: int, *, what: str) -> tuple[int, int]:
         """Return the requested bytes ``[start, stop)`` of an object: the range in the headers, or all bytes."""
@@ -170,15 +172,11 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
             self.connection.sendfile(file, start, stop - start)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a request that the library, or `do_GET`, cannot read."""
+        """Refuse a request that the library, or `do_GET`, cannot read, and close the connection."""
         self.command = self.command or ""
-        text = f"the request breaks the rules of HTTP: {message or _PHRASES.get(code, '')}"
-        self.refuse_connection(code, text.encode(), [("Content-Type", "text/plain; charset=utf-8")])
-
-    def refuse_connection(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send this answer, whatever the client has sent, and close the connection."""
         self.close_connection = True
-        self.answer(status, body, headers=headers)
+        text = f"the request breaks the rules of HTTP: {message or _PHRASES.get(code, '')}"
+        self.answer(code, text.encode(), headers=[("Content-Type", "text/plain; charset=utf-8")])
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a node's output is its endpoint."""
@@ -193,3 +191,37 @@ class NodeConnection(BaseHTTPRequestHandler, ABC):
                 if not self.connection.recv(_READ_BYTES):
                     break
         super().finish()
+
+
+def peer_uid(client: Address, server: Address) -> int | None:
+    """Return the user id of the client's socket of an accepted connection, or ``None`` if nobody owns it any more."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        looks = []
+        with contextlib.suppress(OSError):
+            for _ in range(2):  # Note [owner]
+                with Path(path).open() as rows:
+                    looks.append(find_uid(rows, client=client, server=server))
+        if len(looks) == 2 and looks[1] is not None:
+            return looks[0]
+    return None
+
+
+def find_uid(rows: Iterable[str], *, client: Address, server: Address) -> int | None:
+    """Return the owner of the client's socket from the rows of ``/proc/net/tcp`` or ``tcp6``.
+
+    ``None`` means that there is no such socket, or that it has no owner any more. A table of IPv6 has the clients that
+    connected by an IPv6 socket to an IPv4 address.
+    """
+    local, remote = _forms(client), _forms(server)
+    for row in rows:
+        fields = row.split()
+        if len(fields) > 9 and fields[1] in local and fields[2] in remote:
+            return int(fields[7]) if fields[9] != "0" else None
+    return None
+
+
+def _forms(address: Address) -> tuple[str, str]:
+    """How the kernel prints an address: 32-bit words in the byte order of the machine; and mapped into IPv6."""
+    ip = socket.inet_aton(address[0])
+    words = struct.unpack("=4I", bytes(10) + b"\xff\xff" + ip)
+    return f"{words[3]:08X}:{address[1]:04X}", f"{''.join(f'{word:08X}' for word in words)}:{address[1]:04X}"

@@ -19,7 +19,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import Template
 from dali_pipes.store.shard_set import ShardSet
 from prep.embedded import wire
-from prep.embedded.storage import BucketExistsError, ObjectMissingError, Storage
+from prep.embedded.storage import BucketExistsError, ObjectMissingError, RefusalError, Storage
 from prep.shuffle.contents import Contents, read_input
 from prep.shuffle.exchange import Exchange
 from prep.shuffle.key_map import KeyMap, parse_key_map
@@ -51,7 +51,7 @@ def parse_job_spec(message: Mapping[str, Any]) -> DsortSpec:
             fields["input_format"] = inputs | {"template": template.replace("{", "")}
         spec = parse_spec(fields)
     except ValueError as exc:
-        raise wire.RefusalError(400, f"[dsort] parse-spec: {exc}") from exc
+        raise RefusalError(400, f"[dsort] parse-spec: {exc}") from exc
     for bucket in (spec.source, spec.target):
         if bucket.provider != "ais":
             raise wire.unsupported(f"dSort of {bucket.provider}:// buckets")

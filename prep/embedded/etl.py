@@ -13,8 +13,7 @@ from typing import Any
 
 from dali_pipes.errors import DataError, PipesError
 from prep.embedded import wire
-from prep.embedded.storage import BucketMissingError, ObjectMissingError, Storage
-from prep.embedded.wire import RefusalError
+from prep.embedded.storage import RefusalError, Storage
 from prep.etl.transforms import load_transform
 from prep.workers import Report, Workers
 
@@ -34,18 +33,16 @@ class _Etl:
         self._transform, self._lock = transform, threading.Lock()
         self._workers = Workers(1, isolated=True, setup=_close_off, advice="start the ETL again")
         try:
-            self._call(None)  # imports it
+            self.transform(b"", "")  # without a path, it is only imported
         except BaseException:
             self.close()
             raise
 
     def transform(self, data: bytes, path: str) -> bytes:
         """Return the transformed shard, whose path is ``BUCKET/NAME``; also raises `DataError`."""
-        return self._call((data, path))
-
-    def _call(self, shard: tuple[bytes, str] | None) -> bytes:
         with self._lock:
-            (made,) = self._workers.map(_transform, [(self._transform, shard)], name=lambda _: f"ETL[{self.name}]")
+            task = self._transform, data, path
+            (made,) = self._workers.map(_transform, [task], name=lambda _: f"ETL[{self.name}]")
             return made
 
     def close(self) -> None:
@@ -64,9 +61,10 @@ def _close_off() -> None:
         del os.environ[name]
 
 
-def _transform(task: tuple[str, tuple[bytes, str] | None], report: Report) -> bytes:
-    transform = _load(task[0])
-    return b"" if task[1] is None else transform.transform(*task[1])
+def _transform(task: tuple[str, bytes, str], report: Report) -> bytes:
+    name, data, path = task
+    transform = _load(name)
+    return transform.transform(data, path) if path else b""
 
 
 _load = cache(load_transform)
@@ -138,8 +136,10 @@ class Etls:
         return {"init_msg": init, "obj_errors": self._object_errors.get(job, [])}
 
     def transform(self, name: str, bucket: str, object_name: str) -> bytes:
-        """Return an object's transformed bytes; also raises `ObjectMissingError`."""
-        etl = self._find(name, to_run=True)
+        """Return an object's transformed bytes."""
+        etl = self._find(name)
+        if not etl.is_running:  # for a target, it does not exist
+            raise self._missing(name)
         data = self._storage.read(bucket, object_name)
         try:
             return etl.transform(data, f"{bucket}/{object_name}")
@@ -175,33 +175,33 @@ class Etls:
         threading.Thread(target=self._run_job, args=(job, etl.name, objects), daemon=True).start()
         return str(job["id"])
 
+    def _run_job(self, job: dict[str, Any], etl: str, objects: list[tuple[str, str]]) -> None:
+        bucket, to_bucket = job["src-bck"]["name"], job["dst-bck"]["name"]
+        for name, to_name in objects:
+            try:
+                data = self.transform(etl, bucket, name)
+                self._storage.write(to_bucket, to_name, [data])
+            except (RefusalError, OSError) as exc:
+                status = exc.status if isinstance(exc, RefusalError) else 507
+                self._object_errors[job["id"]] = [{"obj_name": name, "msg": str(exc), "ecode": status}]
+                job |= {"aborted": True, "abort-err": str(exc)}  # the job stops here, as AIS's default is
+                break
+            job["stats"]["loc-objs"] += 1
+            job["stats"]["loc-bytes"] += len(data)
+        job["is_idle"] = True
+
     def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]]:
         """Return the progress of a job, by target."""
         if job_id not in self._jobs:
             raise RefusalError(404, f'xaction "{job_id}" does not exist', "ErrNotFound")
         return {self._node: [self._jobs[job_id]]}
 
-    def _find(self, name: str, *, to_run: bool = False) -> _Etl:
+    def _find(self, name: str) -> _Etl:
         with self._lock:
             etl = self._etls.get(name)
-        # For a target, a stopped ETL does not exist.
-        if etl is None or (to_run and not etl.is_running):
-            raise RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')
+        if etl is None:
+            raise self._missing(name)
         return etl
 
-    def _run_job(self, job: dict[str, Any], etl: str, objects: list[tuple[str, str]]) -> None:
-        bucket, to_bucket = job["src-bck"]["name"], job["dst-bck"]["name"]
-        for name, to_name in objects:
-            try:
-                data = self.transform(etl, bucket, name)
-                self._storage.write(to_bucket, to_name, [memoryview(data)])
-            except (RefusalError, ObjectMissingError, BucketMissingError, OSError) as exc:
-                is_missing = isinstance(exc, ObjectMissingError | BucketMissingError)
-                text = f"ais://{bucket}/{name} does not exist" if is_missing else str(exc)
-                code = exc.status if isinstance(exc, RefusalError) else 404 if is_missing else 507
-                self._object_errors[job["id"]] = [{"obj_name": name, "msg": text, "ecode": code}]
-                job |= {"aborted": True, "abort-err": text}  # the job stops here, as AIS's default is
-                break
-            job["stats"]["loc-objs"] += 1
-            job["stats"]["loc-bytes"] += len(data)
-        job["is_idle"] = True
+    def _missing(self, name: str) -> RefusalError:
+        return RefusalError(404, f'{name} does not exist - try starting new ETL with "{self._endpoint}/v1/etl"')

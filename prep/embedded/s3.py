@@ -8,6 +8,7 @@ are not checked, because the node answers on loopback only.
 
 import re
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import BinaryIO
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
@@ -16,8 +17,7 @@ from dali_pipes.store.checksums import NO_CHECKSUM_TYPE
 from dali_pipes.store.http.wire import decimal
 from prep.embedded import wire
 from prep.embedded.connection import NodeConnection
-from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, Storage
-from prep.embedded.wire import RefusalError
+from prep.embedded.storage import BucketMissingError, ObjectMeta, ObjectMissingError, RefusalError, Storage
 
 _PAGE_SIZE = 1000
 # A client may ask for any name; XML 1.0 cannot hold these characters.
@@ -38,32 +38,28 @@ def answer_s3(connection: NodeConnection, storage: Storage, path: str, *, node: 
             return
         wire.check_object_name(name)
         storage.created_ns(bucket)  # so that a missing bucket is not reported as a missing object
-        try:
-            file, meta = storage.open(bucket, name)
-        except ObjectMissingError as exc:
-            raise RefusalError(404, f"t[{node}]: ais://{bucket}/{name} does not exist", "NoSuchKey") from exc
+        file, meta = storage.open(bucket, name)
         with file:
             _answer_object(connection, file, meta, where=f"ais://{bucket}/{name}")
+    except ObjectMissingError as exc:
+        _refuse(connection, RefusalError(404, f"t[{node}]: {exc}", "NoSuchKey"))
+    except BucketMissingError as exc:
+        _refuse(connection, RefusalError(404, f'bucket "{exc.bucket}" does not exist', "NoSuchBucket"))
     except RefusalError as refusal:
         _refuse(connection, refusal)
-    except BucketMissingError as exc:
-        _refuse(connection, RefusalError(404, f'bucket "{exc.args[0]}" does not exist', "NoSuchBucket"))
 
 
 def _list(connection: NodeConnection, storage: Storage, bucket: str, query: dict[str, str]) -> None:
     """Answer ``ListObjectsV2``. The token of a page is the last name of the page before."""
     if delimiter := query.get("delimiter"):
         raise wire.unsupported(f"listing with delimiter '{delimiter}'")
-    asked = decimal(query.get("max-keys", str(_PAGE_SIZE)))
-    if not asked:
-        raise RefusalError(400, f"max-keys must be a positive number, got '{query['max-keys']}'", "InvalidArgument")
-    limit = min(asked, _PAGE_SIZE)
+    limit = min(decimal(query.get("max-keys", "")) or _PAGE_SIZE, _PAGE_SIZE)
     after, prefix = query.get("continuation-token") or query.get("start-after", ""), query.get("prefix", "")
     names = storage.list_names(bucket, prefix=prefix, after=after)
     entries = "".join(
         f"<Contents><Key>{_text(meta.name)}</Key><LastModified>"
         f"{datetime.fromtimestamp(meta.atime_ns / 1e9, UTC):%Y-%m-%dT%H:%M:%S.000Z}</LastModified>"
-        f"<ETag>{_text(wire.etag(meta))}</ETag><Size>{meta.num_bytes}</Size></Contents>"
+        f"<ETag>{_text(_etag(meta))}</ETag><Size>{meta.num_bytes}</Size></Contents>"
         for meta in storage.heads(bucket, names[:limit])
     )
     is_cut = len(names) > limit
@@ -82,8 +78,13 @@ def _text(text: str) -> str:
     return escape(_NOT_IN_XML.sub("\ufffd", text), {'"': "&#34;"})
 
 
+def _etag(meta: ObjectMeta) -> str:
+    """Changes with the object's bytes."""
+    return f'"v{meta.version}-{meta.checksum}"'
+
+
 def _answer_object(connection: NodeConnection, file: BinaryIO, meta: ObjectMeta, *, where: str) -> None:
-    headers = [("Etag", wire.etag(meta)), ("Last-Modified", wire.last_modified(meta))]
+    headers = [("Etag", _etag(meta)), ("Last-Modified", formatdate(meta.atime_ns / 1e9, usegmt=True))]
     if connection.command == "HEAD":
         if meta.checksum_type != NO_CHECKSUM_TYPE:
             headers += [("X-Amz-Meta-Ais-Cksum-Type", meta.checksum_type), ("X-Amz-Meta-Ais-Cksum-Val", meta.checksum)]

@@ -20,11 +20,11 @@ import shutil
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
@@ -37,20 +37,34 @@ _BUCKET_FILE = ".bucket"
 _PROPS_FILE = ".props"  # a file of its own, because .bucket is locked, and replacing a file drops its locks
 
 
-class BucketMissingError(Exception):
-    """The bucket does not exist. Holds its name."""
+class RefusalError(Exception):
+    """Makes the node answer with an error. ``tcode`` is AIS's name of the error's kind; empty if AIS sends none."""
+
+    def __init__(self, status: int, message: str, tcode: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.status, self.message, self.tcode, self.headers = status, message, tcode, headers
 
 
-class ObjectMissingError(Exception):
+class BucketMissingError(RefusalError):
+    """The bucket does not exist. By these words the SDK distinguishes it from a missing object."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
+        self.bucket = bucket
+
+
+class ObjectMissingError(RefusalError):
     """The object does not exist."""
 
+    def __init__(self, bucket: str, name: str) -> None:
+        super().__init__(404, f"ais://{bucket}/{name} does not exist", "ErrNotFound")
 
-class BucketExistsError(Exception):
+
+class BucketExistsError(RefusalError):
     """A new bucket's name is taken."""
 
-
-class ChecksumMismatchError(Exception):
-    """The bytes do not have the given checksum. Holds the type, the given and the found checksum."""
+    def __init__(self, bucket: str) -> None:
+        super().__init__(409, f'bucket "ais://{bucket}" already exists', "ErrBucketAlreadyExists")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +82,7 @@ class ObjectMeta:
     name: str
     num_bytes: int
     checksum: str
-    """The checksum of the bytes, in hexadecimal; empty for type ``none``."""
+    """In hexadecimal; empty for type ``none``."""
     checksum_type: str
     """The bucket's type when the object was stored."""
     version: int
@@ -80,7 +94,7 @@ class ObjectMeta:
 class Storage:
     """A node's access to a folder, which is created if needed, for its owner alone; thread-safe.
 
-    Removes the files that dead nodes left half written. Methods raise `BucketMissingError` and `ObjectMissingError`.
+    Removes the files that dead nodes left half written. Methods raise `RefusalError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,17 +156,18 @@ class Storage:
 
     def created_ns(self, bucket: str) -> int:
         """Return a bucket's time of creation, which is also its number."""
-        try:
-            return int(json.loads((self._buckets / bucket / _BUCKET_FILE).read_bytes())["created_ns"])
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            raise BucketMissingError(bucket) from exc
+        return int(self._read_json(bucket, _BUCKET_FILE)["created_ns"])
 
     def bucket_props(self, bucket: str) -> BucketProps:
         """Return a bucket's properties."""
+        return BucketProps(**self._read_json(bucket, _PROPS_FILE))
+
+    def _read_json(self, bucket: str, file: str) -> dict[str, Any]:
         try:
-            return BucketProps(**json.loads((self._buckets / bucket / _PROPS_FILE).read_bytes()))
+            found: dict[str, Any] = json.loads((self._buckets / bucket / file).read_bytes())
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise BucketMissingError(bucket) from exc
+        return found
 
     def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
         """Set the properties; objects that are stored already stay as they are."""
@@ -186,8 +201,7 @@ class Storage:
             checksum_type: The type of ``checksum``.
 
         Raises:
-            BucketMissingError: If the bucket does not exist, or was removed meanwhile.
-            ChecksumMismatchError: If the bytes have another checksum.
+            RefusalError: If the bucket does not exist, or was removed meanwhile, or the bytes have another checksum.
             OSError: If the disk is full, or the file system refuses to write.
         """
         own_type = self.bucket_props(bucket).checksum_type
@@ -205,37 +219,30 @@ class Storage:
                     num_bytes += len(chunk)
                 found = (given or digest).hexdigest()
                 if checksum and checksum != found:
-                    raise ChecksumMismatchError(checksum_type, checksum, found)
-                meta = self._publish(file, bucket, name, num_bytes, digest.hexdigest(), own_type)
-        except BaseException:
+                    text = f"{checksum_type}({checksum} != {found}) (context: ais://{bucket}/{name})"
+                    raise RefusalError(500, f"BAD DATA CHECKSUM: {text}", "ErrBadCksum")
+                with _locked(self._buckets / bucket / _BUCKET_FILE):
+                    try:
+                        version = self.head(bucket, name).version + 1
+                    except ObjectMissingError:
+                        version = 1
+                    meta = ObjectMeta(
+                        name=name,
+                        num_bytes=num_bytes,
+                        checksum=digest.hexdigest(),
+                        checksum_type=own_type,
+                        version=version,
+                        atime_ns=time.time_ns(),
+                    )
+                    text = json.dumps(asdict(meta))
+                    file.write(text.encode() + _FOOTER.pack(len(text), _MARK))
+                    file.close()  # the last bytes must be written before the rename
+                    temporary.rename(self._path(bucket, name))
+        except BaseException as exc:
             temporary.unlink(missing_ok=True)
+            if isinstance(exc, FileNotFoundError):
+                raise BucketMissingError(bucket) from exc
             raise
-        return meta
-
-    def _publish(
-        self, file: BinaryIO, bucket: str, name: str, num_bytes: int, checksum: str, checksum_type: str
-    ) -> ObjectMeta:
-        """Write the metadata after an object's bytes, close the file, and give it its name."""
-        try:
-            with _locked(self._buckets / bucket / _BUCKET_FILE):
-                try:
-                    version = self.head(bucket, name).version + 1
-                except ObjectMissingError:
-                    version = 1
-                meta = ObjectMeta(
-                    name=name,
-                    num_bytes=num_bytes,
-                    checksum=checksum,
-                    checksum_type=checksum_type,
-                    version=version,
-                    atime_ns=time.time_ns(),
-                )
-                text = json.dumps(asdict(meta)).encode()
-                file.write(text + _FOOTER.pack(len(text), _MARK))
-                file.close()  # the last bytes must be written before the rename
-                Path(file.name).rename(self._path(bucket, name))
-        except FileNotFoundError as exc:
-            raise BucketMissingError(bucket) from exc
         return meta
 
     def open(self, bucket: str, name: str) -> tuple[BinaryIO, ObjectMeta]:
@@ -288,10 +295,8 @@ class Storage:
     def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:
         """Yield the metadata of these objects; leave out those that were deleted meanwhile."""
         for name in names:
-            try:
+            with suppress(ObjectMissingError):
                 yield self.head(bucket, name)
-            except ObjectMissingError:
-                continue
 
     def _scratch_path(self) -> Path:
         return self._scratch / os.urandom(8).hex()
@@ -306,12 +311,9 @@ class Storage:
         if entry.name.endswith(".obj"):
             return unquote(entry.name.removesuffix(".obj"))
         if entry.name.endswith(".long"):
-            try:
-                with Path(entry.path).open("rb", buffering=0) as file:
-                    meta = _read_meta(file.fileno())
-            except FileNotFoundError:
-                return None
-            return None if meta is None else meta.name
+            with suppress(FileNotFoundError), Path(entry.path).open("rb", buffering=0) as file:
+                meta = _read_meta(file.fileno())
+                return None if meta is None else meta.name
         return None
 
 
@@ -330,15 +332,12 @@ def _read_meta(descriptor: int) -> ObjectMeta | None:
 def _is_locked(path: Path) -> bool:
     """Whether a running process holds the lock of this file."""
     try:
-        lock = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
+    except FileNotFoundError:
+        pass
     return False
 
 

@@ -3,14 +3,13 @@
 import json
 import re
 from collections.abc import Iterable
-from email.utils import formatdate
 from typing import Any, TypeVar
 
 import msgspec.msgpack
 import xxhash
 
 from dali_pipes.store.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
-from prep.embedded.storage import BucketProps, ObjectMeta
+from prep.embedded.storage import BucketProps, ObjectMeta, RefusalError
 
 _BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 _MAX_NAME_BYTES = 1024
@@ -27,30 +26,10 @@ _CHECKSUM_CHOICES = {"type", "enable_read_range"}
 _ID_SEED = 1103515245  # the seed of AIS's digests, by which the SDK finds an object's target
 
 
-class RefusalError(Exception):
-    """Makes the node answer with an error. ``tcode`` is AIS's name of the error's kind; empty if AIS sends none."""
-
-    def __init__(self, status: int, message: str, tcode: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
-        super().__init__(message)
-        self.status, self.message, self.tcode, self.headers = status, message, tcode, headers
-
-
-def bucket_missing(bucket: str) -> RefusalError:
-    """Return a 404 in the words by which the SDK distinguishes a missing bucket from a missing object."""
-    return RefusalError(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
-
-
 def unsupported(what: str) -> RefusalError:
     """Return a 501, which the SDK does not retry."""
     message = f"{what}: the embedded node does not do that; set AIS_ENDPOINT to a cluster that does"
     return RefusalError(501, message, "ErrUnsupp")
-
-
-def error_body(refusal: RefusalError, *, method: str, path: str, remote: str, node: str) -> bytes:
-    """Return the JSON that AIS sends with an error."""
-    fields = {"tcode": refusal.tcode} if refusal.tcode else {}
-    fields |= {"message": refusal.message, "method": method, "url_path": path, "remote_addr": remote}
-    return json.dumps(fields | {"caller": "", "node": node, "status": refusal.status}).encode() + b"\n"
 
 
 def bucket_json(name: str) -> dict[str, Any]:
@@ -78,12 +57,13 @@ def cluster_map(*, port: int, proxy_id: str, target_id: str, uuid: str, created:
     }
 
 
-def parse_bucket_props(value: dict[str, Any], before: BucketProps) -> BucketProps:
-    """Apply the properties of ``create-bck`` or ``set-bprops``, such as ``{"checksum": {"type": "md5"}}``.
+def parse_bucket_props(message: dict[str, Any], before: BucketProps) -> BucketProps:
+    """Apply the value of ``create-bck`` or ``set-bprops``, such as ``{"checksum": {"type": "md5"}}``.
 
     Raises:
         RefusalError: 400 for an unknown checksum type, 501 for a property that the node does not have.
     """
+    value = field_of(message, "value", dict)
     checksum = field_of(value, "checksum", dict)
     others = [*(value.keys() - {"checksum"}), *(f"checksum.{name}" for name in checksum.keys() - _CHECKSUM_CHOICES)]
     if others:
@@ -114,44 +94,26 @@ def listing(
     """Return one page of a listing in msgpack. Fields that are zero or empty are left out, as by AIS."""
     entries = []
     for meta in metas:
+        values: dict[str, tuple[str, str | int]] = {
+            "checksum": ("cs", meta.checksum),
+            "atime": ("a", atime),
+            "version": ("v", str(meta.version)),
+            "location": ("t", location),
+            "size": ("s", meta.num_bytes),
+            "copies": ("c", 1),
+        }
         entry: dict[str, str | int] = {"n": meta.name}
-        if "checksum" in props and meta.checksum:
-            entry["cs"] = meta.checksum
-        if "atime" in props:
-            entry["a"] = atime
-        if "version" in props:
-            entry["v"] = str(meta.version)
-        if "location" in props:
-            entry["t"] = location
-        if "size" in props and meta.num_bytes:
-            entry["s"] = meta.num_bytes
-        if "copies" in props:
-            entry["c"] = 1
-        entry["f"] = _ENTRY_PRESENT
-        entries.append(entry)
+        entry |= {field: value for name, (field, value) in values.items() if name in props and value}
+        entries.append(entry | {"f": _ENTRY_PRESENT})
     return msgspec.msgpack.encode({"UUID": uuid, "ContinuationToken": token, "Entries": entries, "Flags": 0})
 
 
 def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    """Return the headers of every answer with an object's bytes."""
-    return [("Ais-Atime", str(meta.atime_ns)), *checksum_headers(meta), ("Ais-Version", str(meta.version))]
-
-
-def checksum_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
-    """Return the headers for type and value; an empty list for type ``none``."""
-    if meta.checksum_type == NO_CHECKSUM_TYPE:
-        return []
-    return [("Ais-Checksum-Type", meta.checksum_type), ("Ais-Checksum-Value", meta.checksum)]
-
-
-def etag(meta: ObjectMeta) -> str:
-    """Return the header that changes with the object's bytes."""
-    return f'"v{meta.version}-{meta.checksum}"'
-
-
-def last_modified(meta: ObjectMeta) -> str:
-    """Return the time at which the object was stored."""
-    return formatdate(meta.atime_ns / 1e9, usegmt=True)
+    """Return the headers of every answer with an object's bytes; type ``none`` has none of a checksum."""
+    headers = [("Ais-Atime", str(meta.atime_ns)), ("Ais-Version", str(meta.version))]
+    if meta.checksum_type != NO_CHECKSUM_TYPE:
+        headers += [("Ais-Checksum-Type", meta.checksum_type), ("Ais-Checksum-Value", meta.checksum)]
+    return headers
 
 
 def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:

@@ -59,7 +59,7 @@ def start(
     Args:
         directory: Created if it does not exist, see `claim_folder`. Several nodes may serve one folder at a time.
         port: The port; 0 for a free one.
-        allow_etl: Whether clients, which are processes of this user, may run transforms; see ``serve_forever``.
+        allow_etl: Whether clients, which are processes of this user, may run transforms; see `prep embedded`.
             ``None``: only if the environment's ``DALI_PIPES_EMBEDDED_ETL`` is ``1``.
         etl_function: The one transform that clients may run, whatever the environment says; not with ``allow_etl``.
         latency_s: Slept before each request is answered: an object's GET waits twice, for the redirect and for the

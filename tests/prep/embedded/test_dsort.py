@@ -12,8 +12,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.embedded.dsort import SortJob, parse_job_spec
 from prep.embedded.server import NodeServer
-from prep.embedded.storage import Storage
-from prep.embedded.wire import RefusalError
+from prep.embedded.storage import RefusalError, Storage
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle

@@ -13,7 +13,7 @@ import xxhash
 
 from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
-from prep.embedded.routes import Handler
+from prep.embedded.server import Handler
 from prep.embedded.storage import Storage
 from tests.sources import wait_until
 
@@ -302,17 +302,6 @@ def test_what_the_node_does_not_do_is_said(raw: Raw, method: str, path: str, bod
     response, text = raw.ask(method, path, json.dumps(body) if body else None)
     assert response.status == 501
     assert "set AIS_ENDPOINT" in json.loads(text)["message"]
-
-
-def test_refused_head_says_why_in_its_status_line(raw: Raw) -> None:
-    """The answer has no body, and of its headers the SDK shows none."""
-    response, _ = raw.ask("HEAD", "/v1/buckets/b/prefix?bsumm_remote=true")
-    assert (response.status, response.reason) == (
-        501,
-        "HEAD /v1/buckets/b/prefix: the embedded node does not do that; set AIS_ENDPOINT to a cluster that does",
-    )
-    missing, _ = raw.ask("HEAD", "/v1/objects/b/no?pid=p")
-    assert (missing.status, missing.reason) == (404, "Not Found")
 
 
 def test_host_that_is_not_loopback_is_refused(raw: Raw) -> None:

@@ -21,8 +21,8 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.embedded_node import claim_folder, start
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.patience import Patience, use_patience
-from prep.embedded import peer
-from prep.embedded.peer import Address, find_uid, peer_uid
+from prep.embedded import connection
+from prep.embedded.connection import Address, find_uid, peer_uid
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 from tests.prep.embedded.conftest import sdk
@@ -97,9 +97,9 @@ def test_lookup_gives_the_other_user_and_then_nobody() -> None:
 
 
 def ask(port: int, method: str = "GET", path: str = "/v1/health", body: bytes | None = None) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, path, body)
-    answer = connection.getresponse()
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client.request(method, path, body)
+    answer = client.getresponse()
     return f"{answer.status} {answer.read().decode()}"
 
 
@@ -150,7 +150,7 @@ def test_open_node_answers_everybody_and_warns(tmp_path: Path) -> None:
 
 
 def test_connection_whose_owner_cannot_be_found_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "peer_uid", lambda _client, _server: None)
+    monkeypatch.setattr(connection, "peer_uid", lambda _client, _server: None)
     with Storage(tmp_path / "ais") as storage, NodeServer(storage, port=0) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         assert ask(running.port).startswith("403")
@@ -159,7 +159,7 @@ def test_connection_whose_owner_cannot_be_found_is_refused(tmp_path: Path, monke
 
 def test_client_of_another_user_reads_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that checks its endpoint does not wait for it; no message speaks of tokens, which would not help."""
-    monkeypatch.setattr(peer, "peer_uid", lambda _client, _server: None)
+    monkeypatch.setattr(connection, "peer_uid", lambda _client, _server: None)
     with Storage(tmp_path / "ais") as storage, NodeServer(storage, port=0) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         store = AisStore(running.endpoint, "b")

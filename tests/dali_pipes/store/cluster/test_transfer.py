@@ -15,7 +15,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.http.objects import ObjectFile
 from prep.embedded.connection import Headers
-from prep.embedded.routes import Handler as RoutesHandler
+from prep.embedded.server import Handler as RoutesHandler
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 from prep.workers import Workers
