@@ -62,10 +62,10 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     of_pages = {
         str(path.relative_to(REPOSITORY))
         for package in PACKAGES
-        for kind in ("css", "js")
+        for kind in ("css", "html", "js")
         for path in (REPOSITORY / package).rglob(f"*.{kind}")
     }
-    assert {name for name in names if name.endswith((".css", ".js"))} == of_pages != set()
+    assert {name for name in names if name.endswith((".css", ".html", ".js"))} == of_pages != set()
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

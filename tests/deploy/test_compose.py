@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,17 +36,6 @@ def test_compose_file_is_valid() -> None:
     jsonschema.validate(compose(), schema)
     with pytest.raises(jsonschema.ValidationError, match="restrat"):
         jsonschema.validate(compose() | {"services": {"a": {"image": "b", "restrat": "no"}}}, schema)
-
-
-def test_compose_itself_takes_the_file() -> None:
-    """With all profiles, where the client has the plug-in; no daemon is asked."""
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("no docker compose")
-    words = [docker, "compose", "-f", str(COMPOSE), "--profile", "*", "config", "--format", "json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["services"]) == {*NODES, *JOBS, *WATCHERS}
 
 
 @pytest.mark.parametrize(("variables", "host"), [({}, "127.0.0.1"), ({"AIS_HOST": "192.0.2.7"}, "192.0.2.7")])

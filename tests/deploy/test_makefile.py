@@ -50,13 +50,6 @@ def test_choice_that_cannot_be(tmp_path: Path, made: str, wanted: str, message: 
     assert message in done.stderr
 
 
-def test_environment_from_before_there_was_a_choice_has_the_default(tmp_path: Path) -> None:
-    """A second build of DALI would overwrite its files."""
-    (tmp_path / ".installed-demo").touch()
-    assert "was made for CUDA=12+13, not CUDA=13" in make("demo", f"VENV={tmp_path}", "CUDA=13").stderr
-    assert make("demo", f"VENV={tmp_path}").returncode == 0
-
-
 def test_later_commands_follow_the_choice_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / ".cuda").write_text("12\n")
     asked = [line for line in make("test", f"VENV={tmp_path}").stdout.splitlines() if "deploy/requirements.py" in line]

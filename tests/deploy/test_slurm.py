@@ -60,53 +60,41 @@ def test_time_up_puts_the_job_back_and_it_goes_on(slurm: Slurm, words: list[str 
     assert slurm.requeued() == [f"requeue {JOB}"]
 
 
+# Words after the program, variables, signal to the batch shell once the training runs, exit code, and what is said.
+ENDS: dict[str, tuple[str, dict[str, str], signal.Signals | None, int, str]] = {
+    "cancelled": ("--steps 500", {}, signal.SIGTERM, 143, ""),  # scancel --full: the batch shell alone has the signal
+    "failed": ("--fail-at 2", {}, None, 3, "the step ended with exit code 3"),  # it would fail again
+    "gets nowhere": (
+        "--steps 500",
+        {"MAX_REQUEUES": "3", "SLURM_RESTART_COUNT": "3"},
+        signal.SIGUSR1,
+        1,
+        "put back 3 times already (MAX_REQUEUES=3)",
+    ),
+    "deaf": ("--steps 5000 --deaf", {"GRACE_S": "0"}, signal.SIGTERM, 143, "did not end within 0 s of SIGTERM: killed"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_jobs_that_end_clean_up_and_are_not_put_back(slurm: Slurm, words: list[str | Path], how: str) -> None:
+    more, variables, number, code, said = ENDS[how]
+    job = slurm.submit(*words, *more.split(), **variables)
+    if number is not None:
+        wait_until(lambda: len(slurm.steps()) > 2, process=job)
+        os.kill(job.pid, number)
+    assert said in slurm.end(job)
+    assert (job.returncode, slurm.requeued(), slurm.caches()) == (code, [], [])
+
+
 def test_preempted_steps_clean_up_and_are_not_put_back_here(slurm: Slurm, words: list[str | Path]) -> None:
     """Slurm signals every process of the steps and puts the job back itself: a second requeue would be one too many."""
     job = slurm.submit(*words, "--steps", "500", SLURM_JOB_NUM_NODES="2")
     wait_until(lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2, process=job)
     for node in (0, 1):
         slurm.signal_task(node, signal.SIGTERM)
-    said = slurm.end(job)
-    assert job.returncode == 143
-    assert "the step ended with exit code 143" in said
-    assert (slurm.caches(), slurm.requeued()) == ([], [])
+    assert "the step ended with exit code 143" in slurm.end(job)
+    assert (job.returncode, slurm.requeued(), slurm.caches()) == (143, [], [])
     assert (slurm.runs / "a" / "0" / "state").read_text() == str(len(slurm.steps()))
-
-
-def test_cancelled_batch_shell_tells_its_step(slurm: Slurm, words: list[str | Path]) -> None:
-    """scancel --full: SIGTERM to the batch shell alone reaches the nodes."""
-    job = slurm.submit(*words, "--steps", "500")
-    wait_until(lambda: len(slurm.steps()) > 2, process=job)
-    os.kill(job.pid, signal.SIGTERM)
-    slurm.end(job)
-    assert job.returncode == 143
-    assert (slurm.caches(), slurm.requeued()) == ([], [])
-
-
-def test_failed_training_fails_the_job_with_its_exit_code(slurm: Slurm, words: list[str | Path]) -> None:
-    """It would fail again: it is not put back, and the cache goes all the same."""
-    job = slurm.submit(*words, "--fail-at", "2")
-    assert "the step ended with exit code 3" in slurm.end(job)
-    assert job.returncode == 3
-    assert (slurm.steps(), slurm.caches(), slurm.requeued()) == ([0, 1], [], [])
-
-
-def test_job_is_put_back_so_often_and_no_more(slurm: Slurm, words: list[str | Path]) -> None:
-    """A job that gets nowhere in its time ends."""
-    job = slurm.submit(*words, "--steps", "500", MAX_REQUEUES="3", SLURM_RESTART_COUNT="3")
-    wait_until(lambda: len(slurm.steps()) > 2, process=job)
-    os.kill(job.pid, signal.SIGUSR1)
-    assert "put back 3 times already (MAX_REQUEUES=3)" in slurm.end(job)
-    assert (job.returncode, slurm.requeued(), slurm.caches()) == (1, [], [])
-
-
-def test_command_that_does_not_end_is_killed_before_slurm_does(slurm: Slurm, words: list[str | Path]) -> None:
-    """A program that ignores SIGTERM has GRACE_S seconds."""
-    job = slurm.submit(*words, "--steps", "5000", "--deaf", GRACE_S="0")
-    wait_until(lambda: len(slurm.steps()) > 2, process=job)
-    os.kill(job.pid, signal.SIGTERM)
-    assert "node node0: the command did not end within 0 s of SIGTERM: killed" in slurm.end(job)
-    assert slurm.caches() == []
 
 
 def test_what_sigkill_left_is_removed_by_the_next_job_on_the_node(slurm: Slurm) -> None:
@@ -196,16 +184,21 @@ def test_real_training_goes_on_after_its_time_was_up(slurm: Slurm) -> None:
     samples = make_samples([(40, 44)] * 24, num_classes=37)
     shards = write_shards(slurm.directory / "shards", samples, per_shard=8)
     (slurm.bin / "torchrun").unlink()  # the real one
-    words: list[str | Path] = [
-        "examples/classification.py",
-        "--shards",
-        shards,
-        "--out",
-        slurm.runs / "b",
+    words: list[str | Path] = ["examples/classification.py", "--shards", shards, "--out", slurm.runs / "b"]
+    words += [
         "--device",
         "cpu",
+        "--crop",
+        "16",
+        "--width",
+        "8",
+        "--batch-size",
+        "2",
+        "--epochs",
+        "60",
+        "--checkpoint-every",
+        "1",
     ]
-    words += ["--crop", "16", "--width", "8", "--batch-size", "2", "--epochs", "60", "--checkpoint-every", "1"]
     log = slurm.runs / "b" / "steps.jsonl"
 
     def num_steps() -> int:

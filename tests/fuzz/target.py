@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+Answer = Literal["taken", "refused"]
+
 
 class BrokenPromiseError(AssertionError):
     """The code took what it must refuse, or gave other bytes than were there."""
@@ -15,9 +17,6 @@ class Target(ABC):
     An instance may own servers and directories; `close` ends them.
     """
 
-    name: str
-    """On the command line, and in counts."""
-
     @abstractmethod
     def seeds(self) -> Sequence[bytes]:
         """Valid inputs, made here; mutants are made of them. Every one of them must be taken."""
@@ -27,7 +26,7 @@ class Target(ABC):
         return ()
 
     @abstractmethod
-    def check(self, data: bytes) -> Literal["taken", "refused"]:
+    def check(self, data: bytes) -> Answer:
         """Give one input to the code under test.
 
         Raises:

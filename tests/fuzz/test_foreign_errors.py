@@ -19,7 +19,7 @@ from dali_pipes.tuning import Tuning
 from prep.shuffle.key_map import parse_key_map
 from prep.shuffle.request import read_spec
 from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
-from tests.fuzz.seeds.texts import state
+from tests.fuzz.targets.texts import state
 
 DEEP = b"[" * 100_000
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.mutations import mutant
-from tests.fuzz.targets.all import TARGETS
-from tests.fuzz.targets.broken import BROKEN
+from tests.fuzz.targets.all import BROKEN, TARGETS
 
 # Counts are written this often: the parent takes a worker whose counts stand still for hung.
 COUNT_S = 0.5

@@ -13,7 +13,7 @@ from dali_pipes.graph.photos import read_photo_headers
 from dali_pipes.reader.buffers import EncodedBatch
 from tests.builders import image_bytes
 from tests.fuzz.mutations import mutant
-from tests.fuzz.seeds.photos import other_photos, photos
+from tests.fuzz.photo_seeds import other_photos, photos
 from tests.hostile_photos import animated_png, broken_jpeg2000, pixels_of, with_thumbnail
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, turned_photo, with_exif, xmp
 

@@ -1,27 +1,105 @@
-"""Files of text: each reader takes one or refuses it with an error of ours, whatever kind of file it is."""
+"""Files of text, boxes and tokens: each reader takes one or refuses it with an error of ours.
+
+Every reader gets every input: a file may lie where another kind is expected.
+"""
 
 import json
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.quarantine import read_exclusions
+from dali_pipes.formats.quarantine import Quarantine, read_exclusions
+from dali_pipes.graph.recipes.captions import pad_tokens, read_tokens
+from dali_pipes.graph.recipes.detection import MAX_LABEL, check_boxes, move_boxes, read_boxes
+from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.state import LoaderState
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
-from dali_pipes.tuning import Tuning
+from dali_pipes.tuning import Machine, Settings, Tuning
 from prep.shuffle.key_map import parse_key_map
 from prep.shuffle.request import read_spec
-from tests.fuzz.seeds.texts import SHARD, texts
-from tests.fuzz.target import BrokenPromiseError, Target
+from tests.builders import npy_bytes
+from tests.fuzz.target import Answer, BrokenPromiseError, Target
 from tests.sources import table
+
+SHARD = "s-000000.tar"
+
+
+def texts() -> list[bytes]:
+    """One of each kind."""
+    return [class_table(), quarantine(), tuning(), state(), *tables(), *key_maps(), *dsort_specs(), b" 7\n"]
+
+
+def class_table() -> bytes:
+    """A class table as `pack` writes it."""
+    return json.dumps({str(label): f"class {label}" for label in range(1, 6)}).encode()
+
+
+def quarantine() -> bytes:
+    """A quarantine of two bad samples."""
+    with tempfile.TemporaryDirectory(prefix="dali-pipes-seeds-") as folder:
+        path = Path(folder) / "bad.tsv"
+        listed = Quarantine(path, manifest="0" * 64)
+        listed.add(SHARD, "s00000", "image.jpg", "cannot be decoded")
+        listed.add(SHARD, "s00001", "", "gone")
+        return path.read_bytes()
+
+
+def tuning() -> bytes:
+    """A tuning file of some machine."""
+    with tempfile.TemporaryDirectory(prefix="dali-pipes-seeds-") as folder:
+        path = Path(folder) / "tuning.json"
+        settings = Settings(num_threads=2, prefetch_queue_depth=2, hw_decoder_load=0.5)
+        Tuning(machine=Machine(cpu="some", cores=2, gpu=None), settings=settings).write(path)
+        return path.read_bytes()
+
+
+def state() -> bytes:
+    """A loader's state, in JSON."""
+    order = OrderInputs(seed=7, epoch=2, weights=(0.5, 0.5), epoch_samples=100)
+    return json.dumps(LoaderState(manifest="ab", selection="cd", order=order, delivered=64).to_dict()).encode()
+
+
+def tables() -> list[bytes]:
+    """Tables of photos: CSV, TSV, JSON and JSON lines."""
+    rows = [{"path": f"{number}.jpg", "label": number, "boxes": [1, 2]} for number in range(3)]
+    return [
+        b"path,label\n0.jpg,0\n1.jpg,1\n",
+        b"path\tlabel\n0.jpg\t0\n",
+        json.dumps(rows).encode(),
+        "\n".join(map(json.dumps, rows)).encode(),
+    ]
+
+
+def key_maps() -> list[bytes]:
+    """External key maps: JSON, and lines."""
+    return [
+        json.dumps({"cats-{00..01}.tar": ["s00000", "^s0000[1-9]"]}).encode(),
+        b"s00000\tcats-{00..01}.tar\ns00001\tdogs-{00..01}.tar\n",
+    ]
+
+
+def dsort_specs() -> list[bytes]:
+    """A dSort spec in JSON and in YAML."""
+    spec = {
+        "input_bck": {"name": "b"},
+        "input_format": {"template": "s-{0..1}"},
+        "output_format": "o-{0..9}",
+        "input_extension": ".tar",
+        "output_shard_size": "1MB",
+        "algorithm": {"kind": "shuffle", "seed": "7"},
+    }
+    yaml = b"input_bck: {name: b}\ninput_format: {template: 's-{0..1}'}\noutput_format: 'o-{0..9}'\n"
+    return [json.dumps(spec).encode(), yaml + b"input_extension: .tar\noutput_shard_size: 1MB\n"]
+
 
 SPECS = ("spec.json", "spec.yaml")
 TABLES = ("t.csv", "t.tsv", "t.json", "t.jsonl")
@@ -29,8 +107,6 @@ TABLES = ("t.csv", "t.tsv", "t.json", "t.jsonl")
 
 class Texts(Target):
     """Every reader gets every input: a file may lie where another kind is expected."""
-
-    name = "texts"
 
     @cached_property
     def _folder(self) -> "tempfile.TemporaryDirectory[str]":
@@ -42,7 +118,7 @@ class Texts(Target):
     def seeds(self) -> Sequence[bytes]:
         return texts()
 
-    def check(self, data: bytes) -> Literal["taken", "refused"]:
+    def check(self, data: bytes) -> Answer:
         _is_taken(lambda: _names(data))  # takes almost any text, as one name
         return "taken" if self.takers(data) else "refused"
 
@@ -116,3 +192,50 @@ def _names(data: bytes) -> None:
         expand_braces(data.decode("utf-8", "replace")[:200])
     except ValueError as exc:
         raise PipesError(str(exc)) from exc
+
+
+HEIGHT, WIDTH, SIZE, LENGTH = 60, 80, 32, 8
+
+
+class Annotations(Target):
+    """Each input is read as JSON, as an array of boxes, and as an array of tokens."""
+
+    def seeds(self) -> Sequence[bytes]:
+        boxes = np.array([[1, 2, 30, 40, 7], [0, 0, 80, 60, 0]])
+        lists = {"boxes": boxes[:, :4].tolist(), "labels": boxes[:, 4].tolist()}
+        annotations = [{"bbox": [1, 2, 29.5, 38], "category_id": 7}, {"bbox": [], "category_id": 1, "iscrowd": 1}]
+        documents = [json.dumps(document).encode() for document in (lists, annotations)]
+        return [
+            *documents,
+            npy_bytes(boxes.astype(np.float32)),
+            npy_bytes(boxes.astype(">i2")),
+            npy_bytes(np.arange(20)),
+        ]
+
+    def check(self, data: bytes) -> Answer:
+        array = np.frombuffer(data, np.uint8)
+        are_read = [self._are_boxes(array, is_npy=is_npy) for is_npy in (False, True)]
+        return "taken" if any([*are_read, self._are_tokens(array)]) else "refused"
+
+    def _are_boxes(self, data: npt.NDArray[np.uint8], *, is_npy: bool) -> bool:
+        try:
+            rows = read_boxes(data, is_npy=is_npy, box_format=None)
+            check_boxes(rows, height=HEIGHT, width=WIDTH)
+        except ValueError:
+            return False
+        window: dict[str, Any] = {"start": (10, 20), "shape": (30, 40)}
+        moved = move_boxes(rows, **window, size=SIZE, is_flipped=True, min_size=1)
+        in_bounds = ((moved[:, :4] >= 0) & (moved[:, :4] <= SIZE)).all()
+        if not in_bounds or not ((moved[:, 4] >= 0) & (moved[:, 4] <= MAX_LABEL)).all():
+            raise BrokenPromiseError(f"boxes off the crop, or class ids out of range: {moved.tolist()}")
+        return True
+
+    def _are_tokens(self, data: npt.NDArray[np.uint8]) -> bool:
+        try:
+            ids = read_tokens(data)
+        except ValueError:
+            return False
+        padded = pad_tokens(ids, length=LENGTH, padding=0, end=None)
+        if padded.shape != (2, LENGTH) or padded.min() < 0 or padded[1].sum() != min(len(ids), LENGTH):
+            raise BrokenPromiseError(f"tokens of another shape or sign: {padded.tolist()}")
+        return True

@@ -66,12 +66,9 @@ def test_pack_table_with_every_option(listed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["table", "x.csv"], "Missing argument 'URL'"),
-        (["tars", "only"], "Missing argument"),
         (["table", "x.csv", "out", "--component", "path"], "expected NAME=COLUMN, got 'path'"),
         (["table", "x.csv", "out", "--value", "a=b", "--value", "a=c"], "'a' is given twice"),
         (["table", "x.csv", "out", "--component", "=b"], "expected NAME=COLUMN, got '=b'"),
-        (["table", "x.csv", "out", "--jobs", "0"], "0 is not in the range"),
     ],
 )
 def test_pack_misuse_exits_with_2(arguments: list[str], message: str) -> None:

@@ -69,19 +69,10 @@ def test_shuffle_by_split(directory: Path) -> None:
 
 def test_shuffle_by_split_is_the_same_in_all_epochs(directory: Path) -> None:
     """A sample of the one epoch's validation must not be in the next one's training."""
-    arguments = (
-        directory / "samples-",
-        "--by",
-        "split",
-        "--splits",
-        "train=0.8,val=0.2",
-        "--shard-bytes",
-        "1GiB",
-        "--epoch",
-    )
+    arguments = ("--by", "split", "--splits", "train=0.8,val=0.2", "--shard-bytes", "1GiB")
     keys = []
     for epoch in range(2):
-        _run(*arguments, str(epoch))
+        _run(directory / "samples-", *arguments, "--epoch", str(epoch))
         with tarfile.open(directory / f"e{epoch:06d}-shuffled-val-000000.tar") as archive:
             keys.append({name.partition(".")[0] for name in archive.getnames()})
     assert keys[0] == keys[1] != set()
@@ -242,10 +233,7 @@ ekm_file: {bucket.url}/map.json
         (["x", "--splits", "a=1"], "--splits goes with --by split"),
         (["x", "--by", "split", "--splits", "a"], "--splits takes names and shares, train=0.9,val=0.1, got 'a'"),
         (["x", "--by", "split", "--splits", "a=x"], "--splits takes names and shares"),
-        (["x", "--algorithm", "sideways"], "'sideways' is not one of 'shuffle', 'alphanumeric', 'content', 'none'"),
         (["x", "--engine", "client"], "'client' is not one of 'auto', 'dsort', 'exchange'"),
-        (["x", "--shard-bytes", "-1"], "a size is a number"),
-        (["x", "--epoch", "-1"], "-1 is not in the range"),
         (["x", "--epoch", "1", "--ekm", "m"], "it does not go with --ekm, which names the shards"),
         (["x", "--epoch", "1", "--algorithm", "none"], "it does not go with --algorithm none, which is not random"),
         (["x", "--output", "y-", "--ekm", "m"], "--ekm names the shards; drop --output"),

@@ -71,17 +71,6 @@ def test_photo_details_of_what_pillow_writes(data: bytes, expected: str, is_for_
     assert photo_details(data[: len(data) - 10]) == details
 
 
-def test_orientation_is_read_from_exif() -> None:
-    """PNGs have it in a chunk of their own; a block that ends too early has none, and counts as upright."""
-    exif = Image.Exif()
-    exif[274] = 6
-    jpeg = oriented(6)
-    start = jpeg.index(b"Exif\0\0") + 6
-    broken = jpeg[:start] + b"\xff" * 14 + jpeg[start + 14 :]
-    photos = {oriented(value): value for value in range(1, 9)} | {encoded("RGB", "PNG", exif=exif): 6, broken: 1}
-    assert [photo_details(photo).orientation for photo in photos] == [*photos.values()]  # type: ignore[union-attr]
-
-
 def test_details_of_a_long_head_ask_for_more() -> None:
     """A colour profile of 100 KB stands before the frame: the first 64 KiB do not tell, the whole file does."""
     data = encoded("RGB", "JPEG", icc_profile=bytes(100_000))

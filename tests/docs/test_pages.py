@@ -1,0 +1,90 @@
+"""The README, tutorials and pages that stand alone run as they stand; SECURITY.md names tests that exist."""
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.builders import make_samples, mask_bytes, photo_bytes, write_shards
+from tests.docs.pages import REPOSITORY, follows, python_of, run_blocks, run_python
+from tests.prep.versions.sets import class_folders
+
+README, DOCS = REPOSITORY / "README.md", REPOSITORY / "docs"
+MAX_LINES = 150
+
+
+def test_readme_is_short_and_its_training_loop_runs(tmp_path: Path) -> None:
+    """On shards in the folder that `make demo` leaves."""
+    assert len(README.read_text().splitlines()) <= MAX_LINES
+    (tmp_path / "demo-out").mkdir()
+    write_shards(tmp_path / "demo-out" / "shards", make_samples([(80, 72)] * 6), per_shard=3)
+    assert README.read_text().count("```python\n") == 1
+    assert run_python("-c", python_of(README), folder=tmp_path) == "6 1\n"
+
+
+def test_how_it_works_shows_what_its_python_prints(tmp_path: Path) -> None:
+    """Every number on the page is computed again, in a process and a folder of its own."""
+    # Without the fences, which a doctest would take for expected output.
+    text = re.sub(r"^```.*$", "", (DOCS / "how-it-works.md").read_text(), flags=re.MULTILINE)
+    assert len(doctest.DocTestParser().get_examples(text)) > 30
+    (tmp_path / "page.txt").write_text(text)
+    run_python("-m", "doctest", "page.txt", folder=tmp_path)
+
+
+def test_the_page_of_data_sets_that_grow_runs(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", {"cat": 6, "dog": 6})
+    class_folders(tmp_path / "more", {"dog": 2, "fox": 2}, first=50)
+    assert run_blocks(DOCS / "how-to" / "living-data-sets.md", folder=tmp_path) >= 6
+
+
+def test_shapes_of_outputs() -> None:
+    printed = "noise\nwrote 3 shards in 0.25 s (key Bengal_7, 50b855d57c0c)\nmore\nepoch 1: loss 2\n"
+    assert follows(["wrote 10 shards in 1 s (key Abyssinian_12, 0123456789ab)", "...", "epoch 0: ..."], printed) is None
+    assert follows(["epoch 1: loss 2", "wrote 3 shards in ..."], printed) == "wrote 3 shards in ..."
+    assert follows(["wrote 3 shards in 0.25 h ..."], printed) == "wrote 3 shards in 0.25 h ..."
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    """On 294 photos in Oxford's layout, two of them not in the list: ten shards of thirty and a short one."""
+    directory = tmp_path / "pets"
+    (directory / "images").mkdir(parents=True)
+    (directory / "annotations" / "trimaps").mkdir(parents=True)
+    rows = ["#Image CLASS-ID SPECIES BREED ID"]
+    for number in range(294):
+        breed, label = (("Abyssinian", 1), ("Bengal", 6), ("Siamese", 33))[number % 3]
+        name = f"{breed}_{number}"
+        (directory / "images" / f"{name}.jpg").write_bytes(photo_bytes(number, 96, 80))
+        (directory / "annotations" / "trimaps" / f"{name}.png").write_bytes(mask_bytes(number, 96, 80))
+        if number not in (30, 33):
+            rows.append(f"{name} {label} 1 1")
+    (directory / "annotations" / "list.txt").write_text("\n".join(rows) + "\n")
+    assert run_blocks(DOCS / "tutorial.md", folder=tmp_path, PETS=str(directory)) >= 10
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_class_folders_ends_with_a_model_that_has_learned_something(tmp_path: Path) -> None:
+    """Held-out tiles lie beside those that were trained on, and share no pixel with them."""
+    pytest.importorskip("skimage")
+    assert run_blocks(DOCS / "tutorial-class-folders.md", folder=tmp_path) == 4
+    found = re.search(r"accuracy ([\d.]+) on (\d+) held-out photos", (tmp_path / "printed.txt").read_text())
+    assert found is not None
+    assert float(found[1]) > 0.6
+    assert 50 < int(found[2]) < 110
+
+
+def test_promises_of_security_name_tests_that_exist() -> None:
+    """Files and tests in backticks; ``::test`` belongs to the file before it."""
+    lines = (REPOSITORY / "SECURITY.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith(("| promise", "| ---"))]
+    assert len(rows) > 15
+    for row in rows:
+        named, file = re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", row.split(" | ")[-1]), ""
+        assert named, row
+        for path, name in named:
+            file = path or file
+            tree = ast.parse((REPOSITORY / file).read_text())
+            names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert name in names if name else any(one.startswith("test_") for one in names), f"{file}::{name}"
