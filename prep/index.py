@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import (
     IndexedRun,
     IndexRun,
@@ -19,7 +20,6 @@ from dali_pipes.data_set.indexing import (
     index_bar,
     index_run,
     join_runs,
-    known_before,
     read_class_table,
     stored_versions,
 )
@@ -224,11 +224,16 @@ def _divided(whole: IndexRun, indexes: Found | None, most: int) -> Iterator[Inde
             whole,
             shards=replace(shards, names=list(names[start:stop])),
             entries=[whole.entries[row] for row in range(start, stop)],
-            before=[
-                None if entry is None else known_before(old, int(rows[row]), entry)
-                for row, entry in enumerate(entries, start)
-            ],
+            before=entries,
+            listed={} if old is None else _listed(old, rows[start:stop]),
         )
+
+
+def _listed(manifest: Manifest, rows: Int64s) -> dict[str, tuple[int, int, int]]:
+    """`IndexRun.listed` of some rows of a manifest; -1 is none."""
+    found = manifest.take(rows[rows >= 0])
+    numbers = (found.checksums.tolist(), found.index_bytes.tolist(), found.index_checksums.tolist())
+    return dict(zip(found.names, zip(*numbers, strict=True), strict=True))
 
 
 def _check_has_no_versions(shards: ShardSet) -> None:

@@ -44,5 +44,10 @@ def manifest_of(samples: list[int], /, **fields: Any) -> Manifest:
 
 def read_column_file(data: bytes, *, manifest: Manifest) -> SampleColumns:
     """All columns of a column file that is called ``c``."""
-    file = ColumnRanges(lambda start, size: data[start : start + size], manifest=manifest, where="c")
+    file = ColumnRanges(
+        lambda start, size: data[start : start + size],
+        samples=manifest.samples,
+        manifest=manifest.shards_digest,
+        where="c",
+    )
     return read_columns([file], np.arange(manifest.num_shards))

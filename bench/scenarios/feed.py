@@ -29,7 +29,7 @@ from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import SpentMeter
 from bench.tools.repeat import MASK, PHOTO, draw_shards
-from dali_pipes.cache.free_space import file_system
+from dali_pipes.cache.placement import file_system
 from dali_pipes.commands.options import size
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT

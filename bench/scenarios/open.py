@@ -25,7 +25,7 @@ from bench.engine.turn_process import DONE, Meet, TurnProcess, call_apart, meet,
 from bench.tools.folders import RunFolder
 from bench.tools.processes import status_mib
 from bench.tools.simulated_bucket import BUCKET, PREFIX, SimulatedBucket
-from dali_pipes.cache.free_space import file_system
+from dali_pipes.cache.placement import file_system
 
 NUM_BATCHES = 200
 WINDOW_SHARDS = 10

@@ -24,7 +24,7 @@ from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import shard_urls
 from bench.scenarios.on_shards import FORMS, ShardsScenario, touch, upload_repeated
 from bench.tools.folders import RunFolder
-from dali_pipes.cache.free_space import file_system
+from dali_pipes.cache.placement import file_system
 from dali_pipes.errors import DataError
 from dali_pipes.store.cluster import embedded_node
 

@@ -29,8 +29,7 @@ from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
 from bench.tools.processes import ProcessTree, cpu_s_of
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
-from dali_pipes.cache.free_space import file_system
-from dali_pipes.cache.placement import extent_alignment
+from dali_pipes.cache.placement import extent_alignment, file_system
 from dali_pipes.errors import DataError
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.reservation import reserved_bytes

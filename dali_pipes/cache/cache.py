@@ -33,7 +33,6 @@ import numpy as np
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.cache.extents import OTHER_DIRECTORY
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, CacheFiles, OpenCacheFile
-from dali_pipes.cache.free_space import FreeSpace
 from dali_pipes.cache.table import NOBODY, NUM_SLOTS, State, StateTable, is_unfinished
 from dali_pipes.errors import CacheError
 
@@ -107,7 +106,7 @@ class NodeCache:
     """A cache directory, as one process uses it: the loaders of the process hold, fill and release shards.
 
     Args:
-        directory: A local directory; checked by `dali_pipes.cache.free_space.check_directory`.
+        directory: A local directory; checked by `dali_pipes.cache.placement.check_directory`.
 
     Raises:
         CacheError: If the cache's own directory belongs to somebody else, or no file can be made there.
@@ -528,10 +527,9 @@ class NodeCache:
             pids = self._slots.pids([slot for slot in self._slots.used() if self._slots.group(slot) != group])
             used = f", and {others} are reserved for other loaders (process {', '.join(map(str, pids))})"
         directory = self._files.root.parent
-        least = FreeSpace.of(directory).cache_bytes_for(reserved + others)
         raise CacheError(
             f"the cache in '{directory}' may take {allowed} bytes; this loader must be able to hold {reserved} "
-            f"at a time{used}; pass cache=dali_pipes.Cache(max_bytes={least}) or more (--cache-bytes), or "
+            f"at a time{used}; pass cache=dali_pipes.Cache(max_bytes={reserved + others}) or more (--cache-bytes), or "
             "a smaller shuffle=dali_pipes.Shuffle(window_bytes=...)"
         )
 

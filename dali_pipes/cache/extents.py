@@ -80,29 +80,19 @@ class Extent:
             view, position = view[written:], position + written
 
     def read(self, position: int = 0, size: int | None = None) -> bytes:
-        """Read ``size`` bytes from ``position`` on (``None``: all); fewer only past the end of the file.
+        """Read ``size`` bytes from ``position`` on (``None``: all); fewer only past the end of the file or extent.
 
         Raises:
             CacheError: If the disk is broken.
         """
-        stop = self.size if size is None else min(self.size, position + size)
-        parts = []
-        while position < stop:
-            try:
-                part = os.pread(self.file, stop - position, self.start + position)
-            except OSError as exc:
-                raise CacheError(f"cannot read from the cache file: {exc.strerror}") from exc
-            if not part:
-                break
-            parts.append(part)
-            position += len(part)
-        return b"".join(parts)
+        rest = max(0, self.size - position)
+        buffer = bytearray(rest if size is None else min(rest, size))
+        return bytes(buffer[: self.read_into(memoryview(buffer), position)])
 
     def read_into(self, view: memoryview, position: int) -> int:
-        """Fill ``view`` from ``position`` on, without leaving the extent; returns the number of bytes.
+        """Fill ``view`` from ``position`` on; returns the number of bytes, fewer only at the end of the file.
 
-        They are fewer than ``view`` takes only at the end of the file. A buffer that is used again costs half of what
-        `read` costs: the kernel need not clear new pages for each block.
+        A buffer that is used again costs half of what `read` costs: the kernel need not clear new pages for each block.
 
         Raises:
             CacheError: If the disk is broken.
@@ -119,13 +109,7 @@ class Extent:
             num_read += num
         return num_read
 
-    def checksum(self) -> int:
-        """XXH64 of the bytes there."""
-        found = self.checksum_unless(lambda: False)
-        assert found is not None
-        return found
-
-    def checksum_unless(self, stopped: Callable[[], bool]) -> int | None:
+    def checksum_unless(self, stopped: Callable[[], bool] = lambda: False) -> int | None:
         """XXH64 of the bytes that are there; ``None`` if ``stopped()`` becomes true, which is asked once a mebibyte."""
         state, block = xxhash.xxh64(), memoryview(bytearray(min(BLOCK_BYTES, self.size)))
         for position in range(0, self.size, BLOCK_BYTES):

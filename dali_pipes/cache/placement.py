@@ -2,25 +2,165 @@
 
 The choice is shared memory if the whole data set fits there, else a disk if it fits there, else the first of both that
 can hold the windows that must be resident at a time.
+
+A tmpfs such as /dev/shm is memory: its files count against the machine's memory and the control group's limit.
 """
 
 import contextlib
 import logging
+import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dali_pipes.cache.cache import NodeCache
+from dali_pipes.cache.extents import EXTENT_ALIGNMENT, can_punch
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.free_space import SHARED_MEMORY, FreeSpace, check_directory
 from dali_pipes.errors import CacheError
 
 _log = logging.getLogger(__name__)
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the cache's own directory there is its user's, mode 0700)
+
+# Fractions of the free space that a cache takes by default: the program that reads from it keeps half of the memory,
+# and others keep a tenth of a disk.
+MEMORY_SHARE = 0.5
+DISK_SHARE = 0.9
+
+# File systems that several machines share. A cache is for one node: its locks, and freeing blocks, may not work there.
+_NETWORK = (
+    *("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs"),
+    "virtiofs",
+)
+_HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
 # Size of /dev/shm by default in container runtimes.
 CONTAINER_SHM_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeSpace:
+    """The space that a directory offers to a cache, in bytes."""
+
+    directory: Path
+    free: int
+    """Bytes that can be written now, as file system, memory and control group allow."""
+    total: int
+    """The file system's size."""
+    is_memory: bool
+    alignment: int = EXTENT_ALIGNMENT
+    """Size of a block: a page, or a huge page on a tmpfs that is mounted with ``huge=``."""
+
+    @classmethod
+    def of(cls, directory: Path) -> "FreeSpace":
+        """Measure the space in ``directory``; a directory that does not exist has no space."""
+        try:
+            stat = os.statvfs(directory)
+        except OSError:
+            return cls(directory=directory, free=0, total=0, is_memory=False)
+        free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+        kind, options = _mount(directory)
+        is_memory, alignment = kind in ("tmpfs", "ramfs"), EXTENT_ALIGNMENT
+        if is_memory:
+            free = min(free, available_memory())
+            if {"huge=always", "huge=within_size"} & set(options.split(",")):
+                alignment = max(alignment, _number(_HUGE_PAGE) or 0)
+        return cls(directory=directory, free=free, total=total, is_memory=is_memory, alignment=alignment)
+
+    def default_bytes(self, *, taken: int) -> int:
+        """Compute the size of a cache if the user gives none; the cache may reuse the bytes ``taken`` already."""
+        return int((self.free + taken) * (MEMORY_SHARE if self.is_memory else DISK_SHARE))
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory that cannot hold a cache file.
+
+    Raises:
+        CacheError: If it does not exist, if it is on a network file system, or if blocks of its files cannot be freed.
+    """
+    if not directory.is_dir():
+        raise CacheError(f"cache directory '{directory}' is not there; make it, or pass another")
+    kind = file_system(directory)
+    if kind in _NETWORK or kind.startswith("fuse."):
+        raise CacheError(
+            f"cache directory '{directory}' is on a network file system ({kind}), and a cache belongs to one node; "
+            "pass a local directory: /dev/shm, or one on an NVMe disk"
+        )
+    if not can_punch(directory):
+        raise CacheError(
+            f"cache directory '{directory}': its file system ({kind or 'unknown'}) cannot free blocks of a file, "
+            "which is how shards leave a cache; pass a directory on tmpfs, ext4, XFS or btrfs"
+        )
+
+
+def file_system(directory: Path) -> str:
+    """Return the type of the file system that holds ``directory``, as the kernel names it; empty if unknown."""
+    return _mount(directory)[0]
+
+
+def _mount(directory: Path) -> tuple[str, str]:
+    try:
+        device = os.stat(directory).st_dev  # noqa: PTH116 (follows links, as writing does)
+    except OSError:
+        return "", ""
+    lines = _text(Path("/proc/self/mountinfo")).splitlines()
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # "36 35 98:0 /root /mount options - ext4 /dev/... rw,options": the file system's type and options follow the dash.
+    found = [line.partition(" - ")[2].split() for line in lines if line.split()[2] == number]
+    return (found[-1][0], found[-1][-1]) if found else ("", "")
+
+
+def available_memory() -> int:
+    """Estimate the bytes of memory that this process can take without swapping, within its control group's limit.
+
+    0: the system does not say.
+    """
+    lines = _text(Path("/proc/meminfo")).splitlines()
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    return min(available, memory_limit())
+
+
+def memory_limit(*, cgroups: str | None = None, root: Path = _CGROUP) -> int:
+    """Compute the bytes that this process's control group, and those above it, may still take (version 2 of cgroups).
+
+    Without a limit it is a huge number. ``cgroups`` is the text of ``/proc/self/cgroup``; ``None``: read it.
+    """
+    if cgroups is None:
+        cgroups = _text(Path("/proc/self/cgroup"))
+    own = next((line.removeprefix("0::/") for line in cgroups.splitlines() if line.startswith("0::/")), None)
+    if own is None:
+        return _UNLIMITED
+    remaining = _UNLIMITED
+    # In a container the path may be the host's, which is not mounted here; then the root is the container's group.
+    for folder in (root / own, *(root / parent for parent in Path(own).parents)):
+        limit, usage = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit is not None and usage is not None:
+            remaining = min(remaining, max(0, limit - usage + _reclaimable(folder / "memory.stat")))
+    return remaining
+
+
+def _reclaimable(path: Path) -> int:
+    """Compute how much of a group's usage the kernel can reclaim: pages of files, but not of a tmpfs."""
+    pairs = dict(line.split()[:2] for line in _text(path).splitlines())
+    return max(0, int(pairs.get("file", 0)) - int(pairs.get("shmem", 0)))
+
+
+def _text(path: Path) -> str:
+    """A file of the kernel; empty if it is not there."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None  # "max" means no limit
+
+
+# The choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +220,7 @@ def place(
         check_directory(cache_dir)
         offer = _offer(cache_dir, cache_bytes)
         if reserved > offer.limit:
-            raise CacheError(f"{_needed(reserved, total, is_windowed, [offer])}; {offer.found}")
+            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {offer.found}")
         return Placement(space=offer.space, cache_bytes=offer.limit, keep=True)
     offers, refused = [], []
     for directory in default_directories():
@@ -95,7 +235,7 @@ def place(
     chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
     if chosen is None:
         found = [offer.found for offer in offers]
-        raise CacheError("; ".join([_needed(reserved, total, is_windowed, offers), *found, *refused]))
+        raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found, *refused]))
     for reason in refused:
         _log.info("%s", reason)
     return Placement(space=chosen.space, cache_bytes=chosen.limit, keep=False)
@@ -112,14 +252,12 @@ def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
         return _Offer(space, agreed, f"the loaders at work in '{directory}' share {agreed} bytes")
     if cache_bytes is None:
         share = ", of which a cache takes half by default" if space.is_memory else ""
-        return _Offer(space, space.for_extents(space.default_bytes(taken=taken)), _free(space, share))
+        return _Offer(space, space.default_bytes(taken=taken), _free(space, share))
     available = max(space.free + taken, agreed or 0)
-    limit = space.for_extents(min(available, cache_bytes))
     if cache_bytes > available:
         _log.info("the cache's max_bytes=%d: '%s' has space for %d only", cache_bytes, directory, available)
-        return _Offer(space, limit, _free(space))
-    own = f", {limit} of it for shards" if limit != cache_bytes else ""
-    return _Offer(space, limit, f"max_bytes={cache_bytes} is allowed in '{directory}'{own}")
+        return _Offer(space, available, _free(space))
+    return _Offer(space, cache_bytes, f"max_bytes={cache_bytes} is allowed in '{directory}'")
 
 
 def _free(space: FreeSpace, share: str = "") -> str:
@@ -132,10 +270,8 @@ def _free(space: FreeSpace, share: str = "") -> str:
     return text
 
 
-def _needed(reserved: int, total: int, is_windowed: bool, offers: Sequence[_Offer]) -> str:
-    needed = reserved if is_windowed else total
-    # A disk's file system takes blocks of its own.
-    least = max((offer.space.cache_bytes_for(needed) for offer in offers), default=needed)
+def _needed(reserved: int, total: int, is_windowed: bool) -> str:
+    least = reserved if is_windowed else total
     larger = f"a larger cache=dali_pipes.Cache(directory=..., max_bytes={least})"
     if is_windowed:
         return (

@@ -14,7 +14,7 @@ import numpy as np
 from dali_pipes.arrays import Int64s
 from dali_pipes.cache.cache import NodeCache, Take, Verify
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, Extent, extent_starts, reserve
-from dali_pipes.cache.free_space import FreeSpace
+from dali_pipes.cache.placement import FreeSpace
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
 

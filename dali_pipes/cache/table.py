@@ -122,7 +122,6 @@ class StateTable:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of their extents."""
         return int(self._header["resident_bytes"])
 
     @property
@@ -270,7 +269,7 @@ class StateTable:
             os.close(file)
 
     def _reserve(self, start: int, size: int) -> None:
-        """Allocate pages of the file, since on a full tmpfs a write to a page that does not exist is a SIGBUS."""
+        # On a full tmpfs a write to a page that does not exist is a SIGBUS.
         try:
             os.posix_fallocate(self._file, start, size)
         except OSError as exc:

@@ -25,8 +25,14 @@ from urllib.parse import urlsplit
 
 import click
 
-from dali_pipes.cache.free_space import FreeSpace, available_memory, check_directory, file_system
-from dali_pipes.cache.placement import CONTAINER_SHM_BYTES, default_directories
+from dali_pipes.cache.placement import (
+    CONTAINER_SHM_BYTES,
+    FreeSpace,
+    available_memory,
+    check_directory,
+    default_directories,
+    file_system,
+)
 from dali_pipes.commands.options import format_bytes, json_option
 from dali_pipes.errors import CacheError, StoreError, printable
 from dali_pipes.processes.ranks import cores_of_rank, num_local_ranks

@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from dali_pipes.arrays import Int32s, Int64s
 from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
-from dali_pipes.cache.free_space import available_memory
-from dali_pipes.cache.placement import place
+from dali_pipes.cache.placement import available_memory, place
 from dali_pipes.cache.share import CacheShare, cache_file_key
 from dali_pipes.data_set.find import NamedSets
 from dali_pipes.data_set.indexing import (
@@ -37,6 +36,8 @@ from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColum
 from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_set import ShardSet
+
+_log = logging.getLogger(__name__)
 
 
 class MixtureFetcher:
@@ -85,7 +86,7 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     """One manifest for several data sets, in their order. Shard names get their set's name in front; sums are added.
 
     Versions and column files stay with the sets. If two sets have different names for a class id, the first one is
-    kept: see `check_class_tables`.
+    kept: see `DataSet.check_classes`.
     """
     etls = [manifest.etl for manifest in parts.values()]
     joined = concatenate(list(parts.values()))
@@ -96,36 +97,6 @@ def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
     )
 
 
-def check_class_tables(tables: Mapping[str, Mapping[int, str]]) -> None:
-    """Refuse class tables (by the names of the sets) that contradict each other, for contiguous labels over all sets.
-
-    Raw ids are not checked: data sets that each count their classes from 1 can be mixed if the graph uses no label, or
-    if a training step tells the sets apart by their shards.
-
-    Raises:
-        DataError: If a set has no table, or two sets have different names for an id; shows both.
-    """
-    named_by: dict[int, tuple[str, str]] = {}
-    if missing := next((set_ for set_, table in tables.items() if not table), None):
-        raise DataError(
-            f"labels='contiguous' needs a class table of every data set, and the manifest of '{missing}' has none; "
-            'write one beside its shards, PREFIXclasses.json with {"1": "name", ...}, and index them anew: '
-            "dali-pipes prep index URL"
-        )
-    for set_, table in tables.items():
-        for label, name in table.items():
-            first, known = named_by.setdefault(label, (set_, name))
-            if known != name:
-                raise DataError(
-                    f"labels='contiguous' needs one class table, and class id {label} is '{known}' in data set "
-                    f"'{first}', '{name}' in '{set_}'; give the classes of one of them other ids, pack and index it "
-                    "anew, or take labels='raw'"
-                )
-
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 # 20 as the file has them, and once more for those of the loader's shards.
 BYTES_A_SAMPLE = 40
 
@@ -143,36 +114,35 @@ class DataSet:
 
     def __init__(self, shards: ShardSet | NamedSets, *, alignment: int = EXTENT_ALIGNMENT) -> None:
         self.shards, self.alignment = shards, alignment
-        self._is_mixture = isinstance(shards, NamedSets)
+        self.is_mixture = isinstance(shards, NamedSets)
         named = shards.sets if isinstance(shards, NamedSets) else {"": shards}
         self._sets = {name: _Set(set_) for name, set_ in named.items()}
+        sets = list(self._sets.values())
         self.set_names: tuple[str, ...] = tuple(named)
         """Names of a mixture's data sets, in order; one empty name if there is only one data set."""
-        self.set_shards: list[int] = [set_.manifest.num_shards for set_ in self._sets.values()]
+        self.set_shards: list[int] = [set_.manifest.num_shards for set_ in sets]
         """The number of shards of each data set, in order."""
         self.weights: tuple[float, ...] | None = shards.weights if isinstance(shards, NamedSets) else None
         """Each data set's part of the samples that are read; ``None`` if the mixture gives no weights."""
         self.versions = DataVersions(
-            [set_.whole.version for set_ in self._sets.values()],
-            [set_.shards.store.locate(set_.shards.prefix) for set_ in self._sets.values()],
+            [set_.whole.version for set_ in sets], [set_.shards.store.locate(set_.shards.prefix) for set_ in sets]
         )
         """The versions of the data sets, in order."""
         self.indexes: dict[str, bytes] | None = None
         """Shard indexes that were made now, by object name; ``None`` if the stores have all of them."""
         for name, set_ in self._sets.items():
             if set_.made is not None:
-                prefix = f"{name}/" if self._is_mixture else ""
+                prefix = f"{name}/" if self.is_mixture else ""
                 made = {f"{prefix}{index}": data for index, data in set_.made.indexes.items()}
                 self.indexes = (self.indexes or {}) | made
         self._whole_shards: WholeShards | None = None
-        sets = list(self._sets.values())
         self.whole: Manifest = sets[0].whole
         """The manifest of all shards that were indexed together."""
         self.rows: Int64s = sets[0].rows
         """The position of each shard in ``whole``: int64 [shards]."""
         self.manifest: Manifest = sets[0].manifest
         """The manifest of these shards."""
-        if self._is_mixture:
+        if self.is_mixture:
             self.whole = join_manifests({name: set_.whole for name, set_ in self._sets.items()})
             firsts = np.cumsum([0, *(set_.whole.num_shards for set_ in sets)])
             self.rows = np.concatenate([set_.rows + first for set_, first in zip(sets, firsts[:-1], strict=True)])
@@ -194,7 +164,7 @@ class DataSet:
     @property
     def source(self) -> str:
         """The origin of the shards in one line: URLs and ETL."""
-        if self._is_mixture:
+        if self.is_mixture:
             return self.shards.url
         etl = self._sets[""].shards.store.etl
         return f"{self.shards.url}{f' through ETL {etl}' if etl else ''}"
@@ -258,40 +228,65 @@ class DataSet:
         """Like `columns`, as the files have them."""
         return read_columns(self._open_columns(), self.rows)
 
-    def columns_in_parts(self, *, of_whole: bool = False) -> Iterator[tuple[int, Columns]]:
+    def columns_in_parts(
+        self, *, of_whole: bool = False, shards: Int64s | None = None
+    ) -> Iterator[tuple[int, Columns]]:
         """Yield the columns of a million samples or fewer at a time: the ordinal of the first one, and the columns.
 
         The parts are in the shards' order, each has whole shards, and a column is read when it is first asked for.
-        With ``of_whole`` they are those of all shards that were indexed together.
+        With ``of_whole`` they are those of all shards that were indexed together, with ``shards`` those of some of
+        these shards: int64 [N].
 
         Raises:
             DataError: As `columns`; also if a column file is replaced meanwhile.
         """
-        manifest = self.whole if of_whole else self.manifest
-        rows = np.arange(manifest.num_shards) if of_whole else self.rows
-        firsts = np.append(0, np.cumsum(manifest.samples, dtype=np.int64))
-        for run, part in read_parts(self._open_columns(), rows):
-            shards = slice(run.first, run.stop)
-            yield int(firsts[run.first]), Columns(part, names=manifest.names[shards], counts=manifest.samples[shards])
+        rows = np.arange(self.whole.num_shards) if of_whole else self.rows
+        chosen = np.arange(len(rows)) if shards is None else shards
+        manifest = (self.whole if of_whole else self.manifest).take(chosen)
+        firsts = np.append(0, manifest.sample_stops)
+        for run, part in read_parts(self._open_columns(), rows[chosen]):
+            own = slice(run.first, run.stop)
+            yield int(firsts[run.first]), Columns(part, names=manifest.names[own], counts=manifest.samples[own])
 
     def _open_columns(self) -> list[ColumnRanges]:
         return [file for set_ in self._sets.values() for file in set_.open_columns()]
 
     def has_columns(self) -> bool:
         """Whether all data sets have a column file."""
-        return all(set_.has_columns() for set_ in self._sets.values())
+        return all(set_.find_columns() is not None for set_ in self._sets.values())
 
     def check_classes(self) -> None:
-        """Refuse to number the classes of a mixture: see `dali_pipes.data_set.data_set.check_class_tables`."""
-        if self._is_mixture:
-            check_class_tables({name: set_.whole.classes for name, set_ in self._sets.items()})
+        """Refuse class tables of a mixture that contradict each other, for contiguous labels over all sets.
+
+        Raw ids are not checked: data sets that each count their classes from 1 can be mixed if the graph uses no label,
+        or if a training step tells the sets apart by their shards.
+
+        Raises:
+            DataError: If a set has no table, or two sets have different names for an id; shows both.
+        """
+        named_by: dict[int, tuple[str, str]] = {}
+        for set_, table in {name: part.whole.classes for name, part in self._sets.items()}.items():
+            if not table and self.is_mixture:
+                raise DataError(
+                    f"labels='contiguous' needs a class table of every data set, and the manifest of '{set_}' has "
+                    'none; write one beside its shards, PREFIXclasses.json with {"1": "name", ...}, and index them '
+                    "anew: dali-pipes prep index URL"
+                )
+            for label, name in table.items():
+                first, known = named_by.setdefault(label, (set_, name))
+                if known != name:
+                    raise DataError(
+                        f"labels='contiguous' needs one class table, and class id {label} is '{known}' in data set "
+                        f"'{first}', '{name}' in '{set_}'; give the classes of one of them other ids, pack and index "
+                        "it anew, or take labels='raw'"
+                    )
 
     # Staging
 
     def open_fetcher(self) -> Fetcher:
         """A fetcher of shards and their indexes, for one thread."""
         fetcher: Fetcher
-        if self._is_mixture:
+        if self.is_mixture:
             fetcher = MixtureFetcher({name: set_.shards.store for name, set_ in self._sets.items()})
         else:
             fetcher = self._sets[""].shards.store.open_fetcher()
@@ -349,7 +344,7 @@ class DataSet:
         )
 
     def _place(self, name: str) -> tuple[Store, str]:
-        set_, object_name = split_set(name) if self._is_mixture else ("", name)
+        set_, object_name = split_set(name) if self.is_mixture else ("", name)
         return self._sets[set_].shards.store, object_name
 
 
@@ -376,25 +371,24 @@ class _Set:
             return self.made.indexes[index_name(self.manifest.names[shard])]
         return read_index(self.shards.store, self.manifest, shard)
 
-    def has_columns(self) -> bool:
-        return self.made is not None or all(
-            self.shards.store.size(columns_name(f"{self.shards.prefix}{part}")) is not None
-            for part in [part.name for part in self.whole.parts] or [""]
-        )
+    def find_columns(self) -> list[ColumnRanges] | None:
+        """The column files of ``whole``, to be read by ranges; ``None`` if one is not there."""
+        if self.made is None:
+            return open_columns(self.shards, self.whole)
+        digest = self.whole.shards_digest
+        data = self.made.columns.to_bytes(manifest=digest)
+        read = lambda start, size: data[start : start + size]  # noqa: E731
+        return [ColumnRanges(read, samples=self.whole.samples, manifest=digest, where="columns")]
 
     def open_columns(self) -> list[ColumnRanges]:
-        """The column files of ``whole``, to be read by ranges."""
-        if self.made is not None:
-            data = self.made.columns.to_bytes(manifest=self.whole.shards_digest)
-            return [ColumnRanges(lambda start, size: data[start : start + size], manifest=self.whole, where="columns")]
-        found = open_columns(self.shards, self.whole)
-        if found is None:
-            name = self.shards.store.locate(columns_name(self.shards.prefix))
-            raise DataError(
-                f"no column file '{name}', by which samples are chosen by key, label or component; index the shards "
-                f"anew: {self.shards.index_command}"
-            )
-        return found
+        """As `find_columns`, where they must be there."""
+        if (found := self.find_columns()) is not None:
+            return found
+        name = self.shards.store.locate(columns_name(self.shards.prefix))
+        raise DataError(
+            f"no column file '{name}', by which samples are chosen by key, label or component; index the shards "
+            f"anew: {self.shards.index_command}"
+        )
 
 
 def _index_now(shards: ShardSet) -> IndexedShards:

@@ -12,14 +12,13 @@ the manifest lists the same bytes, it lists this index. And it is in the form th
 import json
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from dali_pipes.errors import DataError, StoreError, printable
-from dali_pipes.formats.column_file import ReadRange
 from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import (
     SHARD_COLUMNS,
@@ -211,16 +210,6 @@ def index_of_rows(rows: list[IndexRow], *, shard: str, archive: ArchiveReader) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
-    """What is known of a shard index that is in the store already."""
-
-    entry: ObjectEntry
-    listed: tuple[int, int, int] | None = None
-    """The shard's checksum, and bytes and checksum of its index, as the manifest has them; ``None``: it does not list
-    the shard."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class IndexRun:
     """Shards to be indexed, one after the other; pickles."""
 
@@ -230,8 +219,10 @@ class IndexRun:
     classes: Mapping[int, str] | None
     is_indexed: bool = False
     """Read the shard indexes in the store, which must be there, and not the shards."""
-    before: Sequence[Before | None] = ()
+    before: Sequence[ObjectEntry | None] = ()
     """For each shard the index that may be taken over: see Note [indexed before]; empty: all shards are read."""
+    listed: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Shard -> its checksum, and bytes and checksum of its index, as the manifest that is there has them."""
 
 
 class IndexedRun(NamedTuple):
@@ -255,8 +246,10 @@ def index_run(run: IndexRun, keep: Callable[[str, bytes], None], on_done: Callab
     names = run.shards.names
     num, num_before = len(names), 0
     rows: dict[str, Any] = {column: np.zeros(num, dtype) for column, (_, dtype) in SHARD_COLUMNS.items()}
-    totals, columns = _Totals(), ColumnsBuilder()
-    with PatientThreads(NUM_READERS) as readers:
+    columns = ColumnsBuilder()
+
+    def indexes(readers: PatientThreads) -> Iterator[ShardIndex]:
+        nonlocal num_before
         # Only a few ahead, because finished indexes wait in memory.
         ahead = deque(readers.submit(_index_one, run, row) for row in range(min(2 * NUM_READERS, num)))
         for row, name in enumerate(names):
@@ -269,19 +262,13 @@ def index_run(run: IndexRun, keep: Callable[[str, bytes], None], on_done: Callab
             rows["shard_bytes"][row], rows["checksums"][row] = index.shard_bytes, index.shard_checksum
             rows["index_bytes"][row], rows["index_checksums"][row] = len(data), checksum(data)
             rows["samples"][row] = index.num_samples
-            totals.add(index)
             columns.add(index)
+            yield index
             on_done(1 if run.shards.store.etl else index.shard_bytes)
-    return IndexedRun(Manifest(names=names, **rows, **totals.sums()), columns.finish(), num_before)
 
-
-def known_before(manifest: Manifest | None, row: int, entry: ObjectEntry) -> Before:
-    """What is known of the stored index ``entry`` of the shard in this row of the manifest; negative: in none."""
-    if manifest is None or row < 0:
-        return Before(entry=entry)
-    numbers = (manifest.checksums[row], manifest.index_bytes[row], manifest.index_checksums[row])
-    shard_checksum, index_bytes, index_checksum = map(int, numbers)
-    return Before(entry=entry, listed=(shard_checksum, index_bytes, index_checksum))
+    with PatientThreads(NUM_READERS) as readers:
+        sums = sums_of(indexes(readers))
+    return IndexedRun(Manifest(names=names, **rows, **sums), columns.finish(), num_before)
 
 
 def _index_one(run: IndexRun, row: int) -> tuple[ShardIndex, bytes, bool]:
@@ -289,8 +276,7 @@ def _index_one(run: IndexRun, row: int) -> tuple[ShardIndex, bytes, bool]:
     store, name, entry = run.shards.store, run.shards.names[row], run.entries[row]
     if run.is_indexed:
         return *_stored_index(run.shards, entry, name), False
-    before = run.before[row] if run.before else None
-    if before is not None and (found := _taken_over(run, name, entry, before)) is not None:
+    if (found := _taken_over(run, row)) is not None:
         return *found, False
     try:
         with store.open(name) as stream:
@@ -306,36 +292,27 @@ def _index_one(run: IndexRun, row: int) -> tuple[ShardIndex, bytes, bool]:
     return index, index.to_bytes(), True
 
 
-def _taken_over(run: IndexRun, name: str, entry: ObjectEntry, before: Before) -> tuple[ShardIndex, bytes] | None:
+def _taken_over(run: IndexRun, row: int) -> tuple[ShardIndex, bytes] | None:
     """The stored index of a shard, and its bytes, if it is what would be written: see Note [indexed before]."""
-    store = run.shards.store
-    kind, known = store.access().known_checksum(entry) or ("", "")
-    if store.etl or not (kind in XXH64_TYPES or _is_newer(before.entry, entry)):
+    store, name, entry = run.shards.store, run.shards.names[row], run.entries[row]
+    before = run.before[row] if run.before else None
+    if before is None or store.etl:
         return None
-    data = store.find(index_name(name))
-    if data is None:
+    kind, _ = store.access().known_checksum(entry) or ("", "")
+    is_newer = before.written_ns and entry.written_ns and before.written_ns[0] > entry.written_ns[1]
+    if not (kind in XXH64_TYPES or is_newer):
         return None
     try:
-        index = ShardIndex.from_bytes(data, where=store.locate(index_name(name)))
+        index, data = _stored_index(run.shards, entry, name)
     except DataError:
         return None
-    if (index.shard, index.shard_bytes) != (name, entry.size) or index.to_bytes() != data:
-        return None
-    if kind in XXH64_TYPES and known != f"{index.shard_checksum:016x}":
-        return None
-    listed = before.listed
+    listed = run.listed.get(name)
     if listed is not None and listed[0] == index.shard_checksum and listed[1:] != (len(data), checksum(data)):
         return None
-    if run.classes and index.labels is not None:
-        labels = np.unique(index.labels[index.offsets[LABEL_COMPONENT] >= 0])
-        if any(int(label) not in run.classes for label in labels):
-            return None  # reading the shard tells the sample
-    return index, data
-
-
-def _is_newer(index: ObjectEntry, shard: ObjectEntry) -> bool:
-    """Whether the index was surely written after the shard's last change."""
-    return index.written_ns is not None and shard.written_ns is not None and index.written_ns[0] > shard.written_ns[1]
+    # If a class id is not in the table, reading the shard tells the sample.
+    labels = () if index.labels is None else np.unique(index.labels[index.has_label]).tolist()
+    is_in_table = not run.classes or run.classes.keys() >= set(labels)
+    return (index, data) if index.shard == name and index.to_bytes() == data and is_in_table else None
 
 
 def _stored_index(shards: ShardSet, entry: ObjectEntry, name: str) -> tuple[ShardIndex, bytes]:
@@ -352,56 +329,38 @@ def _stored_index(shards: ShardSet, entry: ObjectEntry, name: str) -> tuple[Shar
     index = ShardIndex.from_bytes(data, where=where)
     if shards.store.etl:
         return index, data  # the transformed shard's size and checksum are not known
-    if index.shard_bytes != entry.size:
-        raise DataError(f"'{where}' is of a shard of {index.shard_bytes} bytes, the shard has {entry.size}; {again}")
     kind, known = shards.store.access().known_checksum(entry) or ("", "")
-    if kind in XXH64_TYPES and known != f"{index.shard_checksum:016x}":
-        raise DataError(
-            f"'{where}' is of a shard with the checksum {index.shard_checksum:016x}, the shard has {known}; {again}"
-        )
+    if index.shard_bytes != entry.size or (kind in XXH64_TYPES and known != f"{index.shard_checksum:016x}"):
+        raise DataError(f"'{where}' is the index of other bytes than the shard has now; {again}")
     return index, data
-
-
-class _Totals:
-    """Sums over shard indexes, for the manifest."""
-
-    def __init__(self) -> None:
-        self._components: Counter[str] = Counter()
-        self._turned: Counter[str] = Counter()
-        self._photos: dict[str, Counter[str]] = defaultdict(Counter)
-        self._labels: list[int] = []
-
-    def add(self, index: ShardIndex) -> None:
-        is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
-        self._components.update({component: int(rows.sum()) for component, rows in is_there.items()})
-        for component, photo in index.photos.items():
-            rows = is_there[component]
-            formats = np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
-            counts = {PHOTO_FORMATS[code]: int(formats[code]) for code in np.flatnonzero(formats)}
-            self._photos[component].update({UNSIZED: int(np.count_nonzero(photo.height[rows] == 0)), **counts})
-            if photo.orientation is not None and (num := np.count_nonzero(photo.orientation[rows] != UPRIGHT)):
-                self._turned[component] += int(num)
-        if index.labels is not None:
-            # At least one sample has the label, or the component would not be listed.
-            labels = index.labels[is_there[LABEL_COMPONENT]]
-            self._labels = [min([*self._labels, int(labels.min())]), max([*self._labels, int(labels.max())])]
-
-    def sums(self) -> dict[str, Any]:
-        """The sums by the names of the manifest's attributes."""
-        return {
-            "components": dict(self._components),
-            "photos": {component: without_unsized(counts) for component, counts in self._photos.items()},
-            "labels": dict(zip(("min", "max"), self._labels, strict=True)) if self._labels else {},
-            "turned": dict(self._turned),
-        }
 
 
 def sums_of(indexes: Iterable[ShardIndex]) -> dict[str, Any]:
     """The sums over some shards, as their manifest has them, by the names of its attributes."""
-    totals = _Totals()
+    components: Counter[str] = Counter()
+    turned: Counter[str] = Counter()
+    photos: dict[str, Counter[str]] = defaultdict(Counter)
+    extremes: list[int] = []
     for index in indexes:
-        totals.add(index)
-    return totals.sums()
+        is_there = {component: offsets >= 0 for component, offsets in index.offsets.items()}
+        components.update({component: int(rows.sum()) for component, rows in is_there.items()})
+        for component, photo in index.photos.items():
+            rows = is_there[component]
+            formats = np.bincount(photo.format[rows], minlength=len(PHOTO_FORMATS))
+            counts = {PHOTO_FORMATS[code]: int(formats[code]) for code in np.flatnonzero(formats)}
+            photos[component].update({UNSIZED: int(np.count_nonzero(photo.height[rows] == 0)), **counts})
+            if photo.orientation is not None and (num := np.count_nonzero(photo.orientation[rows] != UPRIGHT)):
+                turned[component] += int(num)
+        if index.labels is not None:
+            # At least one sample has the label, or the component would not be listed.
+            labels = index.labels[index.has_label]
+            extremes = [min([*extremes, int(labels.min())]), max([*extremes, int(labels.max())])]
+    return {
+        "components": dict(components),
+        "photos": {component: without_unsized(counts) for component, counts in photos.items()},
+        "labels": dict(zip(("min", "max"), extremes, strict=True)) if extremes else {},
+        "turned": dict(turned),
+    }
 
 
 # A data set
@@ -553,13 +512,16 @@ def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | N
         if shards.store.size(name) is None:
             return None
         own = manifest.take(np.arange(first, first + part.num_shards))
-        files.append(ColumnRanges(_reader(shards.store, name), manifest=own, where=shards.store.locate(name)))
+        files.append(
+            ColumnRanges(
+                lambda start, size, name=name: shards.store.read_range(name, start=start, size=size),  # type: ignore[misc]
+                samples=own.samples,
+                manifest=own.shards_digest,
+                where=shards.store.locate(name),
+            )
+        )
         first += part.num_shards
     return files
-
-
-def _reader(store: Store, name: str) -> ReadRange:
-    return lambda start, size: store.read_range(name, start=start, size=size)
 
 
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:

@@ -255,8 +255,7 @@ def _by_manifest(pattern: Pattern, etl: str | None = None) -> ShardSet | None:
 
     Raises:
         StoreError: If there are only manifests of versions, or a version is named and there is no manifest.
-        ValueError: If the pattern is no glob and matches shards beside those of one data set, or it is a glob over
-            several data sets of which one has versions.
+        ValueError: If the pattern matches shards beside those of one data set.
     """
     for prefix in pattern.manifest_prefixes:
         if (named := _in_manifest(pattern, pattern.store, prefix, etl)) is not None:
@@ -269,11 +268,9 @@ def _by_manifest(pattern: Pattern, etl: str | None = None) -> ShardSet | None:
     ]
     start = f"{found[0].store.url.rstrip('/')}/{found[0].prefix}" if found else ""
     if len(found) > 1 or not all(shard.startswith(start) for shard in listing.shards):
-        if pattern.is_glob:
-            return _joined(pattern, found)
         raise ValueError(
-            f"'{pattern.url}' holds shards of several sets, such as '{found[0].url}'; name one of them, or list the "
-            "shards"
+            f"'{pattern.url}' holds shards of several sets, such as '{found[0].url}'; name one of them, list the "
+            "shards, or name the data sets in a dali_pipes.Mixture"
         )
     if found:
         named = found[0]
@@ -307,18 +304,6 @@ def _listed_manifests(pattern: Pattern) -> list[tuple[Store, str]]:
         shards = shard_set(pattern.listing.shards, endpoint=pattern.store.endpoint)
         found.append((shards.store, grown_prefix(shards.names) or shards.prefix))
     return found
-
-
-def _joined(pattern: Pattern, found: Sequence[ShardSet]) -> ShardSet:
-    """The shards of several data sets that a glob matches, with those that are listed in none."""
-    for named in found:
-        if named.manifest is not None and named.manifest.version > 1:
-            raise ValueError(
-                f"'{pattern.url}' matches shards of several sets, and '{named.url}' has versions; name the data sets "
-                "in a dali_pipes.Mixture"
-            )
-    locations = {named.store.locate(name) for named in found for name in named.names}
-    return shard_set(sorted(locations.union(pattern.choose(pattern.listing.shards))), endpoint=None)
 
 
 def _in_manifest(pattern: Pattern, store: Store, prefix: str, etl: str | None) -> ShardSet | None:

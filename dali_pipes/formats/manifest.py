@@ -46,22 +46,33 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple, cast, get_type_hints
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import xxhash
 
 from dali_pipes.arrays import Int64s, UInt64s
 from dali_pipes.errors import DataError, printable
-from dali_pipes.formats.column_file import ColumnFile, are_counts, is_count, is_int64, save_columns
+from dali_pipes.formats.column_file import COUNTS, ColumnFile, fits, is_count, is_int64, is_text, save_columns
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, join_texts, object_name_problem, pack_texts
 
-# The history: version, column files and changes of a data set that has grown
+MANIFEST_VERSION = 4
+MANIFEST_KIND = "dali-pipes manifest"
+UNSIZED = "unsized"
+"""A key of `Manifest.photos` besides the formats: photos whose header gives no height and width."""
+_CLASS_ID = re.compile("-?[0-9]{1,19}")
 
-_PART_NAME = re.compile("(?:(?:add|remove|compact)-[0-9a-f]{10}-)?")
+# Attribute of a manifest -> name and dtype of its column, which has an entry for each shard.
+SHARD_COLUMNS: dict[str, tuple[str, type[np.generic]]] = {
+    "shard_bytes": ("bytes", np.int64),
+    "checksums": ("checksum", np.uint64),
+    "samples": ("samples", np.int64),
+    "index_bytes": ("index_bytes", np.int64),
+    "index_checksums": ("index_checksum", np.uint64),
+}
 
 
 class ShardsPart(NamedTuple):
@@ -91,74 +102,13 @@ class Change(NamedTuple):
     """The digest of the manifest before this change; empty for the first version."""
 
 
-def history_entries(version: int, parts: Sequence[ShardsPart], history: Sequence[Change]) -> dict[str, Any]:
-    """The entries of a manifest's header for a version above 1."""
-    return {
-        "data_version": version,
-        "parts": [list(part) for part in parts],
-        "history": [change._asdict() for change in history],
-    }
-
-
-def read_removed(file: ColumnFile, samples: Int64s) -> Int64s:
-    """Take the column of removed samples; ``samples`` is the number of samples in each shard."""
-    removed: Int64s = file.column("removed", np.int64)
-    num_samples = int(samples.sum())
-    if (np.diff(removed) <= 0).any() or (len(removed) and not 0 <= removed[0] <= removed[-1] < num_samples):
-        raise file.refused(f"column 'removed' of sorted ordinals below {num_samples}", "others")
-    return removed
-
-
-def read_history(file: ColumnFile, num_shards: int) -> tuple[int, tuple[ShardsPart, ...], tuple[Change, ...]]:
-    """The version of the data set, its parts and its history; version 1 has neither parts nor history."""
-    if "data_version" not in file.header:
-        return 1, (), ()
-    version = file.entry("data_version", "a whole number above 1", lambda value: is_count(value) and value > 1)
-    parts = tuple(ShardsPart(*part) for part in file.entry("parts", "names and numbers of shards", _are_parts))
-    if (num_listed := sum(part.num_shards for part in parts)) != num_shards:
-        raise file.refused(f"'parts' of {num_shards} shards, as many as it lists", str(num_listed))
-    entries = file.entry("history", f"the changes up to version {version}", partial(_is_history, version=version))
-    return version, parts, tuple(Change(**entry) for entry in entries)
-
-
-def _are_parts(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(part, list)
-        and len(part) == 2
-        and isinstance(part[0], str)
-        and _PART_NAME.fullmatch(part[0])
-        and is_count(part[1])
-        for part in value
-    )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not _HALVES.search(value)
-
-
-def _is_history(value: object, *, version: int) -> bool:
-    fields = {name: str if hint is str else int for name, hint in get_type_hints(Change).items()}
-    return (
-        isinstance(value, list)
-        and len(value) == version
-        and all(
-            isinstance(entry, dict)
-            and entry.keys() == fields.keys()
-            and all(_is_text(entry[name]) if kind is str else is_count(entry[name]) for name, kind in fields.items())
-            for entry in value
-        )
-        and [entry["version"] for entry in value] == list(range(1, version + 1))
-    )
-
-
-# Recoded photos: resized, optimized or converted when they were packed. ``prep pack`` writes the steps beside shards,
-# as ``PREFIXrecoded.json``; ``prep shuffle`` copies that file, and ``prep index`` puts its content into the manifest. A
-# data set that was packed twice has two steps.
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecodedStep:
-    """The settings and the result of one pass over the photos and masks."""
+    """The settings and the result of one pass over the photos and masks, when they were packed.
+
+    ``prep pack`` writes the steps beside shards, as ``PREFIXrecoded.json``; ``prep shuffle`` copies that file, and
+    ``prep index`` puts its content into the manifest. A data set that was packed twice has two steps.
+    """
 
     settings: Mapping[str, int | str | bool]
     """Those that were given: ``{"short_side": 256, "quality": 90}``."""
@@ -170,48 +120,39 @@ class RecodedStep:
     bytes_after: int
 
 
+_STEPS = [
+    {
+        "settings": {is_text: lambda setting: isinstance(setting, int | str)},
+        "counts": COUNTS,
+        "bytes_before": is_count,
+        "bytes_after": is_count,
+    }
+]
+_CHANGES = [{name: is_count if kind is int else is_text for name, kind in Change.__annotations__.items()}]
+# The shapes of the header's entries, see `fits`. AIStore says what an ETL's name may be: it matters that it has no dot.
+_HEADER: dict[str, Any] = {
+    "components": COUNTS,
+    "photos": {is_text: {{*PHOTO_FORMATS, UNSIZED}.__contains__: is_count}},
+    "labels": lambda labels: labels == {} or fits(labels, {"min": is_int64, "max": is_int64}),
+    "turned": COUNTS,
+    "recoded": _STEPS,
+    "etl": lambda name: is_text(name) and re.fullmatch("(?:[a-z0-9-]{1,64})?", name),
+    "data_version": lambda version: is_count(version) and version > 1,
+    "parts": [(lambda name: re.fullmatch("(?:(?:add|remove|compact)-[0-9a-f]{10}-)?", name), is_count)],
+    "history": _CHANGES,
+}
+
+
 def steps_of(value: object) -> tuple[RecodedStep, ...]:
     """The steps that a value of JSON describes; raises `ValueError` for other values."""
-    if not (isinstance(value, list) and all(map(_is_step, value))):
+    if not fits(value, _STEPS):
         raise ValueError('expected a list of {"settings": ..., "counts": ..., "bytes_before": ..., "bytes_after": ...}')
-    return tuple(RecodedStep(**step) for step in value)
+    return tuple(RecodedStep(**step) for step in cast("list[Any]", value))
 
 
 def write_steps(steps: Sequence[RecodedStep]) -> bytes:
     """The file ``PREFIXrecoded.json``; the same steps always give the same bytes."""
     return json.dumps(list(map(asdict, steps)), indent=0, sort_keys=True).encode()
-
-
-def _is_step(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == RecodedStep.__dataclass_fields__.keys()
-        and isinstance(value["settings"], dict)
-        and all(isinstance(setting, int | str) for setting in value["settings"].values())
-        and are_counts(value["counts"])
-        and is_count(value["bytes_before"])
-        and is_count(value["bytes_after"])
-    )
-
-
-MANIFEST_VERSION = 4
-MANIFEST_KIND = "dali-pipes manifest"
-UNSIZED = "unsized"
-"""A key of `Manifest.photos` besides the formats: photos whose header gives no height and width."""
-# AIStore's rule. It matters here that a name has no dot.
-_ETL_NAME = re.compile("[a-z0-9-]{1,64}")
-_CLASS_ID = re.compile("-?[0-9]{1,19}")
-_HALVES = re.compile("[\ud800-\udfff]")
-
-
-# Attribute of a manifest -> name and dtype of its column, which has an entry for each shard.
-SHARD_COLUMNS: dict[str, tuple[str, type[np.generic]]] = {
-    "shard_bytes": ("bytes", np.int64),
-    "checksums": ("checksum", np.uint64),
-    "samples": ("samples", np.int64),
-    "index_bytes": ("index_bytes", np.int64),
-    "index_checksums": ("index_checksum", np.uint64),
-}
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -403,7 +344,11 @@ class Manifest:
             **({"etl": self.etl} if self.etl else {}),
         }
         if self.version > 1:
-            header |= history_entries(self.version, self.parts, self.history)
+            header |= {
+                "data_version": self.version,
+                "parts": [list(part) for part in self.parts],
+                "history": [change._asdict() for change in self.history],
+            }
         return save_columns(columns, header)
 
     @classmethod
@@ -413,69 +358,60 @@ class Manifest:
         Raises:
             DataError: If ``data`` is not a manifest of this version, or holds invalid values; ``where`` names it.
         """
-        file = ColumnFile.open(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
-        names = file.texts("name")
-        if problem := object_name_problem(names):
-            raise file.refused("names of shards", problem)
-        columns: dict[str, Any] = {}
-        for name, (column, dtype) in SHARD_COLUMNS.items():
-            values = columns[name] = file.column(column, dtype, len(names))
-            if dtype is np.int64 and ((values < 0).any() or values.sum(dtype=np.float64) >= 2**62):
-                raise file.refused(f"column '{column}' of counts with a sum under 2**62", "other values")
-        removed = read_removed(file, columns["samples"]) if "removed" in file.columns else _no_ordinals()
-        file.expect_no_more()
-        version, parts, history = read_history(file, len(names))
-        etl = file.text("etl") if "etl" in file.header else ""
-        if etl and not _ETL_NAME.fullmatch(etl):
-            raise file.refused("'etl' to be an ETL's name", f"{etl!r:.40}")
-        photos = file.entry("photos", "whole numbers by component and format", _are_photos)
-        if unknown := set().union(*photos.values()) - {*PHOTO_FORMATS, UNSIZED}:
-            raise file.refused(f"photos to be in one of {', '.join(PHOTO_FORMATS)}", f"'{min(unknown)}'")
-        try:
-            classes, recoded = classes_of(file.header.get("classes")), steps_of(file.header.get("recoded", []))
-        except ValueError as exc:
-            raise file.refused("'classes' to be names by class id, and 'recoded' steps", printable(str(exc))) from exc
-        return cls(
-            names=names,
-            **columns,
-            components=file.entry("components", "whole numbers by name", are_counts),
-            classes=classes,
-            photos=photos,
-            labels=file.entry("labels", "min and max", _is_range),
-            turned=file.entry("turned", "whole numbers by component", are_counts),
-            recoded=recoded,
-            etl=etl,
-            version=version,
-            parts=parts,
-            history=history,
-            removed=removed,
-        )
+        file = ColumnFile.of_bytes(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
+        with file.checking():
+            names = file.texts("name")
+            if problem := object_name_problem(names):
+                raise ValueError(problem)
+            dtypes: dict[str, Any] = {column: ([dtype], len(names)) for column, dtype in SHARD_COLUMNS.values()}
+            dtypes |= {"name/bytes": ([np.uint8], 0), "name/ends": ([np.int64], len(names))}
+            if "removed" in file:
+                dtypes["removed"] = [np.int64], file.length("removed")
+            file.declare(dtypes)
+            columns: dict[str, Any] = {name: file.column(column) for name, (column, _) in SHARD_COLUMNS.items()}
+            for name, values in columns.items():
+                if values.dtype == np.int64 and ((values < 0).any() or values.sum(dtype=np.float64) >= 2**62):
+                    raise ValueError(f"column '{SHARD_COLUMNS[name][0]}' has negative values, or a sum above 2**62")
+            removed = file.column("removed") if "removed" in file else _no_ordinals()
+            num_samples = int(columns["samples"].sum())
+            if (np.diff(removed) <= 0).any() or (len(removed) and not 0 <= removed[0] <= removed[-1] < num_samples):
+                raise ValueError(f"column 'removed' does not hold sorted ordinals below {num_samples}")
+            return cls(names=names, **columns, **_entries(file.header, len(names)), removed=removed)
+
+
+def _entries(header: Mapping[str, Any], num_shards: int) -> dict[str, Any]:
+    """The attributes of a manifest that its header holds; raises `ValueError` for impossible ones."""
+    entries = {name: header[name] for name in _HEADER.keys() & header.keys()}
+    for name, value in entries.items():
+        if not fits(value, _HEADER[name]):
+            raise ValueError(f"'{name}' is {value!r:.60}")
+    version, parts, history = (entries.pop(name, ()) for name in ("data_version", "parts", "history"))
+    entries |= {
+        "classes": classes_of(header["classes"]),
+        "recoded": steps_of(header.get("recoded", [])),
+        "version": version or 1,
+        "parts": tuple(ShardsPart(*part) for part in parts),
+        "history": tuple(Change(**change) for change in history),
+    }
+    if version or parts or history:
+        if sum(part.num_shards for part in entries["parts"]) != num_shards:
+            raise ValueError(f"'parts' are of other shards than the {num_shards} that it lists")
+        if len(history) != version or [change["version"] for change in history] != list(range(1, len(history) + 1)):
+            raise ValueError(f"'history' does not have the changes 1 to {version}")
+    return entries
 
 
 def classes_of(table: object) -> dict[int, str]:
-    """The class table, id -> name, in a value of JSON; raises `ValueError` for other values.
-
-    JSON's escapes can also name halves of characters, which UTF-8 cannot hold.
-    """
+    """The class table, id -> name, in a value of JSON; raises `ValueError` for other values."""
     if not isinstance(table, dict):
         raise ValueError(f"a {type(table).__name__}")
     classes: dict[int, str] = {}
     for text, name in table.items():
         label = int(text) if _CLASS_ID.fullmatch(text) else None
-        if label is None or not is_int64(label) or label in classes or _HALVES.search(str(name)):
+        if not is_int64(label) or label in classes or not is_text(str(name)):
             raise ValueError(f"'{printable(text, max_chars=60)}': '{printable(str(name), max_chars=60)}'")
-        classes[label] = str(name)
+        classes[cast("int", label)] = str(name)
     return classes
-
-
-def _are_photos(value: object) -> bool:
-    return isinstance(value, dict) and all(map(are_counts, value.values()))
-
-
-def _is_range(value: object) -> bool:
-    return value == {} or (
-        isinstance(value, dict) and value.keys() == {"min", "max"} and all(map(is_int64, value.values()))
-    )
 
 
 # Sums of several manifests

@@ -27,24 +27,21 @@ The rule: the first EXIF block counts (JPEG: APP1 before the first scan; PNG: ``
 announces it), in it the first entry of tag 274 in the first directory, if it is one whole number from 1 to 8. In any
 other case the value is 1. XMP and text chunks are not read. An animated PNG has the orientation of a PNG. Other formats
 have none here: Pillow turns a TIFF itself.
+
+# Note [parallel parsers]: DALI 2.4 parses the headers of a batch of more than 4 x (threads + 1) samples in several
+threads. If nvImageCodec's parser refuses one of them, the process ends (SIGSEGV, see `docs/parallel-parsers.md`). So a
+photo joins a batch only if its header is surely read: if it has what the rules of this module ask for, or if DALI has
+read it alone (`dali_pipes.graph.photos`).
 """
 
+import re
 import struct
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.formats.photo_header import JPEG_FRAMES
-from dali_pipes.formats.sure_headers import (
-    JPEG_CHANNELS,
-    JPEG_TAIL_BYTES,
-    PNG_KINDS,
-    PNG_START,
-    WEBP_HEADER_BYTES,
-    is_sure_bmp,
-    is_sure_pnm,
-)
+from dali_pipes.formats.photo_header import JPEG_FRAMES, WEBP_HEADER_BYTES
 
 UPRIGHT = 1
 """The orientation of a photo that is stored as it is seen."""
@@ -66,6 +63,27 @@ _MAX_PARTS = 1 << 16
 # Where EXIF data may stand first.
 _FIRST_PARTS = {"JPEG": 2, "PNG": 8 + 25, "WEBP": WEBP_HEADER_BYTES}
 _HAS_EXIF = 0x08
+
+PNG_START = b"\0\0\0\x0dIHDR"
+"""The length and the name of a PNG's first chunk."""
+PNG_KINDS = frozenset(
+    bytes([bits, colours])
+    for colours, depths in ((0, (1, 2, 4, 8, 16)), (2, (8, 16)), (3, (1, 2, 4, 8)), (4, (8, 16)), (6, (8, 16)))
+    for bits in depths
+)
+"""The two bytes behind the size of a PNG: bits of a value, and kind of colours."""
+JPEG_CHANNELS = (1, 3, 4)
+JPEG_TAIL_BYTES = 18
+"""A segment's fields that are read, without asking for its length, end so many bytes behind its length at the most."""
+_BMP_BYTES = 14 + 40
+_OS2_HEADER = 12
+_BITFIELDS = 3
+# A PNM has a third number after its size. In a PBM it stands for the first pixels, which need not be a number.
+_SPACE = rb"(?:\s|#[^\n]*\n)*"
+_PNM = re.compile(
+    rb"P[1-6]\s" + _SPACE + rb"\d{1,9}\s" + _SPACE + rb"\d{1,9}\s" + _SPACE + rb"(?:[^\s#\d]|\d{1,9}[^#\d])"
+)
+_PNM_BYTES = 4096
 
 Data = bytes | memoryview
 Size = TypeVar("Size", int, npt.NDArray[np.int32], npt.NDArray[np.int64])
@@ -193,7 +211,7 @@ def _exif_places(data: Data, format: str) -> _Places:
         has_header = len(data) >= WEBP_HEADER_BYTES
         is_announced = has_header and data[12:16] == b"VP8X" and data[20] & _HAS_EXIF
         return _in_webp(data) if is_announced else _Places([], has_header)
-    is_sure = {"BMP": is_sure_bmp, "PPM": is_sure_pnm}.get(format)
+    is_sure = {"BMP": _is_sure_bmp, "PPM": _is_sure_pnm}.get(format)
     return _Places([], is_sure is None or is_sure(data))
 
 
@@ -255,3 +273,22 @@ def _in_webp(data: Data) -> _Places:
             is_sure &= size % 2 == 0  # DALI does not skip the byte that fills up a chunk of odd length
         at = end
     return _Places(places, is_sure and bool(places))  # DALI looks for what the header announces, to the file's end
+
+
+def _is_sure_bmp(data: Data) -> bool:
+    """Whether a BMP has a header of a kind that is surely read."""
+    if len(data) < _BMP_BYTES:
+        return False
+    size, os2_bits, bits, compression, colours = struct.unpack_from("<I6xHxxHI12xI", data, 14)
+    if size == _OS2_HEADER:
+        bits, compression, colours = os2_bits, 0, 0
+    elif size < 40 or 14 + size > len(data):
+        return False
+    if compression == _BITFIELDS:
+        return bits in (16, 32)
+    return compression in (0, 1) and (bits in (24, 32) or (bits in (1, 4, 8) and colours <= 1 << bits))
+
+
+def _is_sure_pnm(data: Data) -> bool:
+    """Whether a PNM begins with numbers that are surely read."""
+    return bool(_PNM.match(bytes(data[:64])) or _PNM.match(bytes(data[:_PNM_BYTES])))

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dali_pipes.arrays import Bools, Int64s
-from dali_pipes.formats.sure_headers import WEBP_HEADER_BYTES
 
 _SIGNATURE_BYTES = 8
+WEBP_HEADER_BYTES = 30
 
 
 def needed_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, memoryview]]:

@@ -27,7 +27,7 @@ A data set that has grown has several column files, one for each part of its sha
 
 The columns of a billion samples do not fit in memory. So a file is read by ranges, and in *parts*: some shards at a
 time (`read_parts`), of which a column is read when it is first asked for. A predicate that looks at labels only reads
-2 bytes a sample, and no keys. `dali_pipes.formats.column_spool` writes the file.
+2 bytes a sample, and no keys. `dali_pipes.formats.column_spool` collects the columns of a new file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,8 +40,16 @@ import numpy.typing as npt
 
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DataError
-from dali_pipes.formats.column_file import ColumnFile, ReadRange, save_columns
-from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.column_file import (
+    KEY_TYPES,
+    ColumnFile,
+    ColumnStream,
+    FileStream,
+    ReadRange,
+    fits,
+    is_text,
+    stream_columns,
+)
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 
@@ -56,8 +64,8 @@ grow with the square of the data set."""
 NO_LABEL = -1
 """The label of a sample without ``cls`` in `Columns.labels`."""
 
-SIZE_TYPES = (np.uint16, np.int32)
-LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
+_SIZE_TYPES = (np.uint16, np.int32)
+_LABEL_TYPES = (np.int8, np.int16, np.int32, np.int64)
 # Keys decoded at a time: as Python strings they take five times the space.
 _ROWS_AT_A_TIME = 1 << 16
 Sizes = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
@@ -109,20 +117,7 @@ class SampleColumns:
 
     def to_bytes(self, *, manifest: str) -> bytes:
         """The column file, with the `Manifest.shards_digest` of its shards; equal columns give equal bytes."""
-        columns: dict[str, npt.NDArray[Any]] = {"key/bytes": self.keys.data, "key/ends": self.keys.ends}
-        if self.labels is not None:
-            columns["label"] = self.labels
-        for name, mask in self.has.items():
-            if mask is not None:
-                columns[f"has/{name}"] = np.packbits(mask)
-        for name, (height, width) in self.sizes.items():
-            columns[f"height/{name}"], columns[f"width/{name}"] = height, width
-        return save_columns(columns, columns_header(manifest=manifest, components=self.has))
-
-
-def columns_header(*, manifest: str, components: Iterable[str]) -> dict[str, Any]:
-    """The header of a column file."""
-    return {"kind": COLUMNS_KIND, "version": COLUMNS_VERSION, "manifest": manifest, "components": sorted(components)}
+        return b"".join(stream_parts(lambda: [self], manifest=manifest).chunks())
 
 
 class Columns:
@@ -223,46 +218,27 @@ def lack(columns: "SampleColumns | ColumnsPart", names: Sequence[str]) -> Bools:
 
 
 def join_columns(parts: Sequence[SampleColumns]) -> SampleColumns:
-    """The columns of several shards, one after the other."""
-    labels = None
-    if any(columns.labels is not None for columns in parts):
-        none = [np.zeros(len(columns), np.int8) for columns in parts]
-        labels = smallest(
-            np.concatenate(
-                [
-                    zeros if columns.labels is None else columns.labels
-                    for columns, zeros in zip(parts, none, strict=True)
-                ]
-            ),
-            LABEL_TYPES,
-        )
+    """The columns of several shards, one after the other, in the smallest types that hold them."""
+    labels: Any = None
+    if any(part.labels is not None for part in parts):
+        zeros = (np.zeros(len(part), np.int8) if part.labels is None else part.labels for part in parts)
+        labels = _smallest(list(zeros), _LABEL_TYPES)
     has: dict[str, Bools | None] = {}
-    for name in sorted({name for columns in parts for name in columns.has}):
-        masks = [_mask(columns, name) for columns in parts]
+    for name in sorted({name for part in parts for name in part.has}):
+        masks = [~lack(part, [name]) for part in parts]
         has[name] = None if all(mask.all() for mask in masks) else np.concatenate(masks)
-    joined_sizes = {}
-    for name in sorted({name for columns in parts for name in columns.sizes}):
-        sizes = [columns.sizes.get(name, (np.zeros(len(columns), np.uint16),) * 2) for columns in parts]
-        height, width = (smallest(np.concatenate(column), SIZE_TYPES) for column in zip(*sizes, strict=True))
-        joined_sizes[name] = height, width
-    return SampleColumns(
-        keys=join_texts([columns.keys for columns in parts]), labels=labels, has=has, sizes=joined_sizes
-    )
+    sizes: dict[str, Any] = {}
+    for name in sorted({name for part in parts for name in part.sizes}):
+        both = [part.sizes.get(name, (np.zeros(len(part), np.uint16),) * 2) for part in parts]
+        sizes[name] = tuple(_smallest(side, _SIZE_TYPES) for side in zip(*both, strict=True))
+    return SampleColumns(keys=join_texts([part.keys for part in parts]), labels=labels, has=has, sizes=sizes)
 
 
-def _mask(columns: SampleColumns, name: str) -> Bools:
-    mask = columns.has.get(name)
-    return np.full(len(columns), name in columns.has) if mask is None else mask
-
-
-def smallest(values: npt.NDArray[Any], kinds: Sequence[type[np.integer[Any]]]) -> npt.NDArray[Any]:
-    """Convert integers to the first of these types that holds all of them."""
-    return values.astype(smallest_type(int(values.min(initial=0)), int(values.max(initial=0)), kinds))
-
-
-def smallest_type(least: int, greatest: int, kinds: Iterable[type[np.integer[Any]]]) -> type[np.integer[Any]]:
-    """The first of these types that holds both numbers; the last one does."""
-    return next(kind for kind in kinds if np.iinfo(kind).min <= least and greatest <= np.iinfo(kind).max)
+def _smallest(parts: Sequence[npt.NDArray[Any]], kinds: Sequence[type[np.integer[Any]]]) -> npt.NDArray[Any]:
+    """Join integers to one array of the first of these types that holds all of them."""
+    values = np.concatenate(parts)
+    least, greatest = int(values.min(initial=0)), int(values.max(initial=0))
+    return values.astype(next(k for k in kinds if np.iinfo(k).min <= least and greatest <= np.iinfo(k).max))
 
 
 def _strings(texts: Texts) -> Strings:
@@ -272,50 +248,101 @@ def _strings(texts: Texts) -> Strings:
     return strings
 
 
+def stream_parts(parts: "Callable[[], Iterable[SampleColumns | ColumnsPart]]", *, manifest: str) -> FileStream:
+    """The column file of samples whose columns come in parts, with the `Manifest.shards_digest` of their shards.
+
+    Args:
+        parts: Each call gives the parts anew; all have the same components.
+        manifest: The digest.
+    """
+    num_samples = num_key_bytes = 0
+    components: set[str] = set()
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for part in parts():
+        num_samples += len(part)
+        num_key_bytes += len(part.keys.data)
+        components |= part.has.keys()
+        numbers = [] if part.labels is None else ["label"]
+        numbers += [f"{side}/{name}" for name in part.sizes for side in ("height", "width")]
+        for name in numbers:
+            dtype = _numbers(part, name).dtype
+            dtypes[name] = np.promote_types(dtypes.get(name, dtype), dtype)
+        dtypes |= {
+            f"has/{name}": np.dtype(np.uint8) for name, mask in part.has.items() if mask is not None and not mask.all()
+        }
+
+    def key_ends() -> Iterator[Int64s]:
+        start = 0
+        for part in parts():
+            yield part.keys.ends + start
+            start += len(part.keys.data)
+
+    def bits(name: str) -> Iterator[npt.NDArray[np.uint8]]:
+        rest = np.empty(0, np.bool_)
+        for part in parts():
+            mask = np.concatenate([rest, ~lack(part, [name])])
+            num_whole = len(mask) // 8 * 8
+            yield np.packbits(mask[:num_whole])
+            rest = mask[num_whole:]
+        yield np.packbits(rest)
+
+    def column(name: str, dtype: np.dtype[Any]) -> ColumnStream:
+        if name.startswith("has/"):
+            return ColumnStream(dtype, -(-num_samples // 8), lambda: bits(name.removeprefix("has/")))
+        return ColumnStream(dtype, num_samples, lambda: (_numbers(part, name).astype(dtype) for part in parts()))
+
+    columns = {name: column(name, dtype) for name, dtype in dtypes.items()}
+    key_bytes = ColumnStream(np.dtype(np.uint8), num_key_bytes, lambda: (part.keys.data for part in parts()))
+    columns |= {"key/bytes": key_bytes, "key/ends": ColumnStream(np.dtype(np.int64), num_samples, key_ends)}
+    header = {"kind": COLUMNS_KIND, "version": COLUMNS_VERSION, "manifest": manifest, "components": sorted(components)}
+    return stream_columns(columns, header)
+
+
+def _numbers(part: "SampleColumns | ColumnsPart", name: str) -> npt.NDArray[Any]:
+    """The column of labels, heights or widths."""
+    if name == "label":
+        assert part.labels is not None
+        return part.labels
+    side, component = name.split("/", 1)
+    return part.sizes[component][side == "width"]
+
+
 class ColumnRanges:
     """A column file of which only the header was read.
 
     Args:
         read: ``read(start, size)`` gives bytes of the file.
-        manifest: The manifest of the file's shards.
+        samples: int64 [shards], the number of samples in each shard of the file.
+        manifest: The `Manifest.shards_digest` of these shards.
         where: The file's name, for errors.
 
     Raises:
         DataError: If it is not a column file of this version, or belongs to another manifest.
     """
 
-    def __init__(self, read: ReadRange, *, manifest: Manifest, where: str) -> None:
-        self._read = read
-        self._num_samples = manifest.num_samples
-        self._file, self._starts, self._head = ColumnFile.open_header(
-            read, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION
-        )
-        file = self._file
-        self.samples = manifest.samples
+    def __init__(self, read: ReadRange, *, samples: Int64s, manifest: str, where: str) -> None:
+        self.samples = samples
         """int64 [shards], the number of samples in each shard of the file."""
-        if (digest := file.text("manifest")) != manifest.shards_digest:
-            raise DataError(
-                f"'{where}' is the column file of another manifest: {digest:.12}..., beside it lies "
-                f"{manifest.shards_digest[:12]}...; index the shards anew: dali-pipes prep index URL"
-            )
-        self.components: list[str] = file.entry("components", "names in order", _are_names_in_order)
-        self.photos = [name for name in self.components if f"height/{name}" in file.columns]
-        """The components with heights and widths."""
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            "key/bytes": file.column("key/bytes", np.uint8),
-            "key/ends": file.column("key/ends", np.int64),
-        }
-        if len(self._columns["key/ends"]) != self._num_samples:
-            raise file.refused(f"{self._num_samples} samples, the manifest's", str(len(self._columns["key/ends"])))
-        if self.has_labels:
-            self._columns["label"] = file.column("label", _dtype_of(file, "label", LABEL_TYPES), self._num_samples)
-        for name in self.components:
-            if f"has/{name}" in file.columns:
-                self._columns[f"has/{name}"] = file.column(f"has/{name}", np.uint8, -(-self._num_samples // 8))
-        for name in self.photos:
-            for side in (f"height/{name}", f"width/{name}"):
-                self._columns[side] = file.column(side, _dtype_of(file, side, SIZE_TYPES), self._num_samples)
-        file.expect_no_more()
+        self._file = file = ColumnFile(read, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION)
+        with file.checking():
+            if (digest := file.header["manifest"]) != manifest:
+                raise DataError(
+                    f"'{where}' is the column file of another manifest: {digest!r:.14}..., beside it lies "
+                    f"'{manifest:.12}...'; index the shards anew: dali-pipes prep index URL"
+                )
+            self.components: list[str] = file.header["components"]
+            if not fits(self.components, [is_text]) or sorted(set(self.components)) != self.components:
+                raise ValueError("its components are not names in order")
+            self.photos = [name for name in self.components if f"height/{name}" in file]
+            """The components with heights and widths."""
+            num = int(samples.sum())
+            columns: dict[str, tuple[Sequence[Any], int]] = {name: ([kind], num) for name, kind in KEY_TYPES.items()}
+            if self.has_labels:
+                columns["label"] = _LABEL_TYPES, num
+            bitmaps = (f"has/{name}" for name in self.components)
+            columns |= {name: ([np.uint8], -(-num // 8)) for name in bitmaps if name in file}
+            columns |= {f"{side}/{name}": (_SIZE_TYPES, num) for name in self.photos for side in ("height", "width")}
+            file.declare(columns)
 
     @property
     def has_labels(self) -> bool:
@@ -323,85 +350,61 @@ class ColumnRanges:
 
     def keys(self, start: int, stop: int) -> Texts:
         """The keys of some rows."""
-        before = self._rows("key/ends", start - 1, stop) if start else np.append(0, self._rows("key/ends", 0, stop))
-        first, last = int(before[0]), int(before[-1])
-        if not 0 <= first <= last <= len(self._columns["key/bytes"]):
-            raise self._file.refused("ends of keys that rise", f"{first} and {last}")
-        # Texts compares the ends before it uses them.
-        texts = Texts(self._rows("key/bytes", first, last), before[1:] - first)
-        try:
-            texts.check()
-        except ValueError as exc:
-            raise self._file.refused("columns 'key/bytes' and 'key/ends' that hold texts", str(exc)) from exc
-        return texts
+        with self._file.checking():
+            return self._file.texts("key", start, stop)
 
     def labels(self, start: int, stop: int) -> npt.NDArray[np.signedinteger[Any]]:
         """The labels of some rows; int8 zeros if the file has none."""
-        return self._rows("label", start, stop) if self.has_labels else np.zeros(stop - start, np.int8)
+        with self._file.checking():
+            return self._file.rows("label", start, stop) if self.has_labels else np.zeros(stop - start, np.int8)
 
     def has(self, component: str, start: int, stop: int) -> Bools | None:
         """Whether some rows have a component: bool [stop - start]; ``None`` if all samples of the file have it."""
         if component not in self.components:
             return np.zeros(stop - start, np.bool_)
-        if f"has/{component}" not in self._columns:
+        if f"has/{component}" not in self._file:
             return None
         first = start // 8
-        bits = np.unpackbits(self._rows(f"has/{component}", first, -(-stop // 8)))
+        with self._file.checking():
+            bits = np.unpackbits(self._file.rows(f"has/{component}", first, -(-stop // 8)))
         return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
 
     def sizes(self, component: str, start: int, stop: int) -> tuple[Sizes, Sizes]:
         """Heights and widths of some rows; 0 if the file has none."""
         if component not in self.photos:
             return (np.zeros(stop - start, np.uint16),) * 2
-        height, width = (self._rows(f"{side}/{component}", start, stop) for side in ("height", "width"))
-        if min(height.min(initial=0), width.min(initial=0)) < 0:
-            raise self._file.refused(f"heights and widths of '{component}' without negative numbers", "others")
+        with self._file.checking():
+            height, width = (self._file.rows(f"{side}/{component}", start, stop) for side in ("height", "width"))
+            if min(height.min(initial=0), width.min(initial=0)) < 0:
+                raise ValueError(f"heights and widths of '{component}' are negative")
         return height, width
 
     def check_unchanged(self) -> None:
         """Refuse a file that was replaced by one of other columns since it was opened."""
-        if self._head.is_whole:
-            return
-        *_, head = ColumnFile.open_header(
-            self._read, where=self._file.where, kind=COLUMNS_KIND, version=COLUMNS_VERSION
-        )
-        if head.header != self._head.header:
-            raise self._file.refused(
-                "the same file from its first part to its last", "another; was it indexed meanwhile?"
-            )
-
-    def _rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        dtype = self._columns[name].dtype
-        size = (stop - start) * dtype.itemsize
-        data = self._bytes(self._starts[name] + start * dtype.itemsize, size)
-        if len(data) != size:
-            raise self._file.refused(f"rows {start} to {stop} of column '{name}': {size} bytes", str(len(data)))
-        return np.frombuffer(data, dtype)
-
-    def _bytes(self, start: int, size: int) -> bytes:
-        head = self._head.data[start : start + size]
-        return head if len(head) == size or self._head.is_whole else self._read(start, size)
+        with self._file.checking():
+            self._file.check_unchanged()
 
 
 class ColumnsPart:
-    """Some rows of one of the ``files`` of a data set, as `SampleColumns`; a column is read when needed."""
+    """Some rows of one of the ``files`` of a data set, as `SampleColumns`; a column is read when needed.
+
+    ``rows`` are those that are wanted, counted from ``start``; ``None``: all.
+    """
 
     def __init__(
         self, file: ColumnRanges, start: int, stop: int, rows: Int64s | None, *, files: Sequence[ColumnRanges]
     ) -> None:
         self._file, self._has_labels = file, any(each.has_labels for each in files)
-        self._start, self._stop = start, stop
-        # The rows that are wanted, counted from ``start``; None: all.
-        self._rows = rows
+        self._start, self._stop, self._rows = start, stop, rows
 
         # These do not refer to the part: in a cycle, its columns would stay until Python looks for cycles.
         def read_has(component: str) -> Bools | None:
             mask = file.has(component, start, stop)
-            return None if mask is None else _chosen(mask, rows)
+            return mask if mask is None or rows is None else mask[rows]
 
         def read_sizes(component: str) -> tuple[Sizes, Sizes]:
             height, width = file.sizes(component, start, stop)
-            return _chosen(height, rows), _chosen(width, rows)
+            return (height, width) if rows is None else (height[rows], width[rows])
 
         components = sorted({name for each in files for name in each.components})
         photos = sorted({name for each in files for name in each.photos})
@@ -418,15 +421,14 @@ class ColumnsPart:
 
     @cached_property
     def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None:
-        return _chosen(self._file.labels(self._start, self._stop), self._rows) if self._has_labels else None
+        if not self._has_labels:
+            return None
+        labels = self._file.labels(self._start, self._stop)
+        return labels if self._rows is None else labels[self._rows]
 
     def read(self) -> SampleColumns:
         """All columns of the part, in memory."""
         return SampleColumns(keys=self.keys, labels=self.labels, has=dict(self.has), sizes=dict(self.sizes))
-
-
-def _chosen(column: npt.NDArray[Any], rows: Int64s | None) -> npt.NDArray[Any]:
-    return column if rows is None else column[rows]
 
 
 class _Lazily(Mapping[str, T]):
@@ -437,9 +439,9 @@ class _Lazily(Mapping[str, T]):
         self._values: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
+        if name not in self._names:
+            raise KeyError(name)
         if name not in self._values:
-            if name not in self._names:
-                raise KeyError(name)
             self._values[name] = self._read(name)
         return self._values[name]
 
@@ -520,13 +522,3 @@ def read_columns(files: Sequence[ColumnRanges], rows: Int64s) -> SampleColumns:
     parts = [part.read() for _, part in read_parts(files, in_order)]
     columns = parts[0] if len(parts) == 1 else join_columns(parts)
     return columns.of_shards(samples[in_order], np.searchsorted(in_order, rows))
-
-
-def _are_names_in_order(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value) and sorted(set(value)) == value
-
-
-def _dtype_of(file: ColumnFile, name: str, kinds: Sequence[type[np.integer[Any]]]) -> type[np.integer[Any]]:
-    """The type that a column should have: its own, if it is one of those that are allowed."""
-    found = file.columns.get(name)
-    return next((kind for kind in kinds if found is not None and found.dtype == kind), kinds[-1])

@@ -22,6 +22,7 @@ Without the column ``orientation/C`` all photos of C are upright.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,17 +30,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arrays import Int32s, Int64s
-from dali_pipes.formats.column_file import ColumnFile, is_count, save_columns
+from dali_pipes.arrays import Bools, Int32s, Int64s
+from dali_pipes.formats.column_file import KEY_TYPES, ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.formats.texts import pack_texts
+from dali_pipes.formats.texts import UInt8s, pack_texts
 
 INDEX_VERSION = 3
 INDEX_KIND = "dali-pipes shard index"
-UInt8s = npt.NDArray[np.uint8]
+_CHECKSUM = re.compile("[0-9a-fA-F]{16}")
+
+# Columns of a photo, the attributes of `PhotoColumns`, with the least value and the one after the greatest.
+_PHOTO_COLUMNS: dict[str, tuple[type[np.generic], int, int]] = {
+    "height": (np.int32, 0, 2**31),
+    "width": (np.int32, 0, 2**31),
+    "format": (np.uint8, 0, len(PHOTO_FORMATS)),
+    "orientation": (np.uint8, 1, 9),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,45 +90,19 @@ class ShardIndex:
         return len(self.keys)
 
     @property
-    def has_label(self) -> npt.NDArray[np.bool_]:
+    def has_label(self) -> Bools:
         """Whether each sample has a class: bool [N]."""
         return self.offsets[LABEL_COMPONENT] >= 0 if self.labels is not None else np.zeros(self.num_samples, np.bool_)
 
     def take(self, rows: Int64s) -> "ShardIndex":
         """The index of some of the samples, in the order given; places in the shard stay."""
-        photos = {
-            name: PhotoColumns(
-                height=photo.height[rows],
-                width=photo.width[rows],
-                format=photo.format[rows],
-                orientation=None if photo.orientation is None else photo.orientation[rows],
-            )
-            for name, photo in self.photos.items()
-        }
-        return replace(
-            self,
-            keys=[self.keys[row] for row in rows.tolist()],
-            offsets={name: column[rows] for name, column in self.offsets.items()},
-            sizes={name: column[rows] for name, column in self.sizes.items()},
-            labels=None if self.labels is None else self.labels[rows],
-            photos=photos,
-        )
+        columns = {name: column[rows] for name, column in self._columns().items()}
+        return replace(self, keys=[self.keys[row] for row in rows.tolist()], **_attributes(columns))
 
     def to_bytes(self) -> bytes:
         """The shard index's file; the same index always gives the same bytes."""
-        key_bytes, key_ends = pack_texts(self.keys)
-        columns: dict[str, npt.NDArray[Any]] = {"key/bytes": key_bytes, "key/ends": key_ends}
-        if self.labels is not None:
-            columns["label"] = self.labels
-        for component, offsets in self.offsets.items():
-            columns[f"offset/{component}"] = offsets
-            columns[f"size/{component}"] = self.sizes[component]
-        for component, photo in self.photos.items():
-            columns[f"height/{component}"] = photo.height
-            columns[f"width/{component}"] = photo.width
-            columns[f"format/{component}"] = photo.format
-            if photo.orientation is not None and (photo.orientation != UPRIGHT).any():
-                columns[f"orientation/{component}"] = photo.orientation
+        columns = self._columns()
+        columns["key/bytes"], columns["key/ends"] = pack_texts(self.keys)
         header = {
             "kind": INDEX_KIND,
             "version": INDEX_VERSION,
@@ -129,6 +112,18 @@ class ShardIndex:
         }
         return save_columns(columns, header)
 
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The file's columns, without the keys."""
+        columns: dict[str, npt.NDArray[Any]] = {} if self.labels is None else {"label": self.labels}
+        columns |= {f"offset/{component}": column for component, column in self.offsets.items()}
+        columns |= {f"size/{component}": column for component, column in self.sizes.items()}
+        for component, photo in self.photos.items():
+            for name in _PHOTO_COLUMNS:
+                column = getattr(photo, name)
+                if name != "orientation" or (column is not None and (column != UPRIGHT).any()):
+                    columns[f"{name}/{component}"] = column
+        return columns
+
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "ShardIndex":
         """Read a shard index: all places are checked to lie within a shard of ``shard_bytes``.
@@ -136,62 +131,58 @@ class ShardIndex:
         Raises:
             DataError: If ``data`` is not a shard index of this version, or holds invalid values; ``where`` names it.
         """
-        file = ColumnFile.open(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
-        shard_bytes = file.entry("shard_bytes", "a whole number", is_count)
-        shard_checksum = file.entry("shard_checksum", "16 hexadecimal digits", _is_checksum)
-        keys = file.texts("key")
-        # Sorted, because safetensors returns columns in any order.
-        components = sorted(name.removeprefix("offset/") for name in file.columns if name.startswith("offset/"))
-        offsets = {c: file.column(f"offset/{c}", np.int64, len(keys)) for c in components}
-        sizes = {c: file.column(f"size/{c}", np.int64, len(keys)) for c in components}
-        photos = {
-            c: PhotoColumns(
-                height=file.column(f"height/{c}", np.int32, len(keys)),
-                width=file.column(f"width/{c}", np.int32, len(keys)),
-                format=file.column(f"format/{c}", np.uint8, len(keys)),
-                orientation=(
-                    file.column(f"orientation/{c}", np.uint8, len(keys)) if f"orientation/{c}" in file.columns else None
-                ),
+        file = ColumnFile.of_bytes(data, where=where, kind=INDEX_KIND, version=INDEX_VERSION)
+        with file.checking():
+            shard, shard_bytes, checksum = (file.header[name] for name in ("shard", "shard_bytes", "shard_checksum"))
+            if not (isinstance(shard, str) and is_count(shard_bytes) and _CHECKSUM.fullmatch(checksum)):
+                raise ValueError(f"it is of shard {shard!r:.60}, {shard_bytes!r:.40} bytes, checksum {checksum!r:.40}")
+            keys = file.texts("key")
+            components = file.names("offset/")
+            dtypes: dict[str, type[np.generic]] = {"label": np.int64} if LABEL_COMPONENT in components else {}
+            dtypes |= {f"{kind}/{c}": np.int64 for c in components for kind in ("offset", "size")}
+            for c in (c for c in components if f"format/{c}" in file):
+                kinds = [kind for kind in _PHOTO_COLUMNS if kind != "orientation" or f"orientation/{c}" in file]
+                dtypes |= {f"{kind}/{c}": _PHOTO_COLUMNS[kind][0] for kind in kinds}
+            file.declare({name: ([dtype], len(keys)) for name, dtype in (dtypes | KEY_TYPES).items()})
+            columns = {name: file.column(name) for name in dtypes}
+            for component in components:
+                _check_places(component, columns[f"offset/{component}"], columns[f"size/{component}"], shard_bytes)
+            for name, column in columns.items():
+                _, least, stop = _PHOTO_COLUMNS.get(name.partition("/")[0], (None, 0, 0))
+                if stop and ((column < least) | (column >= stop)).any():
+                    raise ValueError(f"column '{name}' has other values than {least} to {stop - 1}")
+            return cls(
+                shard=shard,
+                shard_bytes=shard_bytes,
+                shard_checksum=int(checksum, 16),
+                keys=keys,
+                **_attributes(columns),
             )
-            for c in components
-            if f"format/{c}" in file.columns
-        }
-        labels = file.column("label", np.int64, len(keys)) if LABEL_COMPONENT in components else None
-        file.expect_no_more()
-        for c in components:
-            _check_places(file, c, offsets[c], sizes[c], shard_bytes=shard_bytes)
-        for c, photo in photos.items():
-            if (photo.height < 0).any() or (photo.width < 0).any():
-                raise file.refused(f"photos '{c}' without negative heights and widths", "one")
-            if (photo.format >= len(PHOTO_FORMATS)).any():
-                raise file.refused(f"formats of photos '{c}' below {len(PHOTO_FORMATS)}", str(photo.format.max()))
-            if photo.orientation is not None and ((photo.orientation < 1) | (photo.orientation > 8)).any():
-                raise file.refused(f"orientations of photos '{c}' from 1 to 8", "another")
-        return cls(
-            shard=file.text("shard"),
-            shard_bytes=shard_bytes,
-            shard_checksum=int(shard_checksum, 16),
-            keys=keys,
-            offsets=offsets,
-            sizes=sizes,
-            labels=labels,
-            photos=photos,
-        )
 
 
-def _is_checksum(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{16}", value) is not None
+def _attributes(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """The attributes of a `ShardIndex` that columns of its file hold."""
+    by_kind: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, column in columns.items():
+        kind, _, component = name.partition("/")
+        by_kind[kind][component] = column
+    kinds: Any = {c: {kind: by_kind[kind].get(c) for kind in _PHOTO_COLUMNS} for c in by_kind["format"]}
+    return {
+        "offsets": by_kind["offset"],
+        "sizes": by_kind["size"],
+        "labels": columns.get("label"),
+        "photos": {component: PhotoColumns(**columns_of) for component, columns_of in kinds.items()},
+    }
 
 
-def _check_places(file: ColumnFile, component: str, offsets: Int64s, sizes: Int64s, *, shard_bytes: int) -> None:
-    is_there = offsets >= 0
+def _check_places(component: str, offsets: Int64s, sizes: Int64s, shard_bytes: int) -> None:
     # Subtracted, not added: the sum of two numbers from a file may overflow.
     fits = (offsets <= shard_bytes) & (sizes <= shard_bytes - np.minimum(offsets, shard_bytes))
-    right = np.where(is_there, fits & (offsets % BLOCK == 0) & (sizes >= 0), (offsets == -1) & (sizes == 0))
-    wrong = np.flatnonzero(~right)
+    is_place = fits & (offsets % BLOCK == 0) & (sizes >= 0)
+    wrong = np.flatnonzero(~np.where(offsets >= 0, is_place, (offsets == -1) & (sizes == 0)))
     if len(wrong):
         row = int(wrong[0])
-        raise file.refused(
-            f"component '{component}', row {row}, within the shard's {shard_bytes} bytes and at a multiple of {BLOCK}",
-            f"{sizes[row]} bytes at {offsets[row]}",
+        raise ValueError(
+            f"component '{component}', row {row}: {sizes[row]} bytes at {offsets[row]}, expected a place within the "
+            f"shard's {shard_bytes} bytes, at a multiple of {BLOCK}"
         )

@@ -19,9 +19,17 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.arrays import Bools, Int64s, UInt64s
-from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, read_orientation, upright_size
+from dali_pipes.formats.orientation import (
+    JPEG_CHANNELS,
+    JPEG_TAIL_BYTES,
+    PNG_KINDS,
+    PNG_START,
+    UPRIGHT,
+    is_surely_read,
+    read_orientation,
+    upright_size,
+)
 from dali_pipes.formats.photo_header import JPEG_FRAMES, PHOTO_FORMATS, PhotoHeader, read_whole_photo_header
-from dali_pipes.formats.sure_headers import JPEG_CHANNELS, JPEG_TAIL_BYTES, PNG_KINDS, PNG_START
 from dali_pipes.reader.buffers import EncodedBatch
 
 UInt8s = npt.NDArray[np.uint8]

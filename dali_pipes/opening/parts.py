@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from dali_pipes.bad_samples import BadSamplesSeen, Repair
-from dali_pipes.cache.free_space import available_memory
-from dali_pipes.cache.placement import extent_alignment
+from dali_pipes.cache.placement import available_memory, extent_alignment
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.data_set.exclusions import excluded_ordinals

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import dali_pipes.cache.free_space
-from dali_pipes.cache.free_space import (
+import dali_pipes.cache.placement
+from dali_pipes.cache.placement import (
     SHARED_MEMORY,
     FreeSpace,
     check_directory,
@@ -104,7 +104,7 @@ def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path:
 @pytest.mark.fresh_interpreter
 def test_free_space_imports_no_dali() -> None:
     """`dali-pipes cache ls` starts at once."""
-    program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.free_space; sys.exit('nvidia.dali' in sys.modules)"
+    program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.placement; sys.exit('nvidia.dali' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -118,32 +118,6 @@ def test_space_on_huge_pages_is_aligned_to_them(
     """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
     huge_page = tmp_path / "hpage_pmd_size"
     huge_page.write_text(f"{2 << 20}\n")
-    monkeypatch.setattr(dali_pipes.cache.free_space, "_HUGE_PAGE", huge_page)
-    monkeypatch.setattr(dali_pipes.cache.free_space, "_mount", lambda directory: ("tmpfs", options))
+    monkeypatch.setattr(dali_pipes.cache.placement, "_HUGE_PAGE", huge_page)
+    monkeypatch.setattr(dali_pipes.cache.placement, "_mount", lambda directory: ("tmpfs", options))
     assert FreeSpace.of(tmp_path).alignment == expected
-
-
-@pytest.mark.parametrize(
-    ("is_memory", "cache_bytes", "expected"),
-    [
-        (True, 1 << 30, 1 << 30),  # a tmpfs has no blocks of its own
-        (False, 50_000, 50_000),
-        (False, 1 << 20, (1 << 20) - 8192),
-        (False, 1 << 40, (1 << 40) - (1 << 28)),
-    ],
-)
-def test_space_leaves_the_file_system_its_own_blocks(is_memory: bool, cache_bytes: int, expected: int) -> None:
-    """On a disk what lists a file's pieces counts against what the cache may take."""
-    space = FreeSpace(directory=Path("/"), free=0, total=0, is_memory=is_memory)
-    assert space.for_extents(cache_bytes) == expected
-
-
-@pytest.mark.parametrize("is_memory", [True, False])
-def test_bytes_that_a_cache_must_have_are_enough_and_not_one_too_many(is_memory: bool) -> None:
-    """What an error names is what `for_extents` needs, at every size."""
-    space = FreeSpace(directory=Path("/"), free=0, total=0, is_memory=is_memory)
-    near = [size + more for size in (1, 60_000, 1 << 16, 1 << 25, 1 << 37) for more in range(-10_000, 10_000, 97)]
-    for num_bytes in (num for num in near if num > 0):
-        least = space.cache_bytes_for(num_bytes)
-        assert space.for_extents(least) >= num_bytes
-        assert space.for_extents(least - 1) < num_bytes

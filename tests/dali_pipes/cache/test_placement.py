@@ -11,8 +11,7 @@ import dali_pipes.cache.placement
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.free_space import SHARED_MEMORY, FreeSpace
-from dali_pipes.cache.placement import Placement, default_directories, place
+from dali_pipes.cache.placement import SHARED_MEMORY, FreeSpace, Placement, default_directories, place
 from dali_pipes.errors import CacheError
 
 KEY = "a" * 32

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dali_pipes.data_set.data_set import DataSet, check_class_tables, join_manifests
+from dali_pipes.data_set.data_set import DataSet, join_manifests
 from dali_pipes.data_set.find import Mixture, NamedSets, find_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
@@ -235,7 +235,6 @@ def test_class_tables_are_united_where_they_agree() -> None:
     """Of an id with two names the first stays: only a numbering of all classes would be wrong."""
     parts = {"a": manifest_of([4], classes={1: "cat", 2: "dog"}), "b": manifest_of([4], classes={2: "hound", 3: "ape"})}
     assert join_manifests(parts).classes == {1: "cat", 2: "dog", 3: "ape"}
-    check_class_tables({"a": {1: "cat", 2: "dog"}, "b": {2: "dog", 3: "ape"}})
 
 
 def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path, tmp_path: Path) -> None:

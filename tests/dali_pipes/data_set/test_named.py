@@ -201,24 +201,6 @@ def test_missing_file_of_a_list_and_of_a_mixture_is_named(folder: Path, tmp_path
     assert allowed.num_samples == 2 + 9
 
 
-@pytest.mark.parametrize("pattern", ["{one}/[st]-*.tar", "{root}/*/*.tar"])
-def test_missing_file_of_a_glob_over_several_data_sets_is_named(folder: Path, tmp_path: Path, pattern: str) -> None:
-    """There is no manifest of all of them; each has its own."""
-    for row in range(2):
-        for place in (folder, tmp_path / "other"):
-            place.mkdir(exist_ok=True)
-            write_tar(place / f"t-{row:06d}.tar", make_samples([(30, 30)], first=60 + row))
-    for prefix in (folder / "t-", tmp_path / "other" / "t-"):
-        index_shards(resolve_shards(prefix, endpoint=None))
-    url = pattern.format(one=folder, root=tmp_path)
-    whole = name_shards(url, endpoint=None)
-    (folder / LACKING).unlink()
-    (folder / "t-000001.tar").unlink()
-    with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}', '{folder}/t-000001.tar'; "):
-        name_shards(url, endpoint=None)
-    assert len(name_shards(url, endpoint=None, allow_missing=True).names) == len(whole.names) - 2
-
-
 def test_manifest_is_found_whatever_the_remaining_shards_are_called(tmp_path: Path) -> None:
     """'x-a' and 'x-ab' share more text than the manifest's prefix 'x-'."""
     for name in ("x-a.tar", "x-ab.tar", "x-b.tar"):
@@ -239,12 +221,12 @@ def test_shard_beside_the_manifest_is_not_read_and_is_told(folder: Path, caplog:
         loader(f"{folder}/s-{{000000..000004}}.tar")
 
 
-def test_glob_over_an_indexed_data_set_and_another_names_all(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_glob_over_several_data_sets_is_refused(folder: Path) -> None:
     """The manifest of one of them does not say which shards the glob stands for."""
     write_tar(folder / "t-000000.tar", make_samples([(30, 30)], first=90))
     for named in (name_shards, list_shards):
-        assert named(folder / "*.tar", endpoint=None).names == (*NAMES, "t-000000.tar")
-    assert not caplog.text
+        with pytest.raises(ValueError, match=r"shards of several sets, .* name the data sets in a dali_pipes.Mixture"):
+            named(folder / "*.tar", endpoint=None)
 
 
 def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisStore) -> None:

@@ -61,19 +61,6 @@ def test_mixture_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Pat
         list(dp.loader(dp.Mixture({"a": str(right), "b": str(swapped)}), raw, batch_size=2, cache=cache, shuffle=False))
 
 
-def test_exclusion_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path) -> None:
-    """A listed sample would be another one."""
-    (tmp_path / "bad.txt").write_text("s-000000.tar\ts00000\n")
-    with pytest.raises(DataError, match=EXPECTED):
-        dp.loader(
-            swapped,
-            raw,
-            batch_size=2,
-            cache=dp.Cache(directory=tmp_path),
-            select=dp.Select(exclude=str(tmp_path / "bad.txt")),
-        )
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.cache.extents import Extent
-from dali_pipes.cache.free_space import SHARED_MEMORY
+from dali_pipes.cache.placement import SHARED_MEMORY
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.manifest import checksum

@@ -15,7 +15,7 @@ import pytest
 
 import dali_pipes.fetch.stager
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.free_space import FreeSpace
+from dali_pipes.cache.placement import FreeSpace
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, StoreError

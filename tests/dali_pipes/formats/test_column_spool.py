@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from dali_pipes.errors import StoreError
-from dali_pipes.formats import column_spool
 from dali_pipes.formats.column_file import save_columns
 from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
@@ -78,15 +77,12 @@ def spooled(runs: list[list[list[Row]]], rows_in_memory: int) -> bytes:
 @given(
     st.lists(st.lists(st.lists(ROWS, max_size=12), max_size=3), max_size=4),
     st.sampled_from([1, 2, 5, 20, 1000]),
-    st.sampled_from([8, 16, 1 << 20]),
 )
-def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_memory: int, rows_at_a_time: int) -> None:
+def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_memory: int) -> None:
     """Whatever lacks labels, components or sizes first, and wherever the pieces end."""
     builder = ColumnsBuilder()
     fill(builder, runs)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(column_spool, "_ROWS_AT_A_TIME", rows_at_a_time)
-        assert spooled(runs, rows_in_memory) == builder.finish().to_bytes(manifest="0" * 64)
+    assert spooled(runs, rows_in_memory) == builder.finish().to_bytes(manifest="0" * 64)
 
 
 def test_memory_is_flat() -> None:
@@ -107,7 +103,7 @@ def test_memory_is_flat() -> None:
 
 
 def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> IO[bytes]:
+    def fail(buffering: int) -> IO[bytes]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", fail)
@@ -118,8 +114,7 @@ def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPa
 
 
 def test_disk_that_becomes_full_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the temporary file is closed, which would write its buffer once more."""
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: PTH123, SIM115
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: open("/dev/full", "w+b", buffering))  # noqa: PTH123, SIM115
     with pytest.raises(StoreError, match=r"No space left on device; name a disk"):
         spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
 
