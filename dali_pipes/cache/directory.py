@@ -18,7 +18,6 @@ more: one that was interrupted is repaired as after SIGKILL.
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import stat
 import struct
@@ -32,8 +31,6 @@ from dali_pipes.cache.extents import OTHER_DIRECTORY
 from dali_pipes.errors import CacheError
 
 Result = TypeVar("Result")
-
-_log = logging.getLogger(__name__)
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid; the pid must be 0.
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -94,10 +91,6 @@ class OwnDirectory:
         if file >= 0:
             os.close(file)
 
-    def names(self) -> list[str]:
-        """List the names in it, in no order."""
-        return os.listdir(self.file)  # noqa: PTH208 (of a descriptor)
-
     def stat(self, name: str) -> os.stat_result:
         """Return what is known of a name; a link is not followed."""
         return os.stat(name, dir_fd=self.file, follow_symlinks=False)
@@ -117,18 +110,10 @@ class OwnDirectory:
         finally:
             os.close(file)
 
-    def rename(self, name: str, other: str) -> None:
-        os.rename(name, other, src_dir_fd=self.file, dst_dir_fd=self.file)
-
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.file)
-
-    def discard(self, name: str, cause: str) -> None:
-        """Remove a file that cannot be used, and log that."""
-        _log.warning("the cache's file '%s' is damaged (%s): a new one is made", self.path / name, cause)
-        self.remove(name)
 
     def _not_own(self) -> CacheError:
         return CacheError(f"'{self.path}' is not this user's own directory; remove it, or {OTHER_DIRECTORY}")

@@ -19,6 +19,7 @@ in Note [removed].
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import re
@@ -36,6 +37,8 @@ from dali_pipes.cache.table import NUM_SLOTS, State, StateTable, boot_id, is_unf
 from dali_pipes.errors import CacheError
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 _SLOT = np.dtype(
     [
@@ -200,7 +203,9 @@ class CacheFiles:
     def sweep(self) -> bool:
         """Clear up after loaders that are gone; returns whether there were any."""
         slots = self.slots
-        ended = [slot for slot in slots.used() if not self._is_alive(slot)]
+        is_locked = self.lock.is_locked
+        in_use = [slot for slot in slots.used() if FIRST_SLOT_BYTE + slot not in self.lock.held]
+        ended = [slot for slot in in_use if not is_locked(FIRST_SLOT_BYTE + slot)]
         for slot in ended:
             opened = self.opened.get(slots.key(slot))
             if opened is not None:
@@ -238,7 +243,8 @@ class CacheFiles:
             finally:
                 os.close(described)
             StateTable(partial, starts=starts, directory=self.own.file).close()
-            self.own.rename(partial, table_name)  # last: without its table a cache file does not count
+            # Last: without its table a cache file does not count.
+            os.rename(partial, table_name, src_dir_fd=self.own.file, dst_dir_fd=self.own.file)
             table = StateTable(table_name, directory=self.own.file)
         except BaseException as exc:
             if file >= 0:
@@ -267,9 +273,6 @@ class CacheFiles:
             if not opened.table.keep and not self.slots.of(key):
                 self.remove(key)
 
-    def _is_alive(self, slot: int) -> bool:
-        return FIRST_SLOT_BYTE + slot in self.lock.held or self.lock.is_locked(FIRST_SLOT_BYTE + slot)
-
     def _look(self) -> None:
         """Open new cache files, forget removed ones, and repair tables whose change was interrupted."""
         tables, others = self._list()
@@ -293,7 +296,7 @@ class CacheFiles:
         """List device and inode of each table, and the names of all other files, by key."""
         tables: dict[str, tuple[int, int]] = {}
         others: dict[str, list[str]] = {}
-        for name in self.own.names():
+        for name in os.listdir(self.own.file):  # noqa: PTH208 (of a descriptor)
             key, _, suffix = name.removeprefix(".").partition(".")
             if suffix not in (*_SUFFIXES, "partial") or not _KEY.fullmatch(key):
                 continue
@@ -320,7 +323,8 @@ class CacheFiles:
                 table.close()
             if not isinstance(exc, DamagedFileError | FileNotFoundError):
                 raise
-            self.own.discard(f"{key}.table", str(exc))
+            path = self.root / f"{key}.table"
+            _log.warning("the cache's file '%s' is damaged (%s): a new one is made", path, exc)
             self.remove(key)
             return
         self.opened[key] = OpenCacheFile(table, file, place)

@@ -83,7 +83,8 @@ def _left_out(
     yield "by prep remove", indexed.manifest.removed
     if where is not None:
         yield "by where", _refused_by(indexed, where)
-    in_shards, by_key = defaultdict(list), {}
+    in_shards: dict[str, list[Exclusion]] = defaultdict(list)
+    by_key: dict[str, Exclusion] = {}
     for entry in listed:
         if entry.shard is None:
             by_key.setdefault(entry.key, entry)

@@ -77,8 +77,7 @@ def name_shards(
     shards = known_shards(urls, endpoint=endpoint, etl=etl)
     if allow_missing:
         present, missing = _present(shards)
-        if missing:
-            _log_missing(shards, missing)
+        _log_missing(shards, missing)
         return present
     if shards.store.directory is not None:
         missing = _missing_files(shards.store.directory, shards.names)
@@ -162,8 +161,7 @@ def _expected(pattern: Pattern) -> ShardSet:
     with contextlib.suppress(DataError):
         if (named := _by_manifest(pattern)) is not None:
             return named
-    lost = sorted(set(pattern.listing.indexed) - set(pattern.listing.shards))
-    if lost and pattern.store.directory is None:
+    if set(pattern.listing.indexed).difference(pattern.listing.shards) and pattern.store.directory is None:
         raise _no_manifest(pattern)
     return shards_of(pattern, pattern.choose(pattern.listing.shards))
 
@@ -261,11 +259,8 @@ def _by_manifest(pattern: Pattern, etl: str | None = None) -> ShardSet | None:
         if (named := _in_manifest(pattern, pattern.store, prefix, etl)) is not None:
             return named
     listing = pattern.listing
-    found = [
-        named
-        for store, prefix in _listed_manifests(pattern)
-        if (named := _in_manifest(pattern, store, prefix, etl)) is not None
-    ]
+    manifests = (_in_manifest(pattern, store, prefix, etl) for store, prefix in _listed_manifests(pattern))
+    found = [named for named in manifests if named is not None]
     start = f"{found[0].store.url.rstrip('/')}/{found[0].prefix}" if found else ""
     if len(found) > 1 or not all(shard.startswith(start) for shard in listing.shards):
         raise ValueError(
@@ -307,7 +302,6 @@ def _listed_manifests(pattern: Pattern) -> list[tuple[Store, str]]:
 
 
 def _in_manifest(pattern: Pattern, store: Store, prefix: str, etl: str | None) -> ShardSet | None:
-    """The shards of the manifest under a prefix that a pattern matches; ``None`` if there is none."""
     read = store if etl is None else open_transformed(store, etl, url=pattern.url)
     # As long as the transformed shards have no manifest, that of the stored shards says which shards there are.
     for place in dict.fromkeys([read, store]):
@@ -380,10 +374,11 @@ def _beyond(named: ShardSet, manifest: Manifest, pattern: Pattern) -> list[str]:
 
 
 def _log_missing(shards: ShardSet, missing: Sequence[str]) -> None:
-    _log.warning(
-        "'%s' lacks %d of %d shards, which are left out: %s",
-        shards.url, len(missing), len(shards.names), ", ".join(map(repr, missing[:_MAX_LOGGED])),
-    )  # fmt: skip
+    if missing:
+        listed = ", ".join(map(repr, missing[:_MAX_LOGGED]))
+        _log.warning(
+            "'%s' lacks %d of %d shards, which are left out: %s", shards.url, len(missing), len(shards.names), listed
+        )
 
 
 def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:

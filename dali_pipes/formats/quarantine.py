@@ -200,18 +200,12 @@ def _entries(data: bytes, file: str) -> Iterator[Exclusion]:
                         "dali-pipes that wrote it"
                     )
         elif text.strip():
-            fields = _fields(text, where=where, is_quarantine=is_quarantine)
+            fields = text.split("\t")
+            # A line of a quarantine that was cut off must not be taken for a key.
+            if len(fields) not in ((4,) if is_quarantine else (1, 2, 4)) or not all(fields[:2]):
+                raise DataError(
+                    f"{where}: expected {'' if is_quarantine else 'a key; shard and key; or '}shard, key, component "
+                    f"and cause, separated by tabs, found {text[:_SHOWN]!r}; mend the line, or delete it"
+                )
             shard, key = (None, fields[0]) if len(fields) == 1 else (fields[0], fields[1])
             yield Exclusion(shard, key, file, number, *fields[2:])
-
-
-def _fields(text: str, *, where: str, is_quarantine: bool) -> list[str]:
-    fields = text.split("\t")
-    # A line of a quarantine that was cut off must not be taken for a key.
-    numbers = (4,) if is_quarantine else (1, 2, 4)
-    if len(fields) not in numbers or not all(fields[:2]):
-        expected = "shard, key, component and cause, separated by tabs"
-        if not is_quarantine:
-            expected = f"a key; shard and key; or {expected}"
-        raise DataError(f"{where}: expected {expected}, found {text[:_SHOWN]!r}; mend the line, or delete it")
-    return fields

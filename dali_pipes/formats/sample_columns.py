@@ -348,36 +348,27 @@ class ColumnRanges:
     def has_labels(self) -> bool:
         return LABEL_COMPONENT in self.components
 
-    def keys(self, start: int, stop: int) -> Texts:
-        """The keys of some rows."""
-        with self._file.checking():
-            return self._file.texts("key", start, stop)
+    def column(self, name: str, start: int, stop: int) -> Any:
+        """Some rows of ``key``, ``label``, ``has/C``, ``height/C`` or ``width/C``; zeros where the file has none.
 
-    def labels(self, start: int, stop: int) -> npt.NDArray[np.signedinteger[Any]]:
-        """The labels of some rows; int8 zeros if the file has none."""
+        ``None`` for ``has/C`` means that all samples of the file have the component.
+        """
+        kind, _, component = name.partition("/")
         with self._file.checking():
-            return self._file.rows("label", start, stop) if self.has_labels else np.zeros(stop - start, np.int8)
-
-    def has(self, component: str, start: int, stop: int) -> Bools | None:
-        """Whether some rows have a component: bool [stop - start]; ``None`` if all samples of the file have it."""
-        if component not in self.components:
-            return np.zeros(stop - start, np.bool_)
-        if f"has/{component}" not in self._file:
-            return None
-        first = start // 8
-        with self._file.checking():
-            bits = np.unpackbits(self._file.rows(f"has/{component}", first, -(-stop // 8)))
-        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
-
-    def sizes(self, component: str, start: int, stop: int) -> tuple[Sizes, Sizes]:
-        """Heights and widths of some rows; 0 if the file has none."""
-        if component not in self.photos:
-            return (np.zeros(stop - start, np.uint16),) * 2
-        with self._file.checking():
-            height, width = (self._file.rows(f"{side}/{component}", start, stop) for side in ("height", "width"))
-            if min(height.min(initial=0), width.min(initial=0)) < 0:
-                raise ValueError(f"heights and widths of '{component}' are negative")
-        return height, width
+            if kind == "key":
+                return self._file.texts("key", start, stop)
+            if name not in self._file:
+                is_in_all = kind == "has" and component in self.components
+                dtype = {"label": np.int8, "has": np.bool_}.get(kind, np.uint16)
+                return None if is_in_all else np.zeros(stop - start, dtype)
+            if kind == "has":
+                first = start // 8
+                bits = np.unpackbits(self._file.rows(name, first, -(-stop // 8)))
+                return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+            values = self._file.rows(name, start, stop)
+            if kind != "label" and values.min(initial=0) < 0:
+                raise ValueError(f"column '{name}' has negative values")
+            return values
 
     def check_unchanged(self) -> None:
         """Refuse a file that was replaced by one of other columns since it was opened."""
@@ -394,37 +385,33 @@ class ColumnsPart:
     def __init__(
         self, file: ColumnRanges, start: int, stop: int, rows: Int64s | None, *, files: Sequence[ColumnRanges]
     ) -> None:
-        self._file, self._has_labels = file, any(each.has_labels for each in files)
-        self._start, self._stop, self._rows = start, stop, rows
+        self._num = stop - start if rows is None else len(rows)
+        self._has_labels = any(each.has_labels for each in files)
 
-        # These do not refer to the part: in a cycle, its columns would stay until Python looks for cycles.
-        def read_has(component: str) -> Bools | None:
-            mask = file.has(component, start, stop)
-            return mask if mask is None or rows is None else mask[rows]
+        # It does not refer to the part: in a cycle, its columns would stay until Python looks for cycles.
+        def column(name: str) -> Any:
+            found = file.column(name, start, stop)
+            return found if found is None or rows is None else found.take(rows)
 
-        def read_sizes(component: str) -> tuple[Sizes, Sizes]:
-            height, width = file.sizes(component, start, stop)
-            return (height, width) if rows is None else (height[rows], width[rows])
-
+        self._column = column
         components = sorted({name for each in files for name in each.components})
         photos = sorted({name for each in files for name in each.photos})
-        self.has: Mapping[str, Bools | None] = _Lazily(components, read_has)
-        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(photos, read_sizes)
+        self.has: Mapping[str, Bools | None] = _Lazily(components, lambda name: column(f"has/{name}"))
+        self.sizes: Mapping[str, tuple[Sizes, Sizes]] = _Lazily(
+            photos, lambda name: (column(f"height/{name}"), column(f"width/{name}"))
+        )
 
     def __len__(self) -> int:
-        return self._stop - self._start if self._rows is None else len(self._rows)
+        return self._num
 
     @cached_property
     def keys(self) -> Texts:
-        keys = self._file.keys(self._start, self._stop)
-        return keys if self._rows is None else keys.take(self._rows)
+        keys: Texts = self._column("key")
+        return keys
 
     @cached_property
     def labels(self) -> npt.NDArray[np.signedinteger[Any]] | None:
-        if not self._has_labels:
-            return None
-        labels = self._file.labels(self._start, self._stop)
-        return labels if self._rows is None else labels[self._rows]
+        return self._column("label") if self._has_labels else None
 
     def read(self) -> SampleColumns:
         """All columns of the part, in memory."""

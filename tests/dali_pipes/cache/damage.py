@@ -1,14 +1,11 @@
-"""Random damage to a cache directory, and a loader that checks what it finds there."""
+"""Damage to a cache directory, and a loader that checks what it finds there."""
 
-import os
-import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from dali_pipes.cache.cache import NodeCache, Verify
+from dali_pipes.cache.cache import Verify
 from tests.dali_pipes.cache.member import PAGE, Member
 
 NUM_SHARDS = 6
@@ -63,75 +60,8 @@ def replace_by(kind: str, path: Path) -> None:
 
 
 KINDS = ["empty", "other", "nothing"]
-_NUMBERS = [0, 1, -1, 2, 7, 255, 256, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, -(2**63)]
-
-
-def change(path: Path, draw: random.Random) -> str:
-    """Change some bytes or numbers of a file, mostly at the beginning of its columns, or its length."""
-    size = path.stat().st_size
-    how = draw.choice(["flip", "flip", "flip", "number", "number", "cut", "extend"])
-    if how in ("cut", "extend"):
-        to = draw.randrange(size) if how == "cut" else size + draw.randrange(1, 10_000)
-        os.truncate(path, to)
-        return f"{path.name}: {size} bytes -> {to}"
-    done = []
-    with path.open("r+b") as stream:
-        for _ in range(draw.choice([1, 1, 1, 2, 5, 40])):
-            page = draw.randrange(max(1, min(size // PAGE, 10))) * PAGE
-            position = min(page + draw.choice([draw.randrange(64), draw.randrange(PAGE)]), max(0, size - 8))
-            stream.seek(position)
-            old = stream.read(8)
-            new = bytearray(old)
-            if how == "flip" and new:
-                new[0] ^= 1 << draw.randrange(8)
-            elif how == "number":
-                new[:] = draw.choice(_NUMBERS).to_bytes(8, "little", signed=True)[: len(new)] if new else b""
-            stream.seek(position)
-            stream.write(new)
-            done.append(f"{position}: {old.hex()} -> {bytes(new).hex()}")
-    return f"{path.name}: {'; '.join(done)}"
 
 
 def copy(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True)
-
-
-def damage(root: Path, draw: random.Random) -> str:
-    """Damage one file of a cache directory, or two; returns what was done."""
-    told = []
-    for _ in range(draw.choice([1, 1, 1, 2])):
-        names = sorted(root.iterdir())
-        weights = [6 if path.suffix == ".table" else 5 if path.name == "slots" else 1 for path in names]
-        (path,) = draw.choices(names, weights)
-        if path.stat().st_size and draw.random() < 0.85:
-            told.append(change(path, draw))
-        else:
-            kind = draw.choice(KINDS)
-            replace_by(kind, path)
-            told.append(f"{path.name}: {kind}")
-    return ", ".join(told)
-
-
-def trial(template: Path, directory: Path, seed: int, keys: tuple[str, str]) -> None:
-    """Damage a copy of a cache directory, and run a loader of each key there."""
-    draw = random.Random(seed)
-    copy(template, directory)
-    (root,) = directory.iterdir()
-    told = damage(root, draw)
-    order = draw.sample(keys, 2)
-    close: list[Callable[[], None]] = []
-    for key in order:
-        loader = Loader(directory, key)
-        loader.hold_all()
-        assert loader.wrong() == [], f"seed {seed}: {told}"
-        if draw.random() < 0.5:
-            close.append(loader.close)
-        else:
-            draw.choice([loader.close, loader.die])()
-    for each in close:
-        each()
-    cache = NodeCache(directory)
-    cache.status()
-    cache.clear()
-    cache.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.cache.files import cache_root
-from tests.dali_pipes.cache.damage import KINDS, NUM_SHARDS, Loader, fill, replace_by, trial
+from tests.dali_pipes.cache.damage import KINDS, NUM_SHARDS, Loader, fill, replace_by
 
 KEY, OTHER = "a" * 32, "b" * 32
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -31,15 +31,6 @@ def test_thing_in_a_files_place(tmp_path: Path, name: str, kind: str, caplog: py
     assert len(mine.cache.status()) == 2
     for loader in (mine, other):
         loader.close()
-
-
-def test_random_damage(tmp_path: Path) -> None:
-    """Bytes and numbers changed, files cut, extended and replaced: each loader reads the right bytes and goes on."""
-    template = tmp_path / "template"
-    template.mkdir()
-    fill(template, KEY, OTHER)
-    for seed in range(200):
-        trial(template, tmp_path / "run", seed, (KEY, OTHER))
 
 
 def test_cut_cache_file_is_made_anew(tmp_path: Path) -> None:

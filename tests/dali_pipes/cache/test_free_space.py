@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,13 +98,6 @@ def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path:
             check_directory(tmp_path)
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
-@pytest.mark.fresh_interpreter
-def test_free_space_imports_no_dali() -> None:
-    """`dali-pipes cache ls` starts at once."""
-    program = "import sys, dali_pipes.cache.cache, dali_pipes.cache.placement; sys.exit('nvidia.dali' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

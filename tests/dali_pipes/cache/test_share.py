@@ -22,7 +22,7 @@ from dali_pipes.cache.table import State, StateTable
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import make_samples, samples_and_shards, write_shards
+from tests.builders import samples_and_shards
 from tests.dali_pipes.cache.job import Job
 from tests.dali_pipes.cache.member import blocks
 
@@ -151,23 +151,6 @@ def test_new_start_of_the_machine_has_bytes_checked(
     assert job.stager.fetched_bytes == job.object_bytes(2) + job.object_bytes(5)
     job.check(1, 2, 3, 4, 5)
     job.close()
-
-
-def test_changed_shards_never_meet_old_bytes(tmp_path: Path, cache_dir: Path) -> None:
-    """Same names, same sizes, other photos: another cache file, beside the old one."""
-    jobs = []
-    for first in (0, 1000):
-        samples = make_samples([(40, 33)] * 4, first=first)
-        renamed = [type(sample)(f"s{i}", sample.components) for i, sample in enumerate(samples)]
-        directory = write_shards(tmp_path / str(first), renamed, per_shard=2)
-        jobs.append(Job(directory, cache_dir))
-        jobs[-1].stager.need([0, 1])
-    keys = [cache_file_key(job.indexed.whole) for job in jobs]
-    assert keys[0] != keys[1]
-    for job in jobs:
-        assert job.stager.fetched_bytes == job.object_bytes(0) + job.object_bytes(1)
-        job.check(0, 1)
-        job.close()
 
 
 def test_component_without_bytes_is_not_read_ahead(

@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache, Verify
 from dali_pipes.cache.extents import Extent, extent_starts
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
-from tests.builders import make_samples, samples_and_shards, write_shards
+from tests.builders import samples_and_shards
 from tests.dali_pipes.cache.job import Job
-from tests.dali_pipes.raw import raw
 
 NUM_SHARDS = 8
 PAGE = 4096
@@ -144,30 +142,3 @@ def test_fallen_checker_loses_nothing(tmp_path: Path) -> None:
         cache.leave(joined)
         cache.close()
     os.close(file)
-
-
-def test_loader_over_a_changed_cache_gives_the_stored_photos(tmp_path: Path) -> None:
-    """A byte is changed in each photo between two jobs."""
-    samples = make_samples([(60, 50)] * 24)
-    directory = write_shards(tmp_path / "shards", samples, per_shard=3)
-    (tmp_path / "cache").mkdir()
-
-    def summed() -> dict[int, int]:
-        """The sum of each photo's bytes, as the loader gives it, by ordinal."""
-        cache = dp.Cache(directory=tmp_path / "cache", show_progress=False)
-        with dp.loader(str(directory), raw, batch_size=4, device="cpu", cache=cache) as loader:
-            return {
-                int(ordinal): int(total)
-                for (batch,) in loader
-                for ordinal, total in zip(batch["ordinal"], batch["sum"], strict=True)
-            }
-
-    expected = summed()
-    assert len(expected) == 24
-    (path,) = cache_root(tmp_path / "cache").glob("*.image")
-    data = bytearray(path.read_bytes())
-    for sample in samples:
-        photo = sample.components["image.jpg"]
-        data[data.index(photo) + len(photo) // 2] ^= 0x10
-    path.write_bytes(data)
-    assert summed() == expected

@@ -312,11 +312,6 @@ def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (
-            {"where": lambda columns: columns.labels},
-            TypeError,
-            "where must return a numpy array of bool, one for each of 23",
-        ),
         ({"where": lambda columns: columns.labels > 99}, ValueError, "where keeps none of the 23 samples"),
         ({"oversample": {"1": 2}}, TypeError, "oversample must name classes by integers, as 'cls' holds them, got '1'"),
         ({"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),

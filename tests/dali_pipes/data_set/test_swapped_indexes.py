@@ -49,37 +49,6 @@ def test_loader_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path
         list(dp.loader(swapped, raw, batch_size=2, cache=dp.Cache(directory=tmp_path)))
 
 
-def test_mixture_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path) -> None:
-    """Also where the data set's name stands before the shard's; a set with the right indexes is taken."""
-    right = write_shards(tmp_path / "right", make_samples([(40, 33)] * 4), per_shard=2)
-    cache = dp.Cache(directory=tmp_path)
-    with dp.loader(
-        dp.Mixture({"a": str(right), "b": str(right)}), raw, batch_size=2, cache=cache, shuffle=False
-    ) as loader:
-        assert sum(len(batch[0]["label"]) for batch in loader) == 8
-    with pytest.raises(DataError, match=r"the manifest lists shard 'b/s-000000.tar'"):
-        list(dp.loader(dp.Mixture({"a": str(right), "b": str(swapped)}), raw, batch_size=2, cache=cache, shuffle=False))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["info", "{in}"],
-        ["view", "{in}", "{out}.png"],
-        ["shuffle", "{in}", "--dry-run"],
-    ],
-)
-def test_preparation_refuses_the_index_of_another_shard(
-    command: list[str], swapped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every command that reads shard indexes names both shards."""
-    paths = {"in": str(swapped), "out": str(tmp_path / "out")}
-    assert main(["prep", *(argument.format(**paths) for argument in command)]) == 1
-    text = capsys.readouterr().err
-    assert "is of shard 's-000001.tar'" in text
-    assert "the manifest lists shard 's-000000.tar'" in text
-
-
 def test_verify_names_the_index_of_another_shard(swapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It reads the shards, and compares with them."""
     assert main(["prep", "verify", "--workers", "1", str(swapped)]) == 1
@@ -93,6 +62,10 @@ def test_index_of_the_shard_as_it_was_is_refused(swapped: Path) -> None:
     manifest = Manifest.from_bytes((swapped / manifest_name("s-")).read_bytes(), where="m")
     data = (swapped / index_name(SHARDS[0])).read_bytes()  # that of SHARDS[1]
     assert manifest.shard_index(1, data, where="i").shard == SHARDS[1]
+    mixed = dataclasses.replace(manifest, names=[f"b/{name}" for name in manifest.names])
+    assert mixed.shard_index(1, data, where="i").shard == SHARDS[1]  # the name of the set stands before the shard's
+    with pytest.raises(DataError, match=r"the manifest lists shard 'b/s-000000.tar'"):
+        mixed.shard_index(0, data, where="i")
     changed = dataclasses.replace(manifest, checksums=manifest.checksums ^ np.uint64([0, 1]))
     with pytest.raises(DataError, match=r"the manifest lists shard 's-000001.tar'"):
         changed.shard_index(1, data, where="i")

@@ -1,11 +1,8 @@
 """The column file of a large data set, made by temporary files: the same bytes as in memory."""
 
-import errno
 import json
-import os
 import tempfile
 import tracemalloc
-from typing import IO
 
 import numpy as np
 import pytest
@@ -103,19 +100,8 @@ def test_memory_is_flat() -> None:
 
 
 def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(buffering: int) -> IO[bytes]:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
-    with pytest.raises(
-        StoreError, match=r"columns of 1 samples .* No space left on device; name a disk .* with TMPDIR"
-    ):
-        spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
-
-
-def test_disk_that_becomes_full_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: open("/dev/full", "w+b", buffering))  # noqa: PTH123, SIM115
-    with pytest.raises(StoreError, match=r"No space left on device; name a disk"):
+    with pytest.raises(StoreError, match=r"columns of 1 samples .* No space left .* with TMPDIR"):
         spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
 
 
