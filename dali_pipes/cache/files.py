@@ -62,7 +62,7 @@ _KEY = re.compile("[0-9a-f]{32}")
 _SUFFIXES = ("table", "image", "source")
 
 GOES_ON = 0
-"""Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.cache`."""
+"""Value of a slot's ``waiting``: its loader does not wait. Note [waiting] in `dali_pipes.cache.share`."""
 
 
 class Slots:

@@ -12,7 +12,6 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.extents import EXTENT_ALIGNMENT, can_punch
@@ -172,14 +171,8 @@ class Placement:
     """The largest number of bytes that all cache files there may take together."""
     keep: bool
     """Whether it stays for the next job: only if the user named the directory."""
-
-
-class _Offer(NamedTuple):
-    space: FreeSpace
-    limit: int
-    """The largest number of bytes that a cache there may take."""
-    found: str
-    """The reason for this limit, for errors."""
+    limited_by: str = ""
+    """The reason for ``cache_bytes``, for errors."""
 
 
 def default_directories() -> list[Path]:
@@ -218,46 +211,48 @@ def place(
         raise ValueError(f"the cache's max_bytes must be positive, got {cache_bytes}")
     if cache_dir is not None:
         check_directory(cache_dir)
-        offer = _offer(cache_dir, cache_bytes)
-        if reserved > offer.limit:
-            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {offer.found}")
-        return Placement(space=offer.space, cache_bytes=offer.limit, keep=True)
+        offer = _offer(cache_dir, cache_bytes, keep=True)
+        if reserved > offer.cache_bytes:
+            raise CacheError(f"{_needed(reserved, total, is_windowed)}; {offer.limited_by}")
+        return offer
     offers, refused = [], []
     for directory in default_directories():
         try:
             check_directory(directory)
-            offers.append(_offer(directory, cache_bytes))
+            offers.append(_offer(directory, cache_bytes, keep=False))
         except CacheError as exc:  # the next directory may be suitable
             refused.append(str(exc))
     # If another rank of the job has its cache file in a directory, that one comes first, even if it is nearly full.
     known = [offer for offer in offers if (cache_root(offer.space.directory) / f"{key}.table").exists()]
-    fits_whole = [offer for offer in offers if total <= offer.limit]
-    chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.limit), None)
+    fits_whole = [offer for offer in offers if total <= offer.cache_bytes]
+    chosen = next((offer for offer in (*known, *fits_whole, *offers) if reserved <= offer.cache_bytes), None)
     if chosen is None:
-        found = [offer.found for offer in offers]
+        found = [offer.limited_by for offer in offers]
         raise CacheError("; ".join([_needed(reserved, total, is_windowed), *found, *refused]))
     for reason in refused:
         _log.info("%s", reason)
-    return Placement(space=chosen.space, cache_bytes=chosen.limit, keep=False)
+    return chosen
 
 
-def _offer(directory: Path, cache_bytes: int | None) -> _Offer:
+def _offer(directory: Path, cache_bytes: int | None, *, keep: bool) -> Placement:
     space = FreeSpace.of(directory)
     taken, agreed = 0, None
     if cache_root(directory).exists():
         with contextlib.closing(NodeCache(directory)) as cache:
             taken, agreed = cache.budget()
+    available = max(space.free + taken, agreed or 0)
     if cache_bytes is None and agreed is not None:
         # Ranks that start one after the other find less and less free space, and must not choose differently.
-        return _Offer(space, agreed, f"the loaders at work in '{directory}' share {agreed} bytes")
-    if cache_bytes is None:
+        limit, limited_by = agreed, f"the loaders at work in '{directory}' share {agreed} bytes"
+    elif cache_bytes is None:
         share = ", of which a cache takes half by default" if space.is_memory else ""
-        return _Offer(space, space.default_bytes(taken=taken), _free(space, share))
-    available = max(space.free + taken, agreed or 0)
-    if cache_bytes > available:
+        limit, limited_by = space.default_bytes(taken=taken), _free(space, share)
+    elif cache_bytes > available:
         _log.info("the cache's max_bytes=%d: '%s' has space for %d only", cache_bytes, directory, available)
-        return _Offer(space, available, _free(space))
-    return _Offer(space, cache_bytes, f"max_bytes={cache_bytes} is allowed in '{directory}'")
+        limit, limited_by = available, _free(space)
+    else:
+        limit, limited_by = cache_bytes, f"max_bytes={cache_bytes} is allowed in '{directory}'"
+    return Placement(space=space, cache_bytes=limit, keep=keep, limited_by=limited_by)
 
 
 def _free(space: FreeSpace, share: str = "") -> str:

@@ -3,20 +3,53 @@
 The cache file is sparse. Each shard owns a fixed extent in it, so a sample's address never changes. The extent has the
 shard and, from the next multiple of `EXTENT_ALIGNMENT` on, its shard index: both are staged and evicted together. A
 share numbers shards as the loader's own manifest does, which may be a part of the cache file's manifest.
+
+# Note [waiting]: a loader that finds no space is marked ``_NO_SPACE``; when it says that it can only wait, ``_WAITS``.
+Any change that might give it space clears the marks of all loaders, so that each must ask again. When all loaders are
+marked ``_WAITS``, no space will ever be free.
+
+# Note [verify]: shards of a cache file that is kept may have been changed while nobody used it. The first loader that
+joins it forgets which of its shards were checked. From then on, a shard is checked when it is first taken, once for all
+loaders; those that want it meanwhile wait, as for one that is being filled. ``Verify`` has the other rules.
 """
 
 import hashlib
 import os
+import time
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dali_pipes.arrays import Int64s
-from dali_pipes.cache.cache import NodeCache, Take, Verify
-from dali_pipes.cache.extents import EXTENT_ALIGNMENT, Extent, extent_starts, reserve
-from dali_pipes.cache.placement import FreeSpace
+from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.cache.cache import NodeCache, Verify, Victims, exclusive
+from dali_pipes.cache.extents import EXTENT_ALIGNMENT, OTHER_DIRECTORY, Extent, reserve
+from dali_pipes.cache.files import FIRST_SLOT_BYTE, GOES_ON, OpenCacheFile
+from dali_pipes.cache.placement import FreeSpace, Placement
+from dali_pipes.cache.table import NOBODY, NUM_SLOTS, State, is_unfinished
 from dali_pipes.errors import CacheError
 from dali_pipes.formats.manifest import Manifest
+
+# Values of ``waiting`` besides `GOES_ON`. Note [waiting].
+_NO_SPACE, _WAITS = 1, 2
+
+
+class Take(NamedTuple):
+    """The wanted shards that a loader got."""
+
+    ready: Int64s
+    """Held from now on, whole, and checked as the loader's ``Verify`` says."""
+    fill: Int64s
+    """Shards that the caller must fill, and end with `CacheShare.finish` or `CacheShare.fail`; held as well."""
+    is_there: bool
+    """Whether the bytes of ``fill`` are there: then they are checked, and fetched only if they are wrong."""
+    blocked: Literal["", "busy", "space"]
+    """The reason why the loader did not get the most urgent of the other shards: another loader fills or drops it, or
+    it does not fit."""
+
+
+_NOTHING = np.empty(0, np.int64)
+_NOTHING.flags.writeable = False
 
 
 def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> str:
@@ -31,16 +64,24 @@ def cache_file_key(manifest: Manifest, *, alignment: int = EXTENT_ALIGNMENT) -> 
     return state.hexdigest()[:32]
 
 
-class CacheShare:
+class CacheShare(NodeCache):
     """One loader's share of a cache file: shards that it holds stay until it releases them or is closed.
 
+    The share takes one of the cache's *slots*, and is closed by `close`; a share that is not closed ends with its
+    process.
+
     Args:
-        manifest: Of all shards that were indexed together.
-        rows: The row in ``manifest`` of each of the loader's shards: int64 [shards].
-        space: The free space of the cache file's directory, and its path.
-        source, group, reserved, cache_bytes, keep, verify: See `NodeCache.join`.
-        alignment: The alignment of extents, in bytes. It must not be smaller than the file system's: extents would then
-            share blocks, and take more of them than are counted.
+        placement: The place and size of the cache, see `dali_pipes.cache.placement.place`.
+        key: Of the cache file, which is made if it is not there: see `cache_file_key`.
+        starts: Its extents, from `dali_pipes.cache.extents.extent_starts`. Their alignment must not be smaller than the
+            file system's: extents would then share blocks, and take more of them than are counted.
+        rows: The row in ``starts`` of each of the loader's shards: int64 [shards].
+        shard_bytes: Of each of the loader's shards: int64 [shards].
+        index_bytes: Of their indexes, likewise.
+        source: The URL of the shards.
+        group: Loaders of one cache file and one ``group`` share a reservation.
+        reserved: Bytes that the group must be able to hold at a time. Note [reservations] in `dali_pipes.cache.cache`.
+        verify: Which ready shards the loader checks. Note [verify].
 
     Raises:
         CacheError: If ``reserved`` bytes do not fit, or no cache file can be made there.
@@ -48,53 +89,102 @@ class CacheShare:
 
     def __init__(
         self,
-        manifest: Manifest,
-        rows: Int64s,
+        placement: Placement,
         *,
-        space: FreeSpace,
+        key: str,
+        starts: Int64s,
+        rows: Int64s,
+        shard_bytes: Int64s,
+        index_bytes: Int64s,
         source: str,
         group: int,
         reserved: int,
-        cache_bytes: int,
-        keep: bool,
         verify: Verify = "first",
-        alignment: int = EXTENT_ALIGNMENT,
     ) -> None:
-        self.space, self.cache_bytes, self.reserved = space, cache_bytes, reserved
-        self._rows = rows
-        # Views instead of copies if the loader has all shards.
-        is_whole = len(rows) == manifest.num_shards and bool((rows == np.arange(len(rows))).all())
-        chosen = slice(None) if is_whole else rows
-        # The loader's shard of each row, to translate the cache's answers; -1 for rows that the loader does not have.
-        self._shard_of_row = np.full(manifest.num_shards, -1, np.int64)
+        self.space, self.cache_bytes, self.reserved = placement.space, placement.cache_bytes, reserved
+        self._file, self._rows, self._verify = -1, rows, verify
+        # The loader's shard of each row, to translate the table's rows; -1 for rows that the loader does not have.
+        self._shard_of_row = np.full(len(starts) - 1, -1, np.int64)
         self._shard_of_row[rows] = np.arange(len(rows))
-        starts = extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)
-        self.starts = starts[:-1][chosen]
+        self.starts = starts[rows]
         """Where each shard starts in the cache file: int64 [shards]."""
-        self.extent_bytes = np.diff(starts)[chosen]
+        self.extent_bytes = np.diff(starts)[rows]
         """Bytes that each shard takes of the cache, with its index: int64 [shards]."""
-        key = cache_file_key(manifest, alignment=alignment)
-        self._cache = NodeCache(space.directory)
+        self._shard_bytes, self._index_bytes = shard_bytes, index_bytes
+        # For ``verify="always"``: the rows that the loader has filled or checked.
+        self._checked = np.zeros(len(starts) - 1, np.bool_)
+        super().__init__(self.space.directory)
         try:
-            self._slot = self._cache.join(
-                key,
-                starts=starts,
-                source=source,
-                group=group,
-                reserved=reserved,
-                cache_bytes=cache_bytes,
-                keep=keep,
-                verify=verify,
-            )
-            try:
-                self._file = self._cache.open_cache_file(self._slot)
-            except BaseException:
-                self._cache.leave(self._slot)
-                raise
+            self._slot, self._opened = self._join(key, starts, source, group, reserved, keep=placement.keep)
+            self._file = os.dup(self._opened.file)
         except BaseException:
-            self._cache.close()
+            super().close()
             raise
-        self._shard_bytes, self._index_bytes = manifest.shard_bytes[chosen], manifest.index_bytes[chosen]
+
+    @exclusive
+    def _join(
+        self, key: str, starts: Int64s, source: str, group: int, reserved: int, *, keep: bool
+    ) -> tuple[int, OpenCacheFile]:
+        """Take a slot, and reserve bytes; returns the slot and the cache file."""
+        files, slots, cache_bytes = self._files, self._slots, self.cache_bytes
+        files.sweep()
+        allowed = min(cache_bytes, slots.least_bytes() or cache_bytes)
+        self._check_reservation((key, group), max(reserved, self._reservations().get((key, group), 0)), allowed)
+        free = np.flatnonzero(slots.rows["used"] == 0).tolist()
+        slot = next((slot for slot in free if files.lock.try_lock(FIRST_SLOT_BYTE + slot)), None)
+        if slot is None:
+            raise CacheError(
+                f"'{files.root}' has {NUM_SLOTS} loaders at work, which is the most it takes; {OTHER_DIRECTORY}"
+            )
+        try:
+            opened = files.opened.get(key)
+            if opened is None or not np.array_equal(opened.table.starts, starts):
+                opened = files.make(key, starts, source)
+            with opened.table.changing():
+                if not slots.of(key):
+                    opened.table.checked[:] = 0
+                opened.table.open_row(slot)
+        except BaseException:
+            files.lock.unlock(FIRST_SLOT_BYTE + slot)
+            raise
+        if keep:
+            opened.table.set_keep()
+        slots.write(slot, reserved=reserved, cache_bytes=cache_bytes, group=group, key=key)
+        files.remove_unused()  # of loaders that ended without closing them
+        surplus_bytes = files.used_bytes() - self._allowed_bytes()
+        if surplus_bytes > 0:  # an earlier job was allowed more bytes
+            for other, dropped in self._choose_victims(slot, surplus_bytes, enough=False):
+                with other.table.changing():
+                    other.drop(dropped)
+            slots.wake()
+        return slot, opened
+
+    def close(self) -> None:
+        """Release all shards. Can be called twice; readers that have the cache file open can still read it."""
+        file, self._file = self._file, -1
+        if file < 0:
+            return
+        os.close(file)
+        try:
+            self._leave()
+        finally:
+            super().close()
+            self._opened.close()
+
+    @exclusive
+    def _leave(self) -> None:
+        """Give up the slot and its holds; the last loader of a cache file removes it, unless it is to be kept."""
+        self._files.sweep()  # a loader that is gone must not keep a cache file
+        opened = self._opened
+        # A removed cache file lasts no longer than those that have it open. Its table may be a damaged one.
+        if self._files.opened.get(self._slots.key(self._slot)) is opened:
+            with opened.table.changing():
+                opened.forget(self._slot)
+        self._slots.empty(self._slot)
+        self._slots.wake()
+        self._files.remove_unused()
+        # Under the mutex: otherwise another thread could join, get this self._slot, and lose its lock here.
+        self._files.lock.unlock(FIRST_SLOT_BYTE + self._slot)
 
     @property
     def path(self) -> str:
@@ -116,14 +206,27 @@ class CacheShare:
         aligned = -(-int(self._shard_bytes[shard]) // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
         return Extent(self._file, int(self.starts[shard]) + aligned, int(self._index_bytes[shard]))
 
-    def take(self, wanted: Sequence[int], *, most: int = 1, most_bytes: int = 0) -> Take:
-        """Hold the ready shards of ``wanted``, which begins with the most urgent, and take others to fill them.
+    # Taking and filling
 
-        See `NodeCache.take`.
+    def take(self, wanted: Sequence[int], *, most: int = 1, most_bytes: int = 0) -> Take:
+        """Hold the ready shards of ``wanted``, and begin to fill or check the first of those that are not ready.
+
+        Args:
+            wanted: Shards that the loader does not hold yet, the most urgent first. If one does not fit, those after it
+                take no space.
+            most: The most shards to fill or check together.
+            most_bytes: The most that their extents take, if they are several.
+
+        Raises:
+            CacheError: If the cache file was removed.
         """
-        rows = self._rows[np.asarray(wanted, np.int64)]
-        taken = self._cache.take(self._slot, rows, most=most, most_bytes=most_bytes)
-        return taken._replace(ready=self._shard_of_row[taken.ready], fill=self._shard_of_row[taken.fill])
+        rows = self._rows_of(wanted)
+        while True:
+            taken, victims = self._take_or_evict(rows, most, most_bytes)
+            if victims:
+                self._drop(victims)
+            if not victims or len(taken.ready):
+                return taken._replace(ready=self._shard_of_row[taken.ready], fill=self._shard_of_row[taken.fill])
 
     def reserve_blocks(self, shard: int, *, name: str) -> None:
         """Allocate the extent's blocks before anything is written there.
@@ -144,37 +247,82 @@ class CacheShare:
         """Let all loaders read these shards and their indexes, which are whole and checked.
 
         ``are_new`` is ``False`` if nothing was written, so that nothing has to reach the disk before.
+
+        Raises:
+            CacheError: If another loader has one of them by now, or the cache file was removed.
         """
         if are_new and not self.space.is_memory:
             try:
                 os.fdatasync(self._file)
             except OSError as exc:
                 raise CacheError(f"the disk of '{self.space.directory}' failed: {exc.strerror}") from exc
-        self._cache.finish(self._slot, self._rows[np.asarray(shards, np.int64)])
+        self._finish(self._rows_of(shards))
+
+    @exclusive
+    def _finish(self, rows: Int64s) -> None:
+        table = self._check_joined().table
+        if not self._has_begun(rows).all():
+            raise self._removed()
+        with table.changing():
+            table.finish(rows)
+        self._checked[rows] = True
+        self._slots.wake()
 
     def fail(self, shards: Sequence[int]) -> None:
-        """Free the blocks of shards that could not be filled."""
-        self._cache.fail(self._slot, self._rows[np.asarray(shards, np.int64)])
+        """Give up filling ``shards`` and free their blocks; those that were there stay, unchecked."""
+        self._drop(self._give_up(self._rows_of(shards)))
 
+    @exclusive
+    def _give_up(self, rows: Int64s) -> Victims:
+        table = self._opened.table
+        rows = rows[self._has_begun(rows)]  # the others are another loader's by now
+        with table.changing():
+            table.holds[self._slot, rows] = 0
+            rows = table.end_check(rows)
+            table.drop(rows, self._slot)
+        self._slots.wake()
+        return [(self._opened, rows)]
+
+    @exclusive
     def release(self, shards: Sequence[int]) -> None:
-        """End the holds of these shards. Call it when the last reader that names them is closed: readers prefetch."""
-        self._cache.release(self._slot, self._rows[np.asarray(shards, np.int64)])
+        """End the holds of ``shards``, which stay until their space is needed.
+
+        Call it when the last reader that names them is closed: readers prefetch.
+        """
+        rows = self._rows_of(shards)
+        with (table := self._opened.table).changing():
+            table.holds[self._slot, rows] = 0
+            table.used_ns[rows] = time.time_ns()
+        self._slots.wake()
+
+    @exclusive
+    def is_stuck(self) -> bool:
+        """Whether this loader and all others wait for space that none of them will free. Note [waiting].
+
+        Called for a loader that needs a shard now and found no space.
+        """
+        waiting = self._slots.rows["waiting"]
+        if self._files.sweep() or waiting[self._slot] == GOES_ON:
+            return False
+        waiting[self._slot] = _WAITS
+        if not (waiting[self._slots.used()] == _WAITS).all():
+            return False
+        tables = [opened.table for opened in self._files.opened.values()]
+        return not any(is_unfinished(table.state[table.resident]).any() for table in tables)
 
     def filled_by(self, shard: int) -> int | None:
-        """The process that brings or drops a shard now: see `NodeCache.filled_by`."""
-        return self._cache.filled_by(self._slot, int(self._rows[shard]))
+        """The process that fills, checks or drops a shard now, as far as one look can tell; for messages."""
+        owner = int(self._opened.table.owner[self._rows[shard]])
+        return None if owner == NOBODY else int(self._slots.rows["pid"][owner])
 
-    def is_stuck(self) -> bool:
-        """Whether all loaders that share the cache wait for space that none of them will free."""
-        return self._cache.is_stuck(self._slot)
-
+    @exclusive
     def reserve_more(self, reserved: int) -> None:
-        """Reserve ``reserved`` bytes, more than before.
-
-        Raises:
-            CacheError: If they cannot be reserved.
-        """
-        self._cache.reserve(self._slot, reserved)
+        """Reserve more bytes than before; if they cannot be reserved (a `CacheError`), nothing changes."""
+        self._check_joined()
+        self._files.sweep()
+        key, group = self._slots.group(self._slot)
+        self._check_reservation((key, group), reserved, self._allowed_bytes())
+        self._slots.write(self._slot, reserved=reserved, cache_bytes=self.cache_bytes, group=group, key=key)
         self.reserved = reserved
 
     def read_ahead(self, starts: Int64s, sizes: Int64s) -> None:
@@ -185,13 +333,123 @@ class CacheShare:
             if size:  # 0 would stand for the rest of the file
                 os.posix_fadvise(self._file, start, size, os.POSIX_FADV_WILLNEED)
 
-    def close(self) -> None:
-        """Release all shards. Can be called twice; readers that have the cache file open can still read it."""
-        file, self._file = self._file, -1
-        if file < 0:
-            return
-        os.close(file)
-        try:
-            self._cache.leave(self._slot)
-        finally:
-            self._cache.close()
+    def _rows_of(self, shards: Sequence[int]) -> Int64s:
+        return self._rows[np.asarray(shards, np.int64)]
+
+    @exclusive
+    def _take_or_evict(self, wanted: Int64s, most: int, most_bytes: int) -> tuple[Take, Victims]:
+        taken, victims = self._take(wanted, most, most_bytes)
+        waiting = self._slots.rows["waiting"]
+        if not victims and (len(taken.ready) or len(taken.fill)):
+            waiting[self._slot] = GOES_ON
+        elif not victims and taken.blocked == "space":
+            waiting[self._slot] = max(_NO_SPACE, int(waiting[self._slot]))
+        return taken, victims
+
+    def _take(self, wanted: Int64s, most: int, most_bytes: int) -> tuple[Take, Victims]:
+        table = self._check_joined().table
+        states = table.state[wanted]
+        if is_unfinished(states).any() and self._files.sweep():
+            states = table.state[wanted]
+        unfinished = is_unfinished(states)
+        if unfinished.all():
+            # A waiting loader comes here again and again, so this must stay cheap.
+            return Take(_NOTHING, _NOTHING, False, "busy" if len(wanted) else ""), []
+        is_ready = (states == State.READY) & self._believed(wanted)
+        missing = np.flatnonzero(~is_ready & ~unfinished)
+        first = int(missing[0]) if len(missing) else None
+        limit, group_slots = self._limit()
+        # Bytes that a shard adds to those that the group holds: 0 if a loader of the group holds it already.
+        added = np.where(table.held(wanted, group_slots), 0, table.extent_bytes(wanted))
+        # Space goes to the most urgent shards first: ready ones, those that others are filling, and the one to fill.
+        counted = is_ready | unfinished
+        counted[missing[:1]] = True
+        fits = (added == 0) | (np.cumsum(np.where(counted, added, 0)) <= limit)
+        if not fits[counted].all() and self._files.sweep():
+            # The holds and the reservation of a loader that is gone were counted.
+            return self._take(wanted, most, most_bytes)
+        ready = wanted[is_ready & fits]
+        if len(ready):
+            with table.changing():
+                table.holds[self._slot, ready] = 1
+        blocked = _why(unfinished, counted & ~fits)
+        if first is None or not fits[first]:
+            return Take(ready, _NOTHING, False, blocked), []
+        is_there = bool(states[first] != State.EMPTY)
+        # Small shards are filled together, if they are next in order, and if there is space for all of them.
+        fill = missing[:most]
+        sizes = table.extent_bytes(wanted[fill])
+        alike = (states[fill] != State.EMPTY) == is_there
+        spare = limit - int(added[counted].sum()) + int(added[first])
+        together = alike & (np.cumsum(sizes) <= most_bytes) & (np.cumsum(added[fill]) <= spare)
+        together[0] = True
+        num = int(np.argmin(np.append(together, False)))
+        while not is_there:
+            short = self._files.used_bytes() + int(sizes[:num].sum()) - self._allowed_bytes()
+            if short <= 0:
+                break
+            victims = self._choose_victims(self._slot, short)
+            if not victims and num > 1:
+                num = 1
+                continue
+            if not victims and self._files.sweep():
+                return self._take(wanted, most, most_bytes)
+            # Without victims: others are dropping shards, or hold more than they reserved.
+            counted[:first] = False
+            return Take(ready, _NOTHING, False, "" if victims else _why(unfinished, counted)), victims
+        shards = wanted[fill[:num]]
+        with table.changing():
+            table.fill(shards, self._slot)
+        return Take(ready, shards, is_there, blocked), []
+
+    def _believed(self, shards: Int64s) -> Bools:
+        """Mark the shards that the loader reads without a check if they are ready. Note [verify]."""
+        if self._verify == "always":
+            return self._checked[shards]
+        if self._verify == "never":
+            return np.ones(len(shards), np.bool_)
+        checked: Bools = self._opened.table.checked[shards] != 0
+        return checked
+
+    def _has_begun(self, rows: Int64s) -> Bools:
+        """Mark the shards that the loader fills or checks."""
+        table = self._opened.table
+        begun: Bools = np.isin(table.state[rows], [State.FILLING, State.CHECKING]) & (table.owner[rows] == self._slot)
+        return begun
+
+    def _check_joined(self) -> OpenCacheFile:
+        """Return the cache file if it is still there. Note [removed] in `dali_pipes.cache.files`."""
+        opened, row = self._opened, self._slots.rows[self._slot]
+        is_mine = row["used"] and row["pid"] == os.getpid()
+        if not is_mine or self._files.opened.get(self._slots.key(self._slot)) is not opened:
+            raise self._removed()
+        return opened
+
+    def _removed(self) -> CacheError:
+        name = f"{self._files.root / self._slots.key(self._slot)}.image"
+        return CacheError(
+            f"the cache file '{name}' was removed or taken from this loader while it was at work; start it again"
+        )
+
+    def _limit(self) -> tuple[int, list[int]]:
+        """Compute the bytes that the loader's group may hold in addition now, and its slots. Note [reservations]."""
+        group = self._slots.group(self._slot)
+        reservations, spare = self._reservations(), self._allowed_bytes()
+        group_bytes, group_slots = 0, [self._slot]
+        for other, reserved in reservations.items():
+            slots = [member for member in self._slots.of(other[0]) if self._slots.group(member) == other]
+            table = self._files.opened[other[0]].table
+            resident = table.resident
+            held = int(table.extent_bytes(resident[table.held(resident, slots)]).sum())
+            if other == group:
+                group_bytes, group_slots = held, slots
+            else:
+                spare -= max(reserved, held)
+        return max(reservations.get(group, 0), spare) - group_bytes, group_slots
+
+
+def _why(unfinished: Bools, unfit: Bools) -> Literal["", "busy", "space"]:
+    """Say why the first unavailable shard is unavailable."""
+    if not (unfinished | unfit).any():
+        return ""
+    return "space" if unfit[int(np.argmax(unfinished | unfit))] else "busy"

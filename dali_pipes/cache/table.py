@@ -10,7 +10,7 @@ because bytes that the disk had not yet written are lost with the power. ``CHECK
 fetches it again if that is wrong; if the owner ends before, the shard is ``UNCHECKED``.
 
 # Note [checked]: a cache file that is kept may be changed while nobody uses it. So ``checked`` marks the ready shards
-whose bytes were written or checked since the cache file was last unused. `dali_pipes.cache.cache` decides by it which
+whose bytes were written or checked since the cache file was last unused. `dali_pipes.cache.share` decides by it which
 ready shards a loader may read at once.
 """
 

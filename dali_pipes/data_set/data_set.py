@@ -22,6 +22,7 @@ from dali_pipes.data_set.find import NamedSets
 from dali_pipes.data_set.indexing import (
     IndexedShards,
     find_manifest,
+    has_columns,
     index_in_memory,
     open_columns,
     read_index,
@@ -253,7 +254,7 @@ class DataSet:
 
     def has_columns(self) -> bool:
         """Whether all data sets have a column file."""
-        return all(set_.find_columns() is not None for set_ in self._sets.values())
+        return all(set_.has_columns() for set_ in self._sets.values())
 
     def check_classes(self) -> None:
         """Refuse class tables of a mixture that contradict each other, for contiguous labels over all sets.
@@ -321,26 +322,20 @@ class DataSet:
         Raises:
             CacheError: If there is not enough space.
         """
-        total = int(self.extent_bytes.sum())
-        placement = place(
-            cache_dir,
-            cache_bytes,
-            key=cache_file_key(self.whole, alignment=self.alignment),
-            reserved=0 if reserved is None else reserved,
-            total=total,
-            is_windowed=is_windowed,
-        )
+        total, key = int(self.extent_bytes.sum()), cache_file_key(self.whole, alignment=self.alignment)
+        least = 0 if reserved is None else reserved
+        placement = place(cache_dir, cache_bytes, key=key, reserved=least, total=total, is_windowed=is_windowed)
         return CacheShare(
-            self.whole,
-            self.rows,
-            space=placement.space,
+            placement,
+            key=key,
+            starts=extent_starts(self.whole.shard_bytes, self.whole.index_bytes, alignment=self.alignment),
+            rows=self.rows,
+            shard_bytes=self.manifest.shard_bytes,
+            index_bytes=self.manifest.index_bytes,
             source=self.source,
             group=group,
             reserved=min(total, placement.cache_bytes) if reserved is None else reserved,
-            cache_bytes=placement.cache_bytes,
-            keep=placement.keep,
             verify=verify,
-            alignment=self.alignment,
         )
 
     def _place(self, name: str) -> tuple[Store, str]:
@@ -371,18 +366,17 @@ class _Set:
             return self.made.indexes[index_name(self.manifest.names[shard])]
         return read_index(self.shards.store, self.manifest, shard)
 
-    def find_columns(self) -> list[ColumnRanges] | None:
-        """The column files of ``whole``, to be read by ranges; ``None`` if one is not there."""
-        if self.made is None:
-            return open_columns(self.shards, self.whole)
-        digest = self.whole.shards_digest
-        data = self.made.columns.to_bytes(manifest=digest)
-        read = lambda start, size: data[start : start + size]  # noqa: E731
-        return [ColumnRanges(read, samples=self.whole.samples, manifest=digest, where="columns")]
+    def has_columns(self) -> bool:
+        return self.made is not None or has_columns(self.shards, self.whole)
 
     def open_columns(self) -> list[ColumnRanges]:
-        """As `find_columns`, where they must be there."""
-        if (found := self.find_columns()) is not None:
+        """The column files of ``whole``, to be read by ranges."""
+        if self.made is not None:
+            digest = self.whole.shards_digest
+            data = self.made.columns.to_bytes(manifest=digest)
+            read = lambda start, size: data[start : start + size]  # noqa: E731
+            return [ColumnRanges(read, samples=self.whole.samples, manifest=digest, where="columns")]
+        if (found := open_columns(self.shards, self.whole)) is not None:
             return found
         name = self.shards.store.locate(columns_name(self.shards.prefix))
         raise DataError(

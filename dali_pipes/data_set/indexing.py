@@ -505,12 +505,11 @@ def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | N
     Raises:
         DataError: As `find_columns`.
     """
-    files = []
-    first = 0
+    if not has_columns(shards, manifest):
+        return None
+    files, first = [], 0
     for part in manifest.parts or (ShardsPart("", manifest.num_shards),):
         name = columns_name(f"{shards.prefix}{part.name}")
-        if shards.store.size(name) is None:
-            return None
         own = manifest.take(np.arange(first, first + part.num_shards))
         files.append(
             ColumnRanges(
@@ -522,6 +521,12 @@ def open_columns(shards: ShardSet, manifest: Manifest) -> list[ColumnRanges] | N
         )
         first += part.num_shards
     return files
+
+
+def has_columns(shards: ShardSet, manifest: Manifest) -> bool:
+    """Whether all column files of ``manifest`` are beside the shards."""
+    names = [part.name for part in manifest.parts] or [""]
+    return all(shards.store.size(columns_name(f"{shards.prefix}{name}")) is not None for name in names)
 
 
 def read_class_table(store: Store, prefix: str) -> dict[int, str] | None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from dali_pipes.cache.cache import Take
-from dali_pipes.cache.share import CacheShare
+from dali_pipes.cache.share import CacheShare, Take
 from dali_pipes.errors import CacheError, printable
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.staging_requests import StagingRequests

@@ -27,7 +27,7 @@ class Loader(Member):
         """Hold all shards; returns the number of those that had to be written."""
         remaining, num_written = list(range(NUM_SHARDS)), 0
         while remaining:
-            taken = self.cache.take(self.slot, np.array(remaining), most=4, most_bytes=4 * PAGE)
+            taken = self.cache.take(np.array(remaining), most=4, most_bytes=4 * PAGE)
             fill = taken.fill.tolist()
             assert fill or len(taken.ready), f"nothing to be had: {taken}"
             for shard in fill:
@@ -35,7 +35,7 @@ class Loader(Member):
                     self.write(shard)
                     num_written += 1
             if fill:
-                self.cache.finish(self.slot, fill)
+                self.cache.finish(fill)
             remaining = [shard for shard in remaining if shard not in {*fill, *taken.ready.tolist()}]
         return num_written
 

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dali_pipes.cache.cache import NodeCache, Take, Verify
+from dali_pipes.cache.cache import NodeCache, Verify
 from dali_pipes.cache.extents import extent_starts, reserve
 from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.placement import FreeSpace, Placement
+from dali_pipes.cache.share import CacheShare, Take
 
 PAGE = 4096
 KEY, OTHER = "a" * 32, "b" * 32
 
 
 class Member:
-    """One loader's dealings with the cache, as `dali_pipes.cache.share.CacheShare`; it writes and reads real bytes."""
+    """One loader's share of the cache; it writes and reads real bytes."""
 
     def __init__(
         self,
@@ -31,22 +33,20 @@ class Member:
         """All sizes in pages."""
         self.starts = extent_starts([PAGE] * pages)
         self.key, self.directory = key, directory
-        self.cache = NodeCache(directory)
-        try:
-            self.slot = self.cache.join(
-                key,
-                starts=self.starts,
-                source="here",
-                group=group,
-                reserved=reserved * PAGE,
-                cache_bytes=allowed * PAGE,
-                keep=keep,
-                verify=verify,
-            )
-        except BaseException:
-            self.cache.close()
-            raise
-        self.file = self.cache.open_cache_file(self.slot)
+        sizes = np.full(pages, PAGE)
+        self.cache = CacheShare(
+            Placement(space=FreeSpace.of(directory), cache_bytes=allowed * PAGE, keep=keep),
+            key=key,
+            starts=self.starts,
+            rows=np.arange(pages),
+            shard_bytes=sizes,
+            index_bytes=0 * sizes,
+            source="here",
+            group=group,
+            reserved=reserved * PAGE,
+            verify=verify,
+        )
+        self.file = self.cache._file
         self.held: set[int] = set()
 
     def content(self, shard: int) -> bytes:
@@ -63,7 +63,7 @@ class Member:
         os.pwrite(self.file, self.content(shard)[:num_bytes], start)
 
     def take(self, *wanted: int) -> Take:
-        taken = self.cache.take(self.slot, np.array(wanted, np.int64))
+        taken = self.cache.take(wanted)
         self.held.update(taken.ready.tolist())
         self.held.update(taken.fill.tolist())
         return taken
@@ -75,30 +75,28 @@ class Member:
             if len(taken.fill):
                 if not (taken.is_there and self.read(shard) == self.content(shard)):
                     self.write(shard)
-                self.cache.finish(self.slot, [shard])
+                self.cache.finish([shard])
             else:
                 assert taken.ready.tolist() == [shard], f"shard {shard}: {taken}"
             assert self.read(shard) == self.content(shard)
 
     def release(self, *shards: int) -> None:
-        self.cache.release(self.slot, shards)
+        self.cache.release(shards)
         self.held.difference_update(shards)
 
     def close(self) -> None:
-        try:
-            self.cache.leave(self.slot)
-        finally:
-            self.die()
+        self.cache.close()
 
     def die(self) -> None:
         """As after SIGKILL: the locks go with the file, and nothing is said."""
-        if self.file >= 0:
-            os.close(self.file)
-        self.file = -1
-        self.cache.close()
+        if self.cache._file >= 0:
+            os.close(self.cache._file)
+            self.cache._file = -1
+        NodeCache.close(self.cache)
+        self.cache._opened.close()
 
     def states(self) -> list[int]:
-        return [int(state) for state in self.cache._joined[self.slot].table.state]
+        return [int(state) for state in self.cache._opened.table.state]
 
 
 def blocks(directory: Path) -> int:

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dali_pipes.cache.cache import NodeCache, Take
-from dali_pipes.cache.extents import extent_starts
+from dali_pipes.cache.cache import NodeCache
+from dali_pipes.cache.directory import LockFile
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
+from dali_pipes.cache.share import Take
 from dali_pipes.cache.table import NUM_SLOTS, State
 from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.member import KEY, OTHER, PAGE, Member, blocks
@@ -42,7 +42,7 @@ def test_each_shard_is_filled_by_one(directory: Path) -> None:
     assert two.take(3, 4).fill.tolist() == [4]  # meanwhile the next
     assert begun(one.take(4)) == ([], "busy")
     one.write(3)
-    one.cache.finish(one.slot, [3])
+    one.cache.finish([3])
     assert two.take(3).ready.tolist() == [3]
     assert two.read(3) == one.content(3)
     one.close()
@@ -94,11 +94,11 @@ def test_reservations_fill_the_cache_and_no_more(directory: Path) -> None:
     with pytest.raises(CacheError, match=re.escape(text)):
         Member(directory, reserved=1, allowed=4, group=3)
     with pytest.raises(CacheError, match="12288 at a time"):
-        two.cache.reserve(two.slot, 3 * PAGE)
+        two.cache.reserve_more(3 * PAGE)
     again.close()
     one.close()
     Member(directory, reserved=2, allowed=4, group=3).close()
-    two.cache.reserve(two.slot, 4 * PAGE)
+    two.cache.reserve_more(4 * PAGE)
     two.close()
 
 
@@ -136,34 +136,35 @@ def test_stuck_is_told_only_when_all_wait(directory: Path) -> None:
     one, two = Member(directory, reserved=2, allowed=2), Member(directory, reserved=2, allowed=2)
     one.fill(0)
     two.fill(1)
-    assert not one.cache.is_stuck(one.slot)  # it never found that there is no space
+    assert not one.cache.is_stuck()  # it never found that there is no space
     assert one.take(2).blocked == "space"
-    assert not one.cache.is_stuck(one.slot)  # the other goes on
+    assert not one.cache.is_stuck()  # the other goes on
     assert two.take(3).blocked == "space"
-    assert two.cache.is_stuck(two.slot)
-    assert one.cache.is_stuck(one.slot)
+    assert two.cache.is_stuck()
+    assert one.cache.is_stuck()
     one.release(0)
-    assert not two.cache.is_stuck(two.slot)  # it has to ask first
+    assert not two.cache.is_stuck()  # it has to ask first
     assert one.take(4).fill.tolist() == [4]
     assert two.take(3).blocked == "space"
-    assert not two.cache.is_stuck(two.slot)
+    assert not two.cache.is_stuck()
     one.close()
     two.close()
 
 
 def test_slots_are_as_many_as_said(directory: Path) -> None:
     """The 257th loader is told so; a slot that is given up is the next one's."""
-    caches = [NodeCache(directory) for _ in range(2)]
-    options: dict[str, Any] = {"starts": extent_starts([1]), "source": "", "group": 1, "reserved": 1, "keep": True}
-    slots = [caches[0].join(KEY, cache_bytes=PAGE, **options) for _ in range(NUM_SLOTS)]
-    assert sorted(slots) == list(range(NUM_SLOTS))
+    one, locks = Member(directory), LockFile(cache_root(directory) / "lock")
+    for slot in range(1, NUM_SLOTS):
+        locks.lock(FIRST_SLOT_BYTE + slot)
     with pytest.raises(CacheError, match="256 loaders at work, which is the most"):
-        caches[1].join(KEY, cache_bytes=PAGE, **options)
-    caches[0].leave(77)
-    assert caches[1].join(KEY, cache_bytes=PAGE, **options) == 77
-    assert not caches[0]._files.lock.try_lock(FIRST_SLOT_BYTE + 77)
-    for cache in caches:
-        cache.close()
+        Member(directory)
+    locks.unlock(FIRST_SLOT_BYTE + 77)
+    two = Member(directory)
+    assert (one.cache._slot, two.cache._slot) == (0, 77)
+    assert not locks.try_lock(FIRST_SLOT_BYTE + 77)
+    locks.close()
+    one.close()
+    two.close()
 
 
 @on_a_disk_too
@@ -222,8 +223,8 @@ def test_cache_file_removed_under_a_running_loader(directory: Path) -> None:
     assert two_taken.fill.tolist() == [1]
     one.write(1)
     with pytest.raises(CacheError, match="was removed"):
-        one.cache.finish(one.slot, [1])
-    one.cache.fail(one.slot, [1])
+        one.cache.finish([1])
+    one.cache.fail([1])
     assert one.read(0) == one.content(0)
     assert two.take(0).fill.tolist() == [0]
     assert two.read(1) == bytes(PAGE)
@@ -284,13 +285,13 @@ def test_threads_of_one_process_share_a_cache(directory: Path) -> None:
                     if shard in held:
                         continue
                     held.add(shard)
-                taken = one.cache.take(one.slot, np.array([shard]))
+                taken = one.cache.take(np.array([shard]))
                 if len(taken.fill):
                     one.write(shard)
-                    one.cache.finish(one.slot, [shard])
+                    one.cache.finish([shard])
                 if len(taken.fill) or len(taken.ready):
                     assert one.read(shard) == one.content(shard)
-                    one.cache.release(one.slot, [shard])
+                    one.cache.release([shard])
                 # On ext4 with a block of the tree in which a file of more than four pieces is kept.
                 assert blocks(directory) <= 7 * PAGE
                 with lock:
@@ -345,9 +346,9 @@ def test_full_file_system_leaves_a_cache_that_works(tmp_path: Path) -> None:
                 assert taken.fill.tolist() == [0]
                 try:
                     one.write(0)
-                    one.cache.finish(one.slot, [0])
+                    one.cache.finish([0])
                 except OSError:
-                    one.cache.fail(one.slot, [0])
+                    one.cache.fail([0])
                 one.close()
             (mount / "filler").unlink()
             whole = Member(mount, allowed=100, keep=False)

@@ -38,16 +38,16 @@ CHANGES: dict[str, Callable[[Member, Member], object]] = {
     "take": lambda one, two: one.take(1),
     "evict": lambda one, two: one.take(4),
     "release": lambda one, two: one.release(0),
-    "finish": lambda one, two: (one.write(3), one.cache.finish(one.slot, [3])),
-    "fail": lambda one, two: one.cache.fail(one.slot, [3]),
-    "check": lambda one, two: (forget_checks(one), one.take(1), one.cache.finish(one.slot, [1])),
-    "check given up": lambda one, two: (forget_checks(one), one.take(1), one.cache.fail(one.slot, [1])),
+    "finish": lambda one, two: (one.write(3), one.cache.finish([3])),
+    "fail": lambda one, two: one.cache.fail([3]),
+    "check": lambda one, two: (forget_checks(one), one.take(1), one.cache.finish([1])),
+    "check given up": lambda one, two: (forget_checks(one), one.take(1), one.cache.fail([1])),
     "fill several": lambda one, two: (
         one.cache.clear(),
-        one.cache.take(one.slot, np.array([1, 4]), most=2, most_bytes=PAGE * 2),
+        one.cache.take(np.array([1, 4]), most=2, most_bytes=PAGE * 2),
     ),
-    "leave": lambda one, two: one.cache.leave(one.slot),
-    "leave as the last": lambda one, two: (two.die(), one.cache.leave(one.slot)),
+    "leave": lambda one, two: one.cache._leave(),
+    "leave as the last": lambda one, two: (two.die(), one.cache._leave()),
     "sweep": lambda one, two: (two.die(), one.cache.budget()),
     "clear": lambda one, two: one.cache.clear(),
     "join": lambda one, two: Member(one.directory, reserved=1, allowed=5, group=3, key=OTHER),
@@ -109,7 +109,7 @@ def test_a_kill_at_any_line_leaves_a_sound_cache(
 
 def forget_checks(member: Member) -> None:
     """As when the cache file was unused: what is ready is checked when it is taken."""
-    member.cache._joined[member.slot].table.checked[:] = 0
+    member.cache._opened.table.checked[:] = 0
 
 
 def prepare(directory: Path) -> tuple[Member, Member]:
@@ -156,7 +156,7 @@ def check_sound(directory: Path) -> None:
     if not (cache_root(directory) / f"{KEY}.table").exists():
         assert blocks(directory) == 0
     third = Member(directory, reserved=5, allowed=5, group=9)
-    table = third.cache._joined[third.slot].table
+    table = third.cache._opened.table
     assert set(third.states()) <= {State.EMPTY, State.READY, State.UNCHECKED}
     resident = np.flatnonzero(table.state != State.EMPTY)
     assert sorted(table.resident.tolist()) == resident.tolist()
@@ -228,10 +228,10 @@ def test_any_sequence_keeps_every_reservation(operations: list[tuple[str, int, l
                 for shard in list(filling[number]):
                     if operation == "finish":
                         member.write(shard)
-                        member.cache.finish(member.slot, [shard])
+                        member.cache.finish([shard])
                     else:
                         member.write(shard, 1000)
-                        member.cache.fail(member.slot, [shard])
+                        member.cache.fail([shard])
                         member.held.discard(shard)
                     filling[number].discard(shard)
             elif operation == "release":
@@ -242,7 +242,7 @@ def test_any_sequence_keeps_every_reservation(operations: list[tuple[str, int, l
             elif operation == "clear":
                 member.cache.clear()
             elif operation == "dirty":
-                table = member.cache._joined[member.slot].table
+                table = member.cache._opened.table
                 table._resident[:], table._place[:] = draw.integers(0, 2**40, (2, 8))
                 table._header["num_resident"], table._header["resident_bytes"] = draw.integers(0, 2**40, 2)
                 table._header["dirty"] = 1
@@ -280,7 +280,7 @@ def check_take(
     for shard in taken.fill.tolist():
         filling[number].add(shard)
         if taken.is_there and member.read(shard) == member.content(shard):
-            member.cache.finish(member.slot, [shard])
+            member.cache.finish([shard])
             filling[number].discard(shard)
     for shard in taken.ready.tolist():
         assert member.read(shard) == member.content(shard)

@@ -9,12 +9,11 @@ import pytest
 
 import dali_pipes.cache.placement
 from dali_pipes.cache.cache import NodeCache
-from dali_pipes.cache.extents import extent_starts
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.placement import SHARED_MEMORY, FreeSpace, Placement, default_directories, place
 from dali_pipes.errors import CacheError
+from tests.dali_pipes.cache.member import KEY, PAGE, Member
 
-KEY = "a" * 32
 HUGE = 1 << 60
 
 
@@ -116,32 +115,25 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
     """What is free has become less meanwhile, by what the others use: where and how much does not change by that."""
     memory, disk = directories
     for directory in (memory, disk):
-        cache = NodeCache(directory)
-        slot = cache.join(
-            KEY, starts=extent_starts([4096]), source="", group=1, reserved=4096, cache_bytes=10 << 20, keep=False
-        )
+        first = Member(directory, pages=1, reserved=1, allowed=(10 << 20) // PAGE, keep=False)
         monkeypatch.setattr(dali_pipes.cache.placement.FreeSpace, "default_bytes", lambda self, taken: 4096)
         found = placed(reserved=1 << 20, total=5 << 20)
         assert (found.space.directory, found.cache_bytes) == (directory, 10 << 20)
         with pytest.raises(CacheError, match=r"the loaders at work in .* share 10485760 bytes"):
             placed(directory, reserved=20 << 20, total=20 << 20)
-        cache.leave(slot)
-        cache.close()
+        first.close()
         monkeypatch.undo()
         monkeypatch.setattr(dali_pipes.cache.placement, "default_directories", lambda: [memory, disk])
 
 
 def test_what_the_cache_has_already_is_its_own(tmp_path: Path) -> None:
     """A restarted job finds its shards, and is not told that the disk is full of them."""
+    first = Member(tmp_path, pages=1, reserved=1, allowed=1)
     cache = NodeCache(tmp_path)
-    starts = extent_starts([4096])
-    slot = cache.join(KEY, starts=starts, source="", group=1, reserved=4096, cache_bytes=4096, keep=True)
-    assert cache.budget() == (0, 4096)
-    taken = cache.take(slot, starts[:1] * 0)
-    assert taken.fill.tolist() == [0]
-    cache.finish(slot, 0)
-    cache.leave(slot)
-    assert cache.budget() == (4096, None)
+    assert cache.budget() == (0, PAGE)
+    first.fill(0)
+    first.close()
+    assert cache.budget() == (PAGE, None)
     cache.close()
     free = FreeSpace.of(tmp_path)
     assert placed(tmp_path, HUGE, reserved=1, total=1).cache_bytes == pytest.approx(free.free + 4096, rel=0.05)

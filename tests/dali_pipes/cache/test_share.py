@@ -17,7 +17,7 @@ import dali_pipes.cache.cache
 import dali_pipes.cache.files
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.share import CacheShare, cache_file_key
+from dali_pipes.cache.share import cache_file_key
 from dali_pipes.cache.table import State, StateTable
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError
@@ -195,15 +195,8 @@ def test_cache_file_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Pa
         indexed.open_share(reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
     job = Job(shards, cache_dir)
     with pytest.raises(CacheError, match="reserved for other loaders"):
-        CacheShare(
-            indexed.whole,
-            indexed.rows,
-            space=job.share.space,
-            source="",
-            group=3,
-            reserved=job.share.cache_bytes,
-            cache_bytes=job.share.cache_bytes,
-            keep=True,
+        indexed.open_share(
+            reserved=job.share.cache_bytes, is_windowed=True, group=3, cache_dir=cache_dir, cache_bytes=None
         )
     job.close()
     cache = NodeCache(cache_dir)

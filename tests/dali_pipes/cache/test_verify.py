@@ -1,22 +1,20 @@
 """Shards that are in a kept cache file already: how often they are checked, and what becomes of a wrong one."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dali_pipes.cache.cache import NodeCache, Verify
-from dali_pipes.cache.extents import Extent, extent_starts
+from dali_pipes.cache.cache import Verify
+from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
 from tests.builders import samples_and_shards
 from tests.dali_pipes.cache.job import Job
+from tests.dali_pipes.cache.member import PAGE, Member
 
 NUM_SHARDS = 8
-PAGE = 4096
 
 
 samples, shards = samples_and_shards([(60, 50)] * (3 * NUM_SHARDS), per_shard=3)
@@ -111,34 +109,24 @@ def test_loaders_at_work_share_a_check(
 def test_fallen_checker_loses_nothing(tmp_path: Path) -> None:
     """A loader that is killed while it checks a shard, or gives up, leaves its bytes; also to one that reads them."""
 
-    def join(verify: Verify) -> tuple[NodeCache, int]:
-        cache = NodeCache(tmp_path)
-        starts = extent_starts([PAGE, PAGE])
-        limits = {"reserved": 2 * PAGE, "cache_bytes": 2 * PAGE}
-        return cache, cache.join("a" * 32, starts=starts, source="", group=1, keep=True, verify=verify, **limits)
+    def join(verify: Verify) -> Member:
+        return Member(tmp_path, pages=2, reserved=2, allowed=2, verify=verify)
 
-    wanted = np.array([0, 1])
-    first, slot = join("first")
-    assert first.take(slot, wanted, most=2, most_bytes=2 * PAGE).fill.tolist() == [0, 1]
-    file = first.open_cache_file(slot)
-    os.pwrite(file, b"x" * 2 * PAGE, 0)
-    first.finish(slot, wanted)
-    first.leave(slot)
+    both = {"most": 2, "most_bytes": 2 * PAGE}
+    first = join("first")
+    first.fill(0, 1)
     first.close()
-    reader, reader_slot = join("never")
-    assert reader.take(reader_slot, wanted).ready.tolist() == [0, 1]
-    killed, killed_slot = join("always")
-    taken = killed.take(killed_slot, wanted, most=2, most_bytes=2 * PAGE)
+    reader = join("never")
+    assert reader.take(0, 1).ready.tolist() == [0, 1]
+    killed = join("always")
+    taken = killed.cache.take([0, 1], **both)
     assert (taken.fill.tolist(), taken.is_there) == ([0, 1], True)
-    killed.fail(killed_slot, [1])
-    killed.close()  # without leaving: its locks are gone
-    last, last_slot = join("never")
-    assert os.pread(file, 2 * PAGE, 0) == b"x" * 2 * PAGE
-    states = last._joined[last_slot].table.state
-    assert states.tolist() == [State.UNCHECKED] * 2
-    taken = last.take(last_slot, wanted, most=2, most_bytes=2 * PAGE)
+    killed.cache.fail([1])
+    killed.die()
+    last = join("never")
+    assert [last.read(shard) for shard in (0, 1)] == [last.content(shard) for shard in (0, 1)]
+    assert last.states() == [State.UNCHECKED] * 2
+    taken = last.cache.take([0, 1], **both)
     assert (taken.fill.tolist(), taken.is_there) == ([0, 1], True)  # "never" checks what it must
-    for cache, joined in ((last, last_slot), (reader, reader_slot)):
-        cache.leave(joined)
-        cache.close()
-    os.close(file)
+    last.close()
+    reader.close()

@@ -15,8 +15,6 @@ import pytest
 
 import dali_pipes.fetch.stager
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.placement import FreeSpace
-from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError, StoreError
 from dali_pipes.fetch.fetcher import Fetcher, Wanted
@@ -80,15 +78,9 @@ class Job:
         self.indexed = DataSet(resolve_shards(shards, endpoint=None))
         self.names = list(self.indexed.manifest.names)
         self.store = Store(shards)
-        self.share = CacheShare(
-            self.indexed.whole,
-            self.indexed.rows,
-            space=FreeSpace.of(cache_dir),
-            source=str(shards),
-            group=1,
-            reserved=int(np.sort(self.indexed.extent_bytes)[::-1][:num_shards].sum()),
-            cache_bytes=int(np.sort(self.indexed.extent_bytes)[::-1][:num_shards].sum()),
-            keep=True,
+        num_bytes = int(np.sort(self.indexed.extent_bytes)[::-1][:num_shards].sum())
+        self.share = self.indexed.open_share(
+            reserved=num_bytes, is_windowed=True, group=1, cache_dir=cache_dir, cache_bytes=num_bytes
         )
         self.stager = Stager(
             self.share,
@@ -120,7 +112,7 @@ class Job:
         assert not any((demand.needs, demand.ahead, demand.needed_missing, demand.ahead_missing))
         assert not any((stager._filling, stager._urgent))
         assert demand.held_bytes == demand.ahead_bytes == demand.needed_missing_bytes == 0
-        (status,) = self.share._cache.status()
+        (status,) = self.share.status()
         assert status.num_held == 0
 
     def close(self) -> None:

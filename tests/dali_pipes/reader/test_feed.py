@@ -63,7 +63,7 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     assert not any(
         (stager._demand.needs, stager._demand.ahead, stager._demand.needed_missing, stager._demand.ahead_missing)
     )
-    (status,) = loader.parts.share._cache.status()
+    (status,) = loader.parts.share.status()
     assert status.num_held == 0
     assert not loader.delivery.current.feed._samples._tables
 
