@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dali_pipes.errors import PipesError as PipesError
     from dali_pipes.errors import StoreError as StoreError
     from dali_pipes.errors import WorkerProcessError as WorkerProcessError
+    from dali_pipes.graph.definition import BatchDict as BatchDict
     from dali_pipes.graph.inputs import Components as Components
-    from dali_pipes.graph.outputs import BatchDict as BatchDict
     from dali_pipes.graph.pipelines import IMAGENET_MEAN as IMAGENET_MEAN
     from dali_pipes.graph.pipelines import IMAGENET_STD as IMAGENET_STD
     from dali_pipes.graph.pipelines import ImageOptions as ImageOptions
@@ -48,7 +48,7 @@ _NAMES = {
     "data_set.find": "Mixture",
     "errors": "CacheError DataError DecodeError PipesError StoreError WorkerProcessError",
     "graph.inputs": "Components",
-    "graph.outputs": "BatchDict",
+    "graph.definition": "BatchDict",
     "graph.pipelines": (
         "IMAGENET_MEAN IMAGENET_STD ImageOptions bucketed classification_eval classification_train segmentation"
     ),

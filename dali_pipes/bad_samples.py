@@ -35,9 +35,8 @@ from torch.utils.dlpack import from_dlpack
 from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.quarantine import CAUSE_CHARS, Quarantine
-from dali_pipes.graph.batch_inputs import BatchInputs
-from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.graph.outputs import Packed
+from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+from dali_pipes.graph.definition import Packed
 from dali_pipes.graph.photos import reason_of
 from dali_pipes.options import BadSamples
 from dali_pipes.reader.batch import NUM_NAMED, Batch
@@ -297,7 +296,7 @@ class Repair:
     def _encoded(self, batch: Batch) -> dict[str, list[npt.NDArray[np.uint8]]]:
         """Read the bytes of a batch that repeats one sample."""
         encoded = {}
-        for component in self._decode.read_components:
+        for component in self._decode.inputs.read:
             places = batch.places(component)
             data = b""
             if places.offset[0] >= 0:

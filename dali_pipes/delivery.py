@@ -28,8 +28,8 @@ from dali_pipes.cache.directory import in_mutex
 from dali_pipes.epoch import Epoch, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.fetch.stager import in_fetcher
-from dali_pipes.graph.batch_inputs import BatchInputs
-from dali_pipes.graph.outputs import CU_SEQLENS, Packed
+from dali_pipes.graph.decode import BatchInputs
+from dali_pipes.graph.definition import CU_SEQLENS, Packed
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.figures import LOADERS, read_figures
 from dali_pipes.opening.arguments import LoaderArguments

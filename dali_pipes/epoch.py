@@ -18,10 +18,8 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import DecodeError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.graph.batch_inputs import BatchInputs
-from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.metrics import tracing
-from dali_pipes.metrics.counts import Counts
+from dali_pipes.graph.decode import BatchInputs, DecodePipeline
+from dali_pipes.metrics.counts import Counts, report_span
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.plan import Plan
 from dali_pipes.order.reservation import reserved_bytes, slices_read
@@ -221,7 +219,7 @@ class Epoch:
         self._owes_end, self.num_lost, self.has_seen_end = False, 0, True
         begun_at, self._begun_at = self._begun_at, None
         if begun_at is not None:
-            tracing.report("epoch", seconds=time.perf_counter() - begun_at, epoch=self.number, start=self.start)
+            report_span("epoch", seconds=time.perf_counter() - begun_at, epoch=self.number, start=self.start)
 
     def ask(self) -> None:
         """Note that a batch is asked for."""

@@ -14,7 +14,7 @@ from dali_pipes.delivery import Delivery
 from dali_pipes.epoch import LoaderParts
 from dali_pipes.errors import printable
 from dali_pipes.graph.dali_internals import ITERATOR_ATTRIBUTES, set_epoch_size
-from dali_pipes.graph.outputs import BatchDict
+from dali_pipes.graph.definition import BatchDict
 from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.data_loader import DictBatches, EachIter, LoaderBatches, OutputNames
 from dali_pipes.integrations.torch_dataset import LoaderDataset

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningDataModule, Trainer
+    from lightning.pytorch import Callback, LightningDataModule, Trainer
 
     from dali_pipes.iterator import Loader
 
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 _OF_THE_TRAINER = ("rank", "world_size", "state")
 
 
-def _find_base() -> Any:
-    """Find ``LightningDataModule`` of the package whose trainer the program uses: each trainer takes only its own."""
+def _find_package() -> Any:
+    """Import the package whose trainer the program uses: each trainer takes only its own modules and callbacks."""
     names = ("lightning.pytorch", "pytorch_lightning")
     imported = [name for name in names if name in sys.modules]
     installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
     if not installed:
         raise ImportError("dali_pipes.lightning needs Lightning; install: pip install 'dali-pipes[lightning]'")
-    return importlib.import_module((imported or installed)[0]).LightningDataModule
+    return importlib.import_module((imported or installed)[0])
 
 
 if not TYPE_CHECKING:
-    LightningDataModule = _find_base()
+    _package = _find_package()
+    Callback, LightningDataModule = _package.Callback, _package.LightningDataModule
 
 
 class DataModule(LightningDataModule):
@@ -226,3 +227,37 @@ def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
         inspect.signature(loader).bind(**arguments)
     except TypeError as exc:
         raise TypeError(f"{stage}: not the arguments of dali_pipes.loader: {exc}") from None
+
+
+class LightningCallback(Callback):
+    """Log the train loader's figures as ``loader/samples`` and so on, whenever the trainer logs a step.
+
+    ``Trainer(callbacks=[dp.metrics.LightningCallback()])``. Each rank reads its own loader; the usual loggers write
+    rank 0's figures.
+
+    Args:
+        loader: A loader or a face of one; ``None``: the train loader of the trainer's `DataModule`.
+    """
+
+    def __init__(self, loader: Any = None) -> None:
+        self._loader = loader
+        self._logged_step = 0
+
+    def on_train_batch_end(self, trainer: "Trainer", *_: Any) -> None:
+        """Log the figures after each ``log_every_n_steps`` steps."""
+        every = getattr(trainer, "log_every_n_steps", 1)
+        # Of the batches whose gradients are accumulated only the last one makes a step.
+        if not every or trainer.global_step % every or trainer.global_step == self._logged_step:
+            return
+        self._logged_step = trainer.global_step
+        loader = self._loader
+        if loader is None:
+            loader = getattr(getattr(trainer, "datamodule", None), "loaders", {}).get("train")
+        if loader is None:
+            raise TypeError(
+                "LightningCallback() finds the train loader of dali_pipes.lightning.DataModule only; pass the loader: "
+                "LightningCallback(loader)"
+            )
+        figures = {f"loader/{name}": figure for name, figure in loader.stats().items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=trainer.global_step)

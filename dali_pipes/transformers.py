@@ -161,3 +161,25 @@ def _is_of_loader(data: Any) -> bool:
     if isinstance(data, Loader | LoaderDataset):
         raise TypeError("a Trainer takes loader.as_dataloader(), not the loader itself and not loader.as_dataset()")
     return isinstance(data, LoaderBatches)
+
+
+class HFCallback(TrainerCallback):  # type: ignore[misc]
+    """Add the figures of a loader to what the trainer logs, as ``loader/samples`` and so on.
+
+    ``dp.metrics.HFCallback(loader).add_to(trainer)``. The trainer's reporters (W&B, TensorBoard, MLflow) then report
+    them with the loss. They are those of the rank that logs, rank 0. A face of a loader will do, too.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def add_to(self, trainer: Any) -> None:
+        """Become the trainer's first callback: those given as ``callbacks=`` are called after the reporters."""
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        """Add the figures to ``logs``, and to the same entry of the trainer's history."""
+        figures = {f"loader/{name}": figure for name, figure in self._loader.stats().items()}
+        for entry in (logs, *state.log_history[-1:]):
+            if entry is not None:
+                entry.update(figures)

@@ -16,8 +16,7 @@ from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.batch_inputs import BatchInputs
-    from dali_pipes.graph.decode import DecodePipeline
+    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.order.plan import Plan
     from dali_pipes.reader.samples import Samples
 
@@ -69,7 +68,7 @@ class _MemoryEpochs:
     def epoch(self) -> Iterator[BenchBatch]:
         from torch.utils.dlpack import from_dlpack
 
-        from dali_pipes.graph.outputs import CU_SEQLENS
+        from dali_pipes.graph.definition import CU_SEQLENS
         from dali_pipes.order.inputs import OrderInputs
         from dali_pipes.order.plan import Plan, num_steps
 
@@ -123,7 +122,7 @@ def _read_components(
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in samples.manifest.names]
     rows = samples.rows(np.arange(len(samples)))
     components = {}
-    for component in decode.read_components:
+    for component in decode.inputs.read:
         places = rows.places(component)
         located = zip(rows.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
         components[component] = [data[shard][offset : offset + size] for shard, offset, size in located]

@@ -22,7 +22,6 @@ from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.photo_names import ComponentCounts, find_mask, find_photo, has_mask
-from dali_pipes.graph.crop import CROP_TRIES, resized_crop
 from dali_pipes.order.randomness import Stream
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ class Crop(NamedTuple):
 @functools.cache
 def crop_table() -> Int64s:
     """The crops: int64 [64, 5], top, left, height and width in shares of 256, and 1 where the photo is flipped."""
+    from dali_pipes.graph.random import CROP_TRIES, resized_crop  # loads DALI, which peers go without
+
     numbers = np.arange(NUM_CROPS)
     whole = np.full(NUM_CROPS, WHOLE, np.int32)
     uniforms = Stream(0, 0, "crop").uniforms(numbers, 2 * CROP_TRIES + 2)

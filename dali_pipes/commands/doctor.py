@@ -37,7 +37,6 @@ from dali_pipes.commands.options import format_bytes, json_option
 from dali_pipes.errors import CacheError, StoreError, printable
 from dali_pipes.processes.ranks import cores_of_rank, num_local_ranks
 from dali_pipes.progress import LINE_CHARS
-from dali_pipes.reader.aio_reader import Aio
 from dali_pipes.store.cluster.token import Token, refusal_advice
 from dali_pipes.store.http.client import NoAnswerError
 
@@ -63,7 +62,6 @@ ANSWER_TIMEOUT_S = 5.0
 # Not in the form of AIStore's own job ids, which are "srt-" and nine letters.
 _NO_JOB = "srt-of-nobody"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-_PROGRAM, _VARIABLE = "dali-pipes", "_DALI_PIPES_COMPLETE"
 
 
 class Finding(NamedTuple):
@@ -74,6 +72,11 @@ class Finding(NamedTuple):
     found: str
     advice: str = ""
     """The action to take; empty if none is needed."""
+
+
+def judged(name: str, found: str, *, warn: str = "", fail: str = "") -> Finding:
+    """Make a finding: ``fail`` or ``warn`` is the action to take, if one is needed."""
+    return Finding(name, "fail" if fail else "warn" if warn else "ok", found, fail or warn)
 
 
 @click.command(short_help="Check this machine, its GPU, the cluster and the cache.")
@@ -129,11 +132,24 @@ def examine(
             findings += check()
         except Exception as exc:  # noqa: BLE001 (the other checks are still useful)
             text = " ".join(f"{type(exc).__name__}: {exc}".split())
-            findings.append(Finding("doctor", "warn", f"a check failed: {text}", "report this text"))
+            findings.append(judged("doctor", f"a check failed: {text}", warn="report this text"))
     return findings
 
 
 # The installed software and the GPUs
+
+
+def version_of(package: str) -> str | None:
+    """Find the version of a package; ``None`` if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def dali_builds() -> list[str]:
+    """Find the installed builds of DALI."""
+    return [name for name in _DALI_BUILDS if version_of(name) is not None]
 
 
 def check_software() -> Iterator[Finding]:
@@ -142,21 +158,21 @@ def check_software() -> Iterator[Finding]:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.release()} {platform.machine()}, "
     found += ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     missing = " ".join(name for name, version in versions.items() if version is None)
-    yield Finding("packages", *(("fail", found, f"install: pip install {missing}") if missing else ("ok", found)))
+    yield judged("packages", found, fail=f"install: pip install {missing}" if missing else "")
     builds = dali_builds()
     found = ", ".join(f"{name} {version_of(name)}" for name in builds) or "not installed"
     if len(builds) != 1:
         advice = "install nvidia-dali-cuda120, or nvidia-dali-cuda130 on a CUDA 13 machine"
         if builds:
             advice = f"they share one directory: pip uninstall -y {' '.join(builds)}; then {advice}"
-        yield Finding("DALI", "fail", found, advice)
+        yield judged("DALI", found, fail=advice)
         return
     try:
         importlib.import_module("nvidia.dali")  # loads its libraries, touches no device
     except (ImportError, OSError) as exc:
-        yield Finding("DALI", "fail", f"{found} cannot be loaded: {' '.join(str(exc).split())}", "install it again")
+        yield judged("DALI", f"{found} cannot be loaded: {' '.join(str(exc).split())}", fail="install it again")
         return
-    yield Finding("DALI", "ok", found)
+    yield judged("DALI", found)
     yield check_libraries(builds[0])
 
 
@@ -167,18 +183,18 @@ def check_libraries(dali_package: str) -> Finding:
     can then be imported, and fails or crashes when it decodes.
     """
     suffix = f"-cu{_DALI_BUILDS[dali_package]}"
-    suffixes = [f"-cu{major}" for major in _DALI_BUILDS.values()]
-    installed = {f"{base}{end}": version_of(f"{base}{end}") for end in suffixes for base in DALI_LIBRARIES}
-    needed = {name: version for name, version in installed.items() if version and name.endswith(suffix)}
-    others = " ".join(name for name, version in installed.items() if version and name not in needed)
+    names = [f"{base}-cu{major}" for major in _DALI_BUILDS.values() for base in DALI_LIBRARIES]
+    installed = {name: version for name in names if (version := version_of(name))}
+    needed = {name: version for name, version in installed.items() if name.endswith(suffix)}
+    others = " ".join(name for name in installed if name not in needed)
     broken = " ".join(f"{name}=={version}" for name, version in needed.items() if others or _lacks_files(name))
     restore = f"pip install --force-reinstall --no-deps {broken}"
     if others:
         found = f"libraries of another CUDA beside those of {dali_package}: {others}"
-        return Finding("libraries", "fail", found, f"pip uninstall -y {others} && {restore}")
+        return judged("libraries", found, fail=f"pip uninstall -y {others} && {restore}")
     if broken:
-        return Finding("libraries", "fail", f"without some of their files: {broken}", restore)
-    return Finding("libraries", "ok", ", ".join(f"{name} {version}" for name, version in needed.items()) or "not pip's")
+        return judged("libraries", f"without some of their files: {broken}", fail=restore)
+    return judged("libraries", ", ".join(f"{name} {version}" for name, version in needed.items()) or "not pip's")
 
 
 def _lacks_files(package: str) -> bool:
@@ -195,9 +211,9 @@ def check_gpu() -> Iterator[Finding]:
     found = ", ".join(f"{name} for CUDA {major}" for name, major in builds.items())
     if len({*builds.values()}) > 1:
         advice = f"needs a driver for CUDA {max(builds.values())}; for one CUDA see docs/how-to/install.md"
-        yield Finding("CUDA", "warn", f"{found}: they differ", advice)
+        yield judged("CUDA", f"{found}: they differ", warn=advice)
     elif builds:
-        yield Finding("CUDA", "ok", found)
+        yield judged("CUDA", found)
     has_driver = Path("/proc/driver/nvidia/version").exists()
     devices, supported, problem = _cuda_devices()
     yield gpu_fit(devices=devices, supported=supported, problem=problem, has_driver=has_driver, builds=builds)
@@ -215,23 +231,22 @@ def gpu_fit(
     driver; it is empty if they can.
     """
     if problem and not has_driver:
-        return Finding("GPU", "ok", "none: no NVIDIA driver; loaders run with device='cpu'")
+        return judged("GPU", "none: no NVIDIA driver; loaders run with device='cpu'")
     if problem:
         advice = "start a container with --gpus all; elsewhere install the driver's libcuda again"
-        return Finding("GPU", "fail", f"there is a driver, but programs cannot use it: {problem}", advice)
-    shown = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices)) or "none visible"
+        return judged("GPU", f"there is a driver, but programs cannot use it: {problem}", fail=advice)
+    names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices)) or "none visible"
     major = supported // 1000
-    found = f"{shown}; the driver is for CUDA {major}.{supported % 1000 // 10}"
+    found = f"{names}; the driver is for CUDA {major}.{supported % 1000 // 10}"
     if not devices:
-        return Finding("GPU", "warn", found, "CUDA_VISIBLE_DEVICES may hide them; loaders run with device='cpu'")
-    too_new = [name for name, built_for in builds.items() if built_for > major]
-    if too_new:
+        return judged("GPU", found, warn="CUDA_VISIBLE_DEVICES may hide them; loaders run with device='cpu'")
+    if too_new := [name for name, built_for in builds.items() if built_for > major]:
         advice = f"install a newer driver, or builds for CUDA {major} or older (docs/how-to/install.md)"
-        return Finding("GPU", "fail", f"{found}, too old for {', '.join(too_new)}", advice)
+        return judged("GPU", f"{found}, too old for {', '.join(too_new)}", fail=advice)
     if not any(name.startswith("torch") for name in builds):
         advice = "install a torch that was built for CUDA: this one cannot take batches on the GPU"
-        return Finding("GPU", "fail", f"{found}; torch was built for the CPU alone", advice)
-    return Finding("GPU", "ok", found)
+        return judged("GPU", f"{found}; torch was built for the CPU alone", fail=advice)
+    return judged("GPU", found)
 
 
 def check_jpeg_engines() -> Finding:
@@ -240,8 +255,8 @@ def check_jpeg_engines() -> Finding:
         ctypes.CDLL("libnvcuvid.so.1")
     except OSError:
         advice = "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; else CUDA and the CPU decode"
-        return Finding("JPEG engines", "warn", "not usable: no libnvcuvid.so.1", advice)
-    return Finding("JPEG engines", "ok", "usable, if the GPU has any")
+        return judged("JPEG engines", "not usable: no libnvcuvid.so.1", warn=advice)
+    return judged("JPEG engines", "usable, if the GPU has any")
 
 
 def torch_cuda() -> str:
@@ -260,31 +275,16 @@ def _cuda_devices() -> tuple[list[str], int, str]:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return [], 0, "no libcuda.so.1"
-    version, count = ctypes.c_int(), ctypes.c_int()
+    version, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     cuda.cuDriverGetVersion(ctypes.byref(version))
-    code = cuda.cuInit(0)
-    if code != 0:
+    if (code := cuda.cuInit(0)) != 0:
         return [], version.value, "" if code == _CUDA_ERROR_NO_DEVICE else f"cuInit answers {code}"
     cuda.cuDeviceGetCount(ctypes.byref(count))
     names: list[str] = []
     for device in range(count.value):
-        name = ctypes.create_string_buffer(256)
         cuda.cuDeviceGetName(name, len(name), device)
         names.append(name.value.decode(errors="replace"))
     return names, version.value, ""
-
-
-def version_of(package: str) -> str | None:
-    """Find the version of a package; ``None`` if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def dali_builds() -> list[str]:
-    """Find the installed builds of DALI."""
-    return [name for name in _DALI_BUILDS if version_of(name) is not None]
 
 
 # The cluster
@@ -292,12 +292,21 @@ def dali_builds() -> list[str]:
 
 def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the cluster at ``endpoint``: its version, clock and dSort, and that no HTTP proxy is on the way to it."""
-    if endpoint is None:
-        yield Finding("endpoint", "ok", "none given: commands on buckets start an embedded node on this machine")
-        return
-    from dali_pipes.store.cluster.endpoint import check_endpoint
+    from requests.utils import should_bypass_proxies
 
-    yield from _check_proxy(endpoint, environment)
+    from dali_pipes.store.cluster.endpoint import check_endpoint
+    from dali_pipes.store.messages import is_loopback
+
+    if endpoint is None:
+        yield judged("endpoint", "none given: commands on buckets start an embedded node on this machine")
+        return
+    parts = urlsplit(endpoint)
+    given = {name.lower(): value for name, value in environment.items() if value}
+    proxies = {f"{parts.scheme}_proxy", "all_proxy"} & given.keys()
+    if proxies and not is_loopback(endpoint) and not should_bypass_proxies(endpoint, given.get("no_proxy", "")):
+        # Without the proxy's address, which may hold a password.
+        found = f"by {', '.join(sorted(proxies))}, requests to {parts.hostname} go through a proxy"
+        yield judged("proxy", found, warn=f"reach it directly: NO_PROXY={parts.hostname}")
     try:
         check_endpoint(endpoint)
     except (StoreError, ValueError) as exc:
@@ -308,31 +317,30 @@ def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Itera
     if status == 401:
         reason = _message(described)
         advice = refusal_advice(401, reason, Token.from_environment()).removeprefix("; ")
-        yield Finding("endpoint", "fail", f"{endpoint} answers, but refuses the request: {reason}", advice)
+        yield judged("endpoint", f"{endpoint} answers, but refuses the request: {reason}", fail=advice)
         return
     version = str(described.get("ais_version", "")).rstrip(".") if isinstance(described, dict) else ""
-    yield Finding("endpoint", "ok", f"{endpoint}: {f'AIStore {version}' if version else 'of unknown version'}")
+    yield judged("endpoint", f"{endpoint}: {f'AIStore {version}' if version else 'of unknown version'}")
     with contextlib.suppress(TypeError, ValueError):  # an answer without a date
         skew = abs(time.time() - email.utils.parsedate_to_datetime(date).timestamp())
         if skew > MAX_SKEW_S:
             found = f"the clocks of this machine and the cluster differ by {skew:.0f} s"
-            yield Finding("clock", "warn", found, "set both by NTP: tokens and certificates expire")
-    yield _check_dsort(endpoint, version)
-
-
-def _check_dsort(endpoint: str, version: str) -> Finding:
+            yield judged("clock", found, warn="set both by NTP: tokens and certificates expire")
     status, answer, _ = _ask(endpoint, "sort", {"uuid": _NO_JOB})
+    advice = "dali-pipes prep shuffle can shuffle without it (--engine exchange)"
     if status == 404 and "does not exist" in str(answer):
-        if not version.startswith("5.0"):
-            return Finding("dSort", "ok", "available")
-        found = "available, but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status'); 4.9 can"
+        found = "available"
+        if version.startswith("5.0"):
+            found += ", but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status'); 4.9 can"
+        else:
+            advice = ""
     elif status == 403:
         found = "the token lacks the right ADMIN, which dSort takes"
     elif status in (404, 501) or (status == 200 and answer == []):
         found = "not built in (the tag 'dsort')"
     else:
         found = f"{status}: {_message(answer)}"
-    return Finding("dSort", "warn", found, "dali-pipes prep shuffle can shuffle without it (--engine exchange)")
+    yield judged("dSort", found, warn=advice)
 
 
 def _message(answer: object) -> str:
@@ -356,20 +364,6 @@ def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any,
     return answer.status_code, content, answer.headers.get("Date", "")
 
 
-def _check_proxy(endpoint: str, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Warn if the environment names an HTTP proxy for the cluster. Its address may hold a password: it is not shown."""
-    from requests.utils import should_bypass_proxies
-
-    from dali_pipes.store.messages import is_loopback
-
-    parts = urlsplit(endpoint)
-    given = {name.lower(): value for name, value in environment.items() if value}
-    names = {f"{parts.scheme}_proxy", "all_proxy"} & given.keys()
-    if names and not is_loopback(endpoint) and not should_bypass_proxies(endpoint, given.get("no_proxy", "")):
-        found = f"by {', '.join(sorted(names))}, requests to {parts.hostname} go through a proxy"
-        yield Finding("proxy", "warn", found, f"reach it directly: NO_PROXY={parts.hostname}")
-
-
 # The caches and the limits of this machine
 
 
@@ -382,7 +376,7 @@ def check_caches(directory: Path | None) -> Iterator[Finding]:
     yield from findings
     if all(finding.status != "ok" for finding in findings):
         advice = "name one on tmpfs, ext4, XFS or btrfs: cache=Cache(directory=...)"
-        yield Finding("cache", "fail", "no default directory is suitable", advice)
+        yield judged("cache", "no default directory is suitable", fail=advice)
 
 
 def _check_cache(directory: Path, *, unfit: Literal["warn", "fail"]) -> Finding:
@@ -398,29 +392,29 @@ def _check_cache(directory: Path, *, unfit: Literal["warn", "fail"]) -> Finding:
         f"{file_system(directory) or 'an unknown file system'}, {format_bytes(space.free)} free of "
         f"{format_bytes(space.total)}, a cache takes {format_bytes(default_bytes)} by default"
     )
+    advice = ""
     if space.is_memory and space.total <= CONTAINER_SHM_BYTES:
-        return Finding(name, "warn", found, "a container's default: start it with --shm-size=8g or --ipc=host")
-    if default_bytes < MIN_CACHE_BYTES:
-        return Finding(name, "warn", found, "holds few shards: free some space, or pass cache=Cache(directory=...)")
-    return Finding(name, "ok", found)
+        advice = "a container's default: start it with --shm-size=8g or --ipc=host"
+    elif default_bytes < MIN_CACHE_BYTES:
+        advice = "holds few shards: free some space, or pass cache=Cache(directory=...)"
+    return judged(name, found, warn=advice)
 
 
 def check_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the cores, the memory, the limit of open files, and the calls by which loaders read batches."""
     yield check_cores(environment)
     available = available_memory()
+    advice = "caches in /dev/shm count as memory; raise the limit, or pass cache=Cache(directory=...)"
     found = f"{format_bytes(available)} available to this process"
-    if available < MIN_MEMORY_BYTES:
-        advice = "caches in /dev/shm count as memory; raise the limit, or pass cache=Cache(directory=...)"
-        yield Finding("memory", "warn", found, advice)
-    else:
-        yield Finding("memory", "ok", found)
+    yield judged("memory", found, warn=advice if available < MIN_MEMORY_BYTES else "")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
-        yield Finding("limits", "ok", f"enough open files, {limit}")
+        yield judged("limits", f"enough open files, {limit}")
     else:
-        status: Literal["fail", "warn"] = "fail" if limit < MIN_FILES else "warn"
-        yield Finding("limits", status, f"only {limit} open files", f"raise it: ulimit -n {ENOUGH_FILES} or more")
+        advice = f"raise it: ulimit -n {ENOUGH_FILES} or more"
+        yield Finding("limits", "fail" if limit < MIN_FILES else "warn", f"only {limit} open files", advice)
+    from dali_pipes.reader.aio_reader import Aio  # last: it needs a DALI that can be loaded
+
     try:
         Aio().close()
     except OSError as exc:
@@ -428,9 +422,9 @@ def check_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
             "loaders use DALI's reader, which takes more CPU time; allow io_setup, io_submit, io_getevents and "
             "io_destroy in the container's filter of system calls, or raise fs.aio-max-nr"
         )
-        yield Finding("reader", "warn", f"no asynchronous I/O of Linux ({exc.strerror})", advice)
+        yield judged("reader", f"no asynchronous I/O of Linux ({exc.strerror})", warn=advice)
     else:
-        yield Finding("reader", "ok", "asynchronous I/O of Linux works: a batch is read with one system call")
+        yield judged("reader", "asynchronous I/O of Linux works: a batch is read with one system call")
 
 
 def check_cores(environment: Mapping[str, str], *, nodes: Path = NODES, gpus: Path = GPUS) -> Finding:
@@ -445,13 +439,13 @@ def check_cores(environment: Mapping[str, str], *, nodes: Path = NODES, gpus: Pa
         threads = max(1, cores // num_ranks)
     num_nodes = len(list(nodes.glob("node[0-9]*")))
     found = f"{threads} decoding threads a rank by default; ranks {num_ranks}, cores {cores}, NUMA nodes {num_nodes}"
+    advice = ""
     if threads < MIN_CORES and num_ranks > 1:
         advice = f"a rank needs {MIN_CORES} cores at least: start fewer ranks, or give the job more cores"
-        return Finding("cores", "warn", found, advice)
-    if num_ranks > 1 < num_nodes and cores == os.cpu_count():
+    elif num_ranks > 1 < num_nodes and cores == os.cpu_count():
+        found += "; this process is not bound to one of them"
         advice = "bind each rank to the cores near its GPU: docs/dgx.md, 'Two sockets'"
-        return Finding("cores", "warn", f"{found}; this process is not bound to one of them", advice)
-    return Finding("cores", "ok", found)
+    return judged("cores", found, warn=advice)
 
 
 @click.command(short_help="Print the script for a shell's tab completion.")
@@ -470,4 +464,4 @@ def completion(context: click.Context, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, "click has all three"
-    click.echo(kind(context.find_root().command, {}, _PROGRAM, _VARIABLE).source())
+    click.echo(kind(context.find_root().command, {}, "dali-pipes", "_DALI_PIPES_COMPLETE").source())

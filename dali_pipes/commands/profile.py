@@ -22,8 +22,7 @@ from dali_pipes.commands.output import check_output, print_note, writing
 from dali_pipes.commands.tune import Job, job_options
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.batch_inputs import BatchInputs
-    from dali_pipes.graph.decode import DecodePipeline
+    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.iterator import Loader
     from dali_pipes.profiling import Trace
 

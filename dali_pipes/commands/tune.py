@@ -27,8 +27,7 @@ from dali_pipes.progress import bar
 from dali_pipes.store.patience import current_patience
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.batch_inputs import BatchInputs
-    from dali_pipes.graph.decode import DecodePipeline
+    from dali_pipes.graph.decode import BatchInputs, DecodePipeline
     from dali_pipes.graph.definition import Graph
     from dali_pipes.graph.inputs import Components
     from dali_pipes.graph.random import Random

@@ -20,8 +20,7 @@ from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
-from dali_pipes.metrics import tracing
-from dali_pipes.metrics.counts import ThreadsStage
+from dali_pipes.metrics.counts import ThreadsStage, report_span
 
 
 class ComingShards:
@@ -337,7 +336,7 @@ class Stager(StagingRequests):
                     if shard in errors:
                         self._fail([shard], errors[shard])
                 self._release_unwanted(left)
-        tracing.report(
+        report_span(
             "stage",
             seconds=time.perf_counter() - started,
             error=next(iter(errors.values()), None),

@@ -6,14 +6,18 @@ once. Whenever a batch is scheduled, the pipeline takes the next one from its fe
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from nvidia.dali import fn
 
+from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.graph.batch_inputs import BatchInputs, complete_batch
+from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.graph.dali_internals import (
     QuickPipeline,
     decoders_behind,
@@ -26,14 +30,41 @@ from dali_pipes.graph.dali_internals import (
     refuse_any_data,
     schedule_batch,
 )
-from dali_pipes.graph.definition import Graph, decoded_photos, output_nodes, set_up_engines
+from dali_pipes.graph.definition import Graph, Packed, decoded_photos, output_nodes, set_up_engines
 from dali_pipes.graph.inputs import Components, GraphInputs
-from dali_pipes.graph.outputs import Packed
-from dali_pipes.graph.parse import Problems
+from dali_pipes.graph.parse import Problems, parse_batch, stack
+from dali_pipes.graph.photos import judge_photos
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.buffers import as_dali
 from dali_pipes.reader.samples import StoredSamples
+
+_BLACK_PIXEL = np.frombuffer(b"P5\n1 1\n255\n\0", np.uint8)  # a PNM of one pixel
+
+
+class BatchInputs(NamedTuple):
+    """The inputs of the decode pipeline for one batch."""
+
+    batch: Batch
+    encoded: Mapping[str, Any]
+    """For each component that the graph reads a `dali_pipes.reader.aio_reader.EncodedBatch`, a TensorList, or a list of
+    uint8 arrays [bytes], one for each sample."""
+    arrays: Mapping[str, npt.NDArray[Any] | list[npt.NDArray[Any]]] = MappingProxyType({})
+    """For each other input of the graph, by its name, an array [B, ...], or a list of arrays of different shapes."""
+    lists: Mapping[str, list[Any]] = MappingProxyType({})
+    """The outputs that are not tensors, by name: one Python object for each sample."""
+
+    def part(self, positions: Sequence[int]) -> "BatchInputs":
+        """Take the inputs of some samples; ``batch`` is still the whole batch."""
+
+        def taken(values: Any) -> list[Any]:
+            return [values[position] for position in positions]
+
+        return BatchInputs(
+            self.batch,
+            {component: taken(samples) for component, samples in self.encoded.items()},
+            {name: stack(taken(values)) for name, values in self.arrays.items()},
+            {name: taken(values) for name, values in self.lists.items()},
+        )
 
 
 class DecodePipeline:
@@ -86,9 +117,8 @@ class DecodePipeline:
         self.prefetch_queue_depth, self.num_threads = prefetch_queue_depth, num_threads
         self.device_id = device_id
         """The CUDA device that decodes, ``None`` for the CPU."""
-        self._graph, self._samples = graph, samples
+        self._graph, self._samples, self._batch_size, self._seed = graph, samples, batch_size, seed
         self._example = samples.example() if example is None else example
-        self._batch_size, self._seed = batch_size, seed
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
         self._max_batch_pixels = max_batch_pixels
         self.rebuild()
@@ -112,9 +142,7 @@ class DecodePipeline:
         samples = self._samples
         with pipeline:
             components = Components(
-                # A weak reference: the pipeline must not keep its owner, or a loader that is dropped would never be
-                # closed.
-                source=_source_of(weakref.WeakMethod(self._next_input)),
+                source=self._source(),
                 samples=samples,
                 example=self._example,
                 device="cpu" if self.device_id is None else "mixed",
@@ -166,23 +194,50 @@ class DecodePipeline:
         return "cpu" if self.device_id is None else f"cuda:{self.device_id}"
 
     @property
-    def read_components(self) -> list[str]:
-        """Components that are read of each sample, as nodes or to be parsed."""
-        return self.inputs.read
-
-    @property
     def taken_components(self) -> list[str]:
         """All components that the graph takes of a sample, its class id as ``cls``."""
         labels = [LABEL_COMPONENT] if self.inputs.has_label else []
         return [*self.inputs.read, *sorted(self.inputs.photos - {*self.inputs.read}), *labels]
 
     def complete(self, batch: Batch, encoded: Mapping[str, Any]) -> tuple[BatchInputs, Problems]:
-        """Make a batch's inputs, and find its bad samples: position -> component and reason.
+        """Make a batch's inputs, and find its samples that must not be decoded or cannot be parsed.
 
-        See `dali_pipes.graph.batch_inputs.complete_batch`.
+        ``encoded`` is as `BatchInputs.encoded`. Photos with EXIF data that decoders understand in different ways become
+        copies with plain data. With ``missing="empty"`` a photo that a sample lacks becomes one black pixel.
+
+        Raises:
+            TypeError: If an array is of another kind than when the pipeline was built.
+            DecodeError: If the photos have more than ``max_batch_pixels`` together, which could exhaust the memory.
         """
-        rules, most = self._samples.rules, self._max_batch_pixels
-        return complete_batch(self.inputs, batch, encoded, rules=rules, max_batch_pixels=most)
+        asked, rules = self.inputs, self._samples.rules
+        judged = judge_photos(asked.decoded, batch, encoded, rules=rules.photos)
+        if judged.problems:
+            return BatchInputs(batch, encoded), judged.problems
+        most, total = self._max_batch_pixels, int(judged.pixels.sum())
+        if most is not None and total > most:
+            largest = int(judged.pixels.argmax())
+            shard, key = map(printable, batch.name(largest))
+            raise DecodeError(
+                f"the photos of the batch of {batch.some_keys} have {total} pixels together, expected at most "
+                f"max_batch_pixels={most}; the largest sample, with {judged.pixels[largest]}, is shard '{shard}', key "
+                f"'{key}'; pass a smaller batch_size, Decode(max_batch_pixels=...) or BadSamples(max_pixels=...)"
+            )
+        values, problems = parse_batch([*asked.parsed.values(), *asked.lists.values()], encoded, batch=batch)
+        if problems:
+            return BatchInputs(batch, encoded), problems
+        arrays: dict[str, Any] = {name: array_of(batch) for name, array_of in asked.arrays.items()}
+        arrays |= {name: stack(parsed) for name, parsed in zip(asked.parsed, values, strict=False)}
+        lists = dict(zip(asked.lists, values[len(asked.parsed) :], strict=True))
+        replaced = judged.copies
+        if rules.missing == "empty":  # decoders refuse zero bytes
+            photos = [name for name in asked.components if all(map(is_photo, name.split(";")))]
+            lacking = {name: np.flatnonzero(~batch.places(name).is_there).tolist() for name in photos}
+            replaced |= {(name, position): _BLACK_PIXEL for name in photos for position in lacking[name]}
+        if replaced:
+            encoded = {**encoded, **{component: [*encoded[component]] for component, _ in replaced}}
+            for (component, position), photo in replaced.items():
+                encoded[component][position] = photo
+        return BatchInputs(batch, encoded, arrays, lists), {}
 
     def schedule(self) -> None:
         """Pull a batch and start decoding it; at the end of the epoch's feed this does nothing."""
@@ -312,6 +367,23 @@ class DecodePipeline:
         self.feed = lambda: waiting.pop() if waiting else None
         self.schedule()
 
+    def _source(self) -> Callable[[str, Any, int], Any]:
+        """Return the function that makes an input node; the pipeline must not keep its owner alive by it."""
+        next_input = weakref.WeakMethod(self._next_input)
+
+        def source(name: str, dtype: Any, ndim: int) -> Any:
+            return fn.external_source(
+                source=lambda: pull(name) if (pull := next_input()) is not None else None,
+                batch=True,
+                dtype=dtype,
+                ndim=ndim,
+                # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is.
+                # Those on a GPU do so if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
+                no_copy=name.startswith("component/"),
+            )
+
+        return source
+
     def _next_input(self, name: str) -> Any:
         """Return one input's data for DALI; the first input of an iteration pulls the batch for all inputs."""
         if not self._waiting[name]:
@@ -319,25 +391,8 @@ class DecodePipeline:
             if inputs is None:
                 raise StopIteration
             self.scheduled.append(inputs)
-            values = {f"component/{component}": as_dali(data) for component, data in inputs.encoded.items()}
-            values |= inputs.arrays
+            values = dict(inputs.arrays)
+            values |= {f"component/{read}": getattr(data, "tensor_list", data) for read, data in inputs.encoded.items()}
             for waiting, queue in self._waiting.items():
                 queue.append(values[waiting])
         return self._waiting[name].popleft()
-
-
-def _source_of(next_input: Callable[[], Callable[[str], Any] | None]) -> Callable[[str, Any, int], Any]:
-    """Make the function that makes an input node; ``next_input`` gives the function that gives an input's next data."""
-
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        return fn.external_source(
-            source=lambda: pull(name) if (pull := next_input()) is not None else None,
-            batch=True,
-            dtype=dtype,
-            ndim=ndim,
-            # DALI shares the TensorList, which lives until it is decoded. Decoders on the CPU read it where it is.
-            # Those on a GPU do so if it is page-locked; otherwise DALI makes a page-locked copy in its threads.
-            no_copy=name.startswith("component/"),
-        )
-
-    return source

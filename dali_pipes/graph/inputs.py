@@ -1,9 +1,8 @@
 """Collect the inputs that a graph asks for: components, arrays computed from a batch, and parsed values.
 
-A graph is any function ``graph(components, random) -> {output name: node}``. Each node that it takes from `Components`
-or `Random` becomes an input of the decode pipeline, fed once for each batch: with encoded bytes, or with an array that
-is computed in numpy from the plan and the shard indexes, or parsed from other components (`dali_pipes.graph.parse`).
-Text and other outputs that are not tensors bypass the decode pipeline.
+Each node that a graph takes from `Components` or `Random` becomes an input of the decode pipeline, fed once a batch:
+with encoded bytes, or with an array that is computed in numpy from the plan and the shard indexes, or parsed from other
+components (`dali_pipes.graph.parse`). Text and other outputs that are not tensors bypass the decode pipeline.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +14,13 @@ import numpy.typing as npt
 from nvidia.dali import types
 
 from dali_pipes.arrays import Int32s
-from dali_pipes.graph import parse
-from dali_pipes.graph.outputs import ListOutput, PackedOutput
-from dali_pipes.graph.parse import Parser
+from dali_pipes.graph.parse import Parser, class_ids, json_value, npy_array, text_of
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
 
 T = TypeVar("T")
 DecoderDevice = Literal["cpu", "mixed"]
 ArrayFunction = Callable[[Batch], npt.NDArray[Any]]
-ArrayKind = tuple[np.dtype[Any], int]
-"""The dtype and number of dimensions that an array of the graph must have in every batch."""
 
 _DALI_TYPES = {
     np.dtype(np.float32): types.FLOAT,
@@ -41,6 +36,12 @@ _PARSED_DALI_TYPES = _DALI_TYPES | {
     np.dtype(np.int16): types.INT16,
     np.dtype(np.bool_): types.BOOL,
 }
+
+
+class PackedOutput(NamedTuple):
+    """An output whose samples have different lengths, and come one after the other in one tensor."""
+
+    node: Any
 
 
 class DecodedPhotos(NamedTuple):
@@ -77,7 +78,6 @@ class GraphInputs:
     same_size: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of components that the graph named in `Components.same_size`."""
     has_label: bool = False
-    """Whether the graph asked for the class id."""
     lists: dict[str, Parser] = field(default_factory=dict)
     """Outputs that are not tensors, by name."""
     packed: str | None = None
@@ -110,7 +110,6 @@ class Components:
         self.inputs = GraphInputs()
         self._source, self._samples, self._example = source, samples, example
         self._json: dict[str, Parser] = {}
-        self._functions: list[tuple[Any, ArrayFunction]] = []
 
     def __getitem__(self, component: str) -> Any:
         """The encoded bytes of a component: a node of uint8 [bytes].
@@ -123,13 +122,13 @@ class Components:
         return self.inputs.components[component]
 
     def photo(self, name: str | None = None, *, besides: str | None = None) -> str:
-        """The name of the component that holds the sample's photo, for `__getitem__`, `size` and the like.
+        """The name of the component that holds the sample's photo; a ``name`` is returned unchanged.
 
-        A ``name`` is returned unchanged. Without one it is the only component that is a photo by its extension and not
-        a mask, nor the one of ``besides``: ``"jpg"``, ``"image.jpg"``, ``"png"``, ... If each sample has exactly one of
-        several, as in a folder that mixes ``.jpg`` and ``.JPEG``, it is ``"jpg;jpeg"``, the most frequent one first. A
-        component is a mask if a word of its name says so (``seg.png``, ``trimap.png``), or if it is a PNG beside a
-        photo of another format.
+        Without one it is the only component that is a photo by its extension and not a mask, nor the one of
+        ``besides``: ``"jpg"``, ``"image.jpg"``, ``"png"``, ... If each sample has exactly one of several, as in a
+        folder that mixes ``.jpg`` and ``.JPEG``, it is ``"jpg;jpeg"``, the most frequent one first. A component is a
+        mask if a word of its name says so (``seg.png``, ``trimap.png``), or if it is a PNG beside a photo of another
+        format.
 
         Raises:
             DataError: If no component is a photo, or if several could be; names them.
@@ -244,7 +243,7 @@ class Components:
         to one shape before you return them as an output. A sample is bad if its file has another dtype or number of
         dimensions, is cut off, or holds Python objects.
         """
-        return self._parsed(parse.npy_parser(component, dtype=np.dtype(dtype), ndim=ndim))
+        return self.parsed(component, npy_array, dtype=dtype, ndim=ndim)
 
     def json(
         self,
@@ -260,22 +259,20 @@ class Components:
         With ``to``, which makes an array of the object, the result is a node, as in `parsed`, whose other arguments are
         taken, too. Each document is parsed once, whatever the number of these functions.
         """
-        parser = self._json.setdefault(component, parse.json_parser(component))
+        if component not in self._json:
+            self._json[component] = self.listed(component, json_value)
+        document = self._json[component]
         if to is None:
-            return self._listed(parser)
-        return self._parsed(
-            parse.array_parser(
-                component, to, dtype=np.dtype(dtype), ndim=ndim, base=parser, beside=self._functions_of(beside)
-            )
-        )
+            return document
+        return self._parsed(component, to, beside=beside, dtype=dtype, ndim=ndim, base=document)
 
-    def text(self, component: str) -> ListOutput:
+    def text(self, component: str) -> Parser:
         """A component's text in UTF-8, unchanged: an output that is a list of one `str` for each sample."""
-        return self._listed(parse.text_parser(component))
+        return self.listed(component, text_of, empty=str)
 
-    def bytes(self, component: str) -> ListOutput:
+    def bytes(self, component: str) -> Parser:
         """A component's bytes: an output that is a list of one `bytes` for each sample."""
-        return self._listed(parse.bytes_parser(component))
+        return self.listed(component, bytes, empty=bytes)
 
     def multi_hot(self, component: str, *, num_classes: int, dtype: npt.DTypeLike = np.float32) -> Any:
         """Several class ids of each sample: a node of ``dtype`` [num_classes], 1 at each id, else 0.
@@ -285,7 +282,15 @@ class Components:
         """
         if num_classes < 1:
             raise ValueError(f"num_classes must be positive, got {num_classes}")
-        return self._parsed(parse.multi_hot_parser(component, num_classes=num_classes, dtype=np.dtype(dtype)))
+
+        def row(ids: Sequence[int] = ()) -> npt.NDArray[Any]:
+            if wrong := [number for number in ids if not 0 <= number < num_classes]:
+                raise ValueError(f"expected class ids in [0, {num_classes}), found {wrong[0]}")
+            found: npt.NDArray[Any] = np.zeros(num_classes, dtype)
+            found[[*ids]] = 1
+            return found
+
+        return self.parsed(component, lambda data: row(class_ids(data)), dtype=dtype, empty=row)
 
     def parsed(
         self,
@@ -295,7 +300,7 @@ class Components:
         beside: Sequence[Any] = (),
         dtype: npt.DTypeLike = np.float32,
         ndim: int = 1,
-        empty: Callable[[], npt.NDArray[Any]] | None = None,
+        empty: Callable[[], Any] | None = None,
     ) -> Any:
         """The arrays that ``function`` makes of a sample's bytes: a node of ``dtype``, with ``ndim`` dimensions.
 
@@ -316,9 +321,7 @@ class Components:
         Raises:
             ValueError: If an entry of ``beside`` is another node: its values are not known before the pipeline runs.
         """
-        rows = self._functions_of(beside)
-        parser = parse.array_parser(component, function, dtype=np.dtype(dtype), ndim=ndim, beside=rows, empty=empty)
-        return self._parsed(parser)
+        return self._parsed(component, function, beside=beside, dtype=dtype, ndim=ndim, empty=empty)
 
     def listed(
         self,
@@ -327,15 +330,17 @@ class Components:
         *,
         beside: Sequence[Any] = (),
         empty: Callable[[], Any] = lambda: None,
-    ) -> ListOutput:
+    ) -> Parser:
         """The objects that ``function`` makes of a sample's bytes: an output that is a list of one for each sample.
 
         The arguments are those of `parsed`; ``empty`` makes the object of a sample that lacks the component.
         """
-        rows = tuple(self._functions_of(beside))
-        return self._listed(Parser(component=component, parse=function, empty=empty, beside=rows))
+        self._read(component)
+        return Parser(component=component, parse=function, empty=empty, beside=self._functions_of(beside))
 
-    def _array(self, function: ArrayFunction, kind: ArrayKind) -> Any:
+    def _array(self, function: ArrayFunction, kind: tuple[np.dtype[Any], int]) -> Any:
+        """Make an input whose arrays have this dtype and number of dimensions in every batch."""
+
         def array_of(batch: Batch) -> npt.NDArray[Any]:
             try:
                 array = function(batch)
@@ -347,38 +352,50 @@ class Components:
             return np.ascontiguousarray(array)
 
         name, (dtype, ndim) = f"array/{len(self.inputs.arrays)}", kind
-        node = self.inputs.array_nodes[name] = self._source(name, _DALI_TYPES[dtype], ndim - 1)
+        self.inputs.array_nodes[name] = self._source(name, _DALI_TYPES[dtype], ndim - 1)
         self.inputs.arrays[name] = array_of
-        self._functions.append((node, function))
-        return node
+        return self.inputs.array_nodes[name]
 
     def _functions_of(self, nodes: Sequence[Any]) -> list[ArrayFunction]:
-        functions = []
+        # By identity: == of nodes makes an operator.
+        functions = {id(self.inputs.array_nodes[name]): function for name, function in self.inputs.arrays.items()}
         for node in nodes:
-            # Nodes compare as DALI's arithmetic does: == makes an operator.
-            function = next((function for known, function in self._functions if known is node), None)
-            if function is None:
+            if id(node) not in functions:
                 raise ValueError(
                     f"beside takes nodes of components.array, components.label and random, got {type(node).__name__}: "
                     "the values of another node are not known before the pipeline runs"
                 )
-            functions.append(function)
-        return functions
+        return [functions[id(node)] for node in nodes]
 
-    def _parsed(self, parser: Parser) -> Any:
-        if parser.dtype not in _PARSED_DALI_TYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, _PARSED_DALI_TYPES))}, got {parser.dtype}")
-        if parser.ndim < 0:
-            raise ValueError(f"ndim must not be negative, got {parser.ndim}")
-        self._read(parser.component)
+    def _parsed(
+        self,
+        component: str,
+        function: Callable[..., Any],
+        *,
+        beside: Sequence[Any],
+        dtype: npt.DTypeLike,
+        ndim: int,
+        empty: Callable[[], Any] | None = None,
+        base: Parser | None = None,
+    ) -> Any:
+        wanted = np.dtype(dtype)
+        if wanted not in _PARSED_DALI_TYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, _PARSED_DALI_TYPES))}, got {wanted}")
+        if ndim < 0:
+            raise ValueError(f"ndim must not be negative, got {ndim}")
+        self._read(component)
         name = f"parsed/{len(self.inputs.parsed)}"
-        node = self.inputs.array_nodes[name] = self._source(name, _PARSED_DALI_TYPES[parser.dtype], parser.ndim)
-        self.inputs.parsed[name] = parser
-        return node
-
-    def _listed(self, parser: Parser) -> ListOutput:
-        self._read(parser.component)
-        return ListOutput(parser)
+        self.inputs.parsed[name] = Parser(
+            component=component,
+            parse=function,
+            empty=empty or (lambda: np.zeros((0,) * ndim, wanted)),
+            base=base,
+            beside=self._functions_of(beside),
+            dtype=wanted,
+            ndim=ndim,
+        )
+        self.inputs.array_nodes[name] = self._source(name, _PARSED_DALI_TYPES[wanted], ndim)
+        return self.inputs.array_nodes[name]
 
     def _read(self, component: str) -> None:
         if component not in self.inputs.read:
@@ -386,7 +403,7 @@ class Components:
             self.inputs.read.append(component)
 
 
-def _kind_of(array: object, batch: Batch) -> ArrayKind:
+def _kind_of(array: object, batch: Batch) -> tuple[np.dtype[Any], int]:
     """Return the kind of a batch's array.
 
     Raises:

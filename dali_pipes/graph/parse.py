@@ -1,7 +1,7 @@
 """Parse components that are not photos into numpy arrays or Python objects, one for each sample.
 
 This runs once for each batch, in the thread that iterates. A component that cannot be parsed is a fault of its sample,
-not of the batch: every sample is tried, and the problems are returned beside the values of all other samples.
+not of the batch: every sample is tried, and the problems are returned.
 """
 
 import functools
@@ -26,30 +26,29 @@ SHOWN_CHARACTERS = 40
 
 Array = npt.NDArray[Any]
 UInt8s = npt.NDArray[np.uint8]
-Beside = Callable[[Batch], Array]
 Problems = dict[int, tuple[str, str]]
 """Position in a batch -> component and reason."""
-
-_SEPARATORS = re.compile(r"[\s,]+")
-_CLASS_ID = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parser:
-    """A function that makes a value of one component's bytes."""
+    """A function that makes a value of one component's bytes; as an output of a graph, a list of one for each sample.
+
+    With ``dtype`` the values are arrays, and inputs of the decode pipeline: a number or list of numbers becomes an
+    array if ``dtype`` holds it exactly, except for the precision of floats; an array must already be of ``dtype``.
+    """
 
     component: str
     parse: Callable[..., Any]
-    """Makes the value from a read-only uint8 array [bytes]; with ``base``, from the base's value. What ``beside`` gives
-    of the sample are its further arguments."""
+    """Makes the value from a read-only uint8 array [bytes]; with ``base``, from the base's value. The values that
+    ``beside`` gives for the sample are its further arguments."""
     empty: Callable[[], Any]
     """Makes the value of a sample that lacks the component."""
     base: "Parser | None" = None
-    """A parser that runs first, once a batch for all parsers that are based on it."""
-    beside: "tuple[Beside, ...]" = ()
+    """A parser that runs first, once a batch for all parsers that are based on it; it has no base itself."""
+    beside: Sequence[Callable[[Batch], Array]] = ()
     """Functions that compute a row for each sample of a batch: its crop, its size, its random numbers."""
     dtype: np.dtype[Any] | None = None
-    """The dtype of the arrays that it makes; ``None`` if it makes other objects."""
     ndim: int = 0
 
 
@@ -58,59 +57,32 @@ def parse_batch(
 ) -> tuple[list[list[Any]], Problems]:
     """Parse a batch: return for each parser one value per sample, and the samples that cannot be parsed.
 
-    Args:
-        parsers: Any number, of any components.
-        encoded: Component -> a TensorListCPU, or a sequence, of uint8 [bytes].
-        batch: Its samples. The bytes of a component that a sample lacks are ignored.
-
-    Returns:
-        The values, ``None`` where there is a problem; and the first problem of each sample that has one.
+    ``encoded`` has, for each component, a TensorListCPU or a sequence of uint8 [bytes]; the bytes of a component that a
+    sample lacks are ignored. The values of a sample with a problem may be ``None``.
     """
-    parsed = _ParsedBatch(encoded, batch)
-    return [parsed.parsed(parser)[0] for parser in parsers], parsed.problems
-
-
-class _ParsedBatch:
-    # A class, because a recursive function inside another is a cycle of references: it would keep the batch's bytes
-    # until the garbage collector runs.
-
-    def __init__(self, encoded: Mapping[str, Any], batch: Batch) -> None:
-        self.problems: Problems = {}
-        self._encoded, self._batch = encoded, batch
-        self._parsed: dict[Parser, tuple[list[Any], set[int]]] = {}
-
-    def parsed(self, parser: Parser) -> tuple[list[Any], set[int]]:
-        """Return the parser's values and the positions that failed; run it if it has not run yet."""
-        if parser not in self._parsed:
-            self._parsed[parser] = self._run(parser)
-        return self._parsed[parser]
-
-    def _run(self, parser: Parser) -> tuple[list[Any], set[int]]:
-        sources, failed = (
-            (views(self._encoded[parser.component]), set()) if parser.base is None else self.parsed(parser.base)
-        )
-        bad = set(failed)
-        rows = [function(self._batch) for function in parser.beside]
-        there = self._batch.places(parser.component).is_there.tolist()
-        values: list[Any] = [None] * len(sources)
+    problems: Problems = {}
+    values: dict[Parser, list[Any]] = {}
+    bases = [parser.base for parser in parsers if parser.base is not None]
+    for parser in dict.fromkeys([*bases, *parsers]):
+        sources = views(encoded[parser.component]) if parser.base is None else values[parser.base]
+        rows = [function(batch) for function in parser.beside]
+        there = batch.places(parser.component).is_there.tolist()
+        found = values[parser] = [None] * len(sources)
         for position, source in enumerate(zip(sources, *rows, strict=True)):
-            if position in bad:
+            if position in problems:
                 continue
             try:
-                values[position] = parser.parse(*source) if there[position] else parser.empty()
+                value = parser.parse(*source) if there[position] else parser.empty()
+                found[position] = value if parser.dtype is None else _as_array(value, parser.dtype, parser.ndim)
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                bad.add(position)
                 # Many exceptions say little without their type: KeyError: 'boxes'.
                 text = str(exc) if type(exc) is ValueError else f"{type(exc).__name__}: {exc}"
-                self.problems.setdefault(position, (parser.component, f"cannot be parsed: {text}"))
-        return values, bad
+                problems[position] = (parser.component, f"cannot be parsed: {text}")
+    return [values[parser] for parser in parsers], problems
 
 
 def views(encoded: Any) -> list[UInt8s]:
-    """View each sample's bytes as uint8 [bytes], read-only and not copied; a view keeps the memory of its batch.
-
-    ``encoded`` is a TensorListCPU of uint8 [bytes], which may also be fed to a decoder, or a sequence of such arrays.
-    """
+    """View each sample's bytes as uint8 [bytes], read-only and not copied; a view keeps the memory of its batch."""
     arrays = [np.asarray(encoded[number]).view() for number in range(len(encoded))]
     for array in arrays:
         array.setflags(write=False)
@@ -122,18 +94,6 @@ def stack(values: Sequence[Array]) -> Array | list[Array]:
     if len({value.shape for value in values}) == 1:
         return np.stack(values)
     return [np.require(value, requirements=["C", "A"]) for value in values]
-
-
-def npy_parser(component: str, *, dtype: np.dtype[Any], ndim: int) -> Parser:
-    """Parse a ``.npy`` file into an array; see `npy_array`.
-
-    A missing component gives an array of zero length in each dimension, or a zero if ``ndim`` is 0.
-    """
-
-    def parse(data: UInt8s) -> Array:
-        return _checked(npy_array(data), dtype, ndim)
-
-    return Parser(component=component, parse=parse, empty=_zero_length(dtype, ndim), dtype=dtype, ndim=ndim)
 
 
 def npy_array(data: UInt8s) -> Array:
@@ -164,117 +124,58 @@ def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
             raise ValueError(f"version {version}, {stored} {list(shape)}")
     except Exception as exc:  # numpy raises many types for a broken header
         text = " ".join(str(exc).split())
-        raise ValueError(f"expected a .npy file of numbers, found {_shown(header[:SHOWN_CHARACTERS])}: {text}") from exc
+        raise ValueError(f"expected a .npy file of numbers, found {shown(header[:SHOWN_CHARACTERS])}: {text}") from exc
     return shape, is_fortran, stored
 
 
-def text_parser(component: str) -> Parser:
-    """Parse text in UTF-8 into a `str`; a newline at the end stays. A missing component gives ``""``."""
-
-    def parse(data: UInt8s) -> str:
-        try:
-            return str(data.data, "utf-8")
-        except UnicodeDecodeError as exc:
-            raise ValueError(f"expected UTF-8, found {exc.reason} at byte {exc.start} of {len(data)}") from exc
-
-    return Parser(component=component, parse=parse, empty=str)
-
-
-def bytes_parser(component: str) -> Parser:
-    """Copy the bytes. A missing component gives ``b""``."""
-    return Parser(component=component, parse=bytes, empty=bytes)
-
-
-def json_parser(component: str) -> Parser:
-    """Parse a JSON document in UTF-8 into its object. A missing component gives ``None``."""
-    return Parser(component=component, parse=lambda data: _json(bytes(data)), empty=lambda: None)
-
-
-def array_parser(
-    component: str,
-    function: Callable[..., Any],
-    *,
-    dtype: np.dtype[Any],
-    ndim: int,
-    base: Parser | None = None,
-    beside: Sequence[Beside] = (),
-    empty: Callable[[], Any] | None = None,
-) -> Parser:
-    """Make an array with the user's ``function`` of a sample's bytes, or of the value that ``base`` made of them.
-
-    A number or list of numbers becomes an array if ``dtype`` holds them exactly, except for the precision of floats; an
-    array must already be of ``dtype``. The function is not called for a missing component, for which ``empty`` makes
-    the array: by default one of zero length in each dimension, or a zero if ``ndim`` is 0.
-    """
-
-    def parse(*source: Any) -> Array:
-        value = function(*source)
-        return _checked(value if isinstance(value, np.ndarray) else _converted(value, dtype), dtype, ndim)
-
-    empty = empty or _zero_length(dtype, ndim)
-    return Parser(
-        component=component, parse=parse, empty=empty, base=base, beside=tuple(beside), dtype=dtype, ndim=ndim
-    )
-
-
-def multi_hot_parser(component: str, *, num_classes: int, dtype: np.dtype[Any]) -> Parser:
-    """Parse class ids, in a JSON list or separated by white space or commas: ``dtype`` [num_classes], 1 at each id.
-
-    All other elements are 0. A component without ids, or a missing one, gives zeros.
-    """
-
-    def parse(data: UInt8s) -> Array:
-        ids = _class_ids(bytes(data))
-        if wrong := [number for number in ids if not 0 <= number < num_classes]:
-            raise ValueError(f"expected class ids in [0, {num_classes}), found {wrong[0]}")
-        row: Array = np.zeros(num_classes, dtype)
-        row[ids] = 1
-        return row
-
-    return Parser(component=component, parse=parse, empty=lambda: np.zeros(num_classes, dtype), dtype=dtype, ndim=1)
-
-
-def _json(data: bytes) -> Any:
+def text_of(data: UInt8s) -> str:
+    """Read text in UTF-8; a newline at the end stays."""
     try:
-        return read_json(data)
+        return str(data.data, "utf-8")
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"expected UTF-8, found {exc.reason} at byte {exc.start} of {len(data)}") from exc
+
+
+def json_value(data: UInt8s) -> Any:
+    """Read a JSON document in UTF-8."""
+    text = bytes(data)
+    try:
+        return read_json(text)
     except ValueError as exc:  # not JSON, or not UTF-8
-        raise ValueError(f"expected JSON, found {_shown(data)}: {exc}") from exc
+        raise ValueError(f"expected JSON, found {shown(text)}: {exc}") from exc
 
 
-def _class_ids(data: bytes) -> list[int]:
+def class_ids(data: UInt8s) -> list[int]:
+    """Read class ids, in a JSON list or separated by white space or commas; there may be none."""
     expected = "expected class ids, a JSON list or separated by white space or commas"
-    text = data.decode(errors="replace").strip()
+    text = bytes(data).decode(errors="replace").strip()
     if text.startswith("["):
-        ids: list[Any] = _json(data)
+        ids: list[Any] = json_value(data)
         # bool is a subclass of int, but [true, false] is not a list of ids.
         if wrong := [number for number in ids if type(number) is not int]:
-            raise ValueError(f"{expected}, found {_shown(json.dumps(wrong[0]))}")
+            raise ValueError(f"{expected}, found {shown(json.dumps(wrong[0]))}")
         return ids
-    words = _SEPARATORS.split(text.strip(",")) if text else []
-    if not_numbers := [word for word in words if not _CLASS_ID.fullmatch(word)]:
-        raise ValueError(f"{expected}, found {_shown(not_numbers[0])}")
+    words = re.split(r"[\s,]+", text.strip(",")) if text else []
+    if not_numbers := [word for word in words if not re.fullmatch(r"[+-]?[0-9]{1,19}", word)]:
+        raise ValueError(f"{expected}, found {shown(not_numbers[0])}")
     return [int(word) for word in words]
 
 
-def _converted(value: Any, dtype: np.dtype[Any]) -> Array:
-    found = np.asarray(value)
-    with np.errstate(invalid="ignore", over="ignore"):
-        array = found.astype(dtype) if found.dtype.kind in "biuf" else None
-        if array is None or (dtype.kind != "f" and not np.array_equal(array, found)):
-            raise ValueError(f"expected {dtype}, found {_shown(value)}")
-    return array
-
-
-def _checked(array: Array, dtype: np.dtype[Any], ndim: int) -> Array:
+def _as_array(value: Any, dtype: np.dtype[Any], ndim: int) -> Array:
+    array = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"expected {dtype}, found {shown(value)}")
+        with np.errstate(invalid="ignore", over="ignore"):
+            array, found = array.astype(dtype), array
+        if dtype.kind != "f" and not np.array_equal(array, found):
+            raise ValueError(f"expected {dtype}, found {shown(value)}")
     if array.dtype != dtype or array.ndim != ndim:
         raise ValueError(f"expected {dtype} of {ndim} dimensions, found {array.dtype} {list(array.shape)}")
     return array
 
 
-def _zero_length(dtype: np.dtype[Any], ndim: int) -> Callable[[], Array]:
-    return lambda: np.zeros((0,) * ndim, dtype)
-
-
-def _shown(found: object) -> str:
+def shown(found: object, *, num: int = SHOWN_CHARACTERS) -> str:
+    """Show a value of the data in an error, cut to ``num`` characters."""
     text = repr(found)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    return text if len(text) <= num else f"{text[:num]}..."

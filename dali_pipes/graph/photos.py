@@ -1,7 +1,4 @@
-"""Read the headers of a batch's photos, by their own bytes: together, one by one, or by DALI.
-
-The shard index knows the headers already, but an index can be old, wrong or made to deceive, and components whose names
-are not those of photos are not in it.
+"""Judge a batch's photos by their own bytes: an index can be old, wrong or made to deceive.
 
 JPEGs and PNGs in one buffer are read together if they are written as usual and have no EXIF data: one call of numpy
 takes the next bytes of all of them. It goes on to the pixels of a JPEG and to the end of a PNG, as far as a decoder's
@@ -10,7 +7,7 @@ parser reads, see Note [parallel parsers]. All other photos are read one by one,
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +23,25 @@ from dali_pipes.formats.orientation import (
     PNG_START,
     UPRIGHT,
     is_surely_read,
+    plain_copy,
     read_orientation,
     upright_size,
 )
-from dali_pipes.formats.photo_header import JPEG_FRAMES, PHOTO_FORMATS, PhotoHeader, read_whole_photo_header
-from dali_pipes.reader.buffers import EncodedBatch
+from dali_pipes.formats.photo_header import (
+    DAMAGED_PNG,
+    JPEG_FRAMES,
+    PHOTO_FORMATS,
+    PhotoHeader,
+    PhotoRules,
+    bytes_problem,
+    have_bad_bytes,
+    read_whole_photo_header,
+    size_problem,
+)
+from dali_pipes.graph.inputs import DecodedPhotos
+from dali_pipes.graph.parse import Problems
+from dali_pipes.reader.aio_reader import EncodedBatch
+from dali_pipes.reader.batch import Batch, Places
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -42,6 +53,7 @@ _MAX_STEPS = 64
 _FEW = 1 / 32
 # A photo that is read alone takes 5 to 12 us. 30 photos read together take as long as 2 read alone.
 _MIN_PHOTOS = 32
+_DAMAGED = PHOTO_FORMATS.index(DAMAGED_PNG)
 _PNG_MAGIC = int.from_bytes(b"\x89PNG\r\n\x1a\n")
 _IDAT, _ACTL, _IEND, _EXIF = (int.from_bytes(name) for name in (b"IDAT", b"acTL", b"IEND", b"eXIf"))
 _FIRST_CHUNK = int.from_bytes(PNG_START)
@@ -51,17 +63,93 @@ _SCAN = 0xFFDA
 _OTHER, _FRAME, _PASSED = range(3)
 
 
-def _kinds_of_markers() -> UInt8s:
-    """The action at two bytes of a JPEG, by their number: pass a segment with a length, note a frame, or stop."""
-    kinds = np.full(1 << 16, _OTHER, np.uint8)
-    kinds[0xFF02:0xFFFF] = _PASSED
-    kinds[0xFFD0:0xFFDB] = _OTHER  # without a length, the end, or pixels
-    kinds[0xFFE1] = _OTHER  # may hold EXIF data
-    kinds[[0xFF00 | marker for marker in JPEG_FRAMES]] = _FRAME
-    return kinds
+# The action at two bytes of a JPEG, by their number: pass a segment with a length, note a frame, or stop.
+_KINDS = np.full(1 << 16, _OTHER, np.uint8)
+_KINDS[0xFF02:0xFFFF] = _PASSED
+_KINDS[0xFFD0:0xFFDB] = _OTHER  # without a length, the end, or pixels
+_KINDS[0xFFE1] = _OTHER  # may hold EXIF data
+_KINDS[[0xFF00 | marker for marker in JPEG_FRAMES]] = _FRAME
 
 
-_KINDS = _kinds_of_markers()
+class JudgedPhotos(NamedTuple):
+    """The result of `judge_photos`."""
+
+    problems: Problems
+    copies: dict[tuple[str, int], UInt8s]
+    """Component and position of each photo whose header DALI might not read, or that it might turn in another way than
+    it should -> a copy that it reads and turns rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
+    pixels: Int64s
+    """int64 [B]: pixels of all photos of each sample."""
+
+
+def judge_photos(
+    decoded: DecodedPhotos, batch: Batch, encoded: Mapping[str, Any], *, rules: PhotoRules
+) -> JudgedPhotos:
+    """Judge the photos of a batch that reach a decoder, by their own bytes.
+
+    ``encoded`` has a sequence of B buffers of uint8 for each component. A photo is bad by ``rules``, or if its size or
+    orientation differs from the index, or its size from that of the photo with which it shares a crop, or if DALI
+    cannot read its header, see Note [parallel parsers]. Sizes are those of the decoded photos: of the upright ones
+    where the graph turns them. Checksums are not compared here; the index knows of a damaged PNG.
+    """
+    problems: Problems = {}
+    copies: dict[tuple[str, int], UInt8s] = {}
+    unsure: list[tuple[str, int, PhotoHeader]] = []
+    # [component, (height, width), sample]; 0 where a sample lacks the component.
+    sizes = np.zeros((len(decoded.components), 2, len(batch)), np.int64)
+    stored = sizes.copy()
+    for number, component in enumerate(decoded.components):
+        places, photos = batch.places(component), encoded[component]
+        orient = component in decoded.upright
+        found = read_photo_headers(photos, orient=orient)
+        is_there = places.is_there
+        stored[number] = np.where(is_there, (found.height, found.width), 0)
+        sizes[number] = np.where(is_there, found.sizes, 0)
+        bad = rules.are_bad(found.format, found.height, found.width) | have_bad_bytes(places.size)
+        bad |= (places.format >= 0) & _differ(found, places, orient=orient) | (places.format == _DAMAGED)
+        for position in np.flatnonzero(bad & is_there).tolist():
+            problems.setdefault(position, (component, _problem(found, places, position, rules=rules)))
+        for position in np.flatnonzero(~found.is_plain & ~bad & is_there).tolist():
+            data, format = photo_bytes(photos, position), PHOTO_FORMATS[found.format[position]]
+            # Whether decoders turn the photo is not known here if the index does not know orientations.
+            copy = plain_copy(data, format, read_orientation(data, format).value)
+            copies[component, position] = np.frombuffer(copy, np.uint8)
+            if not read_orientation(copy, format).is_plain:
+                unsure.append((component, position, found.header(position)))
+    if unsure:
+        read_alone = header_problems([(copies[component, at], header) for component, at, header in unsure])
+        for (component, position, _), problem in zip(unsure, read_alone, strict=True):
+            if problem is not None:
+                problems.setdefault(position, (component, problem))
+    for photo, mask in decoded.same_size:
+        numbers = [decoded.components.index(name) for name in (photo, mask)]
+        of_photo, of_mask = sizes[numbers]
+        differs = (of_photo != of_mask).any(axis=0) & of_photo.any(axis=0) & of_mask.any(axis=0)
+        for position in np.flatnonzero(differs).tolist():
+            fit_as_stored = bool((stored[numbers[0], :, position] == stored[numbers[1], :, position]).all())
+            pair = (of_photo[:, position].tolist(), of_mask[:, position].tolist())
+            problems.setdefault(position, (mask, size_problem(photo, *pair, fit_as_stored=fit_as_stored)))
+    return JudgedPhotos(problems, copies, sizes.prod(axis=1).sum(axis=0))
+
+
+def _differ(found: "PhotoHeaders", places: Places, *, orient: bool) -> Bools:
+    """Tell which photos are not those of the index: bool [B]."""
+    (height, width), (indexed_height, indexed_width) = found.sizes, places.sizes(orient=orient)
+    differ: Bools = (height != indexed_height) | (width != indexed_width)
+    return differ | (found.orientation != places.orientation) if orient else differ
+
+
+def _problem(found: "PhotoHeaders", places: Places, position: int, *, rules: PhotoRules) -> str:
+    header, indexed = found.header(position), places.header(position)
+    problem = rules.problem(header) or bytes_problem(int(places.size[position]))
+    if problem is None and indexed.format == DAMAGED_PNG:
+        problem = rules.problem(indexed)
+    if problem is None:
+        has, says = f"{header.height} x {header.width} pixels", f"{indexed.height} x {indexed.width}"
+        if header[1:] == indexed[1:]:
+            has, says = f"EXIF orientation {found.orientation[position]}", f"{places.orientation[position]}"
+        problem = f"has {has}, its index says {says}; index it anew: dali-pipes prep index URL --anew"
+    return problem
 
 
 class PhotoHeaders(NamedTuple):

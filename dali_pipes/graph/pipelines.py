@@ -14,7 +14,7 @@ from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer, check_choice
 from dali_pipes.arrays import Int32s
-from dali_pipes.graph.crop import center_crop_start, covering_crop, crop_position, resized_shape
+from dali_pipes.graph.color import Float32s, Float64s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
 from dali_pipes.graph.random import Random
@@ -332,3 +332,64 @@ def check_crop(crop: int | tuple[int, int]) -> int:
     if side < 1:
         raise ValueError(f"crop must be positive, got {side}")
     return side
+
+
+def center_crop_start(size: Int32s, crop: int) -> Int32s:
+    """Compute the start of torchvision's ``CenterCrop``; it is negative where a photo is padded.
+
+    In a larger photo the crop starts at ``round(slack / 2)``, where halves round to even. A smaller photo is padded by
+    ``(crop - size) // 2`` at its start.
+
+    >>> center_crop_start(np.array([350, 351, 353, 355, 349, 347]), 350).tolist()
+    [0, 0, 2, 2, 0, -1]
+    """
+    slack = size.astype(np.int32) - crop
+    larger = np.rint(slack / 2).astype(np.int32)
+    return np.where(slack > 0, larger, -(-slack // 2)).astype(np.int32)
+
+
+def crop_position(sizes: Int32s, crop: int) -> Float32s:
+    """Compute a centre crop as DALI's ``crop_pos_y, crop_pos_x``, the start as a share of the slack: float32 [B, 2]."""
+    slack = sizes - crop
+    start = center_crop_start(sizes, crop)
+    return (start / np.where(slack == 0, 1, slack)).astype(np.float32)
+
+
+def resized_shape(sizes: Int32s, shorter_side: int) -> Int32s:
+    """Compute the shapes that torchvision's ``Resize(shorter_side)`` gives: int32 [B, 2] (rows, columns).
+
+    The longer side is rounded down to whole pixels.
+
+    >>> resized_shape(np.array([[200, 301], [301, 200]]), 100).tolist()
+    [[100, 150], [150, 100]]
+    """
+    sizes = sizes.astype(np.int64)
+    shortest = sizes.min(axis=1, keepdims=True)
+    return np.where(sizes == shortest, shorter_side, shorter_side * sizes // np.maximum(shortest, 1)).astype(np.int32)
+
+
+def covering_crop(sizes: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:
+    """Compute the largest crops with the aspect ratios of ``shape``, rounded to whole pixels.
+
+    Args:
+        sizes: int32 [B, 2], rows and columns of the photo.
+        shape: int32 [B, 2], rows and columns to which the crop is resized.
+        uniforms: float64 [B, 2] in [0, 1), for the place; ``None``: the centre.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+
+    >>> covering_crop(np.array([[300, 500]]), np.array([[100, 100]]), None).tolist()
+    [[0, 100, 300, 300]]
+    """
+    size = sizes.astype(np.int64)
+    rows, columns = shape[:, 0].astype(np.int64), shape[:, 1].astype(np.int64)
+    # The shape fits the photo's width if the photo is the taller of the two, else its height.
+    is_taller = size[:, 0] * columns > size[:, 1] * rows
+    scaled = np.where(is_taller, np.rint(size[:, 1] * rows / columns), np.rint(size[:, 0] * columns / rows))
+    crop = size.copy()
+    crop[np.arange(len(size)), np.where(is_taller, 0, 1)] = np.maximum(scaled, 1).astype(np.int64)
+    crop = np.minimum(crop, size)
+    slack = size - crop
+    start = slack // 2 if uniforms is None else np.floor(uniforms * (slack + 1)).astype(np.int64)
+    return np.concatenate([start, crop], axis=1).astype(np.int32)

@@ -4,6 +4,7 @@ Each is made of the sample's own uniform numbers. numpy guarantees that its raw 
 distributions; so these are written out here.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
@@ -14,10 +15,12 @@ import numpy.typing as npt
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.arrays import Int32s
 from dali_pipes.graph import color
-from dali_pipes.graph.crop import CROP_TRIES, Float32s, Float64s, erased_rectangle, resized_crop
+from dali_pipes.graph.color import Float32s, Float64s
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 
+CROP_TRIES = 10
+"""After this number of tries torchvision's RandomResizedCrop takes the centre, and its RandomErasing erases nothing."""
 GAMMA_TRIES = 8
 """Each try is taken with a probability over 0.95; if none is, once in about 4e10, the draw is the mode's neighbour."""
 GAMMA_UNIFORMS = 3 * GAMMA_TRIES + 1
@@ -255,6 +258,86 @@ class Random:
     def _stream_name(self, kind: str, stream: str | None) -> str:
         self._num_streams += 1
         return stream if stream is not None else f"{kind}/{self._num_streams - 1}"
+
+
+def resized_crop(
+    height: Int32s, width: Int32s, uniforms: Float64s, *, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Int32s:
+    """Draw crops as torchvision's ``RandomResizedCrop.get_params`` does, from given uniform numbers.
+
+    Each of ten tries draws an area, as a share of the photo's that is uniform in ``scale``, and an aspect ratio,
+    log-uniform in ``ratio``. The first try that fits is placed uniformly. If no try fits, the crop is the centre, with
+    the nearest ratio that is allowed.
+
+    Args:
+        height: int32 [B], rows of the photo.
+        width: int32 [B].
+        uniforms: float64 [B, 22] in [0, 1).
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest width / height.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+    """
+    tries = uniforms[:, :-2].reshape(len(uniforms), CROP_TRIES, 2)
+    area = height.astype(np.float64) * width  # [B]
+    target = area[:, None] * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
+    log_ratio = math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1]
+    aspect = np.exp(log_ratio)
+    columns = np.rint(np.sqrt(target * aspect)).astype(np.int32)  # [B, try]
+    rows = np.rint(np.sqrt(target / aspect)).astype(np.int32)
+    fits = (columns > 0) & (columns <= width[:, None]) & (rows > 0) & (rows <= height[:, None])
+    pick = np.argmax(fits, axis=1)[:, None]
+    drawn_rows, drawn_columns = (np.take_along_axis(drawn, pick, axis=1)[:, 0] for drawn in (rows, columns))
+    whole_rows = np.where(width < ratio[0] * height, np.rint(width / ratio[0]), height).astype(np.int32)
+    whole_columns = np.where(width > ratio[1] * height, np.rint(height * ratio[1]), width).astype(np.int32)
+    any_fits = np.asarray(fits.any(axis=1))
+    final_rows = np.where(any_fits, drawn_rows, whole_rows)
+    final_columns = np.where(any_fits, drawn_columns, whole_columns)
+    place = np.where(any_fits[:, None], uniforms[:, -2:], 0.5)
+    slack = np.stack([height - final_rows, width - final_columns], axis=1)
+    # A drawn crop can start at each of slack + 1 places with equal chance; the centre starts at slack // 2.
+    start = np.where(any_fits[:, None], np.floor(place * (slack + 1)), slack // 2).astype(np.int32)
+    return np.concatenate([start, np.stack([final_rows, final_columns], axis=1)], axis=1).astype(np.int32)
+
+
+def erased_rectangle(
+    height: int,
+    width: int,
+    uniforms: Float64s,
+    *,
+    probability: float,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Int32s:
+    """Draw rectangles as torchvision's ``RandomErasing`` does, from given uniform numbers.
+
+    Each of ten tries draws an area, as a share of the image's that is uniform in ``scale``, and an aspect ratio,
+    log-uniform in ``ratio``. The first try whose sides are both shorter than the image's is placed uniformly. If no try
+    fits, or with ``1 - probability``, the rectangle is empty.
+
+    Args:
+        height: Rows of the images.
+        width: Their columns.
+        uniforms: float64 [B, 23] in [0, 1).
+        probability: Of a rectangle.
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest height / width.
+
+    Returns:
+        int32 [B, 4]: start row, start column, rows, columns.
+    """
+    tries = uniforms[:, : 2 * CROP_TRIES].reshape(len(uniforms), CROP_TRIES, 2)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
+    aspect = np.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1])
+    rows, columns = (np.rint(np.sqrt(side)).astype(np.int32) for side in (area * aspect, area / aspect))  # [B, try]
+    fits = (rows < height) & (columns < width)
+    pick = np.argmax(fits, axis=1)[:, None]
+    is_erased = fits.any(axis=1) & (uniforms[:, -1] < probability)
+    shape = np.concatenate([np.take_along_axis(side, pick, axis=1) for side in (rows, columns)], axis=1)
+    shape = np.where(is_erased[:, None], shape, 0)
+    start = np.floor(uniforms[:, -3:-1] * (np.array([height, width]) - shape + 1))
+    return np.concatenate([start, shape], axis=1).astype(np.int32)
 
 
 def normals(uniforms: Float64s) -> Float64s:

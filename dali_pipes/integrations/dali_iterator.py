@@ -8,7 +8,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.arguments import as_bool
 from dali_pipes.graph.dali_internals import set_auto_reset
-from dali_pipes.graph.outputs import LABEL_OUTPUT, label_advice
+from dali_pipes.graph.definition import LABEL_OUTPUT, label_advice
 from dali_pipes.integrations.data_loader import iterated_elsewhere
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from torch.utils.data import Dataset
 
 from dali_pipes.arguments import as_integer
 from dali_pipes.delivery import Delivery, Use, alone
-from dali_pipes.graph.outputs import LABEL_OUTPUT, BatchDict, label_advice
+from dali_pipes.graph.definition import LABEL_OUTPUT, BatchDict, label_advice
 from dali_pipes.processes.ranks import GIVEN
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from types import FrameType
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from dali_pipes.graph.outputs import BatchDict
+from dali_pipes.graph.definition import BatchDict
 from dali_pipes.integrations.data_loader import LoaderBatches
 
 # Classes that give the batches of rank 0's data set to all ranks, or each rank a part of the batches of its own.

@@ -2,15 +2,19 @@
 
 Every number has one writer at a time, and any thread may read it: a reader never sees a number go backwards. The
 figures of `Loader.stats`, ``dali-pipes profile`` and the lines on long waits read these numbers.
+
+What takes long is reported as a span of OpenTelemetry, if the program uses it. Nothing here imports OpenTelemetry: a
+program that exports spans has imported its API, and no other program pays for it.
 """
 
 import contextlib
 import logging
+import sys
 import threading
 import time
+from collections.abc import Iterator
 
 from dali_pipes import profiling
-from dali_pipes.metrics import tracing
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +22,7 @@ LONG_WAIT_S = 10.0
 """A wait that takes so long is worth a line in the log: the longest step of a healthy job is far shorter."""
 # A wait that takes so long becomes a span.
 _SPAN_S = 1.0
+_TRACER = "dali_pipes"
 _STAGES = ("hand-over", "inputs", "read", "wait for shards", "wait for bytes", "wait for decoding")
 
 
@@ -51,9 +56,8 @@ class Stage:
     def __init__(self, name: str, clock: _Clock, *, advice: str | None = None) -> None:
         self.name, self._clock, self._advice = name, clock, advice
         self._number, self._is_wait = _STAGES.index(name), name.startswith("wait for ")
-        self._entered: list[
-            tuple[int, contextlib.ExitStack | None]
-        ] = []  # the stage around it, the range that is shown
+        # The stage around it, the range that is shown.
+        self._entered: list[tuple[int, contextlib.ExitStack | None]] = []
         self._told_s = 0.0
 
     def seconds(self) -> float:
@@ -75,7 +79,7 @@ class Stage:
         if shown is not None:
             shown.close()
         if self._is_wait and (took := self._clock.state[2] - since) >= _SPAN_S:
-            tracing.report("wait", seconds=took, stage=self.name.removeprefix("wait for "))
+            report_span("wait", seconds=took, stage=self.name.removeprefix("wait for "))
             if took >= LONG_WAIT_S and self._advice is not None:
                 _log.warning("a batch waited %.0f s: %s", took, self._advice)
                 self._advice = None
@@ -160,3 +164,36 @@ class Counts:
         """Count a request to the store that is sent again. Any thread may call this."""
         with self._lock:
             self.store_retries += 1
+
+
+def report_span(name: str, *, seconds: float, error: BaseException | None = None, **attributes: str | float) -> None:
+    """Report a span ``dali_pipes.NAME`` that ends now and took ``seconds``; without OpenTelemetry do nothing.
+
+    Its parent is the current span of the thread, if there is one.
+    """
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return
+    try:
+        stop = time.time_ns()
+        named = {f"{_TRACER}.{key}": value for key, value in attributes.items()}
+        start = stop - int(seconds * 1e9)
+        span = api.get_tracer(_TRACER).start_span(f"{_TRACER}.{name}", start_time=start, attributes=named)
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(api.StatusCode.ERROR)
+        span.end(end_time=stop)
+    except Exception:  # noqa: BLE001 (an exporter's fault must not end a training)
+        _log.debug("a span could not be reported", exc_info=True)
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """Report what runs inside this context, or each call of the function that it decorates, as a span."""
+    started = time.perf_counter()
+    try:
+        yield
+    except BaseException as exc:
+        report_span(name, seconds=time.perf_counter() - started, error=exc)
+        raise
+    report_span(name, seconds=time.perf_counter() - started)

@@ -6,8 +6,8 @@ A figure is a counter, which only grows, or a gauge. Any thread may read figures
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Set
+from typing import TYPE_CHECKING, NamedTuple
 
 from dali_pipes.errors import printable
 
@@ -18,19 +18,12 @@ Labels = tuple[tuple[str, str], ...]
 """Names and values, sorted by name."""
 
 
-class HasStats(Protocol):
-    """A loader, or one of its faces."""
-
-    def stats(self) -> dict[str, float]: ...
-
-
 class Figure(NamedTuple):
-    """One number of a loader."""
+    """The name of a figure, its text for people, and its kind."""
 
     name: str
     help: str
-    read: "Callable[[LoaderParts], float]"
-    is_counter: bool = True
+    is_counter: bool
 
     @property
     def metric(self) -> str:
@@ -38,91 +31,61 @@ class Figure(NamedTuple):
         return f"dali_pipes_{self.name}{'_total' if self.is_counter else ''}"
 
 
-FIGURES = (
-    Figure("samples", "Samples delivered to this rank's loop.", lambda it: it.counts.samples),
-    Figure("batches", "Batches delivered to this rank's loop.", lambda it: it.counts.batches),
-    Figure(
-        "loader_seconds",
-        "Seconds that the loop spent in the loader: waits for shards, reading and decoding, and its own work.",
-        lambda it: it.counts.in_loader_s(),
-    ),
-    Figure(
-        "shard_wait_seconds",
-        "Seconds that batches waited for shards on their way from the store.",
-        lambda it: it.counts.shard_wait.seconds(),
-    ),
-    Figure(
-        "read_wait_seconds",
-        "Seconds that batches waited for encoded bytes from the cache file.",
-        lambda it: it.counts.read_wait.seconds(),
-    ),
-    Figure(
-        "decode_wait_seconds",
-        "Seconds that batches waited for DALI. On a GPU the rest of the wait is in the step's stream.",
-        lambda it: it.counts.decode_wait.seconds(),
-    ),
-    Figure(
-        "fetched_bytes",
-        "Bytes of shards and their indexes that this loader brought from the store into the cache file.",
-        lambda it: it.stager.fetched_bytes,
-    ),
-    Figure("fetched_shards", "Shards that this loader brought.", lambda it: it.stager.num_fetched),
-    Figure("read_bytes", "Encoded bytes read from the cache file for batches.", lambda it: it.counts.read_bytes),
-    Figure(
-        "store_retries",
-        "Requests to the store that failed and were sent again.",
-        lambda it: it.counts.store_retries,
-    ),
-    Figure("bad_samples", "Bad samples of this rank, each counted once.", lambda it: len(it.seen.seen)),
-    Figure(
-        "substituted_samples",
-        "Places in delivered batches at which another sample replaced a bad one.",
-        lambda it: it.counts.substituted,
-    ),
-    Figure(
-        "epoch", "The epoch that is iterated now or next; the first is 0.", lambda it: it.epochs.current.number, False
-    ),
-    Figure(
-        "position_samples",
-        "Samples of the epoch delivered so far, on all ranks.",
-        lambda it: it.epochs.current.position,
-        False,
-    ),
-    Figure("epoch_samples", "Samples of the epoch, on all ranks.", lambda it: it.epochs.current.num_samples, False),
-    Figure(
-        "batches_ahead", "Batches that DALI has decoded or is decoding.", lambda it: len(it.decode.scheduled), False
-    ),
-    Figure(
-        "cache_resident_bytes",
-        "Bytes that the cache file of the data set takes now: all loaders of the node share it.",
-        lambda it: it.share.taken_bytes,
-        False,
-    ),
-    Figure(
-        "cache_held_bytes",
-        "Bytes of shards in the cache file that this loader holds.",
-        lambda it: it.stager.held_bytes,
-        False,
-    ),
-    Figure("cache_reserved_bytes", "Bytes that this loader may always hold.", lambda it: it.share.reserved, False),
-    Figure(
-        "cache_limit_bytes",
-        "The most that all cache files of the directory may take.",
-        lambda it: it.share.cache_bytes,
-        False,
-    ),
-)
+_COUNTERS = {
+    "samples": "Samples delivered to this rank's loop.",
+    "batches": "Batches delivered to this rank's loop.",
+    "loader_seconds": "Seconds that the loop spent in the loader: waits for shards, reading and decoding, and its own "
+    "work.",
+    "shard_wait_seconds": "Seconds that batches waited for shards on their way from the store.",
+    "read_wait_seconds": "Seconds that batches waited for encoded bytes from the cache file.",
+    "decode_wait_seconds": "Seconds that batches waited for DALI. On a GPU the rest of the wait is in the step's "
+    "stream.",
+    "fetched_bytes": "Bytes of shards and their indexes that this loader brought from the store into the cache file.",
+    "fetched_shards": "Shards that this loader brought.",
+    "read_bytes": "Encoded bytes read from the cache file for batches.",
+    "store_retries": "Requests to the store that failed and were sent again.",
+    "bad_samples": "Bad samples of this rank, each counted once.",
+    "substituted_samples": "Places in delivered batches at which another sample replaced a bad one.",
+}
+_GAUGES = {
+    "epoch": "The epoch that is iterated now or next; the first is 0.",
+    "position_samples": "Samples of the epoch delivered so far, on all ranks.",
+    "epoch_samples": "Samples of the epoch, on all ranks.",
+    "batches_ahead": "Batches that DALI has decoded or is decoding.",
+    "cache_resident_bytes": "Bytes that the cache file of the data set takes now: all loaders of the node share it.",
+    "cache_held_bytes": "Bytes of shards in the cache file that this loader holds.",
+    "cache_reserved_bytes": "Bytes that this loader may always hold.",
+    "cache_limit_bytes": "The most that all cache files of the directory may take.",
+}
+FIGURES = tuple(Figure(name, help, name in _COUNTERS) for name, help in (_COUNTERS | _GAUGES).items())
 """All figures, in the order of `Loader.stats`."""
 
 
 def read_figures(loader: "LoaderParts") -> dict[str, float]:
     """Read all figures of a loader, by name."""
-    return {figure.name: figure.read(loader) for figure in FIGURES}
-
-
-def logged_figures(loader: HasStats) -> dict[str, float]:
-    """The figures as trainers log them beside their own: ``loader/samples`` and so on."""
-    return {f"loader/{name}": figure for name, figure in loader.stats().items()}
+    counts, stager, share, epoch = loader.counts, loader.stager, loader.share, loader.epochs.current
+    return {
+        "samples": counts.samples,
+        "batches": counts.batches,
+        "loader_seconds": counts.in_loader_s(),
+        "shard_wait_seconds": counts.shard_wait.seconds(),
+        "read_wait_seconds": counts.read_wait.seconds(),
+        "decode_wait_seconds": counts.decode_wait.seconds(),
+        "fetched_bytes": stager.fetched_bytes,
+        "fetched_shards": stager.num_fetched,
+        "read_bytes": counts.read_bytes,
+        "store_retries": counts.store_retries,
+        "bad_samples": len(loader.seen.seen),
+        "substituted_samples": counts.substituted,
+        "epoch": epoch.number,
+        "position_samples": epoch.position,
+        "epoch_samples": epoch.num_samples,
+        "batches_ahead": len(loader.decode.scheduled),
+        "cache_resident_bytes": share.taken_bytes,
+        "cache_held_bytes": stager.held_bytes,
+        "cache_reserved_bytes": share.reserved,
+        "cache_limit_bytes": share.cache_bytes,
+    }
 
 
 def labels_of(loader: "LoaderParts") -> Labels:
@@ -162,23 +125,21 @@ class ProcessLoaders:
         """Remove a loader that is being closed, and keep its counters."""
         with self._lock:
             self._open.discard(loader)
-            _add(self._closed.setdefault(labels_of(loader), {}), loader, gauges=False)
+            _add(self._closed.setdefault(labels_of(loader), {}), loader, names=_COUNTERS.keys())
 
     def read(self) -> dict[Labels, dict[str, float]]:
         """Read the figures of all loaders by their labels: counters summed, and the gauges of one open loader."""
         with self._lock:
             found = {labels: dict(figures) for labels, figures in list(self._closed.items())}
             for loader in sorted(self._open, key=lambda known: known.counts.number):
-                _add(found.setdefault(labels_of(loader), {}), loader, gauges=True)
+                _add(found.setdefault(labels_of(loader), {}), loader, names=_COUNTERS.keys() | _GAUGES)
             return found
 
 
-def _add(figures: dict[str, float], loader: "LoaderParts", *, gauges: bool) -> None:
-    for figure in FIGURES:
-        if figure.is_counter:
-            figures[figure.name] = figures.get(figure.name, 0) + figure.read(loader)
-        elif gauges:
-            figures[figure.name] = figure.read(loader)
+def _add(figures: dict[str, float], loader: "LoaderParts", *, names: Set[str]) -> None:
+    for name, figure in read_figures(loader).items():
+        if name in names:
+            figures[name] = figure + (figures.get(name, 0) if name in _COUNTERS else 0)
 
 
 LOADERS = ProcessLoaders()

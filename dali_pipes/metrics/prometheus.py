@@ -23,13 +23,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest, start_http_server
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
-
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.errors import printable
 from dali_pipes.metrics.figures import FIGURES, LOADERS
+
+try:
+    from prometheus_client import CollectorRegistry, Metric, generate_latest, start_http_server
+    from prometheus_client.parser import text_string_to_metric_families
+    from prometheus_client.registry import Collector
+except ImportError as exc:
+    raise ImportError("dali_pipes.metrics needs a package; install: pip install 'dali-pipes[metrics]'") from exc
 
 _log = logging.getLogger(__name__)
 
@@ -143,17 +146,15 @@ class TextfileWriter:
         """Write the figures as they are now."""
         # Under a name that no exporter reads and nobody could foresee; locked before it gets its own name.
         number, name = tempfile.mkstemp(dir=self.path.parent, prefix=".dali_pipes_")
-        file = os.fdopen(number, "wb")
-        try:
+        with contextlib.ExitStack() as undone:
+            undone.callback(Path(name).unlink, missing_ok=True)
+            file = undone.enter_context(os.fdopen(number, "wb"))
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(generate_latest(self._collector))
             file.flush()
             os.fchmod(number, self._mode)
             Path(name).replace(self.path)
-        except BaseException:
-            file.close()
-            Path(name).unlink(missing_ok=True)
-            raise
+            undone.pop_all()
         if self._file is not None:
             self._file.close()
         self._file = file
@@ -191,22 +192,24 @@ class NodeMetrics(TextfileWriter, Collector):
         metrics = {metric.name: metric for metric in self._collector.collect()}
         known = {frozenset(sample.labels.items()) for metric in metrics.values() for sample in metric.samples}
         for path in self.living_files():
-            with contextlib.suppress(OSError):
+            try:
                 families = list(text_string_to_metric_families(path.read_text()))
-                added = {frozenset(sample.labels.items()) for family in families for sample in family.samples}
-                for family in families:
-                    new = [sample for sample in family.samples if frozenset(sample.labels.items()) not in known]
-                    if family.name in metrics:
-                        metrics[family.name].samples += new
-                if added & known and not self._has_warned:
-                    self._has_warned = True
-                    _log.warning(
-                        "two processes serve the same labels at port %d (%s), and only one of them is shown: tell the "
-                        "jobs apart by labels={'run': ...}, or by another port",
-                        self._port,
-                        dict(next(iter(added & known))),
-                    )
-                known |= added
+            except OSError:  # its process has ended meanwhile
+                continue
+            added = {frozenset(sample.labels.items()) for family in families for sample in family.samples}
+            for family in families:
+                new = [sample for sample in family.samples if frozenset(sample.labels.items()) not in known]
+                if family.name in metrics:
+                    metrics[family.name].samples += new
+            if added & known and not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "two processes serve the same labels at port %d (%s), and only one of them is shown: tell the jobs "
+                    "apart by labels={'run': ...}, or by another port",
+                    self._port,
+                    dict(next(iter(added & known))),
+                )
+            known |= added
         yield from metrics.values()
 
     def close(self) -> None:
@@ -221,10 +224,9 @@ class NodeMetrics(TextfileWriter, Collector):
         """Close the sockets of this process, and let go of the port's lock."""
         if self._server is not None:
             self._server.server_close()
-            self._server = None
         if self._port_lock is not None:
             self._port_lock.close()
-            self._port_lock = None
+        self._server = self._port_lock = None
 
     def update(self) -> None:
         """Write the figures as they are now, and take the port if no process of this user has it.
@@ -240,10 +242,10 @@ class NodeMetrics(TextfileWriter, Collector):
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._server, _ = start_http_server(self._port, self._host, self._registry)
             self._port_lock = lock
-        except BlockingIOError:
-            lock.close()
         except OSError as exc:
             lock.close()
+            if isinstance(exc, BlockingIOError):
+                return
             reason = "another program has it; pass another port=" if exc.errno == errno.EADDRINUSE else exc.strerror
             raise OSError(exc.errno, f"cannot serve at port {self._port} of '{self._host}': {reason}") from exc
 

@@ -23,8 +23,7 @@ from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.metrics.counts import Counts
-from dali_pipes.metrics.tracing import span
+from dali_pipes.metrics.counts import Counts, span
 from dali_pipes.opening.arguments import LoaderArguments
 from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
 from dali_pipes.order.inputs import OrderInputs
@@ -34,9 +33,8 @@ from dali_pipes.order.selection import Selection, union
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Rank, num_local_ranks
-from dali_pipes.reader.aio_reader import open_reader
+from dali_pipes.reader.aio_reader import Buffers, open_reader, pinned_buffers
 from dali_pipes.reader.batch import SampleRules
-from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.feed import Batching, Feed, SegmentReader
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.store.patience import Patience, use_patience
@@ -98,7 +96,7 @@ def open_parts(
     if pipeline is None:
         pipeline = open_pipeline(example=stored.example())
     assert pipeline is not None
-    components += pipeline.read_components
+    components += pipeline.inputs.read
     stored = stored.without(inputs.selection.excluded)
     _check_graph(pipeline, stored, arguments.bad_samples, arguments.outputs)
     seen = BadSamplesSeen(arguments.bad_samples, quarantine=_open_quarantine(arguments.bad_samples, data_set, batching))

@@ -440,7 +440,7 @@ def test_doctor_says_which_reader_the_system_allows(monkeypatch: Monkey) -> None
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("dali_pipes.commands.doctor.Aio", refuse)
+    monkeypatch.setattr("dali_pipes.reader.aio_reader.Aio", refuse)
     found = of(look(), "reader")
     assert found.status == "warn"
     assert "Operation not permitted" in found.found

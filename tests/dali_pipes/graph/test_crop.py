@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resize
 
-from dali_pipes.graph.crop import CROP_TRIES, center_crop_start, resized_crop, resized_shape
+from dali_pipes.graph.pipelines import center_crop_start, resized_shape
+from dali_pipes.graph.random import CROP_TRIES, resized_crop
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

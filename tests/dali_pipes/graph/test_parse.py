@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
+import dali_pipes as dp
 from dali_pipes.graph import parse
 
 FLOAT32 = np.dtype(np.float32)
+
+
+def parser_of(take: Callable[[dp.Components], Any]) -> parse.Parser:
+    """The parser of what a graph takes."""
+    samples: Any = SimpleNamespace(check_component=lambda component: None)
+    example: Any = None
+    components = dp.Components(source=lambda *_: object(), samples=samples, example=example, device="cpu")
+    taken = take(components)
+    return taken if isinstance(taken, parse.Parser) else components.inputs.parsed["parsed/0"]
+
+
+NPY = parser_of(lambda components: components.npy("c"))
+TEXT = parser_of(lambda components: components.text("c"))
+BYTES = parser_of(lambda components: components.bytes("c"))
+JSON = parser_of(lambda components: components.json("c"))
+CLASSES = parser_of(lambda components: components.multi_hot("c", num_classes=5))
 
 
 def npy(array: npt.NDArray[Any], version: tuple[int, int] | None = None) -> bytes:
@@ -76,7 +93,7 @@ def test_npy_is_what_numpy_loads(
     """Any shape, byte order, order of the axes and version, wherever in memory it lies: equal to `numpy.load`."""
     file = npy(array.copy(order="F") if by_columns else array, version)
     native = array.dtype.newbyteorder("=")
-    parser = parse.npy_parser("a.npy", dtype=native, ndim=array.ndim)
+    parser = parser_of(lambda components: components.npy("a.npy", dtype=native, ndim=array.ndim))
     # A batch's files lie one after the other: data need not be aligned.
     data = np.frombuffer(b"x" * shift + file, np.uint8)[shift:]
     (values,), errors = parse.parse_batch([parser], {"a.npy": [data] * 2}, batch=batch_with(np.ones(2, bool)))
@@ -116,9 +133,8 @@ def test_npy_that_numpy_refuses_is_refused(file: bytes) -> None:
     """Nothing is unpickled, and no memory is taken for data that are not there."""
     with pytest.raises(Exception):  # noqa: B017, PT011 (of whatever type)
         np.load(io.BytesIO(file), allow_pickle=False)
-    parser = parse.npy_parser("a.npy", dtype=FLOAT32, ndim=1)
-    assert parse_all(parser, [header(FINE)])[1] == {}
-    found = reason(parser, file)
+    assert parse_all(NPY, [header(FINE)])[1] == {}
+    found = reason(NPY, file)
     assert re.match(r"expected (a \.npy file of numbers, found b|\d+ bytes of data, found \d+; it was)", found), found
 
 
@@ -133,19 +149,18 @@ def test_npy_that_numpy_refuses_is_refused(file: bytes) -> None:
 )
 def test_npy_of_another_kind_is_refused(array: npt.NDArray[Any], found: str) -> None:
     """Another dtype or number of dimensions than the graph's node has."""
-    parser = parse.npy_parser("a.npy", dtype=FLOAT32, ndim=1)
-    assert reason(parser, npy(np.asarray(array))) == f"expected float32 of 1 dimensions, found {found}"
+    assert reason(NPY, npy(np.asarray(array))) == f"expected float32 of 1 dimensions, found {found}"
 
 
 @pytest.mark.parametrize(
     ("parser", "file", "expected"),
     [
-        (parse.text_parser("c"), b"", ""),
-        (parse.text_parser("c"), "Größe 🐈\r\nb\0\n".encode(), "Größe 🐈\r\nb\0\n"),
-        (parse.bytes_parser("c"), b"abc", b"abc"),
-        (parse.json_parser("c"), b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
-        (parse.json_parser("c"), '"ü"'.encode(), "ü"),
-        (parse.json_parser("c"), b"null", None),
+        (TEXT, b"", ""),
+        (TEXT, "Größe 🐈\r\nb\0\n".encode(), "Größe 🐈\r\nb\0\n"),
+        (BYTES, b"abc", b"abc"),
+        (JSON, b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
+        (JSON, '"ü"'.encode(), "ü"),
+        (JSON, b"null", None),
     ],
 )
 def test_text_bytes_and_json_are_as_they_are(parser: parse.Parser, file: bytes, expected: object) -> None:
@@ -156,10 +171,10 @@ def test_text_bytes_and_json_are_as_they_are(parser: parse.Parser, file: bytes, 
 @pytest.mark.parametrize(
     ("parser", "file", "text"),
     [
-        (parse.text_parser("c"), "né".encode("latin-1"), "expected UTF-8, found unexpected end of data at byte 1 of 2"),
-        (parse.json_parser("c"), b"", "expected JSON, found b'': Expecting value: line 1 column 1"),
-        (parse.json_parser("c"), b'{"a": 1', "expected JSON, found b'{\"a\": 1': Expecting ',' delimiter"),
-        (parse.json_parser("c"), b'"\xff"', "expected JSON, found b'\"\\xff\"'"),
+        (TEXT, "né".encode("latin-1"), "expected UTF-8, found unexpected end of data at byte 1 of 2"),
+        (JSON, b"", "expected JSON, found b'': Expecting value: line 1 column 1"),
+        (JSON, b'{"a": 1', "expected JSON, found b'{\"a\": 1': Expecting ',' delimiter"),
+        (JSON, b'"\xff"', "expected JSON, found b'\"\\xff\"'"),
     ],
 )
 def test_what_is_no_text_or_json_is_refused(parser: parse.Parser, file: bytes, text: str) -> None:
@@ -182,7 +197,7 @@ def test_what_is_no_text_or_json_is_refused(parser: parse.Parser, file: bytes, t
 )
 def test_multi_hot_has_ones_at_the_ids(file: bytes, ids: list[int]) -> None:
     """JSON lists and plain ones; no ids give zeros."""
-    (value,), errors = parse_all(parse.multi_hot_parser("l", num_classes=5, dtype=FLOAT32), [file])
+    (value,), errors = parse_all(CLASSES, [file])
     assert not errors
     assert (value.dtype, value.shape) == (np.float32, (5,))
     assert np.flatnonzero(value == 1).tolist() == ids
@@ -206,7 +221,7 @@ def test_multi_hot_has_ones_at_the_ids(file: bytes, ids: list[int]) -> None:
     ],
 )
 def test_multi_hot_refuses_what_are_no_ids_of_these_classes(file: bytes, text: str) -> None:
-    assert text in reason(parse.multi_hot_parser("l", num_classes=5, dtype=FLOAT32), file)
+    assert text in reason(CLASSES, file)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +237,7 @@ def test_multi_hot_refuses_what_are_no_ids_of_these_classes(file: bytes, text: s
 )
 def test_function_gives_an_array_or_what_fits_one(value: object, dtype: type, ndim: int, expected: object) -> None:
     """Numbers and lists of them become the array that was asked for, unchanged."""
-    parser = parse.array_parser("b", lambda data: value, dtype=np.dtype(dtype), ndim=ndim)
+    parser = parser_of(lambda components: components.parsed("b", lambda data: value, dtype=dtype, ndim=ndim))
     (found,), errors = parse_all(parser, [b"x"])
     assert not errors
     assert (found.dtype, found.ndim, found.tolist()) == (dtype, ndim, expected)
@@ -244,7 +259,8 @@ def test_function_gives_an_array_or_what_fits_one(value: object, dtype: type, nd
 )
 def test_function_that_gives_something_else_is_refused(value: object, dtype: type, text: str) -> None:
     """Nothing is rounded, wrapped or read out of a str behind the user's back."""
-    assert reason(parse.array_parser("b", lambda data: value, dtype=np.dtype(dtype), ndim=1), b"x").startswith(text)
+    parser = parser_of(lambda components: components.parsed("b", lambda data: value, dtype=dtype))
+    assert reason(parser, b"x").startswith(text)
 
 
 def test_function_cannot_write_into_the_bytes() -> None:
@@ -254,7 +270,7 @@ def test_function_cannot_write_into_the_bytes() -> None:
         data[0] = 0
         return data
 
-    parser = parse.array_parser("b", scribble, dtype=np.dtype(np.uint8), ndim=1)
+    parser = parser_of(lambda components: components.parsed("b", scribble, dtype=np.uint8))
     assert reason(parser, b"x") == "assignment destination is read-only"
     mine = np.array([1], np.uint8)
     parse.views([mine])
@@ -262,23 +278,21 @@ def test_function_cannot_write_into_the_bytes() -> None:
 
 
 def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every parser; a sample that two of them refuse is there once; the others' values are there. A document is
-    parsed once for all that is made of it.
+    """Of every parser; a sample that two of them refuse is there once. A document is parsed once for all that is made
+    of it.
     """
     calls = []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda data: calls.append(data) or loads(data))
-    text, meta = parse.text_parser("txt"), parse.json_parser("json")
-    boxes = parse.array_parser("json", lambda found: found["boxes"], dtype=FLOAT32, ndim=1, base=meta)
+    text = parser_of(lambda components: components.text("txt"))
+    boxes = parser_of(lambda components: components.json("json", to=lambda found: found["boxes"]))
     documents = (b'{"boxes": [1]}', b"{}", b"{", b'{"boxes": []}', b'{"boxes": 2}')
     encoded = {
         "txt": [np.frombuffer(data, np.uint8) for data in (b"a", b"\xff", b"c", b"\xff", b"e")],
         "json": [np.frombuffer(data, np.uint8) for data in documents],
     }
-    values, errors = parse.parse_batch([text, boxes, meta], encoded, batch=batch_with(np.ones(5, bool)))
-    assert values[0] == ["a", None, "c", None, "e"]
-    assert [None if value is None else value.tolist() for value in values[1]] == [[1.0], None, None, [], None]
-    assert values[2] == [{"boxes": [1]}, {}, None, {"boxes": []}, {"boxes": 2}]
+    values, errors = parse.parse_batch([text, boxes], encoded, batch=batch_with(np.ones(5, bool)))
+    assert [values[0][0], values[1][0].tolist()] == ["a", [1.0]]
     assert {position: component for position, (component, _) in errors.items()} == {
         1: "txt", 2: "json", 3: "txt", 4: "json",
     }  # fmt: skip
@@ -291,13 +305,13 @@ def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes(monkeypatch
 @pytest.mark.parametrize(
     ("parser", "empty"),
     [
-        (parse.text_parser("c"), ""),
-        (parse.bytes_parser("c"), b""),
-        (parse.json_parser("c"), None),
-        (parse.npy_parser("c", dtype=FLOAT32, ndim=2), np.zeros((0, 0), np.float32)),
-        (parse.npy_parser("c", dtype=FLOAT32, ndim=0), np.float32(0)),
-        (parse.array_parser("c", lambda data: [1], dtype=FLOAT32, ndim=1), np.zeros(0, np.float32)),
-        (parse.multi_hot_parser("c", num_classes=3, dtype=FLOAT32), np.zeros(3, np.float32)),
+        (TEXT, ""),
+        (BYTES, b""),
+        (JSON, None),
+        (parser_of(lambda components: components.npy("c", ndim=2)), np.zeros((0, 0), np.float32)),
+        (parser_of(lambda components: components.npy("c", ndim=0)), np.float32(0)),
+        (parser_of(lambda components: components.parsed("c", lambda data: [1])), np.zeros(0, np.float32)),
+        (CLASSES, np.zeros(5, np.float32)),
     ],
 )
 def test_missing_component_is_empty_and_no_error(parser: parse.Parser, empty: object) -> None:

@@ -10,7 +10,7 @@ from dali_pipes.formats.orientation import Orientation, is_surely_read, read_ori
 from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, PhotoHeader, read_whole_photo_header
 from dali_pipes.graph import photos as photo_headers
 from dali_pipes.graph.photos import read_photo_headers
-from dali_pipes.reader.buffers import EncodedBatch
+from dali_pipes.reader.aio_reader import EncodedBatch
 from tests.builders import image_bytes
 from tests.fuzz.mutations import mutant
 from tests.fuzz.photo_seeds import other_photos, photos

@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
-from dali_pipes.graph.crop import resized_crop
+from dali_pipes.graph.random import resized_crop
 from dali_pipes.order.randomness import Stream
 from tests.builders import make_samples, open_loader, photo_bytes, write_shards
 

@@ -50,7 +50,7 @@ def test_figures_of_an_epoch(loader: dp.Loader, small_shards: Path, small_sample
     assert after["fetched_shards"] == 4
     assert after["fetched_bytes"] == sum(path.stat().st_size for path in files)
     # What the graph reads of a sample, and no other component.
-    read = loader.parts.decode.read_components
+    read = loader.parts.decode.inputs.read
     assert after["read_bytes"] == sum(len(sample.components[name]) for sample in small_samples for name in read)
     assert after["cache_resident_bytes"] >= after["cache_held_bytes"] > after["fetched_bytes"]
     assert after["cache_limit_bytes"] >= after["cache_reserved_bytes"] >= after["cache_held_bytes"]

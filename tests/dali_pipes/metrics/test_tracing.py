@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import dali_pipes as dp
 from dali_pipes.metrics import counts as counts_module
-from dali_pipes.metrics import tracing
-from dali_pipes.metrics.counts import Counts
+from dali_pipes.metrics.counts import Counts, report_span
 from tests.dali_pipes.raw import raw
 
 
@@ -84,7 +83,7 @@ def test_an_exporters_fault_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("no exporter")
 
     monkeypatch.setattr(trace, "get_tracer", broken)
-    tracing.report("wait", seconds=2.0, stage="read")
+    report_span("wait", seconds=2.0, stage="read")
 
 
 def test_nothing_is_imported_that_a_program_does_not_use(small_shards: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.graph.crop import covering_crop
+from dali_pipes.graph.pipelines import covering_crop
 from dali_pipes.order.shapes import Buckets, buckets, shapes_from_dict
 
 

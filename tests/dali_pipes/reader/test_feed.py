@@ -15,7 +15,7 @@ import dali_pipes as dp
 from dali_pipes.epoch import PlanInputs
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.order.plan import Plan
-from dali_pipes.reader import buffers
+from dali_pipes.reader import aio_reader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from tests.builders import Sample, open_windowed, samples_and_shards
@@ -253,8 +253,8 @@ def test_loader_keeps_few_buffers(
 ) -> None:
     """However many batches pass: the bytes of none wait for the garbage collector."""
     made: list[int] = []
-    mapped = buffers._mapped
-    monkeypatch.setattr(buffers, "_mapped", lambda num_bytes: made.append(num_bytes) or mapped(num_bytes))
+    mapped = aio_reader._mapped
+    monkeypatch.setattr(aio_reader, "_mapped", lambda num_bytes: made.append(num_bytes) or mapped(num_bytes))
     loader = open_loader(shuffle=True)
     gc.collect()
     gc.disable()

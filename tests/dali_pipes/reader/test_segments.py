@@ -19,8 +19,15 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from dali_pipes.reader.aio_reader import _CALLS, MAX_READS, Aio, AioReader, open_reader
-from dali_pipes.reader.buffers import Buffers, as_dali, pinned_buffers
+from dali_pipes.reader.aio_reader import (
+    _CALLS,
+    MAX_READS,
+    Aio,
+    AioReader,
+    Buffers,
+    open_reader,
+    pinned_buffers,
+)
 from dali_pipes.reader.feed import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
@@ -46,6 +53,11 @@ def readers(file: Path) -> Iterator[dict[str, SegmentReader]]:
 
 def lines(offsets: list[np.ndarray], sizes: list[np.ndarray]) -> Lines:
     return Lines(np.arange(len(offsets[0])), offsets, sizes)
+
+
+def as_dali(encoded: Any) -> Any:
+    """The batch as the decode pipeline is fed with it."""
+    return getattr(encoded, "tensor_list", encoded)
 
 
 def holders(path: Path) -> int:
@@ -338,7 +350,7 @@ def test_page_locked_batches_are_made_with_the_loaders_device(file: Path, monkey
 
     monkeypatch.setattr("torch.cuda.set_device", lambda device: setattr(current, "device", device))
     monkeypatch.setattr("torch.empty", allocate)
-    monkeypatch.setattr("dali_pipes.reader.buffers.TensorCPU", make_tensor)
+    monkeypatch.setattr("dali_pipes.reader.aio_reader.TensorCPU", make_tensor)
     read = lines([np.arange(8) * 512], [np.full(8, 100)])
     with contextlib.closing(AioReader(str(file), aio=Aio(), buffers=pinned_buffers(1))) as reader:
         segment = reader.open(read, batch_size=4)

@@ -14,10 +14,10 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.formats.photo_header import PhotoRules, read_photo_header, read_whole_photo_header
-from dali_pipes.graph.batch_inputs import judge_photos
 from dali_pipes.graph.inputs import DecodedPhotos
+from dali_pipes.graph.photos import judge_photos
+from dali_pipes.reader.aio_reader import EncodedBatch
 from dali_pipes.reader.batch import Places
-from dali_pipes.reader.buffers import EncodedBatch
 from tests.fuzz.mutations import mutant
 from tests.fuzz.photo_seeds import other_photos, photos
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
