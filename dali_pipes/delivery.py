@@ -174,7 +174,7 @@ class Delivery:
     def num_batches_of(self, epoch: int | None = None) -> int:
         """Batches of a whole epoch; ``None``: the current one."""
         plan = self.current.feed.plan if epoch is None else self.parts.inputs.plan(epoch)
-        return self.parts.batching.num_steps(plan)
+        return plan.num_steps(**self.parts.batching.of_steps)
 
     @alone
     def begin(self) -> None:
@@ -303,7 +303,7 @@ class Delivery:
         if not 0 <= batch <= num_batches:
             raise ValueError(f"batch must be in [0, {num_batches}], the batches of epoch {epoch}, got {batch}")
         inputs, batching = self.parts.inputs, self.parts.batching
-        self._start_epoch(epoch, start=batching.position(inputs.plan(epoch), batch) if batch else 0)
+        self._start_epoch(epoch, start=inputs.plan(epoch).position(batch, **batching.of_steps) if batch else 0)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
         """Return the position of the job; see `dali_pipes.iterator.Loader.state_dict`."""
@@ -315,7 +315,7 @@ class Delivery:
             if used < 0:
                 raise ValueError(f"num_samples must not be negative, got {used}")
             start = 0 if from_beginning else epoch.start
-            position = min(self.parts.batching.position_of(epoch.feed.plan, used, start=start), position)
+            position = min(epoch.feed.plan.position_of(used, start=start, **self.parts.batching.of_steps), position)
         elif epoch.has_seen_end:
             return self.state_at(epoch.number + 1)
         return self.parts.inputs.state(epoch.feed.plan, position).to_dict()

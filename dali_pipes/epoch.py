@@ -167,7 +167,7 @@ class Epoch:
         self.num_lost = 0
         """The last of these, which were lost with an error: the loop has not yet had a batch after them."""
         self._batching = batching
-        self.num_batches = batching.num_steps(feed.plan, start=start)
+        self.num_batches = feed.plan.num_steps(start=start, **batching.of_steps)
         """Batches from ``start`` on."""
         self.has_seen_end = False
         """Whether the loop has seen the epoch's end: `StopIteration`."""
@@ -192,7 +192,7 @@ class Epoch:
         return self._position(self.delivered)
 
     def _position(self, num_batches: int) -> int:
-        return self._batching.position(self.feed.plan, num_batches, start=self.start)
+        return self.feed.plan.position(num_batches, start=self.start, **self._batching.of_steps)
 
     @property
     def num_batches_left(self) -> int:
@@ -278,7 +278,7 @@ class LoaderEpochs:
     def begin(self, epoch: int, *, start: int = 0) -> None:
         """Begin an epoch at position ``start`` of its order."""
         plan = self._inputs.plan(epoch) if start else None
-        if plan is not None and not self._batching.num_steps(plan, start=start):
+        if plan is not None and not plan.num_steps(start=start, **self._batching.of_steps):
             # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
             self._close_ahead(unless=epoch + 1)
             feed = self._open(epoch, start=plan.num_samples)
@@ -349,7 +349,7 @@ class LoaderEpochs:
         with self._counts.read:
             plan = self._inputs.plan(epoch)
             needed = plan.bytes_at_a_time(
-                share.extent_bytes, batching.lanes_of(plan), global_batch_size=batching.global_batch_size
+                share.extent_bytes, plan.lanes_of(**batching.of_rank), global_batch_size=batching.global_batch_size
             )
             if needed > share.reserved:
                 share.reserve_more(needed)

@@ -143,11 +143,11 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         saved_at = (position.order.epoch, position.delivered)
         plan = inputs.plan(position.order.epoch)
-        if not batching.num_steps(plan, start=position.delivered):
+        if not plan.num_steps(start=position.delivered, **batching.of_steps):
             saved_at = (position.order.epoch + 1, 0)  # DROP leaves samples out
         num_steps = -(-len(batches) // args.gradient_accumulation_steps)
         epoch, step = divmod(state.global_step, num_steps)
-        skipped = batching.position(plan, step * args.gradient_accumulation_steps)
+        skipped = plan.position(step * args.gradient_accumulation_steps, **batching.of_steps)
         if (epoch, skipped) != saved_at:
             raise StateError(
                 f"the checkpoint was written after {position.delivered} samples of epoch {position.order.epoch}, and "

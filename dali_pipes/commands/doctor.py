@@ -1,8 +1,6 @@
 """``dali-pipes doctor`` checks this machine; ``dali-pipes completion`` prints a script for a shell's tab completion.
 
-The checks change nothing. A cluster is asked for its health, its version, and a dSort job that does not exist. (A build
-without dSort answers any question about jobs with an empty list; a build with dSort answers that it does not know the
-job.)
+The checks change nothing. A cluster is asked for its health and its version.
 """
 
 import contextlib
@@ -59,8 +57,6 @@ MIN_MEMORY_BYTES = 1 << 30
 # With a larger difference between the clocks, tokens and certificates are refused.
 MAX_SKEW_S = 60.0
 ANSWER_TIMEOUT_S = 5.0
-# Not in the form of AIStore's own job ids, which are "srt-" and nine letters.
-_NO_JOB = "srt-of-nobody"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -84,7 +80,7 @@ def judged(name: str, found: str, *, warn: str = "", fail: str = "") -> Finding:
     "--endpoint",
     envvar="AIS_ENDPOINT",
     show_envvar=True,
-    help="AIStore's proxy. The command asks for its version, dSort and ETL, and changes nothing on it.",
+    help="AIStore's proxy. The command asks for its version, and changes nothing on it.",
 )
 @click.option(
     "--cache",
@@ -291,9 +287,10 @@ def _cuda_devices() -> tuple[list[str], int, str]:
 
 
 def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the cluster at ``endpoint``: its version, clock and dSort, and that no HTTP proxy is on the way to it."""
+    """Check the cluster at ``endpoint``: its version and clock, and that no HTTP proxy is on the way to it."""
     from requests.utils import should_bypass_proxies
 
+    from dali_pipes.store.cluster.ais import ais_client
     from dali_pipes.store.cluster.endpoint import check_endpoint
     from dali_pipes.store.messages import is_loopback
 
@@ -313,55 +310,27 @@ def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Itera
         found, _, advice = str(exc).rpartition("; ")
         yield Finding("endpoint", "fail", found or str(exc), advice if found else "")
         return
-    status, described, date = _ask(endpoint, "daemon", {"what": "node_status"})
+    session = ais_client(endpoint).cluster().client.session_manager.session
+    url, params = f"{endpoint.rstrip('/')}/v1/daemon", {"what": "node_status"}
+    described: Any = {}
+    status, date = 0, ""
+    with contextlib.suppress(NoAnswerError, StoreError, ValueError):  # it has answered its health check
+        answer = session.get(url, params=params, timeout=ANSWER_TIMEOUT_S)
+        status, date = answer.status_code, answer.headers.get("Date", "")
+        described = answer.json()
+    described = described if isinstance(described, dict) else {}
     if status == 401:
-        reason = _message(described)
+        reason = printable(str(described.get("message", "")), max_chars=80)
         advice = refusal_advice(401, reason, Token.from_environment()).removeprefix("; ")
         yield judged("endpoint", f"{endpoint} answers, but refuses the request: {reason}", fail=advice)
         return
-    version = str(described.get("ais_version", "")).rstrip(".") if isinstance(described, dict) else ""
+    version = str(described.get("ais_version", "")).rstrip(".")
     yield judged("endpoint", f"{endpoint}: {f'AIStore {version}' if version else 'of unknown version'}")
     with contextlib.suppress(TypeError, ValueError):  # an answer without a date
         skew = abs(time.time() - email.utils.parsedate_to_datetime(date).timestamp())
         if skew > MAX_SKEW_S:
             found = f"the clocks of this machine and the cluster differ by {skew:.0f} s"
             yield judged("clock", found, warn="set both by NTP: tokens and certificates expire")
-    status, answer, _ = _ask(endpoint, "sort", {"uuid": _NO_JOB})
-    advice = "dali-pipes prep shuffle can shuffle without it (--engine exchange)"
-    if status == 404 and "does not exist" in str(answer):
-        found = "available"
-        if version.startswith("5.0"):
-            found += ", but cannot start a job in AIStore 5.0 (400, 'stats.NodeStatus.Status'); 4.9 can"
-        else:
-            advice = ""
-    elif status == 403:
-        found = "the token lacks the right ADMIN, which dSort takes"
-    elif status in (404, 501) or (status == 200 and answer == []):
-        found = "not built in (the tag 'dsort')"
-    else:
-        found = f"{status}: {_message(answer)}"
-    yield judged("dSort", found, warn=advice)
-
-
-def _message(answer: object) -> str:
-    return printable(str(answer.get("message", "") if isinstance(answer, dict) else answer), max_chars=80)
-
-
-def _ask(endpoint: str, path: str, params: Mapping[str, str]) -> tuple[int, Any, str]:
-    """Ask for status, answer (parsed JSON, or the start of its text) and the server's time; status 0: no answer."""
-    from dali_pipes.store.cluster.ais import ais_client
-
-    client = ais_client(endpoint).cluster().client
-    url = f"{endpoint.rstrip('/')}/v1/{path}"
-    try:
-        answer = client.session_manager.session.get(url, params=dict(params), timeout=ANSWER_TIMEOUT_S)
-    except (NoAnswerError, StoreError) as exc:
-        return 0, " ".join(str(exc).split()), ""
-    try:
-        content = answer.json()
-    except ValueError:
-        content = answer.text[:200]
-    return answer.status_code, content, answer.headers.get("Date", "")
 
 
 # The caches and the limits of this machine

@@ -19,7 +19,7 @@ import click
 
 from dali_pipes.commands.options import format_bytes, json_option
 from dali_pipes.commands.output import check_output, print_note, writing
-from dali_pipes.commands.tune import Job, job_options
+from dali_pipes.commands.tune import Job, job_options, synchronised_clock
 
 if TYPE_CHECKING:
     from dali_pipes.graph.decode import BatchInputs, DecodePipeline
@@ -261,31 +261,25 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
 def _read_counters(loader: "Loader") -> dict[str, float]:
     """Read seconds by stage, summed over threads since the loader was made or, for DALI's threads, began."""
     counts, stager = loader.parts.counts, loader.parts.stager
-    on_core_s, queued_s = _dali_thread_times()
+    on_core_ns = queued_ns = 0  # of DALI's threads: on a core, and ready without a free core
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
+            if (task / "comm").read_text().startswith("[DALI]"):
+                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
+                on_core_ns, queued_ns = on_core_ns + on_core, queued_ns + queued
     return {
         "fetch": stager.fetch_time.seconds(),
         "stage": stager.stage_time.seconds(),
         "read": counts.read.seconds() + counts.read_wait.seconds(),
         "shard wait": counts.shard_wait.seconds(),
         "inputs": counts.inputs.seconds(),
-        "decode": on_core_s,
-        "queued": queued_s,
+        "decode": on_core_ns / 1e9,
+        "queued": queued_ns / 1e9,
         "decode wait": counts.decode_wait.seconds(),
         "hand-over": counts.hand_over.seconds(),
         "loader": counts.in_loader_s(),
         "fetched_bytes": stager.fetched_bytes,
     }
-
-
-def _dali_thread_times() -> tuple[float, float]:
-    """Sum the times of DALI's threads: seconds on a core, seconds ready without a free core."""
-    on_core_ns = queued_ns = 0
-    for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
-            if (task / "comm").read_text().startswith("[DALI]"):
-                on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
-                on_core_ns, queued_ns = on_core_ns + on_core, queued_ns + queued
-    return on_core_ns / 1e9, queued_ns / 1e9
 
 
 def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") -> float:
@@ -296,7 +290,7 @@ def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") ->
     """
     if not decode.num_decoders:
         return 0.0
-    clock = time.process_time if decode.device_id is None else _synchronised_clock
+    clock = time.process_time if decode.device_id is None else partial(synchronised_clock, decode)
     shares = []
     with (
         contextlib.closing(decode.second_pipeline()) as whole,
@@ -312,13 +306,6 @@ def _decode_share(decode: "DecodePipeline", batches: "Sequence[BatchInputs]") ->
             if round_number and took[0] > 0:  # the first round allocates
                 shares.append(min(1.0, took[1] / took[0]))
     return statistics.median(shares) if shares else 1.0
-
-
-def _synchronised_clock() -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 # The diagnosis

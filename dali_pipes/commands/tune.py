@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dali_pipes.graph.random import Random
     from dali_pipes.iterator import Loader
     from dali_pipes.options import Cache
-    from dali_pipes.tuning import Settings, Tuning
+    from dali_pipes.tuning import Settings
 
 
 GRAPHS = ("segmentation", "classification_train", "classification_eval")
@@ -118,7 +118,6 @@ class Job:
 
     @functools.cached_property
     def made_graph(self) -> "Graph":
-        """The graph; see `find_graph`."""
         return find_graph(self.graph, crop=self.crop, photo=self.photo, mask=self.mask)
 
     @contextlib.contextmanager
@@ -156,27 +155,21 @@ class Job:
         return {name: getattr(self, name) for name in names} | chosen
 
 
+@dataclass
 class ChosenGraph:
-    """A graph that is `segmentation` on a data set with masks, and `classification_train` on others.
+    """A graph that is `segmentation` on a data set with masks, or if ``mask`` is named, else `classification_train`."""
 
-    Args:
-        crop: Side of the crop; ``None``: the graph's own.
-        photo: The component that holds the photo; ``None``: the only one.
-        mask: The component that holds the mask; ``None``: the only one. If it is named, the graph is `segmentation`.
-    """
-
-    def __init__(self, *, crop: int | None = None, photo: str | None = None, mask: str | None = None) -> None:
-        self._crop, self._photo, self._mask = crop, photo, mask
-        self.name = ""
-        """The graph that was chosen; empty before a data set is opened with it."""
+    crop: int | None = None
+    photo: str | None = None
+    mask: str | None = None
+    name: str = ""
+    """The graph that was chosen; empty before a data set is opened with it."""
 
     def __call__(self, components: "Components", random: "Random") -> "Mapping[str, Any]":
-        """Choose the graph, and call it."""
-        photo = components.photo(self._photo, besides=self._mask)
-        is_masked = self._mask is not None or components.has_mask(photo=photo)
+        photo = components.photo(self.photo, besides=self.mask)
+        is_masked = self.mask is not None or components.has_mask(photo=photo)
         self.name = "segmentation" if is_masked else "classification_train"
-        graph = find_graph(self.name, crop=self._crop, photo=photo, mask=self._mask)
-        return graph(components, random)
+        return find_graph(self.name, crop=self.crop, photo=photo, mask=self.mask)(components, random)
 
 
 def find_graph(name: str | None, *, crop: int | None, photo: str | None, mask: str | None) -> "Graph":
@@ -190,7 +183,16 @@ def find_graph(name: str | None, *, crop: int | None, photo: str | None, mask: s
     if name is None:
         return ChosenGraph(crop=crop, photo=photo, mask=mask)
     if ":" in name:
-        return _import_graph(name)
+        module, _, attribute = name.partition(":")
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)  # modules beside a script, as `python -m` finds them
+        try:
+            graph: Graph = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as exc:
+            raise ValueError(f"--graph '{name}': {exc}") from exc
+        if not callable(graph):
+            raise ValueError(f"--graph '{name}': expected a function, found {type(graph).__name__}")
+        return graph
     if name not in GRAPHS:
         raise ValueError(f"--graph must be one of {', '.join(GRAPHS)}, or package.module:function, got '{name}'")
     from dali_pipes.graph import pipelines
@@ -202,22 +204,8 @@ def find_graph(name: str | None, *, crop: int | None, photo: str | None, mask: s
         arguments["mask"] = mask
     if name == "classification_eval" and crop is not None and crop > 256:
         arguments["resize"] = crop  # its default, 256, is for crops up to that
-    graph: Graph = getattr(pipelines, name)(**arguments)
-    return graph
-
-
-def _import_graph(name: str) -> "Graph":
-    module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # modules beside a script, as `python -m` finds them
-    try:
-        graph: Graph = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as exc:
-        raise ValueError(f"--graph '{name}': {exc}") from exc
-    if not callable(graph):
-        raise ValueError(f"--graph '{name}': expected a function, found {type(graph).__name__}")
-    return graph
+    built_in: Graph = getattr(pipelines, name)(**arguments)
+    return built_in
 
 
 def thread_counts(cores: int) -> list[int]:
@@ -288,52 +276,24 @@ def samples_per_s(decode: "DecodePipeline", batches: "Sequence[BatchInputs]", *,
         inputs, _ = decode.take()
         decode.schedule()
         if num_batches == NUM_WARM_UP:
-            _synchronise(decode)
-            started = time.perf_counter()
+            started = synchronised_clock(decode)
         elif num_batches > NUM_WARM_UP:
             num_samples += len(inputs.batch)
             # At least two batches, however short the time is: the time of a single batch varies too much.
             if time.perf_counter() - started >= seconds and num_batches >= 2 * NUM_WARM_UP:
                 break
-    _synchronise(decode)
-    elapsed_s = time.perf_counter() - started
+    elapsed_s = synchronised_clock(decode) - started
     decode.drain()
     return num_samples / elapsed_s
 
 
-def _synchronise(decode: "DecodePipeline") -> None:
+def synchronised_clock(decode: "DecodePipeline") -> float:
+    """The time in seconds when a GPU has done all that was launched."""
     if decode.device_id is not None:
         import torch
 
         torch.cuda.synchronize(decode.device_id)
-
-
-def tune_job(job: Job, *, cores: int, budget_s: float, show: bool = True) -> "Tuning":
-    """Find the settings for a job on this machine, with this number of cores for each rank.
-
-    The search starts when the first batches have been read, and takes ``budget_s`` seconds.
-    """
-    from dali_pipes.tuning import Machine, Tuning
-
-    with job.open(cache=replace(job.cache, show_progress=show)) as loader:
-        decode = loader.parts.decode
-        batches: list[BatchInputs] = []
-        decode.taken = batches
-        for _ in range(min(NUM_BATCHES, len(loader))):
-            next(loader)
-        decode.taken = None
-        # The last one may be short.
-        batches = [inputs for inputs in batches if len(inputs.batch) == job.batch_size] or batches
-
-        def rate(settings: "Settings", seconds: float) -> float:
-            with contextlib.closing(decode.second_pipeline(**asdict(settings))) as pipeline:
-                return samples_per_s(pipeline, batches, seconds=seconds)
-
-        settings, timed = search(rate, cores=cores, on_gpu=decode.device_id is not None, budget_s=budget_s, show=show)
-        rates = {name: {str(value): round(rate, 1) for value, rate in rates.items()} for name, rates in timed.items()}
-        machine = replace(Machine.here(decode.device_id), cores=cores)
-        measured = {"job": job.to_json(), "cores": cores, "samples_per_s": rates}
-        return Tuning(machine=machine, settings=settings, measured=measured)
+    return time.perf_counter()
 
 
 @click.command(short_help="Find the threads and the share of the JPEG engines for this machine.")
@@ -372,14 +332,37 @@ def tune(*, output: Path, ranks: int, seconds: float, as_json: bool, **options: 
     if not output.resolve().parent.is_dir():
         raise ValueError(f"-o '{output}': no such directory '{output.parent}'")
     from dali_pipes.processes.ranks import cores_of_rank
+    from dali_pipes.tuning import Machine, Tuning
 
-    cores = max(1, cores_of_rank() // ranks)
-    found = tune_job(Job(**options), cores=cores, budget_s=seconds, show=not as_json)
+    cores, job, show = max(1, cores_of_rank() // ranks), Job(**options), not as_json
+    with job.open(cache=replace(job.cache, show_progress=show)) as loader:
+        decode = loader.parts.decode
+        batches: list[BatchInputs] = []
+        decode.taken = batches
+        for _ in range(min(NUM_BATCHES, len(loader))):
+            next(loader)
+        decode.taken = None
+        # The last one may be short.
+        batches = [inputs for inputs in batches if len(inputs.batch) == job.batch_size] or batches
+
+        def rate(settings: "Settings", seconds: float) -> float:
+            with contextlib.closing(decode.second_pipeline(**asdict(settings))) as pipeline:
+                return samples_per_s(pipeline, batches, seconds=seconds)
+
+        # The search starts when the first batches have been read.
+        on_gpu = decode.device_id is not None
+        settings, timed = search(rate, cores=cores, on_gpu=on_gpu, budget_s=seconds, show=show)
+        all_rates = {
+            name: {str(value): round(rate, 1) for value, rate in rates.items()} for name, rates in timed.items()
+        }
+        measured = {"job": job.to_json(), "cores": cores, "samples_per_s": all_rates}
+        machine = replace(Machine.here(decode.device_id), cores=cores)
+        found = Tuning(machine=machine, settings=settings, measured=measured)
     found.write(output)
     if as_json:
         click.echo(json.dumps({**asdict(found), "output": str(output)}))
         return
-    for name, rates in found.measured["samples_per_s"].items():
+    for name, rates in all_rates.items():
         figures = ", ".join(f"{value}: {rate:.0f}" for value, rate in rates.items())
         click.echo(f"{name}  (samples/s)  {figures}")
     chosen = ", ".join(f"{name} {value}" for name, value in asdict(found.settings).items() if value is not None)

@@ -114,7 +114,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         if plan.order.shapes is None:
             num_steps = -(-position // batching.global_batch_size)
         else:
-            num_steps = batching.num_steps(plan) - batching.num_steps(plan, start=position)
+            num_steps = plan.num_steps(**batching.of_steps) - plan.num_steps(start=position, **batching.of_steps)
         return num_steps * batching.batch_size
 
 

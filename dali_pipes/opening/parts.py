@@ -296,7 +296,7 @@ def _check_length(plan: Plan, batching: Batching) -> None:
     """Refuse an epoch that ``DROP`` leaves without a batch, as DALI does: a loop over it would end without an error."""
     if batching.last_batch_policy != "DROP":
         return
-    if not batching.num_steps(plan):
+    if not plan.num_steps(**batching.of_steps):
         which = ", grouped by window," if isinstance(plan, ShapedPlan) else ""
         raise ValueError(
             f"last_batch_policy='DROP' leaves an epoch of {plan.num_samples} samples{which} without a batch: one of "

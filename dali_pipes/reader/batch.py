@@ -57,18 +57,15 @@ class Places(NamedTuple):
 
     @classmethod
     def none(cls, num: int) -> "Places":
-        """The places of samples that lack the component."""
         zeros = np.zeros((4, num), np.int64)
         return cls(zeros[0] - 1, zeros[1], zeros[2], zeros[3], np.full(num, NO_PHOTO), np.full(num, UPRIGHT))
 
     @property
     def is_there(self) -> Bools:
         """Which samples have the component: bool [N]."""
-        there: Bools = self.offset >= 0
-        return there
+        return self.offset >= 0
 
     def part(self, rows: slice) -> "Places":
-        """Take a run of the samples."""
         return Places(*(column[rows] for column in self))
 
     def header(self, position: int) -> PhotoHeader:
@@ -117,11 +114,9 @@ class ShardTable:
         return found
 
     def key(self, row: int) -> str:
-        """Return the key of one sample."""
         return f"{self._set}{self._index.keys[row]}"
 
     def components_of(self, row: int) -> list[str]:
-        """List the components that one sample has."""
         return [name for name, offsets in self._index.offsets.items() if offsets[row] >= 0]
 
     def name_of(self, row: int) -> str:

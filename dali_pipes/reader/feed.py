@@ -35,7 +35,7 @@ from dali_pipes.reader.samples import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """Batch size, rank and last-batch policy."""
+    """Batch size, rank and last-batch policy: how a loader cuts the order of `dali_pipes.order.plan.Plan`."""
 
     batch_size: int
     """Samples in a batch of one rank."""
@@ -47,43 +47,15 @@ class Batching:
         """Samples of one step over all ranks."""
         return self.batch_size * self.process.world_size
 
-    def num_steps(self, plan: Plan, *, start: int = 0) -> int:
-        """Count the steps of an epoch from position ``start`` on; see `dali_pipes.order.plan.Plan.num_steps`."""
-        return plan.num_steps(
-            start=start, global_batch_size=self.global_batch_size, last_batch_policy=self.last_batch_policy
-        )
+    @property
+    def of_steps(self) -> dict[str, Any]:
+        """The arguments of the plan's methods that count steps of all ranks."""
+        return {"global_batch_size": self.global_batch_size, "last_batch_policy": self.last_batch_policy}
 
-    def position(self, plan: Plan, num_steps: int, *, start: int = 0) -> int:
-        """Return the position after some steps from ``start`` on; see `dali_pipes.order.plan.Plan.position`."""
-        return plan.position(
-            num_steps,
-            start=start,
-            global_batch_size=self.global_batch_size,
-            last_batch_policy=self.last_batch_policy,
-        )
-
-    def position_of(self, plan: Plan, num_used: int, *, start: int = 0) -> int:
-        """Return the position after some samples from ``start`` on; see `dali_pipes.order.plan.Plan.position_of`."""
-        return plan.position_of(
-            num_used,
-            start=start,
-            global_batch_size=self.global_batch_size,
-            last_batch_policy=self.last_batch_policy,
-        )
-
-    def lanes_of(self, plan: Plan) -> list[int]:
-        """List the lanes from which the rank takes samples; see `dali_pipes.order.plan.Plan.lanes_of`."""
-        return plan.lanes_of(batch_size=self.batch_size, rank=self.process.rank, world_size=self.process.world_size)
-
-    def steps_of(self, plan: Plan, *, start: int) -> Iterator[Step]:
-        """Yield the batches of the rank; see `dali_pipes.order.plan.Plan.steps`."""
-        return plan.steps(
-            batch_size=self.batch_size,
-            rank=self.process.rank,
-            world_size=self.process.world_size,
-            last_batch_policy=self.last_batch_policy,
-            start=start,
-        )
+    @property
+    def of_rank(self) -> dict[str, Any]:
+        """The arguments of the plan's methods that find the samples of this rank."""
+        return {"batch_size": self.batch_size, "rank": self.process.rank, "world_size": self.process.world_size}
 
 
 class Lines(NamedTuple):
@@ -101,24 +73,19 @@ class Segment(Protocol):
     """Some lines that are read in batches, in order."""
 
     def read(self) -> Sequence[Any]:
-        """Read the next batch.
-
-        Returns:
-            For each component a sequence of uint8 arrays [bytes], one a sample: a TensorListCPU or an `EncodedBatch`.
-        """
+        """Read the next batch: for each component a TensorListCPU or an `EncodedBatch` of uint8 arrays [bytes]."""
 
     def close(self) -> None:
         """Wait until nothing is read any more. Can be called twice. Batches that were read stay as they are."""
 
 
 class SegmentReader(Protocol):
-    """Opens the segments of one loader."""
+    """Opens the segments of one loader; `close` frees what they share, after they are closed."""
 
     def open(self, lines: Lines, *, batch_size: int) -> Segment:
         """Open a segment, and begin to read its first batch. ``batch_size`` divides the number of lines."""
 
-    def close(self) -> None:
-        """Free what is shared by all segments, which are closed. Can be called twice."""
+    def close(self) -> None: ...
 
 
 _log = logging.getLogger(__name__)
@@ -171,7 +138,7 @@ class Feed:
         self._long_waits = LongWaits(stager.progress)
         self._streams: dict[str, Stream] = {}
         # For each lane: the windows that are still to be staged, and those that are staged, by number.
-        lanes = batching.lanes_of(plan)
+        lanes = plan.lanes_of(**batching.of_rank)
         self._coming = {lane: plan.windows_ahead(lane, start=start) for lane in lanes}
         self._staged: dict[int, deque[tuple[int, list[int]]]] = {lane: deque() for lane in lanes}
         self._ahead: _Opened | None = None
@@ -179,16 +146,18 @@ class Feed:
         self._num_read = 0  # batches that were read of the open segment
         self._is_faulty = False  # whether a segment could not be opened ahead
         self._is_first = True  # whether no batch has been read yet
-        steps = batching.steps_of(plan, start=start)
-        first_step = next(steps, None)
-        steps = itertools.chain([] if first_step is None else [first_step], steps)
+        steps: Iterator[Step] = plan.steps(
+            **batching.of_rank, last_batch_policy=batching.last_batch_policy, start=start
+        )
+        first_steps = list(itertools.islice(steps, 1))
         # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with
         # other shards when these are needed.
-        self._stage_ahead(first=[] if first_step is None else self._shards([first_step]))
+        self._stage_ahead(first=self._shards(first_steps) if first_steps else [])
         first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
         first_lines = batching.batch_size if stager.num_missing(first)[0] else MAX_LINES
         done = plan.finished_at(start)
         finished = tuple(done[lane] for lane in lanes)
+        steps = itertools.chain(first_steps, steps)
         self._runs = _cut(steps, first_lines=first_lines, lanes=lanes, finished=finished)
         self._run = next(self._runs, None)  # the steps of the next segment
 
@@ -225,9 +194,7 @@ class Feed:
         return self._ahead is not None or self._run is None or self._is_faulty
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
-        """Read the next batch: its rows, and the encoded bytes by component; ``None`` at the end.
-
-        The bytes are as `dali_pipes.reader.feed.Segment.read` returns them.
+        """Read the next batch: its rows, and the encoded bytes by component, see `Segment.read`; ``None`` at the end.
 
         Raises:
             CacheError, DataError, StoreError: If a shard of the batch could not be staged.
@@ -237,7 +204,8 @@ class Feed:
             self.prepare()
             if self._num_read == len(self._open.steps):
                 finished = self._open.steps[-1].finished
-                self._close_open()
+                self._close_segment(self._open)
+                self._open = None
                 for lane, staged in self._staged.items():
                     while staged and staged[0][0] < finished[lane]:
                         self._give_up(staged.popleft()[1])
@@ -255,21 +223,16 @@ class Feed:
         ahead = _num_ahead(len(step.ordinals))
         self._read_ahead(opened.lines, slice(start + ahead, stop + ahead))
         self._num_read += 1
-        batch = Batch(
-            opened.rows,
-            start,
-            stop,
-            step.occurrences,
-            num_valid=step.num_valid,
-            stream=self._stream,
-            shape=step.shape,
-        )
-        return batch, encoded
+        rows, valid = opened.rows, step.num_valid
+        made = Batch(rows, start, stop, step.occurrences, num_valid=valid, stream=self._stream, shape=step.shape)
+        return made, encoded
 
     def close(self) -> None:
         """Close the segments and release the shards. Can be called twice."""
         self._run = None
-        self._close_open()
+        if self._open is not None:
+            self._close_segment(self._open)
+            self._open = None
         if self._ahead is not None:
             self._close_segment(self._ahead)
             self._ahead = None
@@ -282,17 +245,16 @@ class Feed:
         if self._ahead is None and self._run is not None:
             shards = self._shards(self._run)
             with self._counts.shard_wait:
-                self._wait(shards, urgent=self._is_first)
+                self._wait(shards)
             self._ahead = self._open_segment(self._run, shards)
-        taken, self._ahead = self._ahead, None
-        self._is_first = False
+        taken, self._ahead, self._is_first = self._ahead, None, False
         return taken
 
-    def _wait(self, shards: list[int], *, urgent: bool) -> None:
+    def _wait(self, shards: list[int]) -> None:
         num_missing, num_bytes = self._stager.num_missing(shards)
         watch = self._long_waits.watch(shards)
         if not num_missing or not self._show_progress:
-            self._stager.need(shards, urgent=urgent, waiting=watch)
+            self._stager.need(shards, urgent=self._is_first, waiting=watch)
             return
         self._show_progress = False  # once a loader
         with bar(what=f"stage {num_missing} shards", total=num_bytes, unit="B", delay_s=SHOW_AFTER_S) as drawn:
@@ -301,7 +263,7 @@ class Feed:
                 drawn.update(num_bytes - num_bytes_left - drawn.n)
                 watch(num_bytes_left)
 
-            self._stager.need(shards, urgent=urgent, waiting=show)
+            self._stager.need(shards, urgent=self._is_first, waiting=show)
 
     def _open_segment(self, run: list[Step], shards: list[int]) -> _Opened:
         try:
@@ -321,14 +283,8 @@ class Feed:
         self._run = next(self._runs, None)
         return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards)
 
-    def _close_open(self) -> None:
-        if self._open is not None:
-            self._close_segment(self._open)
-            self._open = None
-
     def _close_segment(self, opened: _Opened) -> None:
-        # The segment is closed first: its reader may still read.
-        opened.segment.close()
+        opened.segment.close()  # first: its reader may still read
         self._stager.done(opened.shards)
         self._forget(opened.shards)
 

@@ -1,7 +1,7 @@
 """Look up samples by their ordinals in the indexes of their shards.
 
-`Samples` serves a running loader. It reads a shard's index when a segment first names the shard, and forgets it with
-the shard's window. So it needs memory only for the windows that are being read, whatever the size of the data set.
+`Samples` serves a running loader: it has the indexes of the shards in the windows that are being read, and of no
+others, whatever the size of the data set.
 
 `StoredSamples` checks a data set against a graph before the first batch, by the manifest's sums and the store's shard
 indexes. Later it finds the samples that can replace a bad one.
@@ -9,10 +9,11 @@ indexes. Later it finds the samples that can replace a bad one.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from dali_pipes.arrays import Bools, Int64s
+from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name, index_name
@@ -56,7 +57,7 @@ class Samples:
         return Rows(ordinals, tables)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Drop the indexes of these shards; they are read again if they are named again."""
+        """Drop the indexes of these shards."""
         for shard in shards:
             self._tables.pop(shard, None)
 
@@ -100,13 +101,13 @@ class StoredSamples(Samples):
         self._sets = sets or {"": ComponentCounts(self._whole.components, self._whole.num_samples)}
         self.excluded = np.empty(0, np.int64) if excluded is None else excluded
         # A graph is built again after an iteration was cut short: then these components are not checked again.
-        self._found: set[str] = set()
-        self._found_single: set[str] = set()
+        self._checked: set[str] = set()
+        self._checked_single: set[str] = set()
 
     def without(self, excluded: Int64s) -> "StoredSamples":
         """Copy the data set, with these ordinals excluded instead."""
         copied = copy.copy(self)
-        copied.excluded, copied._found, copied._found_single = excluded, set(), set()
+        copied.excluded, copied._checked, copied._checked_single = excluded, set(), set()
         return copied
 
     def example(self) -> Batch:
@@ -145,11 +146,7 @@ class StoredSamples(Samples):
         return self._whole.turned
 
     def photo(self, *, besides: str = "") -> str:
-        """Find the component of the photo: see `dali_pipes.formats.photo_names.find_photo`.
-
-        Raises:
-            DataError: If it is not clear which it is, or if a sample has two of the alternatives.
-        """
+        """Find the component of the photo; a `DataError` if it is not clear, or a sample has two alternatives."""
         return self._single(find_photo(self._sets, besides=besides))
 
     def mask(self, *, photo: str) -> str:
@@ -157,19 +154,18 @@ class StoredSamples(Samples):
         return self._single(find_mask(self._sets, photo=photo))
 
     def has_mask(self, *, photo: str) -> bool:
-        """Tell whether there is a mask by its name: see `dali_pipes.formats.photo_names.has_mask`."""
+        """Tell whether there is a mask by its name."""
         return has_mask(self._sets, photo=photo)
 
     def _single(self, component: str) -> str:
         """Refuse a sample that has two of the alternatives, or none: the manifest's sums do not show it."""
         names = component.split(";")
-        if len(names) == 1 or component in self._found_single:
+        if len(names) == 1 or component in self._checked_single:
             return component
 
-        def is_odd(table: ShardTable) -> Bools:
+        def is_odd(table: ShardTable) -> Any:
             num_there = np.sum([table.places(name).is_there for name in names], axis=0)
-            odd: Bools = (num_there > 1) | ((num_there == 0) & (self.rules.missing == "error"))
-            return odd
+            return (num_there > 1) | ((num_there == 0) & (self.rules.missing == "error"))
 
         if (found := self._first(is_odd)) is not None:
             table, row = found
@@ -178,22 +174,17 @@ class StoredSamples(Samples):
                 f"{table.name_of(row)}: expected one of the components {shown(names)}, found {components}; name the "
                 "component in the graph (photo=, mask=), or leave the sample out (select=Select(exclude=...))"
             )
-        self._found_single.add(component)
+        self._checked_single.add(component)
         if self.rules.missing == "error":
-            self._found.add(component)
+            self._checked.add(component)
         return component
 
     def check_component(self, component: str) -> None:
         """Refuse a component that a sample lacks; read shard indexes only if the manifest's sums leave a doubt.
 
-        Args:
-            component: Its name, or alternatives as DALI's reader takes them: ``"jpg;jpeg;png"``, the first that a
-                sample has.
-
-        Raises:
-            DataError: If a sample has none of the alternatives; names the first such sample.
+        For alternatives, ``"jpg;jpeg;png"``, a sample that has none of them; a `DataError` names the first such sample.
         """
-        if component in self._found:
+        if component in self._checked:
             return
         whole, names = self._whole, component.split(";")
         most = max(whole.components.get(name, 0) for name in names)
@@ -208,44 +199,28 @@ class StoredSamples(Samples):
                 f"{table.name_of(row)}: no component '{component}' (found: {components}); name another one in the "
                 "graph, or pass select=Select(missing='empty'), or missing='skip' to leave such samples out"
             )
-        self._found.add(component)
+        self._checked.add(component)
 
     def check_sized(self, component: str) -> None:
-        """Refuse a component whose height and width the graph asks for, but whose name is not that of a photo.
-
-        Raises:
-            DataError: If a sample has such a component; names the first.
-        """
-        if all(name in self._whole.photos for name in component.split(";")):
-            return
-
-        def is_unsized(table: ShardTable) -> Bools:
-            places = table.places(component)
-            unsized: Bools = (places.format == NO_PHOTO) & places.is_there
-            return unsized
-
-        if (found := self._first(is_unsized)) is not None:
-            raise DataError(
-                f"{ShardTable.name_of(*found)}: component '{component}' has no height and width in the index, because "
-                "its name is not a photo's; name it .jpg, .png or the like when packing"
-            )
+        """Refuse a component whose height and width the graph asks for, but whose name is not that of a photo."""
+        for name in component.split(";"):
+            if name in self._whole.components and name not in self._whole.photos:
+                raise DataError(
+                    f"component '{name}' has no height and width in the index, because its name is not a photo's; name "
+                    "it .jpg, .png or the like when packing"
+                )
 
     def check_photos(self, component: str) -> None:
-        """Refuse photos that must not reach a decoder, by the headers that were read when the shards were indexed.
-
-        Raises:
-            DataError: If a photo is of a format that is not allowed, or its header cannot be read; names the first.
-        """
+        """Refuse photos that must not reach a decoder, by the headers that were read when the shards were indexed."""
         rules = self.rules.photos
         formats = [self._whole.photos[name] for name in component.split(";") if name in self._whole.photos]
         if not any(found.get(kind) for found in formats for kind in (*REFUSED_FORMATS, "unsized")):
             return
 
-        def is_bad(table: ShardTable) -> Bools:
+        def is_bad(table: ShardTable) -> Any:
             places = table.places(component)
-            bad: Bools = places.is_there & (places.format != NO_PHOTO)
-            bad &= rules.are_bad(places.format, places.height, places.width)
-            return bad
+            is_photo = places.is_there & (places.format != NO_PHOTO)
+            return is_photo & rules.are_bad(places.format, places.height, places.width)
 
         if (found := self._first(is_bad)) is not None:
             table, row = found
@@ -257,11 +232,7 @@ class StoredSamples(Samples):
             )
 
     def check_labels(self) -> None:
-        """Refuse a data set that lacks labels.
-
-        Raises:
-            DataError: If a sample has no ``cls``, or if the loader asks for contiguous ids without a class table.
-        """
+        """Refuse a data set in which a sample lacks a label, or contiguous ids lack a class table."""
         self.check_component(LABEL_COMPONENT)
         if self.rules.labels == "contiguous" and not len(self._class_ids):
             table = classes_name(shared_prefix(self.manifest.names))
@@ -273,7 +244,7 @@ class StoredSamples(Samples):
     def _table(self, shard: int) -> ShardTable:
         return self._load(shard)
 
-    def _first(self, is_found: Callable[[ShardTable], Bools]) -> tuple[ShardTable, int] | None:
+    def _first(self, is_found: Callable[[ShardTable], Any]) -> tuple[ShardTable, int] | None:
         """Find the first sample that is not excluded and for which ``is_found``: its shard's table and its row."""
         with PatientThreads(NUM_READERS) as readers:
             for first in range(0, self.manifest.num_shards, 16 * NUM_READERS):

@@ -22,21 +22,14 @@ from dali_pipes.commands.doctor import (
     examine,
     gpu_fit,
 )
-from dali_pipes.store.cluster import embedded_node
 from tests.dali_pipes.fetch.served import Exchange, answering
 
 REPOSITORY = Path(__file__).parents[3]
 Monkey = pytest.MonkeyPatch
 
-# As clusters of AIStore 4.9 and 5.0 answer, recorded; a build without dSort answers [] to any question about jobs.
+# As a cluster of AIStore 4.9 answers, recorded.
 NODE = {"ais_version": "4.9.", "status": "", "snode": {"daemon_type": "proxy"}}
-NO_JOB = {"message": "[dsort] srt-of-nobody does not exist", "method": "GET", "url_path": "/v1/sort", "status": 404}
-EXCHANGE = "--engine exchange"
-WITH_DSORT = {
-    "health": (200, ""),
-    "daemon?what=node_status": (200, NODE),
-    "sort?uuid=srt-of-nobody": (404, NO_JOB),
-}
+ANSWERS = {"health": (200, ""), "daemon?what=node_status": (200, NODE)}
 
 
 @contextlib.contextmanager
@@ -270,39 +263,26 @@ def refused(text: str) -> dict[str, tuple[int, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("answers", "token", "name", "status", "text", "advice"),
+    ("answers", "token", "status", "text", "advice"),
     [
-        ({}, "", "endpoint", "ok", "AIStore 4.9", ""),
-        ({}, "", "dSort", "ok", "available", ""),
-        # Without a dSort that works: a warning, with the way that remains.
-        ({"sort?uuid=srt-of-nobody": (200, [])}, "", "dSort", "warn", "not built in (the tag 'dsort')", EXCHANGE),
-        ({"sort?uuid=srt-of-nobody": (403, "denied")}, "", "dSort", "warn", "lacks the right ADMIN", EXCHANGE),
-        ({"sort?uuid=srt-of-nobody": (418, "a pot")}, "", "dSort", "warn", "418: a pot", EXCHANGE),
-        (
-            {"daemon?what=node_status": (200, NODE | {"ais_version": "5.0.1"})},
-            "",
-            "dSort",
-            "warn",
-            "cannot start a job in AIStore 5.0",
-            EXCHANGE,
-        ),
-        (refused("token required"), "", "endpoint", "fail", "refuses the request: token required", "log in (ais auth"),
-        (refused("[err: token expired]"), "old", "endpoint", "fail", "[err: token", "the token in AIS_AUTHN_TOKEN has"),
-        (refused("invalid token"), "other", "endpoint", "fail", "invalid", "the token in AIS_AUTHN_TOKEN is not valid"),
+        ({}, "", "ok", "AIStore 4.9", ""),
+        (refused("token required"), "", "fail", "refuses the request: token required", "log in (ais auth"),
+        (refused("[err: token expired]"), "old", "fail", "[err: token", "the token in AIS_AUTHN_TOKEN has"),
+        (refused("invalid token"), "other", "fail", "invalid", "the token in AIS_AUTHN_TOKEN is not valid"),
         # A token that may not see the cluster is a good token: a training needs no more.
-        ({"daemon?what=node_status": DENIED}, "r", "endpoint", "ok", "of unknown version", ""),
+        ({"daemon?what=node_status": DENIED}, "r", "ok", "of unknown version", ""),
         # Neither version nor nodes are made up.
-        ({"daemon?what=node_status": (500, "")}, "", "endpoint", "ok", "of unknown version", ""),
-        ({"health": (404, "nothing here")}, "", "endpoint", "fail", "answers 404 to a health check", ""),
+        ({"daemon?what=node_status": (500, "")}, "", "ok", "of unknown version", ""),
+        ({"health": (404, "nothing here")}, "", "fail", "answers 404 to a health check", ""),
     ],
 )
 def test_cluster(
-    answers: dict[str, tuple[int, Any]], token: str, name: str, status: str, text: str, advice: str, monkeypatch: Monkey
+    answers: dict[str, tuple[int, Any]], token: str, status: str, text: str, advice: str, monkeypatch: Monkey
 ) -> None:
-    """Version and dSort, by nothing but GETs."""
+    """By nothing but GETs."""
     monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
-    with cluster(WITH_DSORT | answers) as endpoint:
-        found = of(look(endpoint), name)
+    with cluster(ANSWERS | answers) as endpoint:
+        found = of(look(endpoint), "endpoint")
     assert found.status == status
     assert text in found.found
     assert advice in found.advice
@@ -310,11 +290,11 @@ def test_cluster(
 
 def test_clock_that_is_off() -> None:
     """By the date that the cluster's answers bear."""
-    with cluster(WITH_DSORT, date="Wed, 01 Jan 2025 00:00:00 GMT") as endpoint:
+    with cluster(ANSWERS, date="Wed, 01 Jan 2025 00:00:00 GMT") as endpoint:
         found = of(look(endpoint), "clock")
     assert found.status == "warn"
     assert found.found.startswith("the clocks of this machine and the cluster differ by")
-    with cluster(WITH_DSORT) as endpoint:
+    with cluster(ANSWERS) as endpoint:
         assert not [finding for finding in look(endpoint) if finding.name == "clock"]
 
 
@@ -334,20 +314,11 @@ def test_endpoint_that_does_not_answer(endpoint: str, text: str) -> None:
     assert of(findings, "limits")
 
 
-def test_embedded_node(tmp_path: Path) -> None:
-    """It says what it is, and has a dSort of its own."""
-    with embedded_node.start(tmp_path) as node:
-        findings = look(node.endpoint)
-    assert of(findings, "endpoint").status == of(findings, "dSort").status == "ok"
-    assert "fail" not in {finding.status for finding in findings}
-
-
 @pytest.mark.aistore
 @pytest.mark.skipif("AIS_ENDPOINT" not in os.environ, reason="no AIS_ENDPOINT")
 def test_real_cluster() -> None:
     findings = look(os.environ["AIS_ENDPOINT"])
     assert of(findings, "endpoint").status == "ok"
-    assert "answers" not in of(findings, "dSort").found
 
 
 @pytest.mark.parametrize(

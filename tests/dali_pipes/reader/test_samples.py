@@ -252,7 +252,7 @@ def test_component_without_sizes_is_refused_where_they_are_needed() -> None:
     """`txt` is no photo by its name: nobody has read its header."""
     samples = DataSet([make_index(0, 4)]).stored()
     samples.check_photos("txt")
-    with pytest.raises(DataError, match=r"key '0/k0': component 'txt' has no height and width in the index"):
+    with pytest.raises(DataError, match=r"component 'txt' has no height and width in the index"):
         samples.check_sized("txt")
 
 
