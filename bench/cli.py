@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands.lazy import LazyGroup, with_verbosity
+from dali_pipes.commands.options import LazyGroup, with_verbosity
 
 SCENARIOS = {
     "feed": "Time loaders without decoding: what reading and the hand-over cost.",

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands.lazy import LazyGroup, with_verbosity
+from dali_pipes.commands.options import LazyGroup, with_verbosity
 from dali_pipes.commands.output import print_line
 from dali_pipes.errors import PipesError
 from dali_pipes.progress import current_verbosity, log_to_stderr, use_verbosity

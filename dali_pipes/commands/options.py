@@ -1,22 +1,101 @@
-"""Options and sizes that commands of several packages share.
+"""Groups that import a command only when it runs, and the options and sizes that commands of several packages share.
 
 Only click, and modules that need nothing else, are imported before a command runs.
 """
 
 import dataclasses
+import importlib
+import importlib.util
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from dali_pipes.progress import Verbosity, use_verbosity
 from dali_pipes.store.patience import PATIENCE_S, current_patience, use_patience
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+CommandType = TypeVar("CommandType", bound=click.Command)
+_ROOT = Path(__file__).parents[2]
+"""The folder that holds our packages, installed or not."""
+# A package of ours -> itself and the packages of ours that it imports.
+_NEEDED = {"prep": ("prep",), "bench": ("bench", "prep")}
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _UNITS = _BINARY_UNITS | {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and first lines without importing the commands.
+
+    ``lazy`` maps a name to the command's place, ``module:attribute``, and its line in the group's ``--help``.
+    """
+
+    def __init__(self, *, lazy: Mapping[str, tuple[str, str]], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._lazy = dict(sorted(lazy.items()))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        for package in _NEEDED.get(module.partition(".")[0], ()):
+            _check_ours(package)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return with_verbosity(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
+
+
+def _check_ours(package: str) -> None:
+    """Refuse to import a user's module that has the name of one of our packages."""
+    spec = importlib.util.find_spec(package)  # finds the package without running it
+    ours = _ROOT / package / "__init__.py"
+    if spec is not None and spec.origin is not None:
+        if Path(spec.origin).resolve() != ours.resolve():
+            raise click.ClickException(
+                f"'{spec.origin}' hides dali-pipes' own package '{package}'; rename it, or start the program as "
+                "`dali-pipes` or `python -P -m dali_pipes`, or from another folder"
+            )
+        return
+    # A user's folder without an __init__.py hides our package if ours is installed in editable mode.
+    if not ours.exists():
+        raise click.ClickException(f"dali-pipes' own package '{package}' is not installed; expected '{ours}'")
+    sys.path.insert(0, str(_ROOT))
+    try:
+        importlib.import_module(package)
+    finally:
+        sys.path.remove(str(_ROOT))
+
+
+def with_verbosity(command: CommandType) -> CommandType:
+    """Add ``--quiet`` and ``--verbose`` to a command and to the commands below it, unless they have them."""
+    if not any(parameter.name == "verbose" for parameter in command.params):
+        for name, text in (("quiet", "Only errors and the result."), ("verbose", "Log each step to stderr.")):
+            flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _use}
+            command.params.append(click.Option([f"-{name[0]}", f"--{name}"], help=text, **flag))
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            with_verbosity(below)
+    return command
+
+
+def _use(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if not is_given:
+        return
+    given: Verbosity = "quiet" if option.name == "quiet" else "verbose"
+    # The contexts of a command and its groups share `meta`.
+    if context.meta.setdefault("dali-pipes verbosity", given) != given:
+        raise click.UsageError("--quiet and --verbose exclude each other")
+    use_verbosity(given)
 
 
 def parse_bytes(text: str) -> int:

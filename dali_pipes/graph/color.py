@@ -41,15 +41,6 @@ class OperationSlots(NamedTuple):
     """int64 [order, slot]: the operation for which an order uses the slot; -1 if it does not use it."""
 
 
-class Draws(NamedTuple):
-    """The draws of a batch."""
-
-    factors: Float64s
-    """float64 [B, 4]: brightness, contrast, saturation, hue; 1, 1, 1, 0 change nothing."""
-    order: Int64s
-    """int64 [B]: the number of the order among the 24."""
-
-
 class ColorJitter:
     """Brightness, contrast, saturation and hue that were drawn for each sample; call it with decoded photos.
 
@@ -61,7 +52,7 @@ class ColorJitter:
     ) -> None:
         self._components = components
         self.draw = once_a_batch(lambda batch: draw(uniforms(batch), ranges, p))
-        """Computes what is drawn for a batch."""
+        """Computes factors and orders of a batch, see `draw`."""
         self._slots = slots([operation for operation in range(4) if ranges[operation] is not None])
 
     def __call__(self, pixels: Any) -> Any:
@@ -82,9 +73,9 @@ class ColorJitter:
 
     def _slot_factors(self, batch: Batch) -> Float32s:
         """Compute each slot's factor, float32 [B, slot]: that of its operation, or one that changes nothing."""
-        drawn = self.draw(batch)
-        uses = self._slots.uses[drawn.order]  # [B, slot]
-        factors = np.take_along_axis(drawn.factors, np.maximum(uses, 0), axis=1)
+        drawn, orders = self.draw(batch)
+        uses = self._slots.uses[orders]  # [B, slot]
+        factors = np.take_along_axis(drawn, np.maximum(uses, 0), axis=1)
         neutral = np.array([0 if kind == "hue" else 1 for kind in self._slots.kinds])
         return np.where(uses >= 0, factors, neutral).astype(np.float32)
 
@@ -93,28 +84,20 @@ class ColorJitter:
         uses = self._slots.uses[:, slot] == CONTRAST  # [order]
         if not uses.any():
             return None
-        return self._components.array(lambda batch: uses[self.draw(batch).order].astype(np.float32))
+        return self._components.array(lambda batch: uses[self.draw(batch)[1]].astype(np.float32))
 
     def _matrices(self, slot: int) -> Callable[[Batch], Float32s]:
         """Compute matrices that mix each pixel with its grey: float32 [B, 3, 3]."""
 
         def matrices(batch: Batch) -> Float32s:
             factor = self._slot_factors(batch)[:, slot, None, None]
-            mixed: Float32s = (factor * np.eye(3) + (1 - factor) * np.array(_GREY)).astype(np.float32)
-            return mixed
+            return np.asarray(factor * np.eye(3) + (1 - factor) * np.array(_GREY), np.float32)
 
         return matrices
 
 
 def jitter_range(name: str, value: float | Sequence[float] | None) -> Range | None:
-    """Check one argument of a colour jitter, and return the range of its factors; ``None`` if it changes nothing.
-
-    A number x means ``[max(0, 1 - x), 1 + x]``, for the hue ``[-x, x]``, as for torchvision's ``ColorJitter``.
-
-    Raises:
-        TypeError: If it is neither a number nor a pair of numbers.
-        ValueError: If the range is empty, or outside ``[0, inf)``, for the hue outside ``[-0.5, 0.5]``.
-    """
+    """Check one argument of `Random.color_jitter`, and return the range of its factors; ``None`` changes nothing."""
     if value is None:
         return None
     is_hue = name == "hue"
@@ -135,8 +118,12 @@ def jitter_range(name: str, value: float | Sequence[float] | None) -> Range | No
     return None if low == high == neutral else (low, high)
 
 
-def draw(uniforms: Float64s, ranges: Sequence[Range | None], p: float) -> Draws:
-    """Draw the factors and the order of a batch from uniform numbers: float64 [B, NUM_UNIFORMS]."""
+def draw(uniforms: Float64s, ranges: Sequence[Range | None], p: float) -> tuple[Float64s, Int64s]:
+    """Draw the factors and the orders of a batch from uniform numbers, float64 [B, NUM_UNIFORMS].
+
+    The factors are float64 [B, 4], of brightness, contrast, saturation and hue; 1, 1, 1, 0 change nothing. The order of
+    each sample is a number among the 24, int64 [B].
+    """
     factors = np.tile(_NEUTRAL, (len(uniforms), 1))
     for operation, limits in enumerate(ranges):
         if limits is not None:
@@ -144,7 +131,7 @@ def draw(uniforms: Float64s, ranges: Sequence[Range | None], p: float) -> Draws:
     factors[uniforms[:, -1] >= p] = _NEUTRAL
     # Of uniform numbers, every order of their sizes is as likely.
     places = np.argsort(uniforms[:, 4:8], axis=1, kind="stable")  # [B, place]: the operation there
-    return Draws(factors, np.argmax((places[:, None] == _ORDERS).all(axis=2), axis=1))
+    return factors, np.argmax((places[:, None] == _ORDERS).all(axis=2), axis=1)
 
 
 def slots(operations: Sequence[int]) -> OperationSlots:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 # Memory of CPU tensors: DALI takes the first of these thresholds that is set.
-
 _THRESHOLDS = ("DALI_MALLOC_POOL_THRESHOLD", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
 
 
@@ -26,11 +25,7 @@ def pool_host_memory() -> None:
     """Have DALI reuse the memory of CPU tensors from 64 KiB on, unless the environment has a threshold.
 
     By default DALI takes all tensors below 32 MiB from ``malloc``, which returns their pages to the kernel and gets new
-    ones for the next batch: up to one page fault for each 4 KiB. The pool gives back nothing while the process lives,
-    and batches of varying sizes leave gaps in it.
-
-    DALI reads the threshold when it first allocates. If it has done so before the first loader is opened, this changes
-    nothing; then set the variable in the environment of the job.
+    ones for the next batch: up to one page fault for each 4 KiB. DALI reads the threshold when it first allocates.
     """
     if not any(os.environ.get(name) for name in _THRESHOLDS):  # DALI takes an empty one for none
         os.environ[_THRESHOLDS[0]] = "64k"
@@ -40,14 +35,14 @@ def pool_host_memory() -> None:
 
 
 def operators_of(pipeline: Pipeline) -> list[Any]:
-    """List the operators on which an output of ``pipeline`` depends; its outputs must be set, it need not be built."""
+    """List the operators on which an output of ``pipeline`` depends; its outputs are set, it need not be built."""
     if not pipeline._py_graph_built:
         pipeline._build_graph()  # makes the list, as building the pipeline would, but starts no thread
     return list(pipeline._ops)
 
 
 def operator_name(operator: Any) -> str:
-    """Return the name of an operator in DALI's registry, such as ``decoders__Image``."""
+    """The name of an operator in DALI's registry, such as ``decoders__Image``."""
     return str(operator.spec).removeprefix("OpSpec for ").partition(":")[0]
 
 
@@ -63,22 +58,25 @@ def inputs_in_use(pipeline: Pipeline, nodes: Mapping[str, Any]) -> list[str]:
 
 
 def decoders_behind(nodes: Iterable[Any]) -> list[Any]:
-    """List the decoding operators on which these nodes depend, each once, in any order.
+    """List the decoding operators on which these outputs depend, each once; numbers depend on none."""
+    return [operator for operator in _operators_behind(nodes) if _is_decoder(operator)]
 
-    Outputs that are not nodes, such as numbers, depend on no operator.
-    """
-    decoders: dict[int, Any] = {}
-    seen: set[int] = set()
-    waiting = [getattr(node, "source", None) for node in nodes]
+
+def _operators_behind(nodes: Iterable[Any], *, only_decoded: bool = False) -> list[Any]:
+    """List all operators behind these nodes; with ``only_decoded`` behind a decoder only what it decodes."""
+    found: dict[int, Any] = {}
+    waiting = list(nodes)
     while waiting:
-        operator = waiting.pop()
-        if operator is None or id(operator) in seen:
+        operator = getattr(waiting.pop(), "source", None)
+        if operator is None or id(operator) in found:
             continue
-        seen.add(id(operator))
-        if _is_decoder(operator):
-            decoders[id(operator)] = operator
-        waiting += [getattr(node, "source", None) for node in operator.inputs]
-    return list(decoders.values())
+        found[id(operator)] = operator
+        waiting += operator.inputs[:1] if only_decoded and _takes_a_photo(operator) else operator.inputs
+    return list(found.values())
+
+
+def _sources(nodes: Iterable[Any]) -> set[int]:
+    return {id(operator) for operator in _operators_behind(nodes, only_decoded=True)}
 
 
 def decoded_inputs(pipeline: Pipeline, nodes: Mapping[str, Any]) -> dict[str, set[bool]]:
@@ -119,24 +117,6 @@ def shared_crops(pipeline: Pipeline, nodes: Mapping[str, Any], arrays: Mapping[s
     return [names for names in cropped.values() if len(names) > 1]
 
 
-def _sources(nodes: Iterable[Any]) -> set[int]:
-    """The ids of all operators behind these nodes; behind a decoder only what it decodes."""
-    found: set[int] = set()
-    waiting = list(nodes)
-    while waiting:
-        operator = getattr(waiting.pop(), "source", None)
-        if operator is None or id(operator) in found:
-            continue
-        found.add(id(operator))
-        waiting += operator.inputs[:1] if _takes_a_photo(operator) else operator.inputs
-    return found
-
-
-def outputs_of(operators: Iterable[Any]) -> list[Any]:
-    """List the nodes that these operators make."""
-    return [node for operator in operators for node in operator.outputs]
-
-
 def add_decoder_arguments(decoders: Iterable[Any], **arguments: float | int) -> None:
     """Give arguments, such as ``hw_decoder_load=0.5``, to decoders whose pipeline is not built yet.
 
@@ -153,18 +133,12 @@ def add_decoder_arguments(decoders: Iterable[Any], **arguments: float | int) -> 
 
 
 def is_mixed(operator: Any) -> bool:
-    """Whether an operator takes its inputs from the CPU and gives its outputs on the GPU, as decoders on a GPU do."""
+    """Whether an operator takes its inputs on the CPU and gives its outputs on the GPU, as decoders on a GPU do."""
     return "device: mixed" in argument_lines(operator)
 
 
 def refuse_any_data(pipeline: Pipeline) -> None:
-    """Refuse decoders with ``output_type=types.ANY_DATA``: in DALI 2.4 a gray JPEG then ends the process (SIGSEGV).
-
-    The pipeline's outputs must be set; it need not be built.
-
-    Raises:
-        ValueError: If a decoder has that output type; names the type to use.
-    """
+    """Refuse decoders with ``output_type=types.ANY_DATA``: in DALI 2.4 a gray JPEG then ends the process (SIGSEGV)."""
     for operator in operators_of(pipeline):
         if _is_decoder(operator) and f"output_type: {int(types.ANY_DATA)}" in argument_lines(operator):
             raise ValueError(
@@ -176,7 +150,9 @@ def refuse_any_data(pipeline: Pipeline) -> None:
 def random_operators(pipeline: Pipeline) -> list[str]:
     """List DALI's own random operators in a graph by name, each once: those that take a seed, except readers."""
     names = {operator_name(operator) for operator in operators_of(pipeline)}
-    return sorted(name for name in names if "eader" not in name and _takes_a_seed(name))
+    schemas = [(name, backend.TryGetSchema(name)) for name in sorted(names) if "eader" not in name]
+    # Operators that are written in Python have no schema.
+    return [name for name, schema in schemas if schema is not None and schema.HasRandomSeedArg()]
 
 
 def on_gpu(output: Any) -> Any:
@@ -198,11 +174,6 @@ def _takes_a_photo(operator: Any) -> bool:
     is_of_others = any(kind in name for kind in ("audio", "video", "numpy", "inflate"))
     takes_photos = (_is_decoder(operator) and not is_of_others) or "peekimage" in name
     return takes_photos and len(operator.inputs) > 0
-
-
-def _takes_a_seed(name: str) -> bool:
-    schema = backend.TryGetSchema(name)  # operators that are written in Python have none
-    return schema is not None and bool(schema.HasRandomSeedArg())
 
 
 # Running a pipeline: ``_first_iter`` and ``_check_api_type_scope``.
@@ -237,7 +208,7 @@ _inherited: list[object] = []
 
 
 def keep_in_children(pipeline: object) -> None:
-    """Keep a pipeline from being destroyed in a forked process; call this for every pipeline that is made."""
+    """Keep a pipeline from being destroyed in a forked process; called for every pipeline that is made."""
     _alive.add(pipeline)
 
 

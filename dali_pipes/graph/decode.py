@@ -24,7 +24,6 @@ from dali_pipes.graph.dali_internals import (
     inputs_in_use,
     keep_in_children,
     on_gpu,
-    outputs_of,
     pool_host_memory,
     random_operators,
     refuse_any_data,
@@ -159,7 +158,7 @@ class DecodePipeline:
                 max_pixels=samples.rules.photos.max_pixels,
             )
             if self._only_decoders:
-                nodes = outputs_of(decoders) or nodes
+                nodes = [node for decoder in decoders for node in decoder.outputs] or nodes
             pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
         refuse_any_data(pipeline)
         inputs = components.inputs

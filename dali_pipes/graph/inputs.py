@@ -136,11 +136,8 @@ class Components:
         return self._samples.photo(besides=besides or "") if name is None else name
 
     def mask(self, name: str | None = None, *, photo: str) -> str:
-        """The name of the component that holds the mask of ``photo``: the only mask by its name, or else the only other
-        photo; with a ``name`` that name.
-
-        Raises:
-            DataError: As in `photo`.
+        """The name of the component that holds the mask of ``photo``, as in `photo`: the only mask by its name, or else
+        the only other photo.
         """
         return self._samples.mask(photo=photo) if name is None else name
 
@@ -164,14 +161,13 @@ class Components:
     def orient(self, wanted: bool | None = None) -> bool:
         """Whether photos are turned upright by their EXIF orientations: yes, unless the graph's user wants it not.
 
-        Give the result to all three: to decoders as ``adjust_orientation=``, and as ``orient=`` to `size` and
-        `Random.resized_crop`. Each component, mask or photo, is turned by its own EXIF data.
+        Give the result to decoders as ``adjust_orientation=``, and as ``orient=`` to `size` and `Random.resized_crop`.
+        Each component, mask or photo, is turned by its own EXIF data.
         """
         return wanted is not False
 
     def size(self, component: str, *, orient: bool = False) -> Callable[[Batch], tuple[Int32s, Int32s]]:
-        """Return a function for `array`, which computes the heights and widths of a batch's photos: pixels, int32 [B]
-        each.
+        """Return a function for `array`, which computes heights and widths of a batch's photos: pixels, int32 [B] each.
 
         A photo that the sample lacks has the size 1 x 1; a photo whose header cannot be read has the size 0 x 0. With
         ``orient`` they are those of the upright photos, see `orient`; by default those of the stored ones.
@@ -203,8 +199,7 @@ class Components:
     def same_size(self, photo: str, mask: str) -> None:
         """Make each sample bad whose mask has another height or width than its photo.
 
-        Such a mask does not fit the photo, but each can be cropped, so no other check finds it. Components that the
-        graph decodes with the same crop are compared anyway.
+        Components that the graph decodes with the same crop are compared anyway.
         """
         for component in (photo, mask):
             self.inputs.photos.add(component)
@@ -404,11 +399,7 @@ class Components:
 
 
 def _kind_of(array: object, batch: Batch) -> tuple[np.dtype[Any], int]:
-    """Return the kind of a batch's array.
-
-    Raises:
-        TypeError: If it is not an array of a dtype that a graph can take, with a row for each sample.
-    """
+    """Return dtype and number of dimensions of a batch's array; a `TypeError` if a graph cannot take it."""
     if isinstance(array, np.ndarray) and array.dtype in _DALI_TYPES and array.shape[:1] == (len(batch),):
         return array.dtype, array.ndim
     found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -419,11 +410,7 @@ def _kind_of(array: object, batch: Batch) -> tuple[np.dtype[Any], int]:
 
 
 def bucket_shapes(batch: Batch) -> Int32s:
-    """Return height and width of the batch's bucket for each sample: int32 [B, 2].
-
-    Raises:
-        ValueError: If the loader has no buckets.
-    """
+    """Return height and width of the batch's bucket for each sample: int32 [B, 2]."""
     if batch.shape is None:
         raise ValueError(
             "the graph asks for the shape of the batch's bucket, and the loader has no buckets; pass "

@@ -22,7 +22,7 @@ from dali_pipes.reader.batch import Batch
 # Parsed headers of .npy files that are kept: files of one data set share a few.
 NUM_HEADERS = 1024
 # Characters of the data that an error shows.
-SHOWN_CHARACTERS = 40
+SHOWN_CHARACTERS = 80
 
 Array = npt.NDArray[Any]
 UInt8s = npt.NDArray[np.uint8]
@@ -175,7 +175,7 @@ def _as_array(value: Any, dtype: np.dtype[Any], ndim: int) -> Array:
     return array
 
 
-def shown(found: object, *, num: int = SHOWN_CHARACTERS) -> str:
-    """Show a value of the data in an error, cut to ``num`` characters."""
-    text = repr(found)
-    return text if len(text) <= num else f"{text[:num]}..."
+def shown(found: object) -> str:
+    """Show a value of the data in an error."""
+    text = repr(found.tolist() if isinstance(found, np.ndarray) else found)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

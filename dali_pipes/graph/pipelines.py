@@ -1,8 +1,6 @@
-"""Graphs from encoded bytes to a model's inputs: four to use, to read and to copy.
+"""Graphs from encoded bytes to a model's inputs: four to use, to read and to copy; and steps that all graphs share.
 
-Each function returns a graph: a function of a sample's components and random numbers that returns outputs by name. A
-graph runs inside a DALI pipeline definition, so it may use any ``fn.`` operator. `ImageForm` and `PhotoInput` have the
-steps that these graphs, and those of `dali_pipes.graph.recipes`, have in common.
+Each function returns a graph, which runs inside a DALI pipeline definition, so it may use any ``fn.`` operator.
 """
 
 from collections.abc import Callable, Sequence
@@ -151,7 +149,7 @@ def segmentation(
 
     On the CPU the images are within 1e-6 of torchvision's ``CenterCrop(crop) -> ToTensor -> Normalize``. On a GPU
     nvJPEG decodes, and its pixels differ by a few grey levels. A sample whose mask has another size than its photo is
-    bad.
+    bad. A smaller photo is padded.
 
     Outputs:
         image: [B, 3, crop, crop], see `ImageOptions`.
@@ -159,17 +157,16 @@ def segmentation(
         label: int64 [B]; only if the data set has labels.
 
     Args:
-        crop: Height and width of image and mask, in pixels: one number, or two equal ones. A smaller photo is padded.
+        crop: Height and width of image and mask, in pixels: one number, or two equal ones.
         mask: The component that holds the mask; ``None``: the only one, see `Components.mask`.
         mask_output: Name of the mask among the outputs.
         mask_device: Where a GPU decodes the photos: ``"cpu"`` decodes the masks in DALI's CPU operators, and then
             copies their crops to the GPU; ``"mixed"`` leaves masks to the decoder that the photos have, too. The values
-            are the same. Where no GPU decodes, it changes nothing.
+            are the same.
         **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``crop`` is not positive or not square, an argument is not one of its values, or ``mask_output``
-            is the name of another output.
+        ValueError: If an argument is not one of its values.
     """
     side, form = check_crop(crop), ImageForm(**image)
     check_choice("mask_device", mask_device, DecoderDevice)
@@ -220,7 +217,7 @@ def classification_train(
         **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``crop`` is not positive or not square, or an argument is not one of its values.
+        ValueError: If an argument is not one of its values.
     """
     side, form = check_crop(crop), ImageForm(**image)
 
@@ -253,8 +250,7 @@ def classification_eval(
         **image: See `ImageOptions`.
 
     Raises:
-        ValueError: If ``resize`` or ``crop`` is not positive, ``crop`` is not square or larger than ``resize``, or an
-            argument is not one of its values.
+        ValueError: If an argument is not one of its values.
     """
     side, form = check_crop(crop), ImageForm(**image)
     resize = as_integer("resize", resize)
@@ -318,7 +314,7 @@ def bucketed(
 
 
 def label_output(components: Components) -> dict[str, Any]:
-    """Return the output of the label; a data set without labels has none."""
+    """The output of the label; a data set without labels has none."""
     return {"label": components.label} if components.has_labels else {}
 
 
@@ -335,10 +331,7 @@ def check_crop(crop: int | tuple[int, int]) -> int:
 
 
 def center_crop_start(size: Int32s, crop: int) -> Int32s:
-    """Compute the start of torchvision's ``CenterCrop``; it is negative where a photo is padded.
-
-    In a larger photo the crop starts at ``round(slack / 2)``, where halves round to even. A smaller photo is padded by
-    ``(crop - size) // 2`` at its start.
+    """Compute the start of torchvision's ``CenterCrop``: halves round to even; it is negative where a photo is padded.
 
     >>> center_crop_start(np.array([350, 351, 353, 355, 349, 347]), 350).tolist()
     [0, 0, 2, 2, 0, -1]
@@ -371,10 +364,8 @@ def resized_shape(sizes: Int32s, shorter_side: int) -> Int32s:
 def covering_crop(sizes: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:
     """Compute the largest crops with the aspect ratios of ``shape``, rounded to whole pixels.
 
-    Args:
-        sizes: int32 [B, 2], rows and columns of the photo.
-        shape: int32 [B, 2], rows and columns to which the crop is resized.
-        uniforms: float64 [B, 2] in [0, 1), for the place; ``None``: the centre.
+    ``sizes`` and ``shape`` are int32 [B, 2], rows and columns of the photo and of the resized crop. ``uniforms``,
+    float64 [B, 2] in [0, 1), say the place; ``None``: the centre.
 
     Returns:
         int32 [B, 4]: start row, start column, rows, columns.

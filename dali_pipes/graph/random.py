@@ -29,12 +29,10 @@ GAMMA_UNIFORMS = 3 * GAMMA_TRIES + 1
 class Random:
     """Random numbers that belong to the sample; the second argument of a graph.
 
-    Each call opens a stream of its own, named by the call's kind and number. Pass ``stream=`` to name the stream, so
-    that it stays the same when calls are added before this one.
-
-    A sample's numbers from a stream are a function of ``(seed, epoch, ordinal, occurrence, stream)``: they are the same
-    with another batch size, with another number of ranks and in a resumed run. (On a GPU the same numbers do not always
-    give the same pixels to the last bit, see `dali_pipes.tuning`.)
+    A sample's numbers are a function of ``(seed, epoch, ordinal, occurrence, stream)``: they are the same with another
+    batch size, with another number of ranks and in a resumed run. (On a GPU the same numbers do not always give the
+    same pixels to the last bit, see `dali_pipes.tuning`.) Each call has a stream of its own, named by the call's kind
+    and number. Pass ``stream=`` to name it, so that it stays the same when calls are added before this one.
 
     An argument that is out of its range is a `ValueError`, one of another type a `TypeError`.
     """
@@ -64,17 +62,10 @@ class Random:
         orient: bool = False,
         stream: str | None = None,
     ) -> tuple[Any, Any]:
-        """Draw a random crop of a photo as torchvision's ``RandomResizedCrop`` does.
+        """Draw a random crop of a photo as torchvision's ``RandomResizedCrop`` does, for `fn.decoders.image_slice`.
 
-        It is computed from the photo's height and width in the shard index, so that `fn.decoders.image_slice` decodes
-        the crop only.
-
-        Args:
-            component: The photo.
-            scale: Smallest and largest share of the photo's area.
-            ratio: Smallest and largest width / height.
-            orient: Draw it in the upright photo, see `Components.orient`; by default in the stored one.
-            stream: Name of the stream.
+        ``scale`` is the smallest and largest share of the photo's area, ``ratio`` the smallest and largest width /
+        height. With ``orient`` it lies in the upright photo, see `Components.orient`; by default in the stored one.
 
         Returns:
             Nodes of the crop's start and of its shape, each int32 [2] (rows, columns) in pixels.
@@ -119,10 +110,8 @@ class Random:
     ) -> Any:
         """Draw one of some numbers for each sample: a node of int32 scalars, or float32 if a value is a float.
 
-        Args:
-            values: The numbers; an integer n means 0 to n - 1.
-            probabilities: Of each value, in their order; without them all are as likely. They are divided by their sum.
-            stream: Name of the stream.
+        Of ``values``, an integer n means 0 to n - 1. Without ``probabilities``, one for each value, all are as likely;
+        they are divided by their sum.
         """
         given = values if isinstance(values, Sequence) else range(as_integer("values", values))
         if not given:
@@ -146,9 +135,7 @@ class Random:
 
     def rotation(self, degrees: float | tuple[float, float], *, stream: str | None = None) -> Any:
         """Draw an angle as torchvision's ``RandomRotation`` does: a node of float32 scalars, in degrees,
-        counter-clockwise.
-
-        ``degrees`` is the largest angle in both directions, or the smallest and the largest.
+        counter-clockwise. ``degrees`` is the largest angle in both directions, or the smallest and the largest.
 
         ``fn.rotate(photo, angle=angle, keep_size=True, fill_value=0)`` turns a photo; with ``interp_type=INTERP_NN``,
         and the same node, its mask.
@@ -174,18 +161,11 @@ class Random:
         ratio: tuple[float, float] = (0.3, 3.3),
         stream: str | None = None,
     ) -> tuple[Any, Any]:
-        """Draw a rectangle to erase as torchvision's ``RandomErasing`` does.
+        """Draw a rectangle to erase as torchvision's ``RandomErasing`` does, in images of ``height`` and ``width``.
 
         ``fn.erase(image, anchor=start, shape=shape, axis_names="HW", fill_value=0)`` erases it. torchvision's
-        ``value="random"``, another number for each pixel, has no counterpart here.
-
-        Args:
-            height: Rows of the images when the rectangle is erased, the same for all.
-            width: Their columns.
-            probability: Of a rectangle; the others are empty.
-            scale: Smallest and largest share of the image's area.
-            ratio: Smallest and largest height / width.
-            stream: Name of the stream.
+        ``value="random"``, another number for each pixel, has no counterpart here. With ``1 - probability`` it is
+        empty. ``scale`` is the smallest and largest share of the image's area, ``ratio`` of height / width.
 
         Returns:
             Nodes of the rectangle's start and of its shape, each float32 [2] (row, column) in pixels, as `fn.erase`
@@ -236,11 +216,9 @@ class Random:
         given = zip(color.OPERATIONS, (brightness, contrast, saturation, hue), strict=True)
         ranges = [color.jitter_range(operation, value) for operation, value in given]
         name = self._stream_name("color_jitter", stream)
+        probability = _probability(probability)
         return color.ColorJitter(
-            self._components,
-            lambda batch: batch.uniforms(name, color.NUM_UNIFORMS),
-            ranges,
-            _probability(probability),
+            self._components, lambda batch: batch.uniforms(name, color.NUM_UNIFORMS), ranges, probability
         )
 
     def _drawn(self, kind: str, stream: str | None, num: int, function: Callable[[Float64s], npt.NDArray[Any]]) -> Any:
@@ -265,27 +243,14 @@ def resized_crop(
 ) -> Int32s:
     """Draw crops as torchvision's ``RandomResizedCrop.get_params`` does, from given uniform numbers.
 
-    Each of ten tries draws an area, as a share of the photo's that is uniform in ``scale``, and an aspect ratio,
-    log-uniform in ``ratio``. The first try that fits is placed uniformly. If no try fits, the crop is the centre, with
-    the nearest ratio that is allowed.
-
-    Args:
-        height: int32 [B], rows of the photo.
-        width: int32 [B].
-        uniforms: float64 [B, 22] in [0, 1).
-        scale: Smallest and largest share of the area.
-        ratio: Smallest and largest width / height.
+    The first try that fits into the photo (height and width int32 [B]) is placed uniformly. If no try fits, the crop is
+    the centre, with the nearest ratio that is allowed. ``uniforms`` is float64 [B, 22] in [0, 1).
 
     Returns:
         int32 [B, 4]: start row, start column, rows, columns.
     """
-    tries = uniforms[:, :-2].reshape(len(uniforms), CROP_TRIES, 2)
-    area = height.astype(np.float64) * width  # [B]
-    target = area[:, None] * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
-    log_ratio = math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1]
-    aspect = np.exp(log_ratio)
-    columns = np.rint(np.sqrt(target * aspect)).astype(np.int32)  # [B, try]
-    rows = np.rint(np.sqrt(target / aspect)).astype(np.int32)
+    area = (height.astype(np.float64) * width)[:, None]  # [B, try]
+    columns, rows = _tried_sides(area, uniforms, scale=scale, ratio=ratio)
     fits = (columns > 0) & (columns <= width[:, None]) & (rows > 0) & (rows <= height[:, None])
     pick = np.argmax(fits, axis=1)[:, None]
     drawn_rows, drawn_columns = (np.take_along_axis(drawn, pick, axis=1)[:, 0] for drawn in (rows, columns))
@@ -312,25 +277,13 @@ def erased_rectangle(
 ) -> Int32s:
     """Draw rectangles as torchvision's ``RandomErasing`` does, from given uniform numbers.
 
-    Each of ten tries draws an area, as a share of the image's that is uniform in ``scale``, and an aspect ratio,
-    log-uniform in ``ratio``. The first try whose sides are both shorter than the image's is placed uniformly. If no try
-    fits, or with ``1 - probability``, the rectangle is empty.
-
-    Args:
-        height: Rows of the images.
-        width: Their columns.
-        uniforms: float64 [B, 23] in [0, 1).
-        probability: Of a rectangle.
-        scale: Smallest and largest share of the area.
-        ratio: Smallest and largest height / width.
+    The first try whose sides are both shorter than the image's is placed uniformly. If no try fits, or with ``1 -
+    probability``, the rectangle is empty. ``uniforms`` is float64 [B, 23] in [0, 1).
 
     Returns:
         int32 [B, 4]: start row, start column, rows, columns.
     """
-    tries = uniforms[:, : 2 * CROP_TRIES].reshape(len(uniforms), CROP_TRIES, 2)
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
-    aspect = np.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1])
-    rows, columns = (np.rint(np.sqrt(side)).astype(np.int32) for side in (area * aspect, area / aspect))  # [B, try]
+    rows, columns = _tried_sides(height * width, uniforms, scale=scale, ratio=ratio)
     fits = (rows < height) & (columns < width)
     pick = np.argmax(fits, axis=1)[:, None]
     is_erased = fits.any(axis=1) & (uniforms[:, -1] < probability)
@@ -338,6 +291,18 @@ def erased_rectangle(
     shape = np.where(is_erased[:, None], shape, 0)
     start = np.floor(uniforms[:, -3:-1] * (np.array([height, width]) - shape + 1))
     return np.concatenate([start, shape], axis=1).astype(np.int32)
+
+
+def _tried_sides(
+    area: Float64s | int, uniforms: Float64s, *, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[Int32s, Int32s]:
+    """Draw ten rectangles for each sample: a share of ``area``, uniform in ``scale``, and a ratio of the two sides,
+    log-uniform in ``ratio``. The sides are int32 [B, try].
+    """
+    tries = uniforms[:, : 2 * CROP_TRIES].reshape(len(uniforms), CROP_TRIES, 2)
+    target = area * (scale[0] + (scale[1] - scale[0]) * tries[:, :, 0])
+    aspect = np.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * tries[:, :, 1])
+    return np.rint(np.sqrt(target * aspect)).astype(np.int32), np.rint(np.sqrt(target / aspect)).astype(np.int32)
 
 
 def normals(uniforms: Float64s) -> Float64s:
@@ -355,10 +320,8 @@ def normals(uniforms: Float64s) -> Float64s:
 
 
 def betas(uniforms: Float64s, *, alpha: float, beta: float) -> Float64s:
-    """Make numbers of Beta(alpha, beta) of uniform ones: float64 [N, 2 * GAMMA_UNIFORMS] -> float64 [N] in [0, 1].
-
-    The result is X / (X + Y) of two Gamma numbers.
-    """
+    """Make numbers of Beta(alpha, beta) of uniform ones: float64 [N, 2 * GAMMA_UNIFORMS] -> float64 [N] in [0, 1]."""
+    # X / (X + Y) of two Gamma numbers.
     first = log_gammas(uniforms[:, :GAMMA_UNIFORMS], alpha)
     second = log_gammas(uniforms[:, GAMMA_UNIFORMS:], beta)
     with np.errstate(over="ignore"):  # exp may become infinite, and the result 0

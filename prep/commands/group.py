@@ -2,7 +2,7 @@
 
 import click
 
-from dali_pipes.commands.lazy import LazyGroup
+from dali_pipes.commands.options import LazyGroup
 
 _COMMANDS = {
     "add": "Add samples to a data set, as a new version.",

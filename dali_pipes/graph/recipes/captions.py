@@ -57,8 +57,7 @@ def captions(
 
     Raises:
         TypeError: If an argument has another type.
-        ValueError: If ``crop`` is not positive or not square, an argument is not one of its values, ``length`` is not
-            positive, or both ``text`` and ``tokens`` are ``None``.
+        ValueError: If an argument is not one of its values, or both ``text`` and ``tokens`` are ``None``.
     """
     side, form = check_crop(crop), ImageForm(**image)
     length, padding = as_integer("length", length), as_integer("padding", padding)
@@ -100,11 +99,7 @@ def captions(
 
 
 def read_tokens(data: npt.NDArray[np.uint8]) -> Int64s:
-    """Read the token ids of a ``.npy`` file, of any dtype of integers: int64 [N].
-
-    Raises:
-        ValueError: If it holds something else, or a negative id.
-    """
+    """Read the token ids of a ``.npy`` file, of any dtype of integers: int64 [N]."""
     array = npy_array(data)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"expected token ids, integers [N], found {array.dtype} {list(array.shape)}")

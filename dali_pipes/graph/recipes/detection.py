@@ -1,7 +1,4 @@
-"""A graph for detection: a photo and its boxes, cropped, resized and flipped together.
-
-Boxes are read, checked, and moved with their photo as torchvision's ``v2`` transforms do.
-"""
+"""A graph for detection: a photo and its boxes, cropped, resized and flipped together."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
@@ -16,7 +13,7 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.graph.color import Float64s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
-from dali_pipes.graph.parse import npy_array
+from dali_pipes.graph.parse import npy_array, shown
 from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
 from dali_pipes.graph.random import Random
 
@@ -26,7 +23,6 @@ SLACK = 1.0
 """Pixels by which a box may reach outside its photo: annotations are rounded. Such a box is cut at the photo's edge."""
 MAX_LABEL = 2**24 - 2
 """The largest class id of a box: ids travel with the boxes as float32, plus 1."""
-_SHOWN_CHARACTERS = 80
 
 
 def detection(
@@ -77,8 +73,7 @@ def detection(
 
     Raises:
         TypeError: If an argument has another type.
-        ValueError: If ``crop`` is not positive or not square, an argument is not one of its values, ``max_boxes`` is
-            not positive, or ``min_size`` is negative.
+        ValueError: If an argument is not one of its values.
     """
     side, form = check_crop(crop), ImageForm(**image)
     if box_format is not None:
@@ -133,18 +128,12 @@ def detection(
 def _target(rows: Float64s) -> dict[str, Any]:
     import torch
 
-    return {
-        "boxes": torch.from_numpy(rows[:, :4].astype(np.float32)),
-        "labels": torch.from_numpy(rows[:, 4].astype(np.int64)),
-    }
+    boxes, labels = rows[:, :4].astype(np.float32), rows[:, 4].astype(np.int64)
+    return {"boxes": torch.from_numpy(boxes), "labels": torch.from_numpy(labels)}
 
 
 def read_boxes(data: npt.NDArray[np.uint8], *, is_npy: bool, box_format: BoxFormat | None) -> Float64s:
-    """Read boxes of bytes, as `detection` says: float64 [N, 5], left, top, right, bottom and class id.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Read boxes of bytes, as `detection` says: float64 [N, 5], left, top, right, bottom and class id."""
     is_coco = False
     if is_npy:
         array = npy_array(data)
@@ -158,7 +147,7 @@ def read_boxes(data: npt.NDArray[np.uint8], *, is_npy: bool, box_format: BoxForm
         is_coco = isinstance(document, list)
         rows = _rows_of(document)
     if not np.isfinite(rows).all():
-        raise ValueError(f"expected finite numbers, found the box {_shown(rows[~np.isfinite(rows).all(axis=1)][0])}")
+        raise ValueError(f"expected finite numbers, found the box {shown(rows[~np.isfinite(rows).all(axis=1)][0])}")
     labels = rows[:, 4]
     if (wrong := labels[(labels != np.floor(labels)) | (labels < 0) | (labels > MAX_LABEL)]).size:
         raise ValueError(f"expected class ids in [0, {MAX_LABEL}], found {wrong[0]:g}")
@@ -169,22 +158,18 @@ def read_boxes(data: npt.NDArray[np.uint8], *, is_npy: bool, box_format: BoxForm
 
 
 def check_boxes(boxes: Float64s, *, height: int, width: int) -> None:
-    """Check that boxes lie on their photo; they may reach `SLACK` pixels outside it.
-
-    Raises:
-        ValueError: If one does not, or ends before it begins.
-    """
+    """Check that boxes lie on their photo, and do not end before they begin; they may reach `SLACK` pixels outside."""
     left, top, right, bottom = boxes[:, :4].T
     if (wrong := np.flatnonzero((right < left) | (bottom < top))).size:
         raise ValueError(
-            f"expected left <= right and top <= bottom, found {_shown(boxes[wrong[0], :4])} (left, top, right, "
+            f"expected left <= right and top <= bottom, found {shown(boxes[wrong[0], :4])} (left, top, right, "
             "bottom); if these are left, top, width and height, pass box_format='xywh'"
         )
     outside = (left < -SLACK) | (top < -SLACK) | (right > width + SLACK) | (bottom > height + SLACK)
     if (wrong := np.flatnonzero(outside)).size:
         raise ValueError(
             f"expected boxes on the photo of {height} x {width} pixels (height x width), found the box "
-            f"{_shown(boxes[wrong[0]])}"
+            f"{shown(boxes[wrong[0]])}"
         )
 
 
@@ -193,8 +178,7 @@ def move_boxes(
 ) -> Float64s:
     """Move boxes with their photo: cut out a crop, resize it to ``size`` x ``size`` pixels, and flip it.
 
-    As torchvision's ``resized_crop``, ``horizontal_flip`` and ``SanitizeBoundingBoxes(min_size)`` move them: boxes are
-    cut at the crop's edges, and those with a side shorter than ``min_size`` are left out, with their class ids.
+    Boxes are cut at the crop's edges, and those with a side shorter than ``min_size`` are left out.
 
     >>> boxes = np.array([[10.0, 10, 30, 20, 7], [0, 0, 5, 5, 8]])
     >>> move_boxes(boxes, start=(10, 20), shape=(20, 20), size=40, is_flipped=False, min_size=1).tolist()
@@ -210,7 +194,6 @@ def move_boxes(
 
 
 def _rows_of(document: Any) -> Float64s:
-    """Take boxes and class ids out of a JSON document."""
     try:
         if isinstance(document, list):
             # torchvision's own training leaves crowds out, too: their boxes hold many objects.
@@ -220,19 +203,14 @@ def _rows_of(document: Any) -> Float64s:
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise ValueError(
             "expected a JSON object with lists of one length, 'boxes' and 'labels', or a list of objects with 'bbox' "
-            f"and 'category_id', found {_shown(document)}"
+            f"and 'category_id', found {shown(document)}"
         ) from exc
     rows = [[*box, label] if isinstance(box, list) else [box] for box, label in pairs]
     for row in rows:
         # bool is a subclass of int, but [true, ...] is no box.
         if len(row) != 5 or not all(type(number) in (int, float) for number in row):
-            raise ValueError(f"expected a box of four numbers and a class id, found {_shown(row)}")
+            raise ValueError(f"expected a box of four numbers and a class id, found {shown(row)}")
     try:
         return np.array(rows, np.float64).reshape(-1, 5)
     except OverflowError as exc:  # JSON has integers of any size
         raise ValueError("expected finite numbers, found an integer beyond the range of a float") from exc
-
-
-def _shown(found: Any) -> str:
-    text = repr(found.tolist() if isinstance(found, np.ndarray) else found)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

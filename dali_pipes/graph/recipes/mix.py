@@ -91,8 +91,7 @@ def mix(
     Raises:
         KeyError: If the batch has no output ``mix``, ``image`` or ``label``.
         TypeError: If ``image`` or ``label`` is of another dtype.
-        ValueError: If ``num_classes`` is missing or is not the labels' own, if ``image`` has its three colours where
-            ``layout`` has none, or if another argument is not one of these.
+        ValueError: If ``num_classes`` is missing or is not the labels' own, or another argument is not one of these.
     """
     check_choice("each", each, Each)
     check_choice("layout", layout, Layout)
@@ -119,7 +118,6 @@ def mix(
 
 
 def _class_shares(label: "Tensor", num_classes: int | None) -> "Tensor":
-    """Labels as the share of each class: of floating point [B, classes]."""
     from torch.nn.functional import one_hot
 
     if label.ndim == 2 and label.is_floating_point():

@@ -17,7 +17,6 @@ _NO_SIGMA = 0.01
 
 
 class _Kind(NamedTuple):
-    # What the crops of one kind have in common.
     size: int
     scale: tuple[float, float]
     blur: float
@@ -63,8 +62,7 @@ def multi_crop(
 
     Raises:
         TypeError: If an argument has another type.
-        ValueError: If there are no crops, a size is not positive, a probability is not in [0, 1], or an argument is
-            not one of its values.
+        ValueError: If there are no crops, or an argument is not one of its values.
     """
     pairs = {"num_crops": (num_crops, 2), "sizes": (sizes, 2), "scales": (scales, 2), "blur": (blur, 3)}
     for name, (given, length) in pairs.items():

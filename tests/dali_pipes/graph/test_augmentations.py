@@ -123,14 +123,14 @@ def test_erasing_is_drawn_as_torchvision_draws_it(scale: tuple[float, float], ra
 JITTER = {"brightness": 0.4, "contrast": (0.5, 1.2), "saturation": 1.5, "hue": 0.2}
 
 
-def drawn_jitter(**options: Any) -> color.Draws:
+def drawn_jitter(**options: Any) -> tuple[np.ndarray, np.ndarray]:
     class Kept(Drawn):
         def array(self, function: Callable[[Any], Any]) -> Any:
             return super().array(function)
 
     components = Kept()
     jitter = dp.Random(components).color_jitter(**options)
-    draws: color.Draws = components.array(jitter.draw)
+    draws: tuple[np.ndarray, np.ndarray] = components.array(jitter.draw)
     return draws
 
 
@@ -140,10 +140,10 @@ def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
     names = [f"{operation}_factor" for operation in color.OPERATIONS]
     expected = of_torchvision(v2.ColorJitter(**JITTER), *names)
     for number, name in enumerate(names):
-        assert distance(draws.factors[:, number], expected[:, number]) < 2.2, name
-    counts = np.bincount(draws.order, minlength=24)
+        assert distance(draws[0][:, number], expected[:, number]) < 2.2, name
+    counts = np.bincount(draws[1], minlength=24)
     assert ((counts - NUM / 24) ** 2 / (NUM / 24)).sum() < 59  # 23 degrees of freedom, 99.99 %
-    table = np.corrcoef(np.concatenate([draws.factors, color._ORDERS[draws.order]], axis=1).T)
+    table = np.corrcoef(np.concatenate([draws[0], color._ORDERS[draws[1]]], axis=1).T)
     assert np.abs(table[:4, 4:]).max() < 4 / np.sqrt(NUM), "the order does not depend on the factors"
     assert np.abs(table[:4, :4] - np.eye(4)).max() < 4 / np.sqrt(NUM)
 
@@ -240,8 +240,8 @@ def jittered(ranges: dict[str, Any], *, device: str = "cpu") -> Callable[..., di
             pixels = pixels.gpu()
         return {
             "image": jitter(pixels),
-            "factors": components.array(lambda batch: jitter.draw(batch).factors.astype(np.float32)),
-            "order": components.array(lambda batch: jitter.draw(batch).order),
+            "factors": components.array(lambda batch: jitter.draw(batch)[0].astype(np.float32)),
+            "order": components.array(lambda batch: jitter.draw(batch)[1]),
         }
 
     return graph

@@ -29,7 +29,6 @@ from dali_pipes.graph.dali_internals import (
     on_gpu,
     operator_name,
     operators_of,
-    outputs_of,
     random_operators,
     refuse_any_data,
     schedule_batch,
@@ -100,7 +99,7 @@ def test_operators_are_listed_without_building() -> None:
     assert {"device: cpu", f"output_type: {int(types.GRAY)}"} <= {*lines}, f"DALI {VERSION}: mend argument_lines()"
     assert not any(line.startswith("hw_decoder_load") for line in lines), "defaults are left out"
     assert inputs_in_use(pipeline, {"used": data, "unused": unused}) == ["used"]
-    assert outputs_of([decoder]) == [photo]
+    assert decoder.outputs == [photo]
     assert np.asarray(pipeline.run()[0].as_tensor()).shape == (1, 4, 4, 1)
 
 
