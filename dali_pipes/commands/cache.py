@@ -126,13 +126,13 @@ def warm(
         fetched = stager.fetched_bytes
     num_bytes = int(indexed.extent_bytes[staged].sum())
     num_shards, elapsed_s = indexed.manifest.num_shards, time.perf_counter() - started
-    result = {
+    result: dict[str, Any] = {
         "num_shards": num_shards,
         "num_staged": len(staged),
         "num_bytes": num_bytes,
         "fetched_bytes": fetched,
-        "elapsed_s": elapsed_s,
     }
+    result["elapsed_s"] = elapsed_s
     full = "" if len(staged) == num_shards else f" of {num_shards}, the cache is full"
     amount = f"{format_bytes(num_bytes)} ({format_bytes(fetched)} fetched)"
     line = f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s -> {cache_dir}"

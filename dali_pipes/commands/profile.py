@@ -61,9 +61,9 @@ class EpochProfile:
     first_batch_s: float
     """Seconds from the epoch's start to its first batch."""
     fetched_bytes: int
-    """Brought from the store in this epoch, shard indexes included."""
+    """From the store, shard indexes included."""
     stages: dict[str, StageTimes]
-    """The stages, in the order of the data path."""
+    """In the order of the data path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,19 +168,17 @@ def profile(
 
 
 def _text(epoch: EpochProfile, found: Diagnosis) -> str:
-    share = epoch.stages["step"].waiting_s / epoch.wall_s
+    share, rate = epoch.stages["step"].waiting_s / epoch.wall_s, epoch.num_samples / epoch.wall_s
     lines = [
-        f"epoch {epoch.epoch}: {epoch.num_samples} samples in {epoch.wall_s:.2f} s "
-        f"({epoch.num_samples / epoch.wall_s:.0f} samples/s), {format_bytes(epoch.fetched_bytes)} fetched; the step "
-        f"waits for {share:.0%} of it",
+        f"epoch {epoch.epoch}: {epoch.num_samples} samples in {epoch.wall_s:.2f} s ({rate:.0f} samples/s), "
+        f"{format_bytes(epoch.fetched_bytes)} fetched; the step waits for {share:.0%} of it",
         f"{'stage':<10} {'threads':>7} {'busy s':>8} {'waiting s':>9} {'busy':>5}",
     ]
     for name, times in epoch.stages.items():
         busy = times.busy_s / (times.threads * epoch.wall_s)
         lines.append(f"{name:<10} {times.threads:>7} {times.busy_s:>8.2f} {times.waiting_s:>9.2f} {busy:>5.0%}")
-    return "\n".join(
-        [*lines, f"bottleneck: {found.bottleneck}: {found.why}", *(f"  try: {text}" for text in found.turn)]
-    )
+    lines.append(f"bottleneck: {found.bottleneck}: {found.why}")
+    return "\n".join([*lines, *(f"  try: {text}" for text in found.turn)])
 
 
 # The measurement
@@ -189,11 +187,7 @@ def _text(epoch: EpochProfile, found: Diagnosis) -> str:
 def profile_loader(
     loader: "Loader", *, epochs: int, compute_s: float = 0.0, trace: "Trace | None" = None
 ) -> list[EpochProfile]:
-    """Iterate, and measure the times of each epoch.
-
-    The loader has not been iterated, so that its first epoch stages its shards, as a job's does. After each batch sleep
-    ``compute_s`` seconds, in place of a training step.
-    """
+    """Iterate a new loader, and measure the times of each epoch; sleep ``compute_s`` in place of each training step."""
     decode = loader.parts.decode
     decode.waits_on_host = True  # otherwise the waiting for a GPU would not be measured
     first_batches: list[BatchInputs] = []
@@ -238,6 +232,7 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
         waiting_s = max(0.0, threads * wall_s - busy_s)
         return StageTimes(threads=threads, busy_s=busy_s, waiting_s=waiting_s, queued_s=queued_s)
 
+    of_dali = in_threads(num_threads, took["decode"], took["queued"])
     return EpochProfile(
         epoch=epoch,
         num_samples=num_samples,
@@ -250,8 +245,8 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
             "stage": in_threads(num_fetchers, max(0.0, took["stage"] - took["fetch"])),
             "read": StageTimes(busy_s=took["read"], waiting_s=took["shard wait"]),
             "inputs": StageTimes(busy_s=took["inputs"]),
-            "decode": in_threads(num_threads, took["decode"], took["queued"]),
-            "transform": in_threads(num_threads, took["decode"], took["queued"]),
+            "decode": of_dali,
+            "transform": of_dali,
             "hand-over": StageTimes(busy_s=took["hand-over"], waiting_s=took["decode wait"]),
             "step": StageTimes(busy_s=wall_s - took["loader"], waiting_s=took["loader"]),
         },
@@ -340,15 +335,13 @@ def find_bottleneck(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu:
     waits = {name: epoch.stages[name].busy_s for name in ("read", "inputs", "hand-over")}
     waits |= {"shards": epoch.stages["read"].waiting_s, "batches": epoch.stages["hand-over"].waiting_s}
     longest = max(waits, key=lambda cause: waits[cause])
+    found = Diagnosis(bottleneck=longest, why="work in the thread that iterates", turn=_ADVICE.get(longest, ()))
     if longest == "shards":
         found = _slow_shards(epoch)
     elif longest == "batches":
         found = _slow_batches(epoch, cores=cores, batch_size=batch_size, on_gpu=on_gpu)
-    else:
-        found = Diagnosis(bottleneck=longest, why="work in the thread that iterates", turn=_ADVICE[longest])
-    return replace(
-        found, why=f"of the {waited_s:.2f} s that the step waits, {waits[longest]:.2f} s are for {found.why}"
-    )
+    why = f"of the {waited_s:.2f} s that the step waits, {waits[longest]:.2f} s are for {found.why}"
+    return replace(found, why=why)
 
 
 def _slow_shards(epoch: EpochProfile) -> Diagnosis:
@@ -356,21 +349,20 @@ def _slow_shards(epoch: EpochProfile) -> Diagnosis:
     why = f"shards ({format_bytes(int(epoch.fetched_bytes / epoch.wall_s))}/s came)"
     if stage.busy_s > fetch.busy_s:
         return Diagnosis(bottleneck="stage", why=why, turn=(_FASTER_CACHE,))
+    advice = ["the fetchers were not all busy: Cache(max_bytes=) to stage more ahead, or more and smaller shards"]
     if fetch.busy_s > ALL_BUSY * fetch.threads * epoch.wall_s:
-        first = "more fetchers, Cache(fetchers=): all were busy; else the network or the store is at its limit"
-    else:
-        first = "the fetchers were not all busy: Cache(max_bytes=) to stage more ahead, or more and smaller shards"
-    advice = [first, "Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing"]
+        advice = ["more fetchers, Cache(fetchers=): all were busy; else the network or the store is at its limit"]
+    advice += ["Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing"]
     if epoch.first_batch_s > 0.5 * epoch.wall_s:
-        advice.append("Shuffle(ramp_up=True): the first batch then waits for one shard only")
+        advice += ["Shuffle(ramp_up=True): the first batch then waits for one shard only"]
     return Diagnosis(bottleneck="fetch", why=why, turn=tuple(advice))
 
 
 def _slow_batches(epoch: EpochProfile, *, cores: int, batch_size: int, on_gpu: bool) -> Diagnosis:
     decode, transform = epoch.stages["decode"], epoch.stages["transform"]
     threads, capacity = decode.threads, decode.threads * epoch.wall_s
-    busy, queued = (decode.busy_s + transform.busy_s) / capacity, decode.queued_s / capacity
-    queued = min(1.0, queued)  # DALI has more threads than those that decode
+    busy = (decode.busy_s + transform.busy_s) / capacity
+    queued = min(1.0, decode.queued_s / capacity)  # DALI has more threads than those that decode
     why = f"batches being decoded; DALI's {threads} threads are busy for {busy:.0%} of the time"
     if queued > CROWDED:
         why += f", and for {queued:.0%} ready with no core free"

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,13 +61,14 @@ class ColorJitter:
 
         Each operation rounds its result to whole grey levels.
         """
-        factors = self._components.array(self._slot_factors)
+        array = self._components.array
+        factors = array(self._slot_factors)
         on_device = factors.gpu() if pixels.device == "gpu" else factors
         for number, kind in enumerate(self._slots.kinds):
             if kind == "light":
                 pixels = _light(pixels, factors[number], self._uses_contrast(number))
             elif kind == "saturation":
-                pixels = fn.coord_transform(pixels, M=self._components.array(self._matrices(number)), dtype=types.UINT8)
+                pixels = fn.coord_transform(pixels, M=array(partial(self._matrices, number)), dtype=types.UINT8)
             else:
                 pixels = _hue(pixels, on_device[number])
         return pixels
@@ -86,14 +88,10 @@ class ColorJitter:
             return None
         return self._components.array(lambda batch: uses[self.draw(batch)[1]].astype(np.float32))
 
-    def _matrices(self, slot: int) -> Callable[[Batch], Float32s]:
+    def _matrices(self, slot: int, batch: Batch) -> Float32s:
         """Compute matrices that mix each pixel with its grey: float32 [B, 3, 3]."""
-
-        def matrices(batch: Batch) -> Float32s:
-            factor = self._slot_factors(batch)[:, slot, None, None]
-            return np.asarray(factor * np.eye(3) + (1 - factor) * np.array(_GREY), np.float32)
-
-        return matrices
+        factor = self._slot_factors(batch)[:, slot, None, None]
+        return np.asarray(factor * np.eye(3) + (1 - factor) * np.array(_GREY), np.float32)
 
 
 def jitter_range(name: str, value: float | Sequence[float] | None) -> Range | None:

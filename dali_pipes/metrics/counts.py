@@ -47,8 +47,8 @@ class _Clock:
 class Stage:
     """One stage of the thread that iterates: a context in which it runs.
 
-    ``advice`` is logged, once, when a wait has taken `LONG_WAIT_S`; ``None``: the stage does not wait, or another
-    module logs it. After a Ctrl-C between begin and end the stage around this one ends it.
+    ``advice`` is logged, once, when a wait has taken `LONG_WAIT_S`. After a Ctrl-C between begin and end the stage
+    around this one ends it.
     """
 
     __slots__ = ("_advice", "_clock", "_entered", "_is_wait", "_number", "_told_s", "name")
@@ -117,15 +117,14 @@ class Counts:
     """What one loader has done since it was made."""
 
     def __init__(self) -> None:
-        self.name: str = ""
+        self.name = ""
         """The loader's name in metrics, as the user gave it."""
-        self.number: int = 0
+        self.number = 0
         """The loader's number among the open ones of the process, which stands for an empty name."""
-        self.samples: int = 0
+        self.samples = 0
         """Samples in delivered batches that count: see `Loader.num_valid`."""
-        self.batches: int = 0
-        """Delivered batches."""
-        self.substituted: int = 0
+        self.batches = 0
+        self.substituted = 0
         """Positions in delivered batches at which another sample replaced a bad one."""
         self.read_bytes: int = 0
         """Encoded bytes of the batches that were read from the cache file."""

@@ -48,18 +48,9 @@ UInt8s = npt.NDArray[np.uint8]
 _PREAD = 0  # IOCB_CMD_PREAD
 _IOCB = np.dtype(
     [
-        ("data", "<u8"),
-        ("key", "<u4"),
-        ("rw_flags", "<u4"),
-        ("opcode", "<u2"),
-        ("priority", "<i2"),
-        ("file", "<u4"),
-        ("address", "<u8"),
-        ("size", "<u8"),
-        ("offset", "<i8"),
-        ("reserved", "<u8"),
-        ("flags", "<u4"),
-        ("event_file", "<u4"),
+        *(("data", "<u8"), ("key", "<u4"), ("rw_flags", "<u4"), ("opcode", "<u2"), ("priority", "<i2")),
+        *(("file", "<u4"), ("address", "<u8"), ("size", "<u8"), ("offset", "<i8"), ("reserved", "<u8")),
+        *(("flags", "<u4"), ("event_file", "<u4")),
     ]
 )
 _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
@@ -84,7 +75,7 @@ class Aio:
 
     def __init__(self) -> None:
         calls = _CALLS.get(platform.machine())
-        if calls is None or not hasattr(os, "preadv"):
+        if calls is None:
             raise OSError(errno.ENOSYS, f"no asynchronous I/O is known for {platform.system()} on {platform.machine()}")
         self._setup, self._destroy, self._submit, self._get_events = calls
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -99,23 +90,17 @@ class Aio:
         # The kernel takes a list of pointers.
         self._pointers = self._iocbs.ctypes.data + _IOCB.itemsize * np.arange(MAX_READS, dtype=np.uint64)
         self._events = np.zeros(MAX_READS, _EVENT)
-        try:
-            self._try()
-        except BaseException:
-            self.close()
-            raise
-
-    def _try(self) -> None:
-        """Read a byte: a sandbox may allow a context, and no reads."""
-        file = os.memfd_create("dali-pipes-aio", os.MFD_CLOEXEC)
-        try:
-            os.write(file, b"x")
-            size, byte = np.ones(1, np.int64), np.zeros(1, np.uint8)
-            self.read(file, offsets=0 * size, sizes=size, addresses=byte.ctypes.data * size)
+        # A sandbox may allow a context, and no reads: so a byte is read.
+        with contextlib.ExitStack() as undone:
+            undone.callback(self.close)
+            file = os.memfd_create("dali-pipes-aio", os.MFD_CLOEXEC)
+            with os.fdopen(file, "wb", 0) as stream:
+                stream.write(b"x")
+                size, byte = np.ones(1, np.int64), np.zeros(1, np.uint8)
+                self.read(file, offsets=0 * size, sizes=size, addresses=byte.ctypes.data * size)
             if byte[0] != ord("x"):
                 raise OSError(errno.ENOSYS, "asynchronous I/O gives other bytes than the file has")
-        finally:
-            os.close(file)
+            undone.pop_all()
 
     def read(self, file: int, *, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> None:
         """Read ``sizes`` bytes at ``offsets`` of an open file to ``addresses`` in memory; all are int64 [N].
@@ -187,8 +172,8 @@ class _Lent(weakref.ref):  # type: ignore[type-arg]
 class Buffers:
     """Buffers that come back by themselves. They do not shrink: each keeps the size of the largest batch that it held.
 
-    ``allocate`` makes the memory of this number of bytes: an object that numpy can view. ``set_device`` makes the CUDA
-    device of page-locked memory that of the calling thread; ``None``: the memory is not page-locked.
+    ``allocate`` makes memory that numpy can view, of this number of bytes. Page-locked memory has ``set_device``, which
+    makes its CUDA device that of the calling thread.
     """
 
     def __init__(
@@ -201,7 +186,6 @@ class Buffers:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the memory is page-locked."""
         return self._set_device is not None
 
     def take(self, num_bytes: int) -> UInt8s:
@@ -213,7 +197,11 @@ class Buffers:
         """
         if self._set_device is not None:
             self._set_device()
-        memory = self._pop(num_bytes)
+        # A buffer may come back at any time, in any thread: only pop and append touch the list.
+        memory = None
+        while memory is None and self._free:
+            free = self._lent.pop(id(self._free.pop())).memory
+            memory = free if memoryview(free).nbytes >= num_bytes else None  # too small: dropped
         if memory is None:
             capacity = max(1, int(num_bytes * HEADROOM))
             memory = self._allocate(-(-capacity // _HUGE_PAGE) * _HUGE_PAGE)
@@ -224,15 +212,6 @@ class Buffers:
         lent.memory = memory
         self._lent[id(lent)] = lent  # a weak reference that is gone calls nobody
         return buffer
-
-    def _pop(self, num_bytes: int) -> Any:
-        """Take a free buffer that is large enough, and drop those that are too small."""
-        # A buffer may come back at any time, in any thread: only pop and append touch the list.
-        while self._free:
-            memory = self._lent.pop(id(self._free.pop())).memory
-            if memoryview(memory).nbytes >= num_bytes:
-                return memory
-        return None
 
 
 def pinned_buffers(device_id: int) -> Buffers:
@@ -256,11 +235,7 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 class EncodedBatch(Sequence[UInt8s]):
     """One component of the samples of a batch: each sample's encoded bytes, uint8 [bytes], in one buffer.
 
-    Args:
-        buffer: From `Buffers.take`.
-        starts: int64 [B]: where each sample begins in the buffer.
-        sizes: int64 [B]: bytes of each sample.
-        is_pinned: Whether the buffer is page-locked.
+    ``starts`` and ``sizes`` are int64 [B], in the ``buffer`` from `Buffers.take`; ``is_pinned``: it is page-locked.
     """
 
     def __init__(self, buffer: UInt8s, starts: Int64s, sizes: Int64s, *, is_pinned: bool = False) -> None:
@@ -377,12 +352,9 @@ class AioSegment:
 
 
 def open_reader(path: str, *, kind: str = "auto", buffers: Buffers | None = None) -> SegmentReader:
-    """Open a reader of the cache file.
+    """Open a reader of the cache file at ``path``; ``kind="auto"`` is the first of the two that the system allows.
 
-    Args:
-        path: The cache file.
-        kind: ``"aio"``, ``"webdataset"``, or ``"auto"``: the first that the system allows.
-        buffers: Where ``"aio"`` puts encoded bytes; ``None``: in ordinary memory.
+    ``"aio"`` puts encoded bytes into ``buffers``; ``None``: into ordinary memory.
 
     Raises:
         OSError: If ``kind`` is ``"aio"`` and the system does not allow it.

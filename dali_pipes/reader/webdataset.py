@@ -56,11 +56,8 @@ class WebdatasetReader:
 class WebdatasetSegment:
     """A `fn.readers.webdataset` over the cache file, alone in its pipeline; see `dali_pipes.reader.feed.Segment`.
 
-    Args:
-        path: The cache file.
-        index: From `index_text`.
-        num_components: Components in a line; the pipeline has as many outputs.
-        batch_size: Must divide the number of lines: a reader wraps round to fill its last batch.
+    The pipeline has an output for each component of the ``index``. ``batch_size`` must divide the number of lines: a
+    reader wraps round to fill its last batch.
     """
 
     def __init__(self, path: str, index: str, *, num_components: int, batch_size: int) -> None:
