@@ -98,18 +98,16 @@ def _use(context: click.Context, option: click.Parameter, is_given: bool) -> Non
     use_verbosity(given)
 
 
-def parse_bytes(text: str) -> int:
-    """Read a number of bytes: ``4096``, ``64MB`` (10**6), ``1.5GiB`` (2**30).
-
-    Raises:
-        ValueError: If the text is not a positive number followed by no unit or by one of these units.
+def size(text: str) -> int:
+    """Read an option that is a number of bytes: ``4096``, ``64MB`` (10**6), ``1.5GiB`` (2**30). ``--help`` shows this
+    function's name.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or (match[2] or "B") not in _UNITS:
-        raise ValueError(f"a size is a number and one of {', '.join(_UNITS)}, got '{text}'")
+        raise click.BadParameter(f"a size is a number and one of {', '.join(_UNITS)}, got '{text}'")
     num_bytes = round(float(match[1]) * _UNITS[match[2] or "B"])
     if num_bytes < 1:
-        raise ValueError(f"a size must be at least one byte, got '{text}'")
+        raise click.BadParameter(f"a size must be at least one byte, got '{text}'")
     return num_bytes
 
 
@@ -123,14 +121,6 @@ def format_bytes(num_bytes: int) -> str:
         if num_bytes >= scale > 1:
             return f"{num_bytes / scale:.1f} {unit}"
     return f"{num_bytes} B"
-
-
-def size(text: str) -> int:
-    """`parse_bytes` as an option's type; ``--help`` shows this function's name."""
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from exc
 
 
 def join_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

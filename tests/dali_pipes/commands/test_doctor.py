@@ -162,8 +162,6 @@ def test_libraries_of_dali(
         (0, 1, 1, "ok", 8),
         (2, 1, 1, "ok", 4),
         (2, 2, 1, "warn", 4),  # not bound to one of the NUMA nodes
-        (1, 2, 1, "ok", 8),
-        (8, 2, 4, "warn", 2),
         (8, 1, 8, "warn", 1),
     ],
 )

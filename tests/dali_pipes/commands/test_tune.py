@@ -12,7 +12,6 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.tune import HW_DECODER_LOADS, search
 from dali_pipes.errors import DataError
-from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
 from dali_pipes.options import Decode
 from dali_pipes.tuning import TUNING_VARIABLE, Machine, Settings, Tuning, choose_settings
 
@@ -144,50 +143,6 @@ def test_tune_command_writes_what_loaders_take(
 def test_tune_refuses_what_it_could_not_write(small_shards: Path, tmp_path: Path) -> None:
     """Before the minutes that it takes."""
     assert main(["tune", str(small_shards), "-o", str(tmp_path / "no" / "tuning.json")]) == 2
-
-
-def test_share_of_the_engines_reaches_all_decoders_that_do_not_say(small_shards: Path) -> None:
-    """Also in a user's own graph; what a graph says itself stays."""
-    from nvidia.dali import fn, types
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        own = fn.decoders.image(components["image.jpg"], device=components.device, hw_decoder_load=0.9)
-        other = fn.decoders.image(components["trimap.png"], device=components.device, output_type=types.GRAY)
-        return {"own": fn.resize(own, size=(8, 8)), "other": fn.resize(other, size=(8, 8))}
-
-    with dp.loader(small_shards, graph, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
-        (before,) = next(loader)
-        inputs = loader.parts.decode.scheduled[0]
-        second = loader.parts.decode.second_pipeline(hw_decoder_load=0.3)
-        shares = [
-            float(line.partition(":")[2])
-            for operator in operators_of(second.pipeline)
-            for line in argument_lines(operator)
-            if line.startswith("hw_decoder_load")
-        ]
-        second.run(inputs)
-        second.close()
-    assert sorted(shares) == pytest.approx([0.3, 0.9])
-    assert before["own"].shape == (6, 8, 8, 3)
-
-
-def test_a_decode_pipeline_for_a_gpu_is_defined_without_one(small_shards: Path) -> None:
-    """As it is made there: photos have a mixed decoder, and the share. Only running it wants the driver."""
-    with dp.loader(
-        small_shards, dp.segmentation(crop=24), batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)
-    ) as loader:
-        next(loader)  # the first shard is there, from which arrays' kinds are learnt
-        pipeline = loader.parts.decode.second_pipeline(device_id=0, hw_decoder_load=0.25, only_decoders=True)
-        decoders = [
-            argument_lines(operator)
-            for operator in operators_of(pipeline.pipeline)
-            if operator_name(operator).startswith("decoders__")
-        ]
-        pipeline.close()
-    assert len(decoders) == pipeline.num_decoders == 2
-    devices = [next(line for line in lines if line.startswith("device: ")) for lines in decoders]
-    assert sorted(devices) == ["device: cpu", "device: mixed"], "masks are PNG files"
-    assert all("hw_decoder_load: 0.250000" in lines for lines in decoders)
 
 
 def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

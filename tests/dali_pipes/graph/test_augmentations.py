@@ -123,20 +123,9 @@ def test_erasing_is_drawn_as_torchvision_draws_it(scale: tuple[float, float], ra
 JITTER = {"brightness": 0.4, "contrast": (0.5, 1.2), "saturation": 1.5, "hue": 0.2}
 
 
-def drawn_jitter(**options: Any) -> tuple[np.ndarray, np.ndarray]:
-    class Kept(Drawn):
-        def array(self, function: Callable[[Any], Any]) -> Any:
-            return super().array(function)
-
-    components = Kept()
-    jitter = dp.Random(components).color_jitter(**options)
-    draws: tuple[np.ndarray, np.ndarray] = components.array(jitter.draw)
-    return draws
-
-
 def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
     """Factors, and the order of the four; each number independent of the others."""
-    draws = drawn_jitter(**JITTER)
+    draws = Drawn().array(dp.Random(Drawn()).color_jitter(**JITTER).draw)
     names = [f"{operation}_factor" for operation in color.OPERATIONS]
     expected = of_torchvision(v2.ColorJitter(**JITTER), *names)
     for number, name in enumerate(names):

@@ -164,18 +164,3 @@ def test_data_sets_of_a_mixture_have_names_of_their_own(tmp_path: Path) -> None:
     for key in ("s0", "s1"):  # both sets hold the same photos and masks
         assert torch.equal(images[f"a/{key}"], images[f"b/{key}"])
         assert torch.equal(masks[f"a/{key}"], masks[f"b/{key}"])
-
-
-def test_own_graph_finds_components(tmp_path: Path) -> None:
-    """As the built-in ones do."""
-    shards = write_shards(tmp_path, samples_of(*[("cls", "jpg", "png")] * 4), per_shard=2)
-    seen = []
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        photo = components.photo()
-        seen.append((photo, components.photo("x"), components.mask(photo=photo), components.has_labels))
-        seen.append((components.has_mask(photo=photo), components.has_mask(photo="png")))
-        return {"bytes": components[photo].shape()}
-
-    first_batch(shards, graph)
-    assert seen[:2] == [("jpg", "x", "png", True), (True, False)]

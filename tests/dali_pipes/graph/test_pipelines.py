@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
+from dali_pipes.graph.pipelines import check_crop
 from dali_pipes.graph.random import resized_crop
 from dali_pipes.order.randomness import Stream
 from tests.builders import make_samples, open_loader, photo_bytes, write_shards
@@ -164,9 +165,6 @@ def test_bad_graph_arguments_are_refused(make, text: str) -> None:
         dp.segmentation(men=(0, 0, 0))
 
 
-@pytest.mark.parametrize("make", [dp.segmentation, dp.classification_train, dp.classification_eval])
-@pytest.mark.parametrize("crop", [(24, 24), [24, 24], np.int64(24)])
-def test_crop_may_be_given_as_torchvision_takes_it(small_shards: Path, make, crop: object) -> None:
+def test_crop_may_be_given_as_torchvision_takes_it() -> None:
     """Two equal numbers, and numpy's, stand for one side."""
-    with dp.loader(small_shards, make(crop=crop), batch_size=5, device="cpu") as loader:
-        assert next(loader)[0]["image"].shape == (5, 3, 24, 24)
+    assert [check_crop(crop) for crop in ((24, 24), [24, 24], np.int64(24))] == [24] * 3

@@ -257,19 +257,6 @@ def test_the_file_follows_the_loader_and_is_removed(small_shards: Path, tmp_path
     writer.close()
 
 
-def test_files_of_living_processes_stay(small_shards: Path, tmp_path: Path) -> None:
-    program = [sys.executable, "-c", f"{LEAVE}\nsys.stdin.read()", tmp_path, "lives"]
-    other = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        path = Path(told(other))
-        with dp.metrics.write_textfile(tmp_path) as writer:
-            assert {*tmp_path.iterdir()} == {path, writer.path}
-            assert writer.living_files() == [path]
-    finally:
-        other.kill()
-        other.communicate()
-
-
 @pytest.mark.parametrize(("end", "left"), [("returns", 0), ("killed", 1)])
 def test_files_of_ended_processes_do_not_stay(end: str, left: int, tmp_path: Path) -> None:
     """The exporter would show the last figures of a killed job for ever."""

@@ -15,8 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvidia.dali import fn, types
-from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from dali_pipes.reader.aio_reader import (
@@ -100,27 +98,6 @@ def test_batches_stay_while_later_ones_are_read(readers: dict[str, SegmentReader
         held = [made.read()[0] for _ in range(20)]
     for batch, output in enumerate(held):
         assert np.asarray(output[1]).tobytes() == content[(2 * batch + 1) * 512 :][:300]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pipeline_takes_batches_without_a_copy(readers: dict[str, SegmentReader], file: Path, kind: str) -> None:
-    """DALI reads where the reader wrote; the result is right while buffers are used again."""
-    content = np.frombuffer(file.read_bytes(), np.uint8)
-    offsets, sizes = np.arange(60) % 50 * 512, 100 + np.arange(60)
-    with contextlib.closing(readers[kind].open(lines([offsets], [sizes]), batch_size=3)) as segment:
-        pipeline = Pipeline(batch_size=3, num_threads=1, device_id=None, prefetch_queue_depth=3, exec_dynamic=True)
-        left = iter(range(20))
-        with pipeline:
-            encoded = fn.external_source(
-                source=lambda: as_dali(segment.read()[0]) if next(left, None) is not None else None,
-                batch=True,
-                no_copy=True,
-                dtype=types.UINT8,
-                ndim=1,
-            )
-            pipeline.set_outputs(fn.reductions.sum(encoded))
-        sums = [int(np.asarray(pipeline.run()[0][0])) for _ in range(17)]
-    assert sums == [int(content[offsets[3 * i] :][: sizes[3 * i]].sum()) for i in range(17)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

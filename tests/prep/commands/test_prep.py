@@ -1,10 +1,11 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from dali_pipes.commands.options import format_bytes, parse_bytes
+from dali_pipes.commands.options import format_bytes, size
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
 from prep.commands.group import prep
@@ -193,13 +194,13 @@ def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
     ],
 )
 def test_sizes_have_binary_and_decimal_units(text: str, num_bytes: int, shown: str) -> None:
-    assert (parse_bytes(text), format_bytes(num_bytes)) == (num_bytes, shown)
+    assert (size(text), format_bytes(num_bytes)) == (num_bytes, shown)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "1M", "1mib", "-1MB", "1e6", "0", "0.4B", "one"])
 def test_size_of_anything_else_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"a size (is a number and one of B, KiB|must be at least one byte)"):
-        parse_bytes(text)
+    with pytest.raises(click.BadParameter, match=r"a size (is a number and one of B, KiB|must be at least one byte)"):
+        size(text)
 
 
 @pytest.mark.parametrize("group", [[], ["pack"]])

@@ -12,6 +12,7 @@ from PIL import Image
 from torchvision import transforms
 
 import dali_pipes as dp
+from dali_pipes.graph.recipes.captions import read_tokens
 from tests.builders import Sample, batches_of, npy_bytes, photo_bytes, write_shards
 
 LENGTH = 6
@@ -86,11 +87,9 @@ def test_validation_takes_the_middle(shards: Path) -> None:
         (np.array([2**63], np.uint64), r"expected token ids in \[0, 2\*\*63\), found 9223372036854775808"),
     ],
 )
-def test_tokens_that_are_none_make_a_sample_bad(tmp_path: Path, array: npt.NDArray[Any], text: str) -> None:
-    sample = Sample("a", sample_of(1).components | {"tokens.npy": npy_bytes(array)})
-    shards = write_shards(tmp_path, [sample], per_shard=1)
-    with pytest.raises(dp.DecodeError, match=f"key 'a': component 'tokens.npy' cannot be parsed: {text}"):
-        batches_of(shards, dp.captions(crop=16), batch_size=1)
+def test_arrays_that_are_no_tokens_are_refused(array: npt.NDArray[Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        read_tokens(np.frombuffer(npy_bytes(array), np.uint8))
 
 
 def test_sample_without_tokens_has_none(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torchvision.transforms.v2 import functional as reference
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 import dali_pipes as dp
+from dali_pipes.graph.recipes.detection import check_boxes, read_boxes
 from tests.builders import Sample, batches_of, image_bytes, npy_bytes, photo_bytes, write_shards
 
 CROP = 96
@@ -177,23 +178,10 @@ def test_boxes_lie_where_the_pixels_are(tmp_path: Path) -> None:
         ("boxes", "with lists of one length, 'boxes' and 'labels'"),
     ],
 )
-def test_sample_of_bad_boxes_is_bad(tmp_path: Path, document: Any, text: str) -> None:
-    """The error names shard, key and component; another one takes its place where that is asked for."""
-    good = json.dumps({"boxes": [[0, 0, 40, 30]], "labels": [3]}).encode()
-    samples = [
-        Sample(
-            f"b{number}",
-            {"jpg": photo_bytes(number, 40, 30), "boxes.json": json.dumps(document).encode() if number == 2 else good},
-        )
-        for number in range(6)
-    ]
-    shards = write_shards(tmp_path, samples, per_shard=6)
-    with pytest.raises(dp.DecodeError, match=f"(?s)b2.*boxes.json.*{text}"):
-        batches_of(shards, dp.detection(crop=16), batch_size=6)
-    others = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "bad.tsv")
-    (batch,) = batches_of(shards, dp.detection(crop=16), batch_size=6, bad_samples=others)
-    assert "b2" not in batch["key"]
-    assert [len(target["boxes"]) for target in batch["target"]] == [1] * 6
+def test_boxes_that_are_none_are_refused(document: Any, text: str) -> None:
+    data = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    with pytest.raises(ValueError, match=text):
+        check_boxes(read_boxes(data, is_npy=False, box_format=None), height=30, width=40)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +193,26 @@ def test_sample_of_bad_boxes_is_bad(tmp_path: Path, document: Any, text: str) ->
         (np.array([["a"] * 5]), r"expected numbers \[N, 5\] .* found <U1 \[1, 5\]"),
     ],
 )
-def test_array_of_another_shape_is_bad(tmp_path: Path, array: npt.NDArray[Any], text: str) -> None:
-    samples = [Sample("a", {"jpg": photo_bytes(1, 40, 30), "boxes.npy": npy_bytes(array)})]
-    shards = write_shards(tmp_path, samples, per_shard=1)
-    with pytest.raises(dp.DecodeError, match=text):
-        batches_of(shards, dp.detection(crop=16, boxes="boxes.npy"), batch_size=1)
+def test_array_of_another_shape_is_refused(array: npt.NDArray[Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        read_boxes(np.frombuffer(npy_bytes(array), np.uint8), is_npy=True, box_format=None)
+
+
+def test_sample_of_bad_boxes_is_bad(tmp_path: Path) -> None:
+    """The error names shard, key and component; another one takes its place where that is asked for."""
+    boxes = [b'{"boxes": [[0, 0, 40, 30]], "labels": [3]}'] * 6
+    boxes[2] = b'{"boxes": [[9, 1, 1, 9]], "labels": [1]}'
+    samples = [
+        Sample(f"b{number}", {"jpg": photo_bytes(number, 40, 30), "boxes.json": data})
+        for number, data in enumerate(boxes)
+    ]
+    shards = write_shards(tmp_path, samples, per_shard=6)
+    with pytest.raises(dp.DecodeError, match=r"(?s)b2.*boxes.json.*expected left <= right"):
+        batches_of(shards, dp.detection(crop=16), batch_size=6)
+    others = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "bad.tsv")
+    (batch,) = batches_of(shards, dp.detection(crop=16), batch_size=6, bad_samples=others)
+    assert "b2" not in batch["key"]
+    assert [len(target["boxes"]) for target in batch["target"]] == [1] * 6
 
 
 def test_more_boxes_than_there_is_room_for_make_a_sample_bad(shards: Path) -> None:
