@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dali_pipes.commands.options import cluster_options, format_bytes, json_option, size
+from dali_pipes.commands.options import cache_bytes_option, cluster_options, format_bytes, json_option
 from dali_pipes.commands.output import print_line, print_result
 
 _directory = click.Path(file_okay=False, path_type=Path)
@@ -73,12 +73,7 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
 @click.option(
     "--cache", "cache_dir", required=True, type=_directory, help="The directory of the cache file, which is kept."
 )
-@click.option(
-    "--cache-bytes",
-    type=size,
-    help="Limit of all cache files in that directory.  [default: half of free memory, or nine tenths of a disk's free "
-    "space]",
-)
+@cache_bytes_option
 @click.option(
     "--connections", default=8, show_default=True, type=click.IntRange(min=1), help="Threads that fetch shards."
 )

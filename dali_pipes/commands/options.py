@@ -182,6 +182,12 @@ cluster_options = join_options(
         help="The embedded node's folder.  [default: $XDG_DATA_HOME/dali-pipes/embedded]",
     ),
 )
+cache_bytes_option = click.option(
+    "--cache-bytes",
+    type=size,
+    help="Limit of all cache files in that directory.  [default: half of free memory, or nine tenths of a disk's free "
+    "space]",
+)
 # With --json, stdout holds one document and nothing else, and no bars are drawn. Messages on stderr and the exit code
 # stay the same. (The commands of bench differ: there the option takes a file, to which a record is written.)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")

@@ -227,6 +227,7 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
     num_fetchers = loader.parts.stager.num_threads
     # On a GPU each decoder has as many threads of its own.
     num_threads = decode.num_threads * (1 if decode.device_id is None else 1 + decode.num_decoders)
+    in_loader_s = took["loader_seconds"]
 
     def in_threads(threads: int, busy_s: float, queued_s: float = 0.0) -> StageTimes:
         waiting_s = max(0.0, threads * wall_s - busy_s)
@@ -243,18 +244,18 @@ def _measure_epoch(loader: "Loader", *, compute_s: float, trace: "Trace | None")
         stages={
             "fetch": in_threads(num_fetchers, took["fetch"]),
             "stage": in_threads(num_fetchers, max(0.0, took["stage"] - took["fetch"])),
-            "read": StageTimes(busy_s=took["read"], waiting_s=took["shard wait"]),
+            "read": StageTimes(busy_s=took["read"] + took["read_wait_seconds"], waiting_s=took["shard_wait_seconds"]),
             "inputs": StageTimes(busy_s=took["inputs"]),
             "decode": of_dali,
             "transform": of_dali,
-            "hand-over": StageTimes(busy_s=took["hand-over"], waiting_s=took["decode wait"]),
-            "step": StageTimes(busy_s=wall_s - took["loader"], waiting_s=took["loader"]),
+            "hand-over": StageTimes(busy_s=took["hand-over"], waiting_s=took["decode_wait_seconds"]),
+            "step": StageTimes(busy_s=wall_s - in_loader_s, waiting_s=in_loader_s),
         },
     )
 
 
 def _read_counters(loader: "Loader") -> dict[str, float]:
-    """Read seconds by stage, summed over threads since the loader was made or, for DALI's threads, began."""
+    """Read the loader's figures and seconds by stage, summed over threads since the loader or its threads were made."""
     counts, stager = loader.parts.counts, loader.parts.stager
     on_core_ns = queued_ns = 0  # of DALI's threads: on a core, and ready without a free core
     for task in _TASKS.iterdir():
@@ -262,18 +263,14 @@ def _read_counters(loader: "Loader") -> dict[str, float]:
             if (task / "comm").read_text().startswith("[DALI]"):
                 on_core, queued, *_ = (int(text) for text in (task / "schedstat").read_text().split())
                 on_core_ns, queued_ns = on_core_ns + on_core, queued_ns + queued
-    return {
+    return loader.stats() | {
         "fetch": stager.fetch_time.seconds(),
         "stage": stager.stage_time.seconds(),
-        "read": counts.read.seconds() + counts.read_wait.seconds(),
-        "shard wait": counts.shard_wait.seconds(),
+        "read": counts.read.seconds(),
         "inputs": counts.inputs.seconds(),
         "decode": on_core_ns / 1e9,
         "queued": queued_ns / 1e9,
-        "decode wait": counts.decode_wait.seconds(),
         "hand-over": counts.hand_over.seconds(),
-        "loader": counts.in_loader_s(),
-        "fetched_bytes": stager.fetched_bytes,
     }
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dali_pipes.commands.options import cluster_options, endpoint_for, join_options, json_option, size
+from dali_pipes.commands.options import cache_bytes_option, cluster_options, endpoint_for, join_options, json_option
 from dali_pipes.commands.output import print_note
 from dali_pipes.progress import bar
 from dali_pipes.store.patience import current_patience
@@ -77,12 +77,7 @@ job_options = join_options(
         type=click.Path(file_okay=False, path_type=Path),
         help="Directory for the cache file.  [default: /dev/shm, or the directory for temporary files]",
     ),
-    click.option(
-        "--cache-bytes",
-        type=size,
-        help="Limit of all cache files in that directory.  [default: half of free memory, or nine tenths of a disk's "
-        "free space]",
-    ),
+    cache_bytes_option,
     cluster_options,
 )
 
