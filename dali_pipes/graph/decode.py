@@ -76,8 +76,7 @@ class DecodePipeline:
         seed: Of DALI's own random operators.
         hw_decoder_load: Share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1, in those decoders of the
             graph that do not set it; ``None``: DALI's own default. On the CPU it changes nothing.
-        only_decoders: Leave out everything that follows the graph's decoders, to time decoding alone: the pipeline's
-            outputs are those of the decoders, without names, and `run` is the only useful method.
+        only_decoders: Leave out everything that follows the graph's decoders, to time decoding alone by `run`.
         example: A batch that shows the kinds of the graph's arrays; ``None``: the data set's first sample.
         max_batch_pixels: The most pixels that the photos of a batch may have together; ``None``: no limit.
 
@@ -125,8 +124,7 @@ class DecodePipeline:
     def rebuild(self) -> None:
         """Make the pipeline; make it anew if an iteration was cut short after some inputs were fed.
 
-        DALI keeps the data that were fed to an input until an iteration takes them, also across a reset: the next batch
-        would have one batch's pixels and another's labels.
+        DALI keeps what was fed, also across a reset: the next batch would have one batch's pixels and another's labels.
         """
         self.scheduled.clear()
         pipeline = QuickPipeline(
@@ -176,11 +174,7 @@ class DecodePipeline:
         self._waiting: dict[str, deque[Any]] = {name: deque() for name in inputs_in_use(pipeline, fed)}
 
     def as_current_device(self) -> AbstractContextManager[None]:
-        """Make this device torch's current one inside the context; on the CPU this does nothing.
-
-        A loader's device may be another than torch's current device: `dali_pipes.loader` takes that of ``local_rank``
-        if the process has set none. Batches are taken inside this context.
-        """
+        """Make this device torch's current one inside the context, in which batches are taken; not on the CPU."""
         if self.device_id is None:
             return nullcontext()
         import torch
@@ -278,8 +272,7 @@ class DecodePipeline:
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
         """Make another pipeline of the same graph, to decode batches apart from those in flight; the caller closes it.
 
-        Args:
-            changed: Arguments of `DecodePipeline` that differ; ``prefetch_queue_depth`` is 1 by default.
+        ``changed`` are arguments of `DecodePipeline`; ``prefetch_queue_depth`` is 1 by default.
         """
         arguments: dict[str, Any] = {
             "batch_size": self._batch_size,
@@ -294,11 +287,7 @@ class DecodePipeline:
         return DecodePipeline(self._graph, samples=self._samples, **(arguments | changed))
 
     def decode(self, inputs: BatchInputs) -> dict[str, Any]:
-        """Decode one batch, while no other is in flight; return the outputs by name.
-
-        Raises:
-            RuntimeError: If DALI cannot decode it; the pipeline can still decode the next batch.
-        """
+        """Decode one batch, while no other is in flight; return the outputs by name. Errors are those of `take`."""
         self._schedule_alone(inputs)
         try:
             return self.take()[1]

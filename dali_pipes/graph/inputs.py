@@ -57,7 +57,7 @@ class DecodedPhotos(NamedTuple):
 
 @dataclass(kw_only=True)
 class GraphInputs:
-    """The inputs that a graph asked for, in the order in which it asked, and its outputs that bypass the pipeline."""
+    """The inputs that a graph asked for, by name and in its order, and its outputs that bypass the pipeline."""
 
     read: list[str] = field(default_factory=list)
     """Components to read of each sample, as nodes or to be parsed."""
@@ -66,11 +66,8 @@ class GraphInputs:
     array_nodes: dict[str, Any] = field(default_factory=dict)
     """The nodes of all other inputs, by name: ``array/0``, ``array/1``, ..., ``parsed/0``, ..."""
     arrays: dict[str, ArrayFunction] = field(default_factory=dict)
-    """The functions that compute inputs from a batch, by name."""
     parsed: dict[str, Parser] = field(default_factory=dict)
-    """The parsers that make inputs of components, by name."""
     decoded: DecodedPhotos = field(default_factory=DecodedPhotos)
-    """The components whose bytes reach an image decoder."""
     photos: set[str] = field(default_factory=set)
     """Components whose size the graph asked for: their header must be readable."""
     sized: set[tuple[str, bool]] = field(default_factory=set)
@@ -79,7 +76,7 @@ class GraphInputs:
     """Pairs of components that the graph named in `Components.same_size`."""
     has_label: bool = False
     lists: dict[str, Parser] = field(default_factory=dict)
-    """Outputs that are not tensors, by name."""
+    """Outputs that are not tensors."""
     packed: str | None = None
     """The name of the output whose samples come in one tensor, if there is one."""
 

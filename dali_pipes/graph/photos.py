@@ -76,8 +76,7 @@ class JudgedPhotos(NamedTuple):
 
     problems: Problems
     copies: dict[tuple[str, int], UInt8s]
-    """Component and position of each photo whose header DALI might not read, or that it might turn in another way than
-    it should -> a copy that it reads and turns rightly: uint8 [bytes]. See `dali_pipes.formats.orientation`."""
+    """Component and position -> a copy with a header that DALI is sure to read rightly: uint8 [bytes]."""
     pixels: Int64s
     """int64 [B]: pixels of all photos of each sample."""
 
@@ -176,12 +175,9 @@ class PhotoHeaders(NamedTuple):
 
 
 def read_photo_headers(photos: Sequence[Any], *, orient: bool = False) -> PhotoHeaders:
-    """Read the headers and ends of a batch's photos.
+    """Read the headers and ends, and with ``orient`` the orientations, of a batch's photos.
 
-    Args:
-        photos: A sequence of B buffers of uint8, empty where there is no photo. An `EncodedBatch` is read
-            together.
-        orient: Also read the orientations.
+    ``photos`` are B buffers of uint8, empty where there is no photo. An `EncodedBatch` is read together.
     """
     format, height, width = np.zeros((3, len(photos)), np.int64)
     found = PhotoHeaders(format, height, width, np.full(len(photos), UPRIGHT), np.ones(len(photos), np.bool_))
