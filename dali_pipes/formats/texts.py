@@ -9,12 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
-from dali_pipes.arrays import Int64s
+from dali_pipes.arrays import Int64s, UInt8s
 from dali_pipes.errors import DataError, printable
-
-UInt8s = npt.NDArray[np.uint8]
 
 # Texts decoded or checked at a time: some 100 KB of names.
 _ROWS_AT_A_TIME = 4096

@@ -6,17 +6,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from nvidia.dali import fn, math, types
 
 from dali_pipes.arguments import as_number
-from dali_pipes.arrays import Int64s
+from dali_pipes.arrays import Float32s, Float64s, Int64s
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 
 Range = tuple[float, float]
-Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.arrays import UInt8s
 from dali_pipes.formats.names import read_json
 from dali_pipes.reader.batch import Batch
 
@@ -25,7 +26,6 @@ NUM_HEADERS = 1024
 SHOWN_CHARACTERS = 80
 
 Array = npt.NDArray[Any]
-UInt8s = npt.NDArray[np.uint8]
 Problems = dict[int, tuple[str, str]]
 """Position in a batch -> component and reason."""
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
-from dali_pipes.arrays import Bools, Int64s, UInt64s
+from dali_pipes.arrays import Bools, Int64s, UInt8s, UInt64s
 from dali_pipes.formats.orientation import (
     JPEG_CHANNELS,
     JPEG_TAIL_BYTES,
@@ -42,8 +41,6 @@ from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.graph.parse import Problems
 from dali_pipes.reader.aio_reader import EncodedBatch
 from dali_pipes.reader.batch import Batch, Places
-
-UInt8s = npt.NDArray[np.uint8]
 
 # A file of fewer bytes has no pixels; this many are taken without asking whether they are there.
 _MIN_BYTES = 48

@@ -11,8 +11,7 @@ import numpy as np
 from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer, check_choice
-from dali_pipes.arrays import Int32s
-from dali_pipes.graph.color import Float32s, Float64s
+from dali_pipes.arrays import Float32s, Float64s, Int32s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
 from dali_pipes.graph.random import Random

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arguments import as_integer, as_number
-from dali_pipes.arrays import Int32s
+from dali_pipes.arrays import Float32s, Float64s, Int32s
 from dali_pipes.graph import color
-from dali_pipes.graph.color import Float32s, Float64s
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.reader.batch import Batch
 

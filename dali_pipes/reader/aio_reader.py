@@ -25,10 +25,9 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from dali_pipes.arrays import Int64s
+from dali_pipes.arrays import Int64s, UInt8s
 from dali_pipes.reader.feed import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 
@@ -43,7 +42,6 @@ ALIGNMENT = 64
 HEADROOM = 1.25
 _HUGE_PAGE = 2 << 20
 
-UInt8s = npt.NDArray[np.uint8]
 
 _PREAD = 0  # IOCB_CMD_PREAD
 _IOCB = np.dtype(

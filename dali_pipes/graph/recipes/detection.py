@@ -8,9 +8,8 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 
 from dali_pipes.arguments import as_integer, as_number, check_choice
-from dali_pipes.arrays import Int32s
+from dali_pipes.arrays import Float64s, Int32s
 from dali_pipes.formats.names import read_json
-from dali_pipes.graph.color import Float64s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array, shown
