@@ -136,7 +136,6 @@ def examine(
 
 
 def version_of(package: str) -> str | None:
-    """Find the version of a package; ``None`` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -144,7 +143,6 @@ def version_of(package: str) -> str | None:
 
 
 def dali_builds() -> list[str]:
-    """Find the installed builds of DALI."""
     return [name for name in _DALI_BUILDS if version_of(name) is not None]
 
 

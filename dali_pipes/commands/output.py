@@ -37,13 +37,9 @@ def print_note(text: str) -> None:
 
 
 def check_output(path: Path, *, endings: Sequence[str], expected: str, option: str) -> None:
-    """Refuse a name that has another ending, lies in no directory, or is a directory.
+    """Refuse a file's name for ``option`` that has none of these endings, in small letters, or that cannot be written.
 
-    Args:
-        path: The file.
-        endings: The endings that are allowed, in small letters.
-        expected: The same in words.
-        option: The option or argument, for the error.
+    ``expected`` are the endings in words.
     """
     if path.suffix.lower() not in endings:
         raise click.BadParameter(f"expected {expected}, got '{path}'", param_hint=option)

@@ -204,11 +204,7 @@ def find_graph(name: str | None, *, crop: int | None, photo: str | None, mask: s
 
 
 def thread_counts(cores: int) -> list[int]:
-    """List the numbers of decoding threads to try: powers of two, three quarters of the cores, all cores.
-
-    >>> thread_counts(16), thread_counts(2)
-    ([1, 2, 4, 8, 12, 16], [1, 2])
-    """
+    """List the numbers of decoding threads to try: powers of two, three quarters of the cores, all cores."""
     powers = [1 << power for power in range(cores.bit_length()) if 1 << power <= cores]
     return sorted({*powers, *([3 * cores // 4] if cores >= 8 else []), cores})
 
@@ -226,11 +222,10 @@ def pick(rates: Mapping[Any, float]) -> Any:
 def search(
     rate: Rate, *, cores: int, on_gpu: bool, budget_s: float, show: bool = True
 ) -> "tuple[Settings, dict[str, dict[Any, float]]]":
-    """Find the fastest settings, and return them with the measured rates.
+    """Find the fastest settings, and return them with the samples/s of each candidate for those that were timed.
 
     ``rate`` measures the samples/s of settings, for this number of seconds. Settings that are not timed within
-    ``budget_s`` seconds keep their defaults. The rates are, for each of ``num_threads``, ``hw_decoder_load`` and
-    ``prefetch_queue_depth`` that was timed, the samples/s of each candidate.
+    ``budget_s`` seconds keep their defaults.
     """
     from dali_pipes.tuning import PREFETCH_QUEUE_DEPTH, Settings
 

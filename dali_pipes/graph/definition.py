@@ -1,8 +1,8 @@
 """What a graph returns: its outputs, the photos that it decodes, and the type of a batch that is made of them."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -30,6 +30,10 @@ CU_SEQLENS = "cu_seqlens"
 MAX_PREALLOCATED_BYTES = 2**30
 _JPEG = PHOTO_FORMATS.index("JPEG")
 
+Graph = Callable[[Components, Random], Mapping[str, Any]]
+"""The function that the decode pipeline runs: it returns the outputs by name, in the order of a batch, as nodes and
+results of `Components.text` and the like. `dali_pipes.graph.pipelines` has some to copy."""
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -50,13 +54,6 @@ if TYPE_CHECKING:
 
 else:
     BatchDict = dict[str, Any]
-
-
-class Graph(Protocol):
-    """The function that the decode pipeline runs; `dali_pipes.graph.pipelines` has some to copy."""
-
-    def __call__(self, components: Components, random: Random) -> Mapping[str, Any]:
-        """Return the outputs by name, in the order of a batch: nodes, and results of `Components.text` and the like."""
 
 
 class Packed(NamedTuple):
@@ -103,11 +100,7 @@ def label_advice(given: Sequence[str]) -> str:
 
 
 def output_nodes(outputs: object, components: Components) -> list[Any]:
-    """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants.
-
-    Raises:
-        ValueError: If the graph does not return a dict of outputs, or takes no component.
-    """
+    """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants."""
     inputs = components.inputs
     if not isinstance(outputs, Mapping) or not outputs:
         raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
@@ -132,10 +125,9 @@ def output_nodes(outputs: object, components: Components) -> list[Any]:
 
 
 def decoded_photos(pipeline: QuickPipeline, inputs: GraphInputs, *, turned: Mapping[str, int]) -> DecodedPhotos:
-    """Find the photos that a pipeline decodes; its outputs are set. ``turned`` is `Manifest.turned`.
+    """Find the photos that a pipeline decodes, and refuse a graph that sizes them in another way.
 
-    Raises:
-        DataError: If the graph sizes photos in another way than it decodes them.
+    The pipeline's outputs are set. ``turned`` is `Manifest.turned`.
     """
     decoded = decoded_inputs(pipeline, inputs.components)
     for component, orient in sorted(inputs.sized):

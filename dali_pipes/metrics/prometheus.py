@@ -41,8 +41,8 @@ NODE_S = 2.0
 _OWN_LABELS = ("data_set", "loader", "rank")
 _FILES = f"dali_pipes_{'[0-9a-f]' * 8}.prom"
 
-# The writers of this process: by the port that they serve, or by their directory.
-_writers: "dict[int | Path, TextfileWriter]" = {}
+# The writers of this process by their directory; each port has one.
+_writers: "dict[Path, TextfileWriter]" = {}
 
 
 class LoaderCollector(Collector):
@@ -83,18 +83,16 @@ class LoaderCollector(Collector):
 class TextfileWriter:
     """Writes this process's file again and again until it is closed. Made by `write_textfile`; a context manager."""
 
-    def __init__(
-        self, key: int | Path, directory: Path, *, every_s: float, labels: Mapping[str, str] | None, mode: int
-    ) -> None:
+    def __init__(self, directory: Path, *, every_s: float, labels: Mapping[str, str] | None, mode: int) -> None:
         self._collector = LoaderCollector(labels=labels)
         self.path: Path = directory / f"dali_pipes_{secrets.token_hex(4)}.prom"
-        self._key, self._mode, self._every_s = key, mode, every_s
+        self._mode, self._every_s = mode, every_s
         self._pid, self._is_over = os.getpid(), threading.Event()
         self._file: IO[bytes] | None = None  # the written one, whose lock it holds
         self._thread = threading.Thread(target=self._work, name="dali-pipes-metrics", daemon=True)
-        if key in _writers:
-            _writers[key].close()
-        _writers[key] = self
+        if directory in _writers:
+            _writers[directory].close()
+        _writers[directory] = self
         atexit.register(self.close)
         try:
             self.living_files()
@@ -118,8 +116,8 @@ class TextfileWriter:
         if self._thread.is_alive():
             self._thread.join()
         atexit.unregister(self.close)
-        if _writers.get(self._key) is self:
-            del _writers[self._key]
+        if _writers.get(self.path.parent) is self:
+            del _writers[self.path.parent]
         self.path.unlink(missing_ok=True)
         if self._file is not None:
             self._file.close()
@@ -180,7 +178,7 @@ class NodeMetrics(TextfileWriter, Collector):
         self._has_warned = False
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        super().__init__(port, _node_directory(port), every_s=NODE_S, labels=labels, mode=0o600)
+        super().__init__(_node_directory(port), every_s=NODE_S, labels=labels, mode=0o600)
 
     @property
     def has_port(self) -> bool:
@@ -263,7 +261,6 @@ def serve(port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str
         labels: See `LoaderCollector`.
 
     Raises:
-        ImportError: If prometheus-client is not installed: ``pip install 'dali-pipes[metrics]'``.
         OSError: If another program has the port, or the machine has no such address.
         ValueError: If it is no port, or a label has no proper name.
     """
@@ -286,7 +283,6 @@ def write_textfile(
         labels: See `LoaderCollector`. The exporter's ``job`` is its own: name your run here.
 
     Raises:
-        ImportError: If prometheus-client is not installed: ``pip install 'dali-pipes[metrics]'``.
         OSError: If nothing can be written there.
         ValueError: If ``every_s`` is not positive, or a label has no proper name.
     """
@@ -297,7 +293,7 @@ def write_textfile(
         raise NotADirectoryError(
             f"'{directory}' is not a directory; name the one of the node exporter's --collector.textfile.directory"
         )
-    return TextfileWriter(path, path, every_s=every_s, labels=labels, mode=0o644)  # the exporter is another user
+    return TextfileWriter(path, every_s=every_s, labels=labels, mode=0o644)  # the exporter is another user
 
 
 def _node_directory(port: int) -> Path:

@@ -101,11 +101,7 @@ class Aio:
             undone.pop_all()
 
     def read(self, file: int, *, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> None:
-        """Read ``sizes`` bytes at ``offsets`` of an open file to ``addresses`` in memory; all are int64 [N].
-
-        Raises:
-            OSError: If a read fails, or the file ends before the last byte of a place.
-        """
+        """Read ``sizes`` bytes at ``offsets`` of an open file to ``addresses`` in memory; all are int64 [N]."""
         for first in range(0, len(sizes), MAX_READS):
             part = slice(first, first + MAX_READS)
             self._read(file, offsets[part], sizes[part], addresses[part])

@@ -124,11 +124,7 @@ class ShardTable:
         return f"shard '{self.name}', key '{self.key(row)}'"
 
     def labels(self, rows: Int64s) -> Int64s:
-        """Return the class ids of some rows: int64 [N].
-
-        Raises:
-            DataError: If a sample has no class id, or one that is not in the class table.
-        """
+        """Return class ids: int64 [N]. A `DataError` if a sample has none, or one that is not in the class table."""
         if self._rules.missing != "empty":
             return self._known_labels(rows)
         is_there = self.places(LABEL_COMPONENT).is_there[rows]

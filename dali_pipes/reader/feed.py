@@ -324,11 +324,7 @@ class Feed:
 
 
 def _num_ahead(batch_size: int) -> int:
-    """Samples that are requested from the disk before they are read.
-
-    >>> _num_ahead(256), _num_ahead(1)
-    (2048, 512)
-    """
+    """Samples that are requested from the disk before they are read."""
     return max(READ_AHEAD_BATCHES * batch_size, READ_AHEAD_SAMPLES)
 
 

@@ -48,11 +48,7 @@ class Samples:
         return np.searchsorted(self._stops, ordinals, side="right").astype(np.int64)
 
     def rows(self, ordinals: Int64s) -> Rows:
-        """Look up these samples, in this order. The indexes of their shards must be readable, and are kept.
-
-        Raises:
-            DataError: If an index does not fit the manifest.
-        """
+        """Look up these samples, in this order. A `DataError` if an index of a shard does not fit the manifest."""
         tables = [self._table(int(shard)) for shard in np.unique(self.shard_of(ordinals))]
         return Rows(ordinals, tables)
 
