@@ -150,7 +150,7 @@ class Job:
         return {name: getattr(self, name) for name in names} | chosen
 
 
-@dataclass
+@dataclass(eq=False)
 class ChosenGraph:
     """A graph that is `segmentation` on a data set with masks, or if ``mask`` is named, else `classification_train`."""
 
