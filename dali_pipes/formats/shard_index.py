@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arrays import Bools, Int32s, Int64s
+from dali_pipes.arrays import Bools, Int32s, Int64s, UInt8s
 from dali_pipes.formats.column_file import KEY_TYPES, ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.formats.texts import UInt8s, pack_texts
+from dali_pipes.formats.texts import pack_texts
 
 INDEX_VERSION = 3
 INDEX_KIND = "dali-pipes shard index"
