@@ -22,7 +22,10 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
     help="The file to write, as OUT: .html is a page, .png, .jpg or .webp a picture.",
 )
 @click.option(
-    "--num", type=click.IntRange(min=1), help="Samples, at most 1000.  [default: 24 in a picture, 200 on a page]"
+    # A picture of a thousand is 53,000 pixels high.
+    "--num",
+    type=click.IntRange(1, 1000),
+    help="Samples, at most 1000.  [default: 24 in a picture, 200 on a page]",
 )
 @seed_option("the random choice")
 @click.option(

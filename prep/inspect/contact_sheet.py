@@ -77,12 +77,7 @@ class Sheet:
 
 
 def draw_sheet(shards: ShardSet, options: ShowOptions, *, show_progress: bool = False) -> Sheet:
-    """Draw samples of some shards as one picture.
-
-    Raises:
-        DataError: If there is no sample, key, class or component of this name, or the manifest, an index or a shard
-            cannot be read.
-    """
+    """Draw samples of some shards as one picture; for errors see `ChosenSamples`."""
     chosen = ChosenSamples(shards, options, show_progress=show_progress)
     samples = chosen.read(side=TILE)
     cells = [_cell(sample, chosen.indexed.manifest.classes) for sample in samples]

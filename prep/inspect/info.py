@@ -193,18 +193,13 @@ def describe_set(
         num_headers: How many headers of each photo component are read; 0: all.
         num_pixels: How many photos of each component that is not a mask are decoded; 0: none.
         seed: Draws the photos.
-        on: Who reads photos: threads of this process, or ``"ray"``: see `prep.workers.open_workers`. The result is the
-            same.
+        on: Who reads photos: threads of this process, or ``"ray"``: see `prep.workers.open_workers`.
         show_progress: Draw bars.
 
     Raises:
         DataError: If the manifest, an index or a shard cannot be read.
         PipesError: If Ray is not installed, or cannot be reached, or a node has another directory.
-        ValueError: If a number is negative.
     """
-    for name, number in (("num_headers", num_headers), ("num_pixels", num_pixels)):
-        if number < 0:
-            raise ValueError(f"{name} must not be negative, got {number}")
     draw = np.random.default_rng(seed)
     # Reading waits, and decoders release the GIL: threads of this process do as much as several processes.
     with open_workers(on, 1 if on == "processes" else None) as workers:

@@ -22,8 +22,6 @@ from prep.inspect.findings import ShardFinding
 from prep.inspect.indexed_set import IndexedSet
 from prep.photos.decoders import Undecodable, check_size, decode, open_decoder, turned_upright
 
-MAX_SAMPLES = 1000
-"""The largest number of samples on a page or picture: a picture is then 53,000 pixels high."""
 MAX_BOXES = 100
 CAPTION_CHARS = 400
 _MAX_BYTES = 1 << 20  # of a component with boxes or a caption; a longer one is not read
@@ -60,7 +58,7 @@ class ShowOptions:
     """How samples are chosen and shown."""
 
     num: int
-    """The most samples, at most `MAX_SAMPLES`."""
+    """The most samples."""
     seed: int = 0
     """Draws the samples; they are shown in the shards' order."""
     labels: Sequence[str] = ()
@@ -71,10 +69,6 @@ class ShowOptions:
     """The component to show; ``None``: the photo, see `dali_pipes.formats.photo_names.photo_roles`."""
     mask: str | None = None
     """The component to lay over it; ``None``: the mask; an empty name: no mask."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num <= MAX_SAMPLES:
-            raise ValueError(f"num must be in [1, {MAX_SAMPLES}], got {self.num}")
 
 
 class ChosenSamples:

@@ -119,13 +119,7 @@ def verify(
     Raises:
         PipesError: If the decoder is not installed, or a worker process died.
         StoreError: If a shard is missing or cannot be read, or the quarantine cannot be written.
-        ValueError: If ``max_pixels`` or ``workers`` is not positive, or a mask's value not in [0, 255].
     """
-    for name, number in (("max_pixels", max_pixels), ("workers", workers)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be positive, got {number}")
-    if mask_values is not None and (other := [value for value in mask_values if not 0 <= value <= 255]):
-        raise ValueError(f"mask_values must be in [0, 255], got {other[0]}")
     decoder = choose_decoder(decoder)
     started = time.perf_counter()
     report = VerifyReport(url=shards.url, num_shards=len(shards.names), decoder=decoder)

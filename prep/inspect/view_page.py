@@ -82,11 +82,8 @@ def view_page(
 ) -> Page:
     """Write a page of some shards; it has at most ``num * SAMPLE_BYTES + REST_BYTES`` bytes.
 
-    ``known_bad`` are samples that a quarantine lists, with their causes; the page lists them, too, each once.
-
-    Raises:
-        DataError: If there is no sample, key, class or component of this name, or the manifest, an index or a shard
-            cannot be read.
+    ``known_bad`` are samples that a quarantine lists, with their causes; the page lists them, too, each once. For
+    errors see `ChosenSamples`.
     """
     chosen = ChosenSamples(shards, options, show_progress=show_progress)
     samples = chosen.read(side=TILE)

@@ -75,7 +75,7 @@ def add(
     Args:
         source: The records.
         old: The data set: see `prep.versions.publish.open_newest`.
-        command: The command line, for the history.
+        command: For the history.
         compare_keys: Whether the column files of the data set and of those beside it are read, which takes about 20
             bytes a sample, to find keys that they have already; and to warn of photos that the data set has already.
             They are always read if an earlier run of this command added records, so that none is added twice.

@@ -85,13 +85,9 @@ def write_version(
 ) -> Manifest:
     """Write the next version of a data set, and make it the newest.
 
-    Args:
-        old: The version that was changed.
-        shards: The manifest of the new version, without its version.
-        parts: Its column files, which are written already, as are its shards and their indexes.
-        what: ``add``, ``remove`` or ``compact``, for its history.
-        token: `TOKEN_DIGITS` digits, the same whenever the same command is run.
-        command: The command line.
+    ``shards`` is its manifest, without its version, and ``parts`` are its column files; these are written already, as
+    are its shards and their indexes. ``what`` is ``add``, ``remove`` or ``compact``; ``token`` is the same whenever the
+    same command is run.
 
     Raises:
         StoreError: If another command wrote this version meanwhile. What it wrote stays as it is.

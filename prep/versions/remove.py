@@ -68,22 +68,16 @@ def remove(
 ) -> RemoveReport:
     """Remove samples and shards from a data set, as its next version.
 
-    Args:
-        old: The data set: see `prep.versions.publish.open_newest`.
-        lists: Files that list samples by key, or by shard and key: see `dali_pipes.formats.quarantine.read_exclusions`.
-        keys: Keys. Every sample that has one of them is removed.
-        shards: Names of shards, as the manifest has them.
-        command: The command line, for the history.
-        dry_run: Check only.
+    ``lists`` are files that list samples by key, or by shard and key: see `dali_pipes.formats.quarantine`. Every sample
+    that has one of the ``keys`` is removed. ``shards`` are names as the manifest has them; ``command`` is for the
+    history.
 
     Raises:
         DataError: If a key, or a key of a listed shard, is not there; if a shard is not in the data set; or if there is
             no column file. Nothing is written then.
         StoreError: If another command wrote the next version meanwhile.
-        ValueError: If nothing is named, or no sample is left.
+        ValueError: If no sample is left.
     """
-    if not (lists or keys or shards):
-        raise ValueError("nothing to remove: name keys, lists of keys, or shards")
     manifest, data_set = old.manifest, DataSet(old.shards)
     dropped, removed = _rows_of_shards(old, shards), manifest.removed
     if lists or keys:
@@ -170,14 +164,8 @@ def compact(
 ) -> CompactReport:
     """Write the shards that hold removed samples anew, as the next version, and maybe delete all older versions.
 
-    Args:
-        old: The data set: see `prep.versions.publish.open_newest`.
-        drop_old: Delete the older versions afterwards: their manifests, and the shards, indexes and column files that
-            the newest version does not have. Jobs that still read them fail.
-        command: The command line, for the history.
-        dry_run: Check and plan only.
-        jobs: The number of processes.
-        show_progress: Draw bars.
+    With ``drop_old``, the older versions are deleted afterwards: their manifests, and the shards, indexes and column
+    files that the newest version does not have. Jobs that still read them fail.
 
     Raises:
         DataError: If a shard is not as the manifest says. Nothing is written then.

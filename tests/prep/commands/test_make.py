@@ -144,22 +144,6 @@ def test_data_set_with_versions_is_refused_before_anything_is_written(
     assert _bytes_of(out) == before
 
 
-def test_split_keeps_samples_where_they_are_when_others_come(photos: Path, tmp_path: Path) -> None:
-    def keys(folder: str, split: str) -> set[str]:
-        found: set[str] = set()
-        for path in (tmp_path / folder).glob(f"{split}-*.tar"):
-            with tarfile.open(path) as archive:
-                found |= {name.partition(".")[0] for name in archive.getnames()}
-        return found
-
-    _make(*QUICK, photos, tmp_path / "few", "--split", SHARES)
-    for number in range(40, 60):
-        (photos / "cat" / f"{number}.jpg").write_bytes(photo_bytes(number, 64, 48))
-    _make(*QUICK, photos, tmp_path / "many", "--split", SHARES)
-    assert keys("few", "val") < keys("many", "val")
-    assert keys("few", "train") < keys("many", "train")
-
-
 def test_dry_run_tells_the_plan_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
     planned = _make(photos, tmp_path / "out", "--split", SHARES, "--dry-run")
     assert not (tmp_path / "out").exists()

@@ -101,19 +101,6 @@ def test_pack_pets_download_goes_through_torchvision(tmp_path: Path, monkeypatch
     assert json_of_prep("pack", "pets", tmp_path / "new", tmp_path / "out", "--download")["num_samples"] == 1
 
 
-def test_pack_demo_into_shards_by_bytes(tmp_path: Path) -> None:
-    pytest.importorskip("skimage")
-    arguments = ("pack", "demo", tmp_path, "--count", "16", "--seed", "3", "--max-bytes", "200KiB")
-    dry = run_prep(*arguments, "--dry-run").stdout
-    assert dry.startswith("would write ")
-    assert list(tmp_path.iterdir()) == []
-    found = json_of_prep(*arguments)
-    assert (found["num_samples"], found["dry_run"]) == (16, False)
-    assert len(found["shards"]) > 1
-    line = run_prep(*arguments).stdout
-    assert f"({len(found['shards'])} of the shards were there already)" in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [

@@ -371,15 +371,3 @@ def test_a_data_set_without_manifest_is_not_changed(tmp_path: Path) -> None:
         DataError, match="has no manifest, so it has no versions; index it first: dali-pipes prep index"
     ):
         Place(f"{tmp_path}/s-", None).newest()
-
-
-def test_packed_records_are_named_in_the_report(local: Place, more: Path) -> None:
-    """The other steps are those of `prep pack`."""
-    (more / "dog" / "broken.jpg").write_bytes(b"\xff\xd8 no photo")
-    with pytest.raises(DataError, match="dog/broken"):
-        local.add(more)
-    report = local.add(more, on_bad="skip")
-    assert report.packed is not None
-    assert len(report.packed.skipped) == 1
-    assert imagefolder(more).classes == {0: "bee", 1: "dog"}  # what the source numbers is its own
-    assert local.keys() == [*OLD_KEYS, *NEW_KEYS]

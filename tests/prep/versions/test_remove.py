@@ -69,7 +69,6 @@ def test_a_listed_shard_and_a_list_of_keys_are_removed(local: Place, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "error", "expected"),
     [
-        ({}, ValueError, "name keys, lists of keys, or shards"),
         ({"keys": ["cat/9"]}, DataError, "^--key: key 'cat/9' is not in .*; name other keys$"),
         ({"shards": ["s-000009.tar"]}, DataError, "no shard 's-000009.tar' in .*, version 1; expected names such as"),
         ({"keys": OLD_KEYS}, ValueError, "none of the 6 samples of .* is left"),
