@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from dali_pipes.errors import printable
 from dali_pipes.store.shard_set import ShardSet
@@ -117,19 +117,16 @@ def contact_sheet(cells: Sequence[Cell], *, title: str, subtitle: str) -> Image.
     for number, cell in enumerate(cells):
         left = MARGIN + number % columns * (cell_width + CELL_GAP)
         top = MARGIN + HEADER + number // columns * (cell_height + CELL_GAP // 2)
-        _paste(sheet, cell.photo, left, top)
+        sheet.paste(_tile(cell.photo), (left, top))
         if cell.mask is not None:
-            _paste(sheet, overlaid(cell.photo, cell.mask), left + TILE + TILE_GAP, top)
+            sheet.paste(_tile(overlaid(cell.photo, cell.mask)), (left + TILE + TILE_GAP, top))
         _draw_caption(draw, cell, left, top + TILE + 6, cell_width)
     return sheet
 
 
-def _paste(sheet: Image.Image, pixels: Pixels, left: int, top: int) -> None:
-    """Draw a photo as large as possible in the middle of a tile."""
-    height, width = pixels.shape[:2]
-    fitting = (max(1, TILE * width // max(height, width)), max(1, TILE * height // max(height, width)))
-    photo = Image.fromarray(pixels).resize(fitting, Image.Resampling.LANCZOS)
-    sheet.paste(photo, (left + (TILE - fitting[0]) // 2, top + (TILE - fitting[1]) // 2))
+def _tile(pixels: Pixels) -> Image.Image:
+    """A photo as large as possible in the middle of a tile."""
+    return ImageOps.pad(Image.fromarray(pixels), (TILE, TILE), Image.Resampling.LANCZOS, color=PAPER)
 
 
 def _draw_caption(draw: ImageDraw.ImageDraw, cell: Cell, left: int, top: int, width: int) -> None:

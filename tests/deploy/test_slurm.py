@@ -3,14 +3,21 @@
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.builders import make_samples, write_shards
-from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until
+from dali_pipes.store.local import LocalStore
+from prep.sources.folders import pets
+from tests.builders import make_samples, pack, write_shards
+from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until, write_program
 from tests.deploy.dockerfile import ROOT
+from tests.prep.commands.calls import run_prep
+from tests.sources import make_source, write_pets
 
 TRAIN = SHIMS / "train.py"
 
@@ -224,3 +231,162 @@ def test_real_training_goes_on_after_its_time_was_up(slurm: Slurm) -> None:
     assert job.returncode == 0, said
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == list(range((done // 12 + 2) * 12))
     assert slurm.caches() == []
+
+
+# The array job of `dali-pipes prep`: its tasks make what one process makes
+
+
+@pytest.fixture
+def shards(slurm: Slurm) -> Path:
+    """Five shards, on the file system that all nodes see."""
+    write_program(
+        slurm.bin / "dali-pipes",
+        f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c "
+        """'import sys; from dali_pipes.cli import main; sys.exit(main(sys.argv[1:]))' "$@"\n""",
+    )
+    pack(make_source(43), store=LocalStore(slurm.runs / "shards"), max_count=10)
+    return slurm.runs / "shards"
+
+
+def submit_part(slurm: Slurm, *words: str | Path, array: str = "", **variables: str) -> subprocess.Popen[str]:
+    """A task of ``--array=FIRST-LAST``, whose number is before a colon: ``2:1-3``; empty: no array."""
+    if array:
+        number, _, numbers = array.partition(":")
+        first, _, last = numbers.partition("-")
+        variables |= {
+            "SLURM_ARRAY_TASK_ID": number,
+            "SLURM_ARRAY_TASK_MIN": first,
+            "SLURM_ARRAY_TASK_MAX": last,
+            "SLURM_ARRAY_TASK_COUNT": str(int(last) - int(first) + 1),
+        }
+    return slurm.submit(*words, script="parts.sbatch", **variables)
+
+
+def test_tasks_of_an_array_index_what_one_process_does(slurm: Slurm, shards: Path) -> None:
+    """Three tasks, and the job that follows them."""
+    run_prep("index", shards)
+    whole = {path.name: path.read_bytes() for path in shards.iterdir()}
+    for path in shards.glob("*.safetensors"):
+        path.unlink()
+    jobs = [submit_part(slurm, "index", shards, array=f"{number}:1-3") for number in (1, 2, 3)]
+    for number, job in enumerate(jobs, 1):
+        out, said = job.communicate(timeout=240)
+        assert job.returncode == 0, said
+        assert f"part {number}/3 of '{shards}/samples-'" in out
+    job = submit_part(slurm, "index", shards, "--merge")
+    out, said = job.communicate(timeout=240)
+    assert job.returncode == 0, said
+    assert {path.name: path.read_bytes() for path in shards.iterdir()} == whole
+
+
+def test_part_that_failed_is_done_again_by_its_number(slurm: Slurm, shards: Path) -> None:
+    """PARTS keeps the cut."""
+    job = submit_part(slurm, "index", shards, array="2:2-2", PARTS="3")
+    out, said = job.communicate(timeout=240)
+    assert job.returncode == 0, said
+    assert f"part 2/3 of '{shards}/samples-'" in out
+
+
+@pytest.mark.parametrize("array", ["0:0-2", "2:2-2"])
+def test_array_that_is_not_the_whole_is_refused(slurm: Slurm, shards: Path, array: str) -> None:
+    """It would be another cut of the shards."""
+    job = submit_part(slurm, "index", shards, array=array)
+    assert "take --array=1-N, or set PARTS to the N of the whole job" in slurm.end(job)
+    assert job.returncode == 2
+
+
+# Ray in an allocation: two real nodes of Ray pack what one process packs
+
+
+@pytest.fixture
+def job(slurm: Slurm) -> str:
+    """A job whose port is free; the programs of the environment are on PATH."""
+    pytest.importorskip("ray", reason="needs the extra ray")
+    write_program(
+        slurm.bin / "dali-pipes",
+        f"#!/bin/sh\nexec {sys.executable} -c "
+        """'import sys; from dali_pipes.cli import main; sys.exit(main(sys.argv[1:]))' "$@"\n""",
+    )
+    write_program(slurm.bin / "ray", f'#!/bin/sh\nexec {sys.executable} -m ray.scripts.scripts "$@"\n')
+    write_program(slurm.bin / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    first = 20000 + os.getpid() % 10000
+    for port in [*range(first, 30000), *range(20000, first)]:
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return str(port - 20000 + 10000)
+    raise AssertionError("no free port")
+
+
+def submit_ray(slurm: Slurm, job: str, *words: str | Path, **variables: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of a job of two nodes with two CPUs each."""
+    process = slurm.submit(
+        *words,
+        script="ray.sbatch",
+        SLURM_JOB_ID=job,
+        SLURM_JOB_NUM_NODES="2",
+        PYTHONPATH=str(ROOT),
+        **variables,
+    )
+    out, said = process.communicate(timeout=400)
+    return process.returncode, out, said
+
+
+def processes_of(job: str) -> list[str]:
+    """Command lines that name the directory of the job's Ray."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # ended meanwhile
+            continue
+        if f"/tmp/ray-{job}/" in line:
+            lines.append(line)
+    return lines
+
+
+def check_nothing_is_left(job: str) -> None:
+    """Ray's workers notice within seconds that their node has ended."""
+    deadline = time.monotonic() + 120
+    while left := processes_of(job):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert not Path(f"/tmp/ray-{job}").exists()
+
+
+def test_command_runs_on_a_ray_of_all_nodes_and_nothing_is_left(slurm: Slurm, job: str) -> None:
+    """Two tasks are two nodes; the shards are those of one process, on which no Ray runs any more."""
+    photos = write_pets(slurm.runs / "pets", {f"cat_{number}": 1 + number % 2 for number in range(7)})
+    out = slurm.runs / "out"
+    code, printed, said = submit_ray(slurm, job, "pack", "pets", photos, out, "--max-count", "3")
+    assert code == 0, said
+    assert "node node0: Ray has 2 nodes" in said
+    assert printed.startswith("wrote 3 shards"), printed
+    expected = slurm.runs / "expected"
+    names = pack(pets(photos), store=LocalStore(expected), max_count=3).shards
+    assert [(out / name).read_bytes() for name in names] == [(expected / name).read_bytes() for name in names]
+    check_nothing_is_left(job)
+
+
+def test_exit_code_is_that_of_the_command(slurm: Slurm, job: str) -> None:
+    """Shards that are not there: the error is shown, and Ray ends on all nodes."""
+    code, _, said = submit_ray(slurm, job, "verify", slurm.runs / "nowhere")
+    assert code == 1, said
+    assert "nowhere" in said
+    check_nothing_is_left(job)
+
+
+def test_nodes_that_do_not_join_are_an_error(slurm: Slurm, job: str) -> None:
+    """Of two nodes one never comes: the command is not started."""
+    write_program(
+        slurm.bin / "ray",
+        "#!/bin/sh\ncase $* in *--address*) exec sleep 600 ;; esac\n"
+        f'exec {sys.executable} -m ray.scripts.scripts "$@"\n',
+    )
+    code, printed, said = submit_ray(slurm, job, "verify", slurm.runs, JOIN_S="1")
+    assert code == 1, said
+    assert "1 of 2 nodes joined Ray within 1 s" in said
+    assert printed == ""
+    check_nothing_is_left(job)

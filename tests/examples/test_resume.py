@@ -20,8 +20,7 @@ from run_files import CHECKPOINT, STEPS, StepLog, load_checkpoint, save_checkpoi
 
 from bench.loaders.workers import worker_context
 from tests.examples.conftest import EXAMPLES, NUM_SAMPLES
-from tests.examples.first_step import first_is_as_later
-from tests.examples.one_rank import train_rank
+from tests.examples.ranks import first_is_as_later, train_rank
 
 GLOBAL_BATCH_SIZE = 4
 NUM_STEPS = NUM_SAMPLES // GLOBAL_BATCH_SIZE  # of an epoch: 13

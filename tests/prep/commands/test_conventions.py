@@ -327,3 +327,23 @@ def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:
         assert process.communicate(timeout=120)[1] == ""
     assert process.returncode == 0
     assert found["dir"] == str(tmp_path / "ais")
+
+
+@pytest.mark.fresh_interpreter
+def test_commands_need_neither_dali_nor_torch(small_shards: Path, tmp_path: Path) -> None:
+    """`prep` works on a machine that packs, and trains nothing; help loads nothing at all."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'nvidia.dali', 'dali_pipes.bad_samples'): sys.modules[name] = None\n"
+        "from dali_pipes.cli import main\n"
+        "for name in ('verify', 'info', 'view'): assert main(['prep', name, '--help']) == 0\n"
+        "assert not {'numpy', 'PIL', 'aistore'} & set(sys.modules)\n"
+        "shards, out = sys.argv[1:]\n"
+        "for words in (['pack', 'tars', shards, out], ['index', out], ['verify', out], ['info', out]):\n"
+        "    assert main(['prep', *words]) == 0\n"
+        "assert main(['prep', 'view', out, out + '.png']) == 0\n"
+    )
+    command = [sys.executable, "-c", program, str(small_shards), str(tmp_path / "out")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -9,9 +9,10 @@ from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_photo_
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify
-from prep.photos.decoders import Undecodable, open_decoder
+from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.sources.record import Record, Source
-from tests.builders import Sample, image_bytes, pack, write_shards
+from tests.builders import Sample, image_bytes, mask_bytes, pack, photo_bytes, write_shards, write_tar
+from tests.conftest import SHARED_DATA
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,
@@ -122,3 +123,47 @@ def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: 
     report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)
     (finding,) = (finding for finding in report.findings if finding.kind == "index")
     assert "says something else than the shard holds; index the shards anew" in finding.text
+
+
+def test_decoders_agree_on_cut_and_odd_photos() -> None:
+    """What Pillow and the rules for ends refuse is what DALI refuses."""
+    pytest.importorskip("nvidia.dali")
+    pillow, dali = open_decoder("pillow"), open_decoder("dali")
+    jpeg, png = photo_bytes(1, 64, 48), mask_bytes(1, 64, 48)
+    photos = {
+        f"{name} {cut}": data[:cut] for name, data in (("jpeg", jpeg), ("png", png)) for cut in (-1, -2, -13, -40)
+    }
+    photos |= {"gray": photo_bytes(1, 64, 48, mode="L"), "cmyk": photo_bytes(1, 64, 48, mode="CMYK"), "jpeg": jpeg}
+    photos["progressive"] = photo_bytes(1, 64, 48, progressive=True)
+    photos["junk behind"] = jpeg + b"junk"
+    photos["half"] = jpeg[: len(jpeg) // 2] + b"\xff\xd9"
+    if (odd := SHARED_DATA / "odd-images").is_dir():
+        photos |= {path.name: path.read_bytes() for path in odd.iterdir() if path.suffix in (".jpg", ".jpeg", ".png")}
+        del photos["png_decompression_dos.png"]  # text that Pillow does not unpack; its one pixel DALI decodes
+    differing = []
+    for name, data in photos.items():
+        answers = []
+        for decoder in (pillow, dali):
+            try:
+                header, pixels = decode(decoder, data, rules=PhotoRules(max_pixels=10**8), output="rgb")
+                assert pixels.shape == (header.height, header.width, 3)
+                answers.append(True)
+            except Undecodable:
+                answers.append(False)
+        if answers[0] != answers[1]:
+            differing.append((name, answers))
+    assert differing == []
+
+
+def test_odd_images_that_loaders_refuse(tmp_path: Path) -> None:
+    """Damaged, hostile and unusual files: each of the bad ones, and no other."""
+    odd = SHARED_DATA / "odd-images"
+    if not odd.is_dir():
+        pytest.skip("no ../shared/data/odd-images beside the checkout")
+    photos = [path for path in sorted(odd.iterdir()) if path.suffix in (".jpg", ".jpeg", ".png", ".gif", ".mpo")]
+    write_tar(tmp_path / "odd.tar", [Sample(path.stem, {"photo.jpg": path.read_bytes()}) for path in photos])
+    report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)
+    assert {finding.key for finding in report.findings if finding.kind != "note"} == {
+        *("broken", "broken_data_stream", "chi", "decompression_bomb", "invalid-dimensions", "null_height"),
+        *("testorig12", "truncated_jpeg", "xcrn0g04", "xd0n2c08", "xdtn0g01", "xhdn0g08"),
+    }

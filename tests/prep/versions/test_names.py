@@ -1,18 +1,26 @@
-"""URLs that name a version: what they mean, and names that only look like them."""
+"""Versions: URLs that name one and names that only look so, shards as an ETL gives them, states of jobs."""
 
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dali_pipes as dp
+from bench.engine.options import opened_shards
 from dali_pipes.data_set.find import Mixture
 from dali_pipes.data_set.named import compare_shards, list_shards, name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name
+from dali_pipes.store.cluster import transformed
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.transformed import through_etl
+from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from prep.sources.folders import imagefolder
+from tests import builders
 from tests.builders import Sample, pack, write_tar
 from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
 
@@ -143,3 +151,129 @@ def test_a_lost_shard_of_a_set_with_versions_can_be_removed(local: Place, more: 
     assert len(name_shards(local.url, endpoint=None).names) == 3
     with pytest.raises(DataError, match=r"no shard 'x.tar'"):
         local.remove(shards=["x.tar"])
+
+
+# Shards as an ETL gives them
+
+
+@pytest.fixture
+def place(bucket: AisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Two shards in a bucket, with an ETL 'small' that seems to run, and that was indexed."""
+    monkeypatch.setattr(transformed, "check_running", lambda store, etl: None)  # the node runs none
+    folder = class_folders(tmp_path / "old", {"cat": 2, "dog": 2})
+    place = make_set(folder, Place(f"{bucket.url}/s-", bucket.endpoint))
+    index_etl(place)
+    return place
+
+
+def index_etl(place: Place) -> None:
+    """As `prep index --etl small`, if the ETL changes no byte."""
+    shards = through_etl(list_shards(place.url, endpoint=place.endpoint), "small")
+    manifest = place.newest().manifest
+    shards.store.write(
+        manifest_name(shards.prefix), replace(manifest, etl="small", version=1, parts=(), history=()).to_bytes()
+    )
+
+
+def named(place: Place, version: str = "") -> ShardSet:
+    return name_shards(f"{place.url}{version}", endpoint=place.endpoint, etl="small")
+
+
+def test_an_etl_that_lacks_added_shards_is_refused(place: Place, more: Path) -> None:
+    """It would read fewer samples, without a word."""
+    assert len(named(place).names) == 2
+    place.add(more)
+    with pytest.raises(DataError, match=r"version 2 has 3 shards, and the manifest of ETL 'small' lists others; index"):
+        named(place)
+    index_etl(place)
+    assert len(named(place).names) == 3
+
+
+def test_removed_samples_are_not_read_through_an_etl(place: Place) -> None:
+    place.remove("cat/000")
+    with pytest.raises(DataError, match=r"samples were removed .*an ETL gives whole shards.*prep compact"):
+        named(place)
+    with pytest.raises(DataError, match=r"still hold samples that were removed .*\(1\)"):
+        index_etl(place)
+    place.compact()
+    index_etl(place)
+    assert named(place).names == tuple(place.newest().manifest.names)
+
+
+def test_an_etl_reads_the_newest_version_only(place: Place, more: Path) -> None:
+    place.add(more)
+    with pytest.raises(ValueError, match="through an ETL only the newest can be read; leave out '@1'"):
+        named(place, "@1")
+
+
+# A job's state holds the version that it reads, and goes on with it
+
+
+open_loader = partial(builders.open_loader, graph=dp.classification_train(crop=8), batch_size=2, seed=3)
+
+
+def keys_of(loader: dp.Loader) -> list[list[str]]:
+    return [list(batch["key"]) for (batch,) in loader]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_a_state_goes_on_with_its_version_or_says_so(
+    local: Place, more: Path, tmp_path: Path, version: int, change: str
+) -> None:
+    if version == 2:
+        local.add(more)
+    with open_loader(local.url) as loader:
+        expected = keys_of(loader)
+        loader.set_epoch(0)
+        next(iter(loader))
+        state = loader.state_dict()
+    assert state.get("data_versions") == (None if version == 1 else [2])
+    if change == "remove":
+        local.remove("cat/000")
+    else:
+        local.add(class_folders(tmp_path / "later", {"cat": 1}, first=80))
+    message = (
+        rf"the state is of version {version} of '{local.url}', this loader reads version {version + 1}; "
+        rf"open '{local.url}@{version}'"
+    )
+    with pytest.raises(dp.StateError, match=message):
+        open_loader(local.url, state=state)
+    with open_loader(local.url) as loader, pytest.raises(dp.StateError, match=message):
+        loader.load_state_dict(state)
+    with open_loader(f"{local.url}@{version}", state=state) as loader:
+        assert keys_of(loader) == expected[1:]
+
+
+def test_the_state_of_a_mixture_names_the_set(local: Place, more: Path) -> None:
+    sets = {"a": f"{local.url}@1", "b": local.url}
+    with open_loader(dp.Mixture(sets)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    local.add(more)
+    with pytest.raises(dp.StateError, match=rf"version 1 of '{local.url}', this loader reads version 2; open '.*@1'"):
+        open_loader(dp.Mixture(sets), state=state)
+    with open_loader(dp.Mixture({"a": f"{local.url}@1", "b": f"{local.url}@1"}), state=state) as loader:
+        assert len(keys_of(loader)) == 5
+
+
+@pytest.mark.parametrize("versions", ["2", [0], [True], [1.5], {"a": 1}])
+def test_impossible_versions_are_refused(local: Place, versions: object) -> None:
+    with open_loader(local.url) as loader:
+        state = loader.state_dict()
+        with pytest.raises(dp.StateError, match="'data_versions' must be whole numbers from 1"):
+            loader.load_state_dict(state | {"data_versions": versions})
+
+
+def test_benchmarks_take_the_newest_version_only(local: Place) -> None:
+    """Other loaders do not know versions: they read whole shards."""
+    local.remove("cat/000")
+    for version, message in (
+        ("@1", "take the newest version .*name it without @1"),
+        ("", "hold samples that were removed"),
+    ):
+        with (
+            pytest.raises(dp.DataError, match=message),
+            opened_shards(f"{local.url}{version}", endpoint=None, embedded_dir=None),
+        ):
+            pass
