@@ -151,11 +151,6 @@ class FaultyProxy:
         with self._lock:
             return self._random.randrange(1, num) if num > 1 else 0
 
-    def note(self, seen: Seen) -> None:
-        """Keep a request."""
-        with self._lock:
-            self.seen.append(seen)
-
     def accepted(self, *, is_entry: bool) -> None:
         """Count a connection."""
         with self._lock:
@@ -241,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         is_object = self.command == "GET" and proxy.objects in self.path
         fault = proxy.draw(is_entry=self.server.is_entry) if is_object else None
-        proxy.note(Seen(self.server.is_entry, self.command, self.path, self.headers, fault))
+        proxy.seen.append(Seen(self.server.is_entry, self.command, self.path, self.headers, fault))
         if proxy.latency_s:
             proxy.closing.wait(proxy.latency_s)
         if fault == "reset":

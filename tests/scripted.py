@@ -25,7 +25,6 @@ class Visit:
     def send(self, data: bytes) -> None:
         """Send bytes now."""
         self._sock.sendall(data)
-        self.server.num_sent += len(data)
 
     def send_for_ever(self, data: bytes, *, pause_s: float = 0.0) -> None:
         """Send the same bytes until the client closes the connection."""
@@ -53,8 +52,6 @@ class ScriptedServer:
         self.closing = threading.Event()
         self.requests: list[bytes] = []
         self.num_connections = 0
-        self.num_sent = 0
-        """Bytes."""
         self.num_endless = 0
         """Answers to which the client would have listened for ever."""
         self._open: list[socket.socket] = []

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from prep.commands.group import prep
 from tests.builders import Sample, write_shards
 from tests.pages import hostile
 from tests.pages.conftest import WIDTHS, Browser
+from tests.prep.commands.calls import call_prep
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +16,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shards = hostile.write_hostile(folder / "shards")
     bad = folder / "bad.tsv"
     bad.write_text(f"s-000001.tar\t{hostile.KEY}12\tjpg\tDALI says {hostile.SCRIPT}\n")
-    result = CliRunner().invoke(prep, ["view", str(shards), "-o", str(folder / "page.html"), "--quarantine", str(bad)])
+    result = call_prep("view", shards, "-o", folder / "page.html", "--quarantine", bad)
     assert result.exit_code == 0, result.output
     return folder / "page.html"
 
@@ -113,7 +112,7 @@ def test_a_class_of_many_digits_is_found(browser: Browser, tmp_path: Path) -> No
     samples = [Sample(f"k{row}", {"txt": b"x", "cls": b"%d" % label}) for row, label in enumerate(ids)]
     shards = write_shards(tmp_path / "shards", samples, per_shard=3)
     out = tmp_path / "page.html"
-    assert CliRunner().invoke(prep, ["view", str(shards), "-o", str(out), "--keys", "k0,k1"]).exit_code == 0
+    assert call_prep("view", shards, "-o", out, "--keys", "k0,k1").exit_code == 0
     browser.open(out)
     for label, keys in zip(ids, (["k0"], ["k1"], []), strict=True):
         browser.find(f'button.class[data-class="{label}"]').click()

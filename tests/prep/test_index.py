@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import name_shards
@@ -22,10 +21,10 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
-from prep.commands.group import prep
 from prep.index import index_part, index_shards, merge_indexes
 from prep.part import JobPart
 from tests.builders import Sample, make_samples, write_shards, write_tar
+from tests.prep.commands.calls import call_prep as run
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]
@@ -35,10 +34,6 @@ LACKING = NAMES[1]
 def folder(tmp_path: Path) -> Path:
     """Four indexed shards of three samples."""
     return write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3)
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(prep, list(map(str, arguments)))
 
 
 def manifest_of(folder: Path) -> bytes:

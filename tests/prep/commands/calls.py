@@ -12,7 +12,7 @@ from prep.commands.group import prep
 
 def call_prep(*arguments: str | Path) -> Result:
     """The result of a command, whether it succeeds or not."""
-    return CliRunner().invoke(prep, [str(argument) for argument in arguments])
+    return CliRunner().invoke(prep, [str(argument) for argument in arguments], prog_name="dali-pipes prep")
 
 
 def run_prep(*arguments: str | Path, expect: type[BaseException] | None = None, match: str = "") -> Result:

@@ -5,13 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from prep.commands.group import prep
 from tests.builders import pack
-from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.sources import encode_photo, make_source
 
 
@@ -39,7 +37,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def refused(*words: str | Path) -> str:
     """The error of a command, in one line."""
-    result = CliRunner().invoke(prep, [str(word) for word in words])
+    result = call_prep(*words)
     assert result.exit_code in (1, 2)
     text = result.output if result.exit_code == 2 else str(result.exception)
     return " ".join(text.replace("│", " ").split())
@@ -135,8 +133,7 @@ def test_parts_of_verify_read_all_shards_once(directory: Path) -> None:
     shutil.copy(directory / "samples-000000.tar", directory / "samples-000009.tar")
     options = ("--decoder", "pillow", "--workers", "1")
     found = [
-        json.loads(CliRunner().invoke(prep, ["verify", str(directory), *options, "--part", part, "--json"]).stdout)
-        for part in ("1/2", "2/2")
+        json.loads(call_prep("verify", directory, *options, "--part", part, "--json").stdout) for part in ("1/2", "2/2")
     ]
     assert [one["num_shards"] for one in found] == [2, 2]
     kinds = [[finding["kind"] for finding in one["findings"] if finding["kind"] in ("gone", "beyond")] for one in found]

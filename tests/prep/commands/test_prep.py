@@ -6,13 +6,11 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from dali_pipes.commands.options import format_bytes, size
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
-from prep.commands.group import prep
-from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.sources import encode_photo, write_pets
 
 
@@ -169,7 +167,7 @@ def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
     ],
 )
 def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(prep, arguments)
+    result = call_prep(*arguments)
     assert result.exit_code == 2
     assert re.search(message, result.stderr)
 

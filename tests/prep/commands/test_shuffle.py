@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from prep.commands.group import prep
 from tests.builders import pack
-from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.sources import make_source
 
 _run = partial(run_prep, "shuffle")
@@ -222,6 +220,6 @@ ekm_file: {bucket.url}/map.json
     ],
 )
 def test_shuffle_misuse_exits_with_2(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(prep, ["shuffle", *arguments])
+    result = call_prep("shuffle", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from PIL import Image
 
 from dali_pipes.commands.options import format_bytes
@@ -17,7 +17,6 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.photo_header import read_whole_photo_header
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
-from prep.commands.group import prep
 from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
@@ -312,7 +311,7 @@ def test_turned_photos_are_counted_and_sized_upright(tmp_path: Path) -> None:
     info = describe_set(shards, num_headers=1, num_pixels=0)
     assert (info.photos["jpg"].num_turned, info.photos["png"].num_turned) == (7, 0)
     assert (info.photos["jpg"].height.least, info.photos["jpg"].height.greatest) == (20, 30)
-    result = CliRunner().invoke(prep, ["info", str(tmp_path)])
+    result = call(tmp_path)
     assert "turned: 7 by their EXIF orientation; graphs give them upright, as counted here" in result.output
 
 
@@ -331,7 +330,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call_buckets(shards: Path, *options: str) -> Result:
     few = ["--headers", "1", "--pixels", "0"]
-    return CliRunner().invoke(prep, ["info", str(shards), *few, *options])
+    return call(shards, *few, *options)
 
 
 def lost(size: tuple[int, int], shape: tuple[int, int]) -> float:

@@ -1,29 +1,21 @@
 """The commands that change a data set and tell of its versions, as a user types them."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import steps_of
 from dali_pipes.formats.names import read_json
-from prep.commands.group import prep
+from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.prep.versions.sets import Place, class_folders
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(prep, list(map(str, arguments)), prog_name="dali-pipes prep")
-    assert done.exit_code == code, done.output
-    return done.stdout
-
-
-def run_json(*arguments: object) -> Any:
-    return json.loads(run(*arguments, "--json"))
+def run(*arguments: Any) -> str:
+    return run_prep(*arguments).stdout
 
 
 def test_a_data_set_lives(place: Place, more: Path) -> None:
@@ -38,8 +30,8 @@ def test_a_data_set_lives(place: Place, more: Path) -> None:
     assert "removed 1 sample" in run("remove", place.url, "--key", "cat/000", *cluster)
     assert "nothing to remove" in run("remove", place.url, "--key", "cat/000", *cluster)
     assert "would write 1 shard anew without 1 sample" in run("compact", place.url, "--dry-run", *cluster)
-    assert run_json("compact", place.url, *cluster)["num_rewritten"] == 1
-    found = run_json("diff", f"{place.url}@1", place.url, *cluster)
+    assert json_of_prep("compact", place.url, *cluster)["num_rewritten"] == 1
+    found = json_of_prep("diff", f"{place.url}@1", place.url, *cluster)
     assert found["added_keys"] == NEW_KEYS
     assert found["removed_keys"] == ["cat/000"]
     assert (found["num_moved"], found["added_classes"], found["is_equal"]) == (1, {"3": "bee"}, False)
@@ -51,7 +43,7 @@ def test_a_data_set_lives(place: Place, more: Path) -> None:
     log = run("log", place.url, *cluster).splitlines()
     assert [line.split()[0] for line in log[1:]] == ["@4", "@3", "@2", "@1"]
     assert ["(deleted)" in line for line in log[1:]] == [False, True, True, True]
-    versions = run_json("log", place.url, *cluster)["versions"]
+    versions = json_of_prep("log", place.url, *cluster)["versions"]
     assert [version["num_samples"] for version in versions] == [6, 8, 7, 7]
     assert versions[1]["command"].startswith("dali-pipes prep add ")
     assert versions[1]["command"].endswith(" --known skip")
@@ -74,7 +66,7 @@ def test_a_new_class_alone_is_added_as_one_of_several(local: Place, tmp_path: Pa
 
 
 def test_the_log_of_a_data_set_that_never_changed(local: Place) -> None:
-    assert run_json("log", local.url)["versions"][0]["num_samples"] == 6
+    assert json_of_prep("log", local.url)["versions"][0]["num_samples"] == 6
     assert "1 version" in run("log", local.url)
     assert local.keys() == OLD_KEYS
 
@@ -127,7 +119,7 @@ def test_photos_of_a_recoded_set_are_recoded_alike_or_said(
     ],
 )
 def test_what_cannot_be_is_said(local: Place, arguments: list[str], code: int, expected: str) -> None:
-    done = CliRunner().invoke(prep, [argument.format(url=local.url) for argument in arguments])
+    done = call_prep(*(argument.format(url=local.url) for argument in arguments))
     assert done.exit_code == code
     if code == 1:
         assert isinstance(done.exception, PipesError)
