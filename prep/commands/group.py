@@ -25,7 +25,7 @@ _COMMANDS = {
 
 # Commands whose file has another name.
 _FILES = {
-    **dict.fromkeys(("compact", "diff", "log", "remove"), "versions"),
+    **dict.fromkeys(("add", "compact", "diff", "log", "remove"), "versions"),
     "recode": "pack",
     "transform": "etl",
 }
