@@ -181,7 +181,13 @@ def check_libraries(dali_package: str) -> Finding:
     installed = {name: version for name in names if (version := version_of(name))}
     needed = {name: version for name, version in installed.items() if name.endswith(suffix)}
     others = " ".join(name for name in installed if name not in needed)
-    broken = " ".join(f"{name}=={version}" for name, version in needed.items() if others or _lacks_files(name))
+    lacking = {
+        name
+        for name in needed
+        for file in importlib.metadata.files(name) or []
+        if ".so" in file.name and not Path(str(file.locate())).exists()  # headers may be left out of an image
+    }
+    broken = " ".join(f"{name}=={version}" for name, version in needed.items() if others or name in lacking)
     restore = f"pip install --force-reinstall --no-deps {broken}"
     if others:
         found = f"libraries of another CUDA beside those of {dali_package}: {others}"
@@ -189,12 +195,6 @@ def check_libraries(dali_package: str) -> Finding:
     if broken:
         return judged("libraries", f"without some of their files: {broken}", fail=restore)
     return judged("libraries", ", ".join(f"{name} {version}" for name, version in needed.items()) or "not pip's")
-
-
-def _lacks_files(package: str) -> bool:
-    """Tell whether a library that this package has installed is gone; headers may be left out of an image."""
-    files = importlib.metadata.files(package) or []
-    return any(".so" in file.name and not Path(str(file.locate())).exists() for file in files)
 
 
 def check_gpu() -> Iterator[Finding]:

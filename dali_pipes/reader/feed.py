@@ -211,7 +211,12 @@ class Feed:
                         self._give_up(staged.popleft()[1])
                 self._stage_ahead()
         if self._open is None:
-            self._open, self._num_read = self._take_segment(), 0
+            if self._ahead is None and self._run is not None:
+                shards = self._shards(self._run)
+                with self._counts.shard_wait:
+                    self._wait(shards)
+                self._ahead = self._open_segment(self._run, shards)
+            self._open, self._ahead, self._num_read, self._is_first = self._ahead, None, 0, False
             if self._open is None:
                 return None
         opened, number = self._open, self._num_read
@@ -240,15 +245,6 @@ class Feed:
             while staged:
                 self._give_up(staged.popleft()[1])
         self._coming.clear()
-
-    def _take_segment(self) -> _Opened | None:
-        if self._ahead is None and self._run is not None:
-            shards = self._shards(self._run)
-            with self._counts.shard_wait:
-                self._wait(shards)
-            self._ahead = self._open_segment(self._run, shards)
-        taken, self._ahead, self._is_first = self._ahead, None, False
-        return taken
 
     def _wait(self, shards: list[int]) -> None:
         num_missing, num_bytes = self._stager.num_missing(shards)

@@ -149,7 +149,7 @@ def test_ctrl_c_in_the_feed_leaves_nothing_held(
 ) -> None:
     """Between taking a segment and having it, for instance: the epoch goes on, and its shards are released."""
     owner, name = {
-        "taken": (Feed, "_take_segment"),
+        "taken": (Feed, "next"),
         "opened": (Feed, "_open_segment"),
         "staged": (Stager, "stage"),
         "needed": (Stager, "need_resident"),

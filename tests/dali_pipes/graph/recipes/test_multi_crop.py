@@ -153,19 +153,6 @@ def test_each_change_has_its_probability(shards: Path, options: dict[str, float]
         assert mirrored == differ
 
 
-def test_crops_belong_to_the_sample(shards: Path) -> None:
-    """DINO's defaults, small: another batch size gives the same crops, another epoch others."""
-    graph = dp.multi_crop(sizes=(32, 16))
-    alone, others = by_key(shards, graph), by_key(shards, graph, batch_size=16)
-    assert len(next(iter(alone.values()))) == 10
-    for key, outputs in alone.items():
-        for name, pixels in outputs.items():
-            assert pixels.dtype == torch.float32
-            assert torch.equal(pixels, others[key][name]), (key, name)
-    another = by_key(shards, graph, seed=10)
-    assert not any(torch.equal(another[key]["local_7"], alone[key]["local_7"]) for key in alone)
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
