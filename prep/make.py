@@ -1,4 +1,4 @@
-"""The parts of ``prep make`` that no other command has: names, an index that is there already, and lines of Python."""
+"""The parts of ``prep make`` that no other command has: names, the splits, an index that is there, lines of Python."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from prep.pack.pack import DEFAULT_PREFIX
 from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
+from prep.shuffle.shuffle import ShuffleReport, shuffle
 
 SHUFFLED_PREFIX = "shuffled-"
 BATCH_SIZE = 64
@@ -94,15 +95,15 @@ def check_shares(shares: Mapping[str, float], *, seed: int) -> None:
         raise ValueError(f"a split cannot be called '{taken}': the packed shards are called so; choose another name")
 
 
-def shuffle_request(
+def shuffle_packed(
     shards: ShardSet, names: Names, *, seed: int, shares: Mapping[str, float], **options: Any
-) -> Request:
-    """The request that shuffles the packed shards, and separates the splits: by their shares, or else by folder.
+) -> ShuffleReport:
+    """Shuffle the packed shards, and separate the splits: by their shares, or else by folder.
 
     ``options`` are other fields of the request.
     """
     mapped = Grouping(by="folder") if names.splits else None
-    return Request(
+    request = Request(
         shards,
         output_prefix=names.shuffled,
         algorithm=Algorithm(seed=seed),
@@ -110,6 +111,7 @@ def shuffle_request(
         way_out="name another DEST",
         **options,
     )
+    return shuffle(request)
 
 
 def shards_of(store: Store, names: Sequence[str], prefix: str) -> ShardSet:
@@ -161,9 +163,7 @@ def python_program(
         endpoint: A cluster's endpoint that the environment does not name.
         embedded_dir: The folder of the embedded node that has the buckets.
     """
-    options = ""
-    if max_pixels is not None:
-        options += f", bad_samples=dp.BadSamples(max_pixels={max_pixels})"
+    options = "" if max_pixels is None else f", bad_samples=dp.BadSamples(max_pixels={max_pixels})"
     if embedded_dir is not None:
         options += ", endpoint=endpoint"
     elif endpoint is not None:

@@ -160,10 +160,9 @@ class _Maker:
         """Shuffle and split, index, verify."""
         from dali_pipes.errors import shown
         from dali_pipes.store.shard_set import ShardSet
-        from prep.make import sets_beside, shards_of, shuffle_request
-        from prep.shuffle.shuffle import shuffle
+        from prep.make import sets_beside, shards_of, shuffle_packed
 
-        request = shuffle_request(
+        shuffled = shuffle_packed(
             ShardSet(store=self._store, names=tuple(shards)),
             self._names,
             seed=seed,
@@ -171,7 +170,6 @@ class _Maker:
             overwrite=self._options["overwrite"],
             show_progress=self._show_progress,
         )
-        shuffled = shuffle(request)
         print_note(f"shuffle: {shuffle_summary(shuffled)}")
         self.document |= {"shuffle": fields_of(shuffled), "sets": []}
         if self._options["overwrite"] and (beside := sets_beside(self._store, self._names)):

@@ -56,18 +56,19 @@ max_pixels_option = click.option(
 )
 
 
+def _parsed(context: click.Context, option: click.Parameter, text: str) -> Any:
+    from prep.left_out import MaxBad
+    from prep.part import JobPart
+
+    try:
+        return JobPart.parse(text) if option.name == "part" else MaxBad.parse(text)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
 def max_bad_option(*, default: str, help: str) -> Callable[[Command], Command]:
     """``--max-bad``: the command gets a `prep.left_out.MaxBad`."""
-
-    def parse(context: click.Context, option: click.Parameter, text: str) -> Any:
-        from prep.left_out import MaxBad
-
-        try:
-            return MaxBad.parse(text)
-        except ValueError as exc:
-            raise click.BadParameter(str(exc)) from exc
-
-    return click.option("--max-bad", metavar="N|P%", default=default, show_default=True, callback=parse, help=help)
+    return click.option("--max-bad", metavar="N|P%", default=default, show_default=True, callback=_parsed, help=help)
 
 
 on_option = click.option(
@@ -82,21 +83,12 @@ on_option = click.option(
 
 def part_option(what: str) -> Callable[[Command], Command]:
     """``--part I/N``: the command gets a `prep.part.JobPart`."""
-
-    def parse(context: click.Context, option: click.Parameter, text: str) -> Any:
-        from prep.part import JobPart
-
-        try:
-            return JobPart.parse(text)
-        except ValueError as exc:
-            raise click.BadParameter(str(exc)) from exc
-
     return click.option(
         "--part",
         metavar="I/N",
         default="1/1",
         show_default=True,
-        callback=parse,
+        callback=_parsed,
         help=f"Do part I of N, counted from 1, for N processes that share no more than the store: {what}.",
     )
 
@@ -201,11 +193,11 @@ def pairs_option(name: str, *names: str, **arguments: Any) -> Callable[[Command]
 def _parse_pairs(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
-        name, mark, what = text.partition("=")
+        name, _, what = text.partition("=")
+        if not (name and what):
+            raise click.BadParameter(f"expected {option.metavar}, got '{text}'")
         if name in pairs:
             raise click.BadParameter(f"'{name}' is given twice")
-        if not (name and mark and what):
-            raise click.BadParameter(f"expected {option.metavar}, got '{text}'")
         pairs[name] = what
     return pairs
 
@@ -241,13 +233,10 @@ def command_line(context: click.Context) -> str:
             continue
         value = context.params[option.name]
         flag = [] if isinstance(option, click.Argument) else [option.opts[0]]
-        if value is True:
-            words += flag
-            continue
         if isinstance(value, dict):
             value = [f"{name}={what}" for name, what in value.items()]
         for one in value if isinstance(value, list | tuple) else [value]:
-            words += [*flag, str(one)]
+            words += flag if one is True else [*flag, str(one)]
     line, home = shlex.join(words), str(Path.home())
     # Some containers have the home directory "/".
     return line if home == "/" else re.sub(rf"{re.escape(home)}(?=[/\s']|$)", "~", line)
@@ -268,13 +257,10 @@ def recoded_text(step: "RecodedStep") -> str:
     'quality=90, short_side=256: 9 resized, 1 kept; 4.0 MiB became 1.0 MiB'
     """
     settings = ", ".join(name if value is True else f"{name}={value}" for name, value in sorted(step.settings.items()))
-    counts = ", ".join(f"{number} {action}" for action, number in sorted(step.counts.items(), key=_by_number))
+    by_number = sorted(step.counts.items(), key=lambda count: (-count[1], count[0]))
+    counts = ", ".join(f"{number} {action}" for action, number in by_number)
     sizes = f"{format_bytes(step.bytes_before)} became {format_bytes(step.bytes_after)}"
     return printable(f"{settings}: {counts}; {sizes}", max_chars=500)
-
-
-def _by_number(count: tuple[str, int]) -> tuple[int, str]:
-    return -count[1], count[0]
 
 
 def shard_span(url: str, shards: Sequence[str]) -> str:

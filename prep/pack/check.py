@@ -62,14 +62,6 @@ class Checked:
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
     """Bytes that each record takes in a tar."""
 
-    def add(self, part: "Checked") -> None:
-        """Append the result of the records that follow."""
-        self.bad |= part.bad
-        self.unread |= part.unread
-        self.empty |= part.empty
-        self.noted |= part.noted
-        self.sizes.extend(part.sizes)
-
 
 class _Task(NamedTuple):
     first: int
@@ -92,25 +84,23 @@ def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_p
     """
     checked = Checked()
     for label, text in source.classes.items():
-        check_utf8(text, what=f"{source.name}: the name of class {label}")
+        _check_utf8(text, what=f"{source.name}: the name of class {label}")
     is_small = len(source.records) < MIN_SHARED_RECORDS
     with bar(what="check", total=len(source.records), unit="records", shown=show_progress) as drawn:
-        found = workers.map(
-            _check_entries,
-            _tasks(source, rules),
-            inline=lambda _: is_small,
-            on_progress=drawn.update,
-        )
-        for part in found:
-            checked.add(part)
+        tasks = _tasks(source, rules)
+        for part in workers.map(_check_entries, tasks, inline=lambda _: is_small, on_progress=drawn.update):
+            checked.bad |= part.bad
+            checked.unread |= part.unread
+            checked.empty |= part.empty
+            checked.noted |= part.noted
+            checked.sizes.extend(part.sizes)
     for number, text in source.doubtful.items():
         reasons = checked.bad.get(number, "").partition(": ")[2]
         checked.bad[number] = f"{text}; {reasons}" if reasons else text
     return checked
 
 
-def check_utf8(text: str, *, what: str) -> None:
-    """Raise `DataError`, which starts with ``what``, if a name is not UTF-8, as our tars and JSON files must be."""
+def _check_utf8(text: str, *, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
@@ -145,33 +135,29 @@ def _check_entries(task: _Task, report: Report) -> Checked:
     return found
 
 
-class _Component(NamedTuple):
-    """A component, and its first bytes."""
+class _Component:
+    """A component, whose first bytes are read when it is made."""
 
-    part: Part
-    num_bytes: int
-    head: bytes
-    files: Files
+    def __init__(self, part: Part, files: Files, *, num_head: int) -> None:
+        self._part, self._files = part, files
+        if isinstance(part, Range) and part.head is not None:
+            self.num_bytes, self.head = part.size, part.head
+        else:
+            self.num_bytes = files.open(part)
+            self.head = files.read(min(num_head, self.num_bytes))
 
     def read(self, offset: int, num: int) -> bytes:
         """At most ``num`` bytes from an offset on."""
         stop = min(offset + num, self.num_bytes)
         if stop <= len(self.head):
             return self.head[offset:stop]
-        self.files.open(self.part)
-        return self.files.read(stop - offset, offset=offset)
-
-    @classmethod
-    def open(cls, part: Part, files: Files, *, num_head: int) -> "_Component":
-        if isinstance(part, Range) and part.head is not None:
-            return cls(part, part.size, part.head, files)
-        num_bytes = files.open(part)
-        return cls(part, num_bytes, files.read(min(num_head, num_bytes)), files)
+        self._files.open(self._part)
+        return self._files.read(stop - offset, offset=offset)
 
     def header(self) -> PhotoHeader:
         """The header of a photo, with what all its bytes say; they are read if its first and last do not suffice."""
-        if isinstance(self.part, Range) and self.part.photo is not None:
-            return self.part.photo
+        if isinstance(self._part, Range) and self._part.photo is not None:
+            return self._part.photo
         header = read_photo_header(self.head)
         if self.num_bytes > MAX_PHOTO_BYTES or header.format == "unknown":
             return header
@@ -182,6 +168,19 @@ class _Component(NamedTuple):
         if is_known and has_end(self.read(max(0, self.num_bytes - END_BYTES), END_BYTES), header.format):
             return header
         return read_whole_photo_header(self.read(0, self.num_bytes))
+
+    def problem(self, header: PhotoHeader | None, rules: PhotoRules, *, is_mask: bool) -> str | None:
+        """Why it is bad, as a text that follows its name, or ``None``; ``header`` is that of a photo."""
+        if not self.num_bytes:
+            return "is empty"
+        if header is None:
+            return None
+        problem = bytes_problem(self.num_bytes) or rules.problem(header)
+        if problem is not None and header.format == "unknown":
+            return f"{problem} (starts with {self.head[:4].hex(' ')})"
+        if problem is None and is_mask and (header.format != "PNG" or tuple(self.head[24:26]) != _GREY_8):
+            return "is not an 8-bit grey PNG, as masks must be; class ids would be lost"
+        return problem
 
 
 def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, files: Files, found: Checked) -> None:
@@ -195,7 +194,7 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
         is_mask = name in task.masks
         num_head = MASK_BYTES if is_mask else PHOTO_HEAD_BYTES if is_photo(name) else HEAD_BYTES
         try:
-            component = _Component.open(part, files, num_head=num_head)
+            component = _Component(part, files, num_head=num_head)
             header = component.header() if is_photo(name) else None
         except StoreError as exc:
             # A file of one sample concerns this record alone; a file of many ends the pack.
@@ -205,14 +204,14 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
             reasons[name] = f"{name}: {exc}"
             continue
         total += tar_bytes(f"{key}.{name}", component.num_bytes)
-        if problem := _problem(component, header, task.rules, is_mask=is_mask):
+        if problem := component.problem(header, task.rules, is_mask=is_mask):
             reasons[name] = f"{name} {problem}"
-            continue
-        if header is not None:
+        elif header is not None:
             good[name] = component
             if header.format != _FORMATS.get(name.rpartition(".")[2].lower()):
                 notes.append(f"{name} is a {header.format}")
-    _check_masks(good, reasons, masks=task.masks)
+    if not task.masks.isdisjoint(good):
+        _check_masks(good, reasons, masks=task.masks)
     number = task.first + len(found.sizes)
     found.sizes.append(total)
     if reasons:
@@ -227,8 +226,6 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
 
 def _check_masks(photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str]) -> None:
     """Add a reason for each 8-bit grey PNG that is damaged, or has another size than its photo if both are upright."""
-    if masks.isdisjoint(photos):
-        return
     name = next((name for name in photos if name not in masks), None)
     photo = read_details(photos[name].read, photos[name].num_bytes) if name is not None else None
     for component in sorted(masks & photos.keys()):
@@ -246,7 +243,7 @@ def _check_masks(photos: Mapping[str, _Component], reasons: dict[str, str], *, m
 
 def mask_problem(data: bytes) -> str | None:
     """The reason why a mask cannot be decoded, as a text that follows its name; ``None`` if it can be."""
-    # Here, because numpy would cost each worker a tenth of a second.
+    # Here, because Pillow would cost each worker time and memory.
     from prep.photos.decoders import Undecodable, decode, open_decoder
 
     try:
@@ -267,19 +264,4 @@ def _check_names(key: str, parts: Sequence[tuple[str, Part]], *, source: str) ->
             )
         if not name.isascii():
             path = part if isinstance(part, str) else name
-            check_utf8(name, what=f"{source}: the name of file '{printable(path)}'")
-
-
-def _problem(component: _Component, header: PhotoHeader | None, rules: PhotoRules, *, is_mask: bool) -> str | None:
-    """Why a component is bad, as a text that follows its name, or ``None``; ``header`` is that of a photo."""
-    head = component.head
-    if not component.num_bytes:
-        return "is empty"
-    if header is None:
-        return None
-    problem = bytes_problem(component.num_bytes) or rules.problem(header)
-    if problem is not None and header.format == "unknown":
-        return f"{problem} (starts with {head[:4].hex(' ')})"
-    if problem is None and is_mask and (header.format != "PNG" or tuple(head[24:26]) != _GREY_8):
-        return "is not an 8-bit grey PNG, as masks must be; class ids would be lost"
-    return problem
+            _check_utf8(name, what=f"{source}: the name of file '{printable(path)}'")

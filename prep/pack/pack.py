@@ -15,11 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from dali_pipes.data_set.indexing import class_table_file
 from dali_pipes.data_set.written import WrittenShards, write_record
@@ -60,8 +60,8 @@ class PackJob:
     """The output of a pack, its limits, and who works.
 
     Raises:
-        ValueError: If a value is not valid, the copy would be the pack itself, or photos would be recoded for each of
-            several parts.
+        ValueError: If the prefix is not valid, the copy would be the pack itself, or photos would be recoded for each
+            of several parts.
     """
 
     store: Store
@@ -90,8 +90,8 @@ class PackJob:
     copy: Path | None = None
     """A directory that gets a second copy of shards and class table, under the same names. It is written while the
     shards are sent, so the source files are read once. Equal files there are kept; ``overwrite`` replaces others."""
-    recode: Recoding | None = None
-    """How photos and masks are resized, optimized or converted first; without it files keep their bytes. A record with
+    recode: Recoding = field(default_factory=Recoding)
+    """How photos and masks are resized, optimized or converted first; by default files keep their bytes. A record with
     a photo or mask for which this fails is bad."""
     spool_dir: Path | None = None
     """A directory for the recoded photos, until they are packed; by default a folder in the store's own directory, or
@@ -114,19 +114,12 @@ class PackJob:
             raise ValueError(
                 f"prefix must end in a name's start that is not a digit, such as 'train/samples-', got '{self.prefix}'"
             )
-        for name, limit in (("max_count", self.max_count), ("max_bytes", self.max_bytes)):
-            if limit < 1:
-                raise ValueError(f"{name} must be positive, got {limit}")
         self.store.check_name(self.prefix)
-        if self.on_bad not in get_args(OnBad):
-            raise ValueError(f"on_bad must be one of {', '.join(get_args(OnBad))}, got '{self.on_bad}'")
-        if self.recode is not None and self.recode.is_on and not self.part.is_all:
+        if self.recode.is_on and not self.part.is_all:
             raise ValueError(
                 f"part {self.part} would recode all photos, to learn their sizes, and so would each other part; recode "
                 "without --part, or pack them as they are"
             )
-        if self.copy is not None and self.copy.exists() and not self.copy.is_dir():
-            raise ValueError(f"copy must be a directory, '{self.copy}' is a file")
         folder = self.store.directory
         if self.copy is not None and folder is not None and folder.resolve() == self.copy.resolve():
             raise ValueError(f"copy must be another directory than that of the pack, got '{self.copy}' twice")
@@ -134,8 +127,7 @@ class PackJob:
     @property
     def rules(self) -> PhotoRules:
         """The photos that are allowed."""
-        converts = self.recode is not None and self.recode.convert
-        return PhotoRules(max_pixels=self.max_pixels or MAX_PIXELS, is_converted=converts)
+        return PhotoRules(max_pixels=self.max_pixels or MAX_PIXELS, is_converted=self.recode.convert)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +150,7 @@ class PackReport:
     skipped: tuple[str, ...]
     """Records and pictures that were left out, one line each: key and reason."""
     reasons: Mapping[str, int]
-    """Reason, without what belongs to one file alone -> the number of them in ``skipped``; the most frequent first."""
+    """Reason, without what belongs to one file alone -> how many of ``skipped`` have it; the most frequent first."""
     others: tuple[str, ...]
     """Files beside the photos that are no pictures, in the same form."""
     kept: tuple[str, ...]
@@ -208,7 +200,7 @@ def pack(source: Source, job: PackJob) -> PackReport:
         files = (part.file if isinstance(part, Range) else part for part in parts)
         folders = (file.parent for file in files if isinstance(file, Path))
         workers.check_reach(chain(filter(None, (job.store.directory, job.copy)), folders))
-        if job.recode is not None and job.recode.is_on:
+        if job.recode.is_on:
             spool_dir = job.spool_dir or (Path(tempfile.gettempdir()) if job.dry_run else None)
             spool = stack.enter_context(open_spool(job.store, job.prefix, spool_dir))
             workers.check_reach([spool])
@@ -346,7 +338,8 @@ class _Plan:
             num_bytes=sum(shard.num_bytes for shard in self._all_shards),
         )
         for target, lacking in zip(targets, missing, strict=True):
-            target.create()
+            if not target.store.exists():
+                target.store.create()
             if not target.holds(record_names(target.prefix)[0], written.to_bytes()):
                 target.delete(record_names(target.prefix))
                 write_record(target.store, target.prefix, written)

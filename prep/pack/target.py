@@ -246,10 +246,7 @@ def run_tasks(
 class Target:
     """A store, which may not exist yet, and the names under a prefix that a pack writes there.
 
-    Args:
-        store: The store.
-        prefix: The beginning of all names.
-        overwrite: Replace shards of other content, and delete those beyond the last one.
+    With ``overwrite``, shards of other content are replaced, and those beyond the last one deleted.
     """
 
     def __init__(self, store: Store, prefix: str, *, overwrite: bool) -> None:
@@ -265,8 +262,7 @@ class Target:
     def find_stale(self, shards: Sequence[PackedShard]) -> None:
         """Find the numbered shards of another pack beyond the planned ones.
 
-        Raises:
-            StoreError: If there are such shards, or shards of another size under the planned names, and they must stay.
+        `StoreError` if there are such, or shards of another size under the planned names, and they must stay.
         """
         sizes = {shard.name: shard.num_bytes for shard in shards}
         numbered = re.compile(rf"{re.escape(self.prefix)}[0-9]+\.tar")
@@ -290,16 +286,18 @@ class Target:
     def missing(
         self, shards: Sequence[PackedShard], task: Callable[..., ShardTask], run: Callable[..., list[bool]]
     ) -> list[PackedShard]:
-        """The planned shards that the store does not have, byte for byte.
+        """The planned shards that the store does not have, byte for byte; `StoreError` if others must stay.
 
         ``task(shard, stored=...)`` makes the task that compares a shard with the stored object of its name and size;
         ``run`` is `run_tasks` with its workers.
-
-        Raises:
-            StoreError: If the store has shards of the same size and other content, and they must stay.
         """
+
+        def stored(name: str) -> Stored:
+            entry = self.existing[name]
+            return self.access.known_checksum(entry) or self.access.file(name, size=entry.size)
+
         suspects = [shard for shard in shards if self.size(shard.name) == shard.num_bytes]
-        tasks = (task(shard, stored=self._stored(shard.name)) for shard in suspects)
+        tasks = (task(shard, stored=stored(shard.name)) for shard in suspects)
         are_same = run(is_stored, tasks, suspects, what="compare")
         same = {shard.name for shard, is_same in zip(suspects, are_same, strict=True) if is_same}
         self._refuse([shard.name for shard in suspects if shard.name not in same], "with other content")
@@ -310,19 +308,10 @@ class Target:
         """The store in the form that workers take; the bucket must exist."""
         return self.store.access()
 
-    def create(self) -> None:
-        """Make the store, if it does not exist. (A bucket of a cloud cannot be made.)"""
-        if not self.store.exists():
-            self.store.create()
-
     def size(self, name: str) -> int | None:
         """Bytes of an object that was there before the pack; ``None`` if there was none."""
         entry = self.existing.get(name)
         return None if entry is None else entry.size
-
-    def _stored(self, name: str) -> Stored:
-        entry = self.existing[name]
-        return self.access.known_checksum(entry) or self.access.file(name, size=entry.size)
 
     def holds(self, name: str, data: bytes) -> bool:
         """Whether a small object was there with these bytes."""

@@ -40,11 +40,7 @@ DEFAULT_QUALITY = 90
 
 @dataclass(frozen=True, kw_only=True)
 class Recoding:
-    """Settings of `prep.recode.stage.recode_source`.
-
-    Raises:
-        ValueError: If a side or the quality is not valid, or ``masks`` is given and nothing is resized.
-    """
+    """Settings of `prep.recode.stage.recode_source`."""
 
     short_side: int | None = None
     """The largest shorter side of a photo, in pixels. A photo that is not larger keeps its bytes."""
@@ -58,18 +54,6 @@ class Recoding:
     """Rewrite JPEGs and masks without loss, so that they are decoded faster."""
     convert: bool = False
     """Make JPEGs of photos that loaders do not decode: HEIC, AVIF, TIFF, JPEG 2000, GIF and animated PNG."""
-
-    def __post_init__(self) -> None:
-        for name in ("short_side", "max_side"):
-            side = getattr(self, name)
-            if side is not None and (type(side) is not int or not 1 <= side <= 65_500):
-                raise ValueError(f"{name} must be 1 to 65500 pixels (a JPEG's limit), got {side!r}")
-        if type(self.quality) is not int or not 1 <= self.quality <= 100:
-            raise ValueError(f"quality must be 1 to 100, got {self.quality!r}")
-        if self.masks not in (None, "nearest"):
-            raise ValueError(f"masks must be 'nearest' or None, got {self.masks!r}")
-        if self.masks is not None and not self.resizes:
-            raise ValueError("masks='nearest' says how masks are resized; it needs short_side or max_side")
 
     @property
     def resizes(self) -> bool:

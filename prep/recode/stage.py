@@ -11,7 +11,6 @@ parent holds 0.5 KiB for each record that is changed.
 """
 
 import os
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -64,11 +63,16 @@ MASK_RESIZED, MASK_OPTIMIZED = "masks resized", "masks optimized"
 
 
 class _Record(NamedTuple):
-    """The photos of a record, and which of them are masks."""
-
     key: str
     photos: Sequence[tuple[str, Part]]
     masks: frozenset[str]
+
+
+class _Task(NamedTuple):
+    records: list[_Record]
+    recoding: Recoding
+    rules: PhotoRules
+    spool: Path
 
 
 class _New(NamedTuple):
@@ -96,28 +100,13 @@ class _Done(NamedTuple):
     """Remarks on a record that is packed."""
 
 
-class _Task(NamedTuple):
-    records: list[_Record]
-    recoding: Recoding
-    rules: PhotoRules
-    spool: Path
-
-
 def recode_source(
     source: Source, recoding: Recoding, *, rules: PhotoRules, spool: Path, workers: Workers, show_progress: bool
 ) -> Source:
-    """Recode the photos and masks of a source.
+    """Recode the photos and masks of a source, into the empty folder ``spool``, which stays while the source is used.
 
     Photos that ``rules`` refuses are left as they are, because the check that follows names them. A record with a photo
     or mask that cannot be recoded is doubtful: `Source.doubtful`. `Source.step` tells what was done.
-
-    Args:
-        source: The records. Masks are those that it names, or that their names show, as it says.
-        recoding: What to do.
-        rules: Photos that are allowed.
-        spool: An empty folder for the new photos, for as long as the source is used.
-        workers: Several records are recoded at a time.
-        show_progress: Draw a bar.
 
     Raises:
         DataError: If photos are to be resized, and there are masks and no rule for them.
@@ -126,9 +115,6 @@ def recode_source(
     """
     if recoding.optimize:
         check_jpegtran()
-    changed: dict[int, Mapping[str, tuple[str, Range]]] = {}
-    num_bytes = (array("q"), array("q"))
-    actions: list[tuple[str, ...]] = []
     doubtful, noted, places = dict(source.doubtful), list(source.noted), set[str]()
     is_small = len(source.records) < MIN_SHARED_RECORDS
     with bar(what="recode", total=len(source.records), unit="records", shown=show_progress) as drawn:
@@ -139,32 +125,29 @@ def recode_source(
             on_progress=drawn.update,
             name=lambda task: f"the photos of '{task.records[0].key}' to '{task.records[-1].key}'",
         )
-        for number, done in enumerate(chain.from_iterable(found)):
-            if done.changed:
-                changed[number] = done.changed
-            actions.append(done.actions)
-            num_bytes[0].append(done.bytes_before)
-            num_bytes[1].append(done.bytes_after)
-            if done.flaw:
-                doubtful[number] = f"{doubtful[number]}; {done.flaw}" if number in doubtful else done.flaw
-            noted += done.notes
+        results = list(chain.from_iterable(found))
+    for number, done in enumerate(results):
+        if done.flaw:
+            doubtful[number] = f"{doubtful[number]}; {done.flaw}" if number in doubtful else done.flaw
+        noted += done.notes
     if recoding.resizes and places:
         noted.append(f"{shown(sorted(places))}: not changed; places in pixels are those of the photos before")
 
     def step(numbers: Sequence[int]) -> RecodedStep:
-        counts = Counter(action for number in numbers for action in actions[number])
-        before, after = (sum(column[number] for number in numbers) for column in num_bytes)
+        packed = [results[number] for number in numbers]
         return RecodedStep(
-            settings=recoding.as_settings(), counts=dict(sorted(counts.items())), bytes_before=before, bytes_after=after
+            settings=recoding.as_settings(),
+            counts=dict(sorted(Counter(action for done in packed for action in done.actions).items())),
+            bytes_before=sum(done.bytes_before for done in packed),
+            bytes_after=sum(done.bytes_after for done in packed),
         )
 
-    def recoded(number: int, record: Record) -> Record:
-        new = changed.get(number)
-        if new is None:
+    def recoded(record: Record, new: Mapping[str, tuple[str, Range]]) -> Record:
+        if not new:
             return record
         return replace(record, components=dict(new.get(name, (name, part)) for name, part in record.components.items()))
 
-    records = [recoded(number, record) for number, record in enumerate(source.records)]
+    records = [recoded(record, done.changed) for record, done in zip(source.records, results, strict=True)]
     return replace(source, records=records, doubtful=doubtful, noted=noted, step=step)
 
 

@@ -39,9 +39,7 @@ MAX_FILL = 22 * BLOCK
 
 
 class Range(NamedTuple):
-    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, of the content of a compressed one, or of
-    cells.
-    """
+    """Bytes ``[offset, offset + size)`` of a file, of an object in a bucket, or of what is inside one."""
 
     file: "Path | ObjectFile | UnpackedFile | ParquetCells"
     offset: int

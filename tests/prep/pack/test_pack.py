@@ -289,8 +289,6 @@ def test_pack_records_that_could_not_be_read_back_are_an_error(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_count": 0}, "max_count must be positive, got 0"),
-        ({"on_bad": "ignore"}, "on_bad must be one of fail, skip, keep, got 'ignore'"),
         ({"jobs": 0}, "jobs must be positive, got 0"),
         ({"prefix": ""}, "prefix must end in a name's start that is not a digit"),
         ({"prefix": "v2"}, "prefix must end in"),  # v2000000.tar: where does the number start?
