@@ -42,6 +42,7 @@ BAND = 3
 BLUR = 4
 
 _Draw = Callable[[str, int], int]
+"""Returns an integer in ``[0, bound)`` for the name of a choice and ``bound``."""
 
 
 def demo_photos(*, count: int = NUM_PHOTOS, seed: int = 0, show_progress: bool = False) -> Source:
@@ -53,14 +54,10 @@ def demo_photos(*, count: int = NUM_PHOTOS, seed: int = 0, show_progress: bool =
 
     Raises:
         PipesError: If scikit-image is not installed.
-        ValueError: If ``count`` is smaller than the number of photographs.
     """
-    if count < len(PHOTOGRAPHS):
-        raise ValueError(f"count must be at least {len(PHOTOGRAPHS)}, one for each photograph, got {count}")
     records: list[Record] = []
-    numbers = progress(range(count), what="cut demo photos", unit="photos", shown=show_progress)
     photographs = {name: _read_photograph(file) for name, file in PHOTOGRAPHS.items()}
-    for number in numbers:
+    for number in progress(range(count), what="cut demo photos", unit="photos", shown=show_progress):
         label = number * len(PHOTOGRAPHS) // count
         name = list(PHOTOGRAPHS)[label]
         draw = _draw(seed, number)
@@ -87,8 +84,6 @@ def _read_photograph(file: str) -> Image.Image:
 
 
 def _draw(seed: int, number: int) -> _Draw:
-    """Make a function that returns an integer in ``[0, bound)`` for the name of a choice and ``bound``."""
-
     def draw(choice: str, bound: int) -> int:
         digest = hashlib.blake2b(f"{seed}/{number}/{choice}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") % bound
@@ -96,18 +91,14 @@ def _draw(seed: int, number: int) -> _Draw:
     return draw
 
 
-def _side(draw: _Draw, name: str) -> int:
-    """Draw the pixels of a side: six of ten are as in Oxford's photos, two below a crop of 350, two from 500 on."""
-    kind = draw(f"{name} kind", 10)
-    if kind < 2:
-        return MIN_SIDE + draw(name, 350 - MIN_SIDE)
-    if kind < 8:
-        return 300 + draw(name, 201)
-    return 500 + draw(name, MAX_SIDE - 500 + 1)
-
-
 def _cut(photograph: Image.Image, draw: _Draw) -> Image.Image:
-    width, height = _side(draw, "width"), _side(draw, "height")
+    def side(name: str) -> int:
+        # Six of ten are as in Oxford's photos, two below a crop of 350, two from 500 on.
+        kind = draw(f"{name} kind", 10)
+        first, stop = (MIN_SIDE, 350) if kind < 2 else (300, 501) if kind < 8 else (500, MAX_SIDE + 1)
+        return first + draw(name, stop - first)
+
+    width, height = side("width"), side("height")
     # The box has between a half and all of the sides of the largest box of this shape that fits.
     fit = min(photograph.width * 1000 // width, photograph.height * 1000 // height)
     scale = fit * (50 + draw("scale", 51)) // 100
@@ -122,14 +113,10 @@ def _cut(photograph: Image.Image, draw: _Draw) -> Image.Image:
 
 
 def _encode_photo(photo: Image.Image, draw: _Draw) -> bytes:
-    subsampling = ("4:2:0", "4:2:0", "4:2:2", "4:4:4")[draw("subsampling", 4)]
-    return _encode(
-        photo,
-        "JPEG",
-        quality=60 + draw("quality", 36),
-        progressive=draw("progressive", 5) == 0,
-        **({} if photo.mode == "L" else {"subsampling": subsampling}),
-    )
+    options: dict[str, Any] = {"quality": 60 + draw("quality", 36), "progressive": draw("progressive", 5) == 0}
+    if photo.mode != "L":
+        options["subsampling"] = ("4:2:0", "4:2:0", "4:2:2", "4:4:4")[draw("subsampling", 4)]
+    return _encode(photo, "JPEG", **options)
 
 
 def _encode(picture: Image.Image, format: str, **options: Any) -> bytes:

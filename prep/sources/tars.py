@@ -1,14 +1,14 @@
 """Find the members of tars, to pack them into shards of another size; order, names and bytes stay.
 
-Each tar is read once to find its members, and again when they are packed. For tars in a bucket, each new shard reads
-one or two ranges, front to back. A compressed tar is unpacked from its start for each shard that takes members of it:
-two or three times in all for shards of its own size, six or seven times for shards of a tenth of its size.
+Each tar is read once to find its members, and again when they are packed. A compressed tar is unpacked from its start
+for each shard that takes members of it.
 """
 
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from dali_pipes.data_set.indexing import read_class_table, read_recoded
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, is_photo, read_whole_photo_header
 from dali_pipes.formats.tar_reader import ArchiveReader
@@ -27,7 +27,6 @@ MIN_SHARED_TARS = 3
 MAX_LIST_BYTES = 2 << 30
 # Memory for a member, without its name: measured with 200,000.
 _MEMBER_BYTES = 1200
-
 
 File = Path | ObjectFile | UnpackedFile
 
@@ -49,11 +48,10 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
         StoreError: If a file cannot be read.
     """
     store, access = shards.store, shards.store.access()
-    stored = [access.file(entry.name, size=entry.size) for entry in shards.entries()]
-    files: list[File] = [
-        UnpackedFile(file) if extension_of(name) in (".tgz", ".tar.gz") else file
-        for file, name in zip(stored, shards.names, strict=True)
-    ]
+    files: list[File] = []
+    for entry in shards.entries():
+        file = access.file(entry.name, size=entry.size)
+        files.append(UnpackedFile(file) if extension_of(entry.name) in (".tgz", ".tar.gz") else file)
     with (
         Workers(jobs, at_most=len(files)) as workers,
         bar(what="read", total=len(files), unit="tars", shown=show_progress) as drawn,
@@ -67,9 +65,6 @@ def tars(shards: ShardSet, *, jobs: int | None = None, show_progress: bool = Fal
         records = list(chain.from_iterable(found))
     if not records:
         raise DataError(f"'{shards.url}' holds no sample; expected members such as 'a.jpg', 'a.cls'")
-    # Workers import this module, and numpy would cost each of them a tenth of a second.
-    from dali_pipes.data_set.indexing import read_class_table, read_recoded
-
     return Source(
         name=f"tars '{shards.url}'",
         records=records,

@@ -1,11 +1,9 @@
 """Masks before they are packed: every PNG that Pillow decodes is taken, and none that it does not."""
 
-import io
 import struct
 import zlib
 
 import pytest
-from PIL import Image
 
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from prep.pack.check import mask_problem
@@ -26,63 +24,37 @@ def _png(height: int, width: int, *pixels: bytes, interlace: int = 0) -> bytes:
     return SIGNATURE + b"".join(chunks)
 
 
-def _is_decoded(data: bytes) -> bool:
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as photo:
-            photo.load()
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return True
-
-
 def _size(data: bytes) -> tuple[int, int] | None:
     details = read_details(lambda offset, num: data[offset : offset + num], len(data))
     return (details.height, details.width) if details and details.height and details.width else None
 
 
 ROWS = bytes(3 * 5)
-DAMAGED = [
-    _png(3, 4, zlib.compress(ROWS[:-1])),
-    _png(3, 4, zlib.compress(ROWS)[:-8]),
-    _png(3, 4, b"no zlib"),
-]
-
-
-@pytest.mark.parametrize("data", DAMAGED)
-def test_mask_of_a_faulty_encoder_is_found(data: bytes) -> None:
-    assert not _is_decoded(data)
-    found = mask_problem(data)
-    assert found is not None
-    assert found.startswith("cannot be decoded: ")
+NO_HEADER = "holds a PNG whose header cannot be read"
 
 
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (_png(3, 4), "holds a PNG whose header cannot be read"),
-        (encode_mask()[:40], "holds a PNG whose header cannot be read"),
+        (_png(3, 4, zlib.compress(ROWS[:-1])), "cannot be decoded: "),
+        (_png(3, 4, zlib.compress(ROWS)[:-8]), "cannot be decoded: "),
+        (_png(3, 4, b"no zlib"), "cannot be decoded: "),
+        (_png(3, 4), NO_HEADER),  # no pixels
+        (encode_mask()[:40], NO_HEADER),
+        (_png(0, 4, zlib.compress(b"")), NO_HEADER),
         (encode_mask()[:-1], "is cut off: it has no whole IEND chunk"),
-        (_png(0, 4, zlib.compress(b"")), "holds a PNG whose header cannot be read"),
         (_png(3, 4, zlib.compress(ROWS))[:-15] + b"\1" + encode_mask()[-14:], "is damaged: "),
+        # By what it announces: nothing is inflated.
+        (_png(40_000, 40_000, b""), f"holds a photo of 40000 x 40000 pixels, expected at most max_pixels={MAX_PIXELS}"),
     ],
 )
 def test_mask_that_is_damaged_is_found(data: bytes, problem: str) -> None:
-    found = mask_problem(data)
-    assert found is not None
-    assert found.startswith(problem)
+    assert (mask_problem(data) or "").startswith(problem)
 
 
-def test_mask_that_stands_for_gigabytes_is_not_inflated() -> None:
-    """By what it announces, or by what comes: more than is announced is not taken out, and no decoder looks at it."""
-    found = mask_problem(_png(40_000, 40_000, b""))
-    assert found is not None
-    assert found.startswith(f"holds a photo of 40000 x 40000 pixels, expected at most max_pixels={MAX_PIXELS}")
-    bomb = zlib.compress(bytes(1 << 26))
-    assert mask_problem(_png(3, 4, bomb)) is None
-
-
-def test_mask_with_a_text_of_another_checksum_is_good() -> None:
-    """No decoder looks at it."""
+def test_mask_with_what_no_decoder_looks_at_is_good() -> None:
+    """More pixels than are announced, and a text of another checksum."""
+    assert mask_problem(_png(3, 4, zlib.compress(bytes(1 << 26)))) is None
     text = bytearray(_chunk(b"tEXt", b"a\0b"))
     text[-1] ^= 1
     mask = encode_mask()

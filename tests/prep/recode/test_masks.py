@@ -30,11 +30,6 @@ def test_a_resized_mask_has_values_of_its_nearest_pixels() -> None:
     assert np.array_equal(pixels(small), VALUES[rows][:, columns])
 
 
-def test_a_resized_mask_has_no_new_values() -> None:
-    mask = mask_bytes(1, 300, 200)
-    assert set(np.unique(pixels(resized_mask(mask, 71, 99)))) == set(np.unique(pixels(mask)))
-
-
 @pytest.mark.parametrize("data", [mask_bytes(2, 97, 61), palette_mask(), image_bytes(Image.fromarray(VALUES))])
 def test_a_rewritten_mask_has_the_same_pixels_and_palette(data: bytes) -> None:
     copy = optimized_mask(data)

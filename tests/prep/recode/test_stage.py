@@ -20,7 +20,7 @@ from prep.sources.folders import photo_folder
 from prep.sources.record import Record, Source
 from tests.builders import image_bytes, mask_bytes, pack, photo_bytes, read_tar
 from tests.hostile_photos import pixels_of, undecodable
-from tests.prep.commands.calls import json_of_prep, run_prep
+from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran
 from tests.sources import write_pets
 
@@ -229,18 +229,15 @@ def test_a_compressed_tar_is_read_once_by_one_worker(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("command", "text"),
     [
-        (["--quality", "80"], "--quality is for photos of --short-side, --max-side and --convert"),
-        (["--masks", "nearest"], "--masks says how masks are resized"),
+        ("pack photos {in} {out} --quality 80", "--quality is for photos of --short-side, --max-side and --convert"),
+        ("pack photos {in} {out} --masks nearest", "--masks says how masks are resized"),
+        ("recode {in} {out}", "nothing to do; give --short-side"),
     ],
 )
-def test_options_that_say_nothing_are_misuse(tmp_path: Path, options: list[str], text: str) -> None:
+def test_options_that_say_nothing_are_misuse(tmp_path: Path, command: str, text: str) -> None:
     (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 40, 30))
-    result = run_prep("pack", "photos", tmp_path, tmp_path / "out", *options, expect=SystemExit)
+    places = {"{in}": tmp_path, "{out}": tmp_path / "out"}
+    result = call_prep(*(places.get(word, word) for word in command.split()))
     assert (result.exit_code, text in result.output) == (2, True)
-
-
-def test_recode_without_an_option_is_misuse(tmp_path: Path) -> None:
-    result = run_prep("recode", tmp_path, tmp_path / "out", expect=SystemExit)
-    assert "nothing to do; give --short-side" in result.output

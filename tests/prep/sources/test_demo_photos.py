@@ -1,4 +1,3 @@
-import hashlib
 import io
 from collections import Counter
 
@@ -9,7 +8,6 @@ from PIL import Image
 from dali_pipes.errors import PipesError
 from prep.sources.demo_photos import MAX_SIDE, MIN_SIDE, NUM_PHOTOS, PHOTOGRAPHS, demo_photos
 from prep.sources.record import Source
-from tests.sources import start_python
 
 pytest.importorskip("skimage")
 
@@ -26,14 +24,6 @@ def _open(source: Source, component: str) -> list[Image.Image]:
 def bytes_of(content: object) -> bytes:
     assert isinstance(content, bytes)
     return content
-
-
-def _digest(source: Source) -> str:
-    state = hashlib.sha256()
-    for record in source.records:
-        for component in sorted(record.components):
-            state.update(f"{record.key} {component} {record.label}".encode() + bytes_of(record.components[component]))
-    return state.hexdigest()
 
 
 def test_demo_photos_have_a_class_for_each_photograph(demo: Source) -> None:
@@ -69,20 +59,9 @@ def test_demo_masks_have_the_size_of_their_photo_and_values_1_2_3(demo: Source) 
     assert min(values.values()) > 0.9 * NUM_PHOTOS  # each value nearly everywhere
 
 
-def test_demo_photos_same_seed_gives_same_bytes_in_another_process() -> None:
-    script = (
-        "from prep.sources.demo_photos import demo_photos; from tests.prep.sources.test_demo_photos import _digest;"
-        "print(_digest(demo_photos(count=24, seed=5)))"
-    )
-    process = start_python(script, PYTHONHASHSEED="1")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert output.strip() == _digest(demo_photos(count=24, seed=5))
-
-
-def test_demo_photos_too_few_for_the_classes_is_an_error() -> None:
-    with pytest.raises(ValueError, match="count must be at least 8, one for each photograph, got 7"):
-        demo_photos(count=7)
+def test_demo_photos_of_one_seed_have_the_same_bytes() -> None:
+    first, again, other = (demo_photos(count=24, seed=seed).records for seed in (5, 5, 6))
+    assert first == again != other
 
 
 def test_demo_photos_without_scikit_image_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

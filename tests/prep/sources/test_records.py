@@ -1,4 +1,3 @@
-import itertools
 import os
 import socket
 import tarfile
@@ -49,9 +48,7 @@ def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) ->
     ("row", "message"),
     [
         ("beagle_1 five 2 1", r"list.txt', line 5: expected 'NAME CLASS-ID .*', found 'beagle_1 five 2 1'"),
-        ("beagle_1 1.5 2 1", "line 5: expected"),
         ("beagle_1 ٣ 2 1", "line 5: expected"),  # int() would take it
-        ("beagle_1", "line 5: expected"),
         ("Abyssinian_2 1 1 1", "line 5: 'Abyssinian_2' has a row already"),
         ("beagle_1 16 2 1", "gives class id 16 to 'great_pyrenees' and to 'beagle'"),
     ],
@@ -67,7 +64,6 @@ def test_pets_bad_row_is_named_by_file_and_line(tmp_path: Path, row: str, messag
     ("gone", "message"),
     [
         ("images", r"no such directory: '.*/images'"),
-        ("images/*", r"images' holds no \.jpg"),
         ("annotations/list.txt", "cannot read '.*list.txt', which names the records"),
         ("annotations/trimaps", "no such directory: '.*annotations/trimaps'"),
         ("annotations/trimaps/*", "holds no complete record: Abyssinian_2: no trimap"),
@@ -243,18 +239,6 @@ def test_folder_under_two_paths_is_refused(root: Path, links: dict[str, str], te
     for name, target in links.items():
         (root / name).symlink_to(target)
     with pytest.raises(DataError, match=text):
-        imagefolder(root)
-
-
-def test_folders_that_double_at_each_level_are_refused(root: Path) -> None:
-    """Thirty levels of two links each are a thousand million paths, without any loop."""
-    levels = [root / "a" / "levels", *(root.parent / f"level{number}" for number in range(30))]
-    for level in levels:
-        level.mkdir()
-    for here, below in itertools.pairwise(levels):
-        (here / "x").symlink_to(below)
-        (here / "y").symlink_to(below)
-    with pytest.raises(DataError, match="are the same folder"):
         imagefolder(root)
 
 
