@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dali_pipes.store.base import Store
     from dali_pipes.store.shard_set import ShardSet
     from prep.make import MadeSet, Names
-    from prep.sources.detect import Detected
     from prep.sources.record import Source
 
 
@@ -82,11 +81,18 @@ def make(
     """
     from dali_pipes.store.cluster.endpoint import default_embedded_dir
     from dali_pipes.store.urls import open_prefix
-    from prep.make import Names, check_unchanged, python_program
+    from prep.make import Names, check_apart, check_shares, check_unchanged, python_program
+    from prep.sources.detect import detect
 
+    started = time.perf_counter()
     shares = parse_shares(split, option="--split")
     fields = take_fields(options)
-    found = _find(source, dest, kind, shares, seed=seed)
+    check_apart(source, dest)
+    check_shares(shares, seed=seed)
+    found = detect(source, kind=kind)
+    if shares and found.splits:
+        raise ValueError(f"'{source}' has the splits {', '.join(found.splits)} already: {found.text}; drop --split")
+    print_note(f"source: '{source}' is {found.text}")
     reads = [source] if found.kind == "tars" else []
     with endpoint_for(reads, endpoint, embedded_dir, writes=[dest]) as answering:
         store, base = open_prefix(dest, endpoint=answering)
@@ -111,22 +117,15 @@ def make(
                 embedded_dir=embedded_dir or default_embedded_dir() if is_embedded else None,
             )
     maker.document |= {"source": {"kind": found.kind, "text": found.text}, "python": program}
-    maker.show(program, as_json=as_json)
+    if program and maker.num_bad and maker.is_good:
+        print_note(f"bad photos or samples: {maker.num_bad}; --max-bad allows them, so the exit code is 0")
+    if program:
+        print_note(f"ready in {time.perf_counter() - started:.1f} s; to load it:")
+    if as_json:
+        print_result("", maker.document, as_json=True)
+    else:
+        click.echo(program, nl=False)
     click.get_current_context().exit(0 if maker.is_good else 1)
-
-
-def _find(source: str, dest: str, kind: Kind | None, shares: dict[str, float], *, seed: int) -> "Detected":
-    """Find out what the source is, and say so, if it and the splits fit together."""
-    from prep.make import check_apart, check_shares
-    from prep.sources.detect import detect
-
-    check_apart(source, dest)
-    check_shares(shares, seed=seed)
-    found = detect(source, kind=kind)
-    if shares and found.splits:
-        raise ValueError(f"'{source}' has the splits {', '.join(found.splits)} already: {found.text}; drop --split")
-    print_note(f"source: '{source}' is {found.text}")
-    return found
 
 
 class _Maker:
@@ -134,7 +133,7 @@ class _Maker:
 
     def __init__(self, store: "Store", names: "Names", options: dict[str, Any], *, show_progress: bool) -> None:
         self._store, self._names, self._options = store, names, options
-        self._show_progress, self._started = show_progress, time.perf_counter()
+        self._show_progress = show_progress
         self.document: dict[str, Any] = {}
         self.is_good = True
         self.num_bad = 0
@@ -183,38 +182,22 @@ class _Maker:
             for split, prefix in zip(splits, self._names.sets, strict=True)
         ]
 
-    def show(self, program: str, *, as_json: bool) -> None:
-        """Print the lines of Python, or the JSON document, to stdout."""
-        if program and self.num_bad and self.is_good:
-            print_note(f"bad photos or samples: {self.num_bad}; --max-bad allows them, so the exit code is 0")
-        if program:
-            print_note(f"ready in {time.perf_counter() - self._started:.1f} s; to load it:")
-        if as_json:
-            print_result("", self.document, as_json=True)
-        else:
-            click.echo(program, nl=False)
-
     def _finish(self, shards: "ShardSet", split: str, *, masks: Sequence[str] | None, verifies: bool) -> "MadeSet":
         """Index and verify one data set."""
         from dali_pipes.formats.photo_header import MAX_PIXELS
         from prep.inspect.verify import verify
         from prep.make import MadeSet, index_once
 
-        manifest, was_there = index_once(
-            shards, overwrite=self._options["overwrite"], show_progress=self._show_progress
-        )
+        overwrite = self._options["overwrite"]
+        manifest, was_there = index_once(shards, overwrite=overwrite, show_progress=self._show_progress)
         print_note(
             f"index: {counted(manifest.num_shards, 'shard')}, {counted(manifest.num_samples, 'sample')}, "
             f"{format_bytes(manifest.total_bytes)} -> {shards.url}{' (was there already)' if was_there else ''}"
         )
         report = None
         if verifies:
-            report = verify(
-                shards,
-                masks=masks,
-                max_pixels=self._options["max_pixels"] or MAX_PIXELS,
-                show_progress=self._show_progress,
-            )
+            max_pixels = self._options["max_pixels"] or MAX_PIXELS
+            report = verify(shards, masks=masks, max_pixels=max_pixels, show_progress=self._show_progress)
             if report.num_problems or current_verbosity() != "quiet":
                 print_report(report, show=3, err=True)
             if report.num_bad_samples:

@@ -22,14 +22,14 @@ from dali_pipes.formats.photo_header import (
 )
 from dali_pipes.progress import bar
 from prep.pack.target import MAX_SENT_BYTES
-from prep.photos.details import HEAD_BYTES as LONG_HEAD_BYTES
-from prep.photos.details import read_details
 from prep.sources.record import HEAD_BYTES, Source, as_entry
 from prep.tar.writer import Entry, Files, Part, Range, tar_bytes
 from prep.workers import Report, Workers
 
 # First bytes that are read: enough of most photos to know their size, and all of most masks.
 PHOTO_HEAD_BYTES, MASK_BYTES = 1 << 11, 1 << 16
+# Enough of most JPEGs to reach the frame header; colour profiles and thumbnails come before it.
+LONG_HEAD_BYTES = 64 << 10
 _GREY_8 = (8, 0)
 """Bit depth and colour type in a PNG's header."""
 # Records of a task: some 10 ms of work, so that the processes end together.
@@ -189,7 +189,7 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
     reasons: dict[str, str] = {}
     notes: list[str] = []
     unread: set[str] = set()
-    good: dict[str, _Component] = {}
+    good: dict[str, tuple[_Component, PhotoHeader]] = {}
     for name, part in parts:
         is_mask = name in task.masks
         num_head = MASK_BYTES if is_mask else PHOTO_HEAD_BYTES if is_photo(name) else HEAD_BYTES
@@ -207,7 +207,7 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
         if problem := component.problem(header, task.rules, is_mask=is_mask):
             reasons[name] = f"{name} {problem}"
         elif header is not None:
-            good[name] = component
+            good[name] = component, header
             if header.format != _FORMATS.get(name.rpartition(".")[2].lower()):
                 notes.append(f"{name} is a {header.format}")
     if not task.masks.isdisjoint(good):
@@ -224,19 +224,28 @@ def _check_record(key: str, parts: Sequence[tuple[str, Part]], task: _Task, file
             found.empty.add(number)
 
 
-def _check_masks(photos: Mapping[str, _Component], reasons: dict[str, str], *, masks: frozenset[str]) -> None:
+def _check_masks(
+    photos: Mapping[str, tuple[_Component, PhotoHeader]], reasons: dict[str, str], *, masks: frozenset[str]
+) -> None:
     """Add a reason for each 8-bit grey PNG that is damaged, or has another size than its photo if both are upright."""
     name = next((name for name in photos if name not in masks), None)
-    photo = read_details(photos[name].read, photos[name].num_bytes) if name is not None else None
+    if name is not None:
+        photo, header = photos[name]
+        head = photo.read(0, LONG_HEAD_BYTES)
+        # EXIF data come before a JPEG's frame header; those of a PNG or WEBP may be anywhere.
+        is_enough = header.format == "JPEG" and read_photo_header(head).height
+        data = head if is_enough else photo.read(0, photo.num_bytes)
+        stored = header.height, header.width
+        expected = upright_size(*stored, read_orientation(data, header.format).value)
     for component in sorted(masks & photos.keys()):
-        data = photos[component].read(0, photos[component].num_bytes)
+        mask, header = photos[component]
+        data = mask.read(0, mask.num_bytes)
         problem = mask_problem(data)
-        if problem is None and name is not None and photo is not None and photo.height and photo.width:
-            stored, expected = (photo.height, photo.width), upright_size(photo.height, photo.width, photo.orientation)
-            _, height, width = read_photo_header(data)
-            found = upright_size(height, width, read_orientation(data, "PNG").value)
+        if problem is None and name is not None:
+            found = upright_size(header.height, header.width, read_orientation(data, "PNG").value)
             if found != expected:
-                problem = size_problem(name, expected, found, fit_as_stored=(height, width) == stored)
+                is_as_stored = (header.height, header.width) == stored
+                problem = size_problem(name, expected, found, fit_as_stored=is_as_stored)
         if problem is not None:
             reasons[component] = f"{component} {problem}"
 

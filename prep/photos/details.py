@@ -1,11 +1,10 @@
 """Read from a photo's first bytes how it is encoded, for decoders, masks and decoding hardware."""
 
 import struct
-from collections.abc import Callable
 from typing import NamedTuple
 
 from dali_pipes.formats.orientation import UPRIGHT, read_orientation
-from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_photo_header
+from dali_pipes.formats.photo_header import read_photo_header
 
 HEAD_BYTES = 64 << 10
 """Enough of most files to reach the frame header; colour profiles and thumbnails come before it."""
@@ -83,8 +82,6 @@ def photo_details(data: bytes) -> PhotoDetails | None:
 
 
 class JpegSegment(NamedTuple):
-    """A marker segment of a JPEG."""
-
     marker: int
     start: int
     """Place of the marker; the content starts 4 bytes after it."""
@@ -156,12 +153,3 @@ def _png(data: bytes) -> PhotoDetails:
         process="interlaced" if interlace else "",
         has_palette=colour == 3,
     )
-
-
-def read_details(read: Callable[[int, int], bytes], num_bytes: int) -> PhotoDetails | None:
-    """How a photo of ``num_bytes`` is encoded; ``read`` takes an offset and a number of bytes, and returns them."""
-    details = photo_details(read(0, HEAD_BYTES))
-    if details is not None and details.format == "JPEG":
-        return details
-    # A TIFF's header may be anywhere, and the EXIF data of a PNG or WEBP, too.
-    return photo_details(read(0, min(num_bytes, MAX_PHOTO_BYTES)))

@@ -7,9 +7,7 @@ import pytest
 
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from prep.pack.check import mask_problem
-from prep.photos.details import read_details
-from tests.sources import encode_mask, encode_photo
-from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, with_exif
+from tests.sources import encode_mask
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -18,15 +16,10 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def _png(height: int, width: int, *pixels: bytes, interlace: int = 0) -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
+def _png(height: int, width: int, *pixels: bytes) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     chunks = [_chunk(b"IHDR", header), *(_chunk(b"IDAT", part) for part in pixels), _chunk(b"IEND", b"")]
     return SIGNATURE + b"".join(chunks)
-
-
-def _size(data: bytes) -> tuple[int, int] | None:
-    details = read_details(lambda offset, num: data[offset : offset + num], len(data))
-    return (details.height, details.width) if details and details.height and details.width else None
 
 
 ROWS = bytes(3 * 5)
@@ -59,24 +52,3 @@ def test_mask_with_what_no_decoder_looks_at_is_good() -> None:
     text[-1] ^= 1
     mask = encode_mask()
     assert mask_problem(mask[:33] + bytes(text) + mask[33:]) is None
-
-
-def test_photo_size_of_a_jpeg_is_found_past_its_thumbnail() -> None:
-    """Behind 60,000 bytes of metadata and fill bytes; not if there is no JPEG, or it ends before."""
-    plain = encode_photo(size=(37, 21))
-    data = plain[:2] + b"\xff\xe1" + struct.pack(">H", 60_002) + bytes(60_000) + b"\xff\xff" + plain[2:]
-    assert _size(data) == (21, 37)
-    for cut in (2, 100, 60_010, 60_030):
-        assert _size(data[:cut]) is None
-    assert _size(b"\xff\xd8" + bytes(3000)) is None
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_orientation_is_found_beside_the_size(format: str, orientation: int) -> None:
-    """A PNG's EXIF data may come after its pixels, a WEBP's do."""
-    photo = stored_photo(slope(21, 37), format)
-    data = with_exif(photo, exif_block(orientation), at=len(photo) - 12 if format == "PNG" else None)
-    found = read_details(lambda offset, num: data[offset : offset + num], len(data))
-    assert found is not None
-    assert (found.height, found.width, found.orientation) == (21, 37, orientation)
