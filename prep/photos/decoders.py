@@ -11,7 +11,6 @@ import io
 import os
 import resource
 import signal
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from dali_pipes.errors import PipesError, printable
-from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy, upright_size
+from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
 from dali_pipes.formats.photo_header import (
     PhotoHeader,
     PhotoRules,
@@ -60,7 +59,6 @@ TIMEOUT_S = 60.0
 # For each pixel of the largest photo Pillow may have 4 bytes in its buffers some times over; and Pillow itself.
 _BYTES_PER_PIXEL = 32
 _BASE_BYTES = 2 << 30
-_lock = threading.Lock()
 
 
 class Undecodable(Exception):  # noqa: N818 (it describes the photo)
@@ -242,12 +240,11 @@ def decode_apart(data: bytes, header: PhotoHeader, orientation: int, *, max_pixe
     size of the largest photo; the process may have memory in proportion to it. A process that died is replaced.
 
     Raises:
-        Undecodable: If Pillow cannot decode it, dies of it, takes more than `TIMEOUT_S`, or finds another size.
+        Undecodable: If Pillow cannot decode it, dies of it, or takes more than `TIMEOUT_S`.
     """
     task = (data, "PNG" if header.format == "APNG" else header.format, orientation, TIMEOUT_S)
     try:
-        with _lock:
-            (found,) = _process(max_pixels, os.getpid()).map(_decode, [task])
+        (found,) = _process(max_pixels, os.getpid()).map(_decode, [task])
     except WorkerDiedError as exc:
         if exc.status == -signal.SIGALRM:
             raise Undecodable(f"cannot be decoded: Pillow takes longer than {TIMEOUT_S:g} s") from exc
@@ -255,10 +252,6 @@ def decode_apart(data: bytes, header: PhotoHeader, orientation: int, *, max_pixe
         raise Undecodable(f"cannot be decoded: Pillow's process ended by {ended}") from exc
     if isinstance(found, str):
         raise Undecodable(f"cannot be decoded by Pillow: {printable(found, max_chars=120)}")
-    height, width = (int(side) for side in upright_size(header.height, header.width, orientation))
-    # Pillow turns a TIFF upright itself.
-    if found.shape[:2] != (height, width) and not (header.format == "TIFF" and found.shape[:2] == (width, height)):
-        raise Undecodable(f"holds {found.shape[0]} x {found.shape[1]} pixels, its header says {height} x {width}")
     return found
 
 

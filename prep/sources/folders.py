@@ -105,9 +105,6 @@ class _Found:
         )
         self._directory = directory
         self._seen: dict[tuple[int, int], Path] = {}
-        if classes:
-            found = directory.stat()
-            self._seen[found.st_dev, found.st_ino] = directory
 
     def leave_out(self, path: Path) -> None:
         """Name a file that is in no class, or is no photo by its extension."""

@@ -254,9 +254,8 @@ def _is_photo_name(name: str) -> bool:
 def _are_files(name: str, cells: Sequence[Any]) -> bool:
     """Whether the cells of a component's column are files, and not contents: see `Fields`."""
     extension = name.rpartition(".")[2].lower()
-    return extension not in VALUE_EXTENSIONS or all(
-        isinstance(cell, str) and cell.lower().endswith(f".{extension}") for cell in cells
-    )
+    are_paths = (isinstance(cell, str) and cell.lower().endswith(f".{extension}") for cell in cells)
+    return extension not in VALUE_EXTENSIONS or all(are_paths)
 
 
 def _component(name: str, file: str | Range | Path) -> str:

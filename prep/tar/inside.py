@@ -6,7 +6,7 @@ import functools
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -39,36 +39,29 @@ class ReadStream:
         self._file.close()
 
 
+@dataclass(unsafe_hash=True)
 class UnpackedFile:
     """The content of a gzip file. Two objects for the same file are equal; it pickles without open files.
 
     It should be read forward: to reach later bytes, it unpacks all bytes in between; for earlier ones it starts again.
     """
 
-    def __init__(self, file: "Path | ObjectFile") -> None:
-        self._file = file
-        self._stream: gzip.GzipFile | None = None
+    file: "Path | ObjectFile"
+    _stream: gzip.GzipFile | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def url(self) -> str:
-        return str(self._file) if isinstance(self._file, Path) else self._file.url
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UnpackedFile) and self._file == other._file
-
-    def __hash__(self) -> int:
-        return hash(self._file)
+        return str(self.file) if isinstance(self.file, Path) else self.file.url
 
     def __reduce__(self) -> "tuple[type[UnpackedFile], tuple[Path | ObjectFile]]":
-        return UnpackedFile, (self._file,)
+        return UnpackedFile, (self.file,)
 
     def read_into(self, view: memoryview, *, offset: int) -> int:
         """Read into the view and return the number of bytes, at least one; 0 at the end of the content."""
         try:
             if self._stream is None:
-                file = self._file
-                packed = None if isinstance(file, Path) else cast("BinaryIO", ReadStream(file))
-                self._stream = gzip.GzipFile(file if isinstance(file, Path) else None, "rb", fileobj=packed)
+                packed = None if isinstance(self.file, Path) else cast("BinaryIO", ReadStream(self.file))
+                self._stream = gzip.GzipFile(self.file if isinstance(self.file, Path) else None, "rb", fileobj=packed)
             return self._stream.readinto(view) if self._stream.seek(offset) == offset else 0
         except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
             self.close()
@@ -82,8 +75,8 @@ class UnpackedFile:
         if self._stream is not None:
             self._stream.close()
         self._stream = None
-        if not isinstance(self._file, Path):
-            self._file.close()
+        if not isinstance(self.file, Path):
+            self.file.close()
 
 
 # Parquet
