@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -75,7 +76,9 @@ class _Task(NamedTuple):
 def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_progress: bool) -> Checked:
     """Check the name of every component, the first and last bytes of a photo, and all bytes of a PNG.
 
-    A photo is bad if a loader with the same ``rules`` would refuse it before it is decoded. Only masks are decoded.
+    A record is bad if a loader with the same ``rules`` would refuse its photo before it is decoded, if a file is empty,
+    missing or unreadable, or if a mask is damaged, is not an 8-bit grey PNG, or has another size than its photo. Only
+    masks are decoded. (A photo in another format than its extension says is noted.)
 
     Raises:
         DataError: If a key cannot be a member's name, two keys are equal, a value has a type that its component's
@@ -124,13 +127,11 @@ def _tasks(source: Source, rules: PhotoRules) -> Iterator[_Task]:
 
 
 def _check_entries(task: _Task, report: Report) -> Checked:
-    found, files = Checked(), Files()
-    try:
+    found = Checked()
+    with closing(Files()) as files:
         for key, parts in task.entries:
             _check_names(key, parts, source=task.source)
             _check_record(key, parts, task, files, found)
-    finally:
-        files.close()
     report(len(task.entries))
     return found
 

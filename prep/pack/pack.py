@@ -74,11 +74,9 @@ class PackJob:
     max_bytes: int = 256 << 20
     """The most bytes of a shard; a larger sample gets a shard of its own."""
     on_bad: OnBad = "fail"
-    """What to do about a bad record: one with a photo that loaders refuse by its header, with a file that is empty,
-    missing or unreadable, or with a mask that is damaged, is not an 8-bit grey PNG, or has another size than its photo.
-    (A photo in another format than its extension says is packed, and noted.) ``"fail"``: raise before anything is
-    written. ``"skip"``: leave the record out. ``"keep"``: pack it as it is, without the files that cannot be read; a
-    record without other files is left out. Only ``"skip"`` accepts records that the source could not read."""
+    """What to do about a bad record: see `check_records`. ``"fail"``: raise before anything is written. ``"skip"``:
+    leave it out. ``"keep"``: pack it as it is, without the files that cannot be read; a record without other files is
+    left out. Only ``"skip"`` accepts records that the source could not read."""
     max_bad: MaxBad | None = None
     """The most records and pictures that may be left out; ``None`` sets no limit, as long as a record remains."""
     max_pixels: int | None = None

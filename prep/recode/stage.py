@@ -13,6 +13,7 @@ parent holds 0.5 KiB for each record that is changed.
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -184,10 +185,9 @@ def _tasks(source: Source, recoding: Recoding, rules: PhotoRules, spool: Path, p
 
 def _recode_records(task: _Task, report: Report) -> list[_Done]:
     found = []
-    files = Files()
     path = task.spool / f"{os.getpid()}.photos"
     try:
-        with path.open("ab") as spool:
+        with closing(Files()) as files, path.open("ab") as spool:
             for record in task.records:
                 photos = _read(record, files)
                 flaw = ""
@@ -217,8 +217,6 @@ def _recode_records(task: _Task, report: Report) -> list[_Done]:
             f"cannot write '{path}': {exc.strerror or exc}; recoded photos are kept there until they are packed: name "
             "a disk with more free space with --spool-dir"
         ) from exc
-    finally:
-        files.close()
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dali_pipes.data_set.named import list_shards
 from dali_pipes.errors import DataError, PipesError, printable, shown
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.store.shard_names import extension_of
@@ -18,6 +19,7 @@ from prep.sources.folders import folders_of, holds_photos, imagefolder, pets, pe
 from prep.sources.hf import find_parquet, hf, is_split, read_schema, split_of_file
 from prep.sources.record import Source
 from prep.sources.tables import PATH_COLUMNS, TABLE_SUFFIXES, Fields, column_names, find_known, table
+from prep.sources.tars import tars
 
 _PHOTO_FOLDERS = frozenset({"image", "images", "img", "imgs", "photos", "jpegimages"})
 _MASK_FOLDERS = frozenset(
@@ -46,16 +48,10 @@ class Detected:
         jobs: int | None = None,
         show_progress: bool = False,
     ) -> Source:
-        """The records.
-
-        Args:
-            endpoint: AIStore's proxy, for tars in a bucket.
-            fields: Columns, for a table or Parquet files.
-            jobs: The number of processes.
-            show_progress: Draw bars.
+        """The records, by the source's own function; ``endpoint`` is for tars in a bucket.
 
         Raises:
-            ValueError: If ``fields`` are given for another kind of source.
+            ValueError: If ``fields`` are given for another kind of source than a table or Parquet files.
             PipesError: See the source's own function.
         """
         fields = fields or Fields()
@@ -77,9 +73,6 @@ class Detected:
             return photo_folder(path)
         if self.kind == "pets":
             return pets(path)
-        from dali_pipes.data_set.named import list_shards
-        from prep.sources.tars import tars
-
         shards = list_shards(self.source, endpoint=endpoint, compressed=True)
         return tars(shards, jobs=jobs, show_progress=show_progress)
 

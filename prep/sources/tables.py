@@ -53,12 +53,10 @@ class Fields:
     """The columns of a table that become parts of samples, as a user names them."""
 
     components: Mapping[str, str] = field(default_factory=dict)
-    """Component -> column, of files or of contents. A photo's column holds paths: ``image.jpg`` is the component's
-    name; with ``image`` the file's extension is added: ``image.png`` for ``a.png``. A column for one of
-    `VALUE_EXTENSIONS` holds the contents themselves, ``caption.txt`` a text, ``boxes.json`` a value or JSON,
-    ``vector.npy`` a list of numbers; if all of its cells end in that extension, they are paths. Any other column holds
-    paths. If none of them is a photo (masks do not count), the photo is, as by default, in the first column of
-    `PATH_COLUMNS`, and the file's extension is its component: ``jpg`` for ``a.JPEG``."""
+    """Component -> column of paths, or for `VALUE_EXTENSIONS` of contents: ``caption.txt`` a text, ``boxes.json`` a
+    value or JSON, ``vector.npy`` a list of numbers; if all of its cells end in that extension, they are paths. The
+    component ``image`` gets the file's extension: ``image.png`` for ``a.png``. If none of them is a photo (masks do not
+    count), the photo is in the first column of `PATH_COLUMNS`, with only an extension: ``jpg`` for ``a.JPEG``."""
     values: Mapping[str, str] = field(default_factory=dict)
     """Component -> column whose cells are contents, whatever they end in."""
     label: str | None = None
@@ -70,17 +68,14 @@ class Fields:
     """The column of keys; by default the first of `KEY_COLUMNS`, else the path (of the first component) as the list has
     it, without its extension."""
     masks: tuple[str, ...] | None = None
-    """Components that hold a class id for each pixel. They must be 8-bit grey PNGs that can be decoded, and have their
-    photo's height and width. By default they are found by their names, as in `prep verify`; a list of one photo a row
-    has no mask."""
+    """Components that hold a class id for each pixel; by default they are found by their names, as in `prep verify`."""
     root: Path | None = None
     """The directory that paths start from; by default that of the list."""
 
     def found_in(self, names: Sequence[str], *, photo: str | None, path: Path) -> "Fields":
         """The fields with the columns that have usual names; ``photo`` is the column of the photo by default.
 
-        Raises:
-            DataError: If a column is missing from ``names``, the columns of the file ``path``.
+        `DataError` if a column is missing from ``names``, the columns of the file ``path``.
         """
         components = self.components
         if photo is not None and photo not in components.values() and not any(map(_is_photo_name, components)):
@@ -347,11 +342,10 @@ def column_names(path: Path) -> list[str]:
         with parquet_file(path) as file:
             return list(file.schema_arrow.names)
     with _reading(path) as stream:
-        is_csv = suffix in _DELIMITERS
-        names = list((_csv_reader(path, stream).fieldnames if is_csv else next(_rows(path, stream), (0, {}))[1]) or ())
-    if not names:
-        raise DataError(f"'{path}' is empty; expected a row of column names, or objects, such as path and label")
-    return names
+        _, row = next(_rows(path, stream), (0, {}))
+    if not row:
+        raise DataError(f"'{path}' has no rows; expected a row of column names and others, or objects with names")
+    return list(row)
 
 
 def _read_columns(path: Path, wanted: list[str]) -> Table:
@@ -374,23 +368,17 @@ def _read_columns(path: Path, wanted: list[str]) -> Table:
     return Table(cells, lambda row: f"'{path}', {unit} {numbers[row]}")
 
 
-def _csv_reader(path: Path, stream: TextIO) -> "csv.DictReader[str]":
-    reader = csv.DictReader(stream, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
-    names = reader.fieldnames or ()
-    if len(set(names)) != len(names):
-        raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
-    return reader
-
-
 def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a text file, with the numbers of their lines; those of a .json file are numbered from 0."""
     suffix = path.suffix.lower()
     if suffix in _DELIMITERS:
-        reader = _csv_reader(path, stream)
+        reader = csv.DictReader(stream, delimiter=_DELIMITERS[suffix], strict=True)
+        names = reader.fieldnames or ()
+        if len(set(names)) != len(names):
+            raise DataError(f"'{path}', line 1: two columns have one name: {', '.join(names)}")
         for row in reader:
             if None in row or None in row.values():
-                num_names = len(reader.fieldnames or ())
-                raise DataError(f"'{path}', line {reader.line_num}: expected {num_names} fields, as in the first line")
+                raise DataError(f"'{path}', line {reader.line_num}: expected {len(names)} fields, as in the first line")
             yield reader.line_num, row
         return
     found: Iterable[tuple[int, str, Any]]

@@ -10,6 +10,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,8 +102,7 @@ def stream_tar(
         StoreError: If a file cannot be read.
     """
     buffer, filled = memoryview(bytearray(min(CHUNK_BYTES, num_bytes))), 0
-    files = Files()
-    try:
+    with closing(Files()) as files:
         for size, read_into in _contents(entries, files, shard=shard, num_bytes=num_bytes, on_sample=on_sample):
             remaining = size
             while remaining:
@@ -113,8 +113,6 @@ def stream_tar(
                     filled = 0
         if filled:
             yield buffer[:filled]
-    finally:
-        files.close()
 
 
 def _contents(

@@ -38,16 +38,11 @@ def test_demo_photos_have_a_class_for_each_photograph(demo: Source) -> None:
 def test_demo_photos_are_as_varied_as_real_ones(demo: Source) -> None:
     photos = _open(demo, "image.jpg")
     sides = [side for photo in photos for side in photo.size]
-    assert {photo.format for photo in photos} == {"JPEG"}
-    assert min(sides) >= MIN_SIDE
-    assert max(sides) <= MAX_SIDE
-    assert min(sides) < 200
-    assert max(sides) > 900
-    assert {side % 2 for side in sides} == {0, 1}
+    assert MIN_SIDE <= min(sides) < 200
+    assert 900 < max(sides) <= MAX_SIDE
     small = Counter(sum(side < 350 for side in photo.size) for photo in photos)
     assert all(small[count] > 10 for count in (0, 1, 2))  # crop larger than the photo in no, one, both dimensions
-    assert {photo.mode for photo in photos} == {"RGB", "L"}
-    assert 10 < sum("progressive" in photo.info for photo in photos) < NUM_PHOTOS / 2
+    assert {(photo.format, photo.mode) for photo in photos} == {("JPEG", "RGB"), ("JPEG", "L")}
 
 
 def test_demo_masks_have_the_size_of_their_photo_and_values_1_2_3(demo: Source) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
-from prep.sources.folders import download_pets, imagefolder, pets, photo_folder
+from prep.sources.folders import imagefolder, pets, photo_folder
 from tests.builders import pack
 from tests.prep.commands.calls import run_prep
 from tests.sources import encode_photo, write_pets
@@ -74,19 +74,6 @@ def test_pets_incomplete_layout_says_what_is_missing(tmp_path: Path, gone: str, 
         path.rename(tmp_path / f"{number}")
     with pytest.raises(DataError, match=message):
         pets(tmp_path / "pets")
-
-
-def test_download_pets_that_fails_says_where_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("torchvision.datasets")
-
-    def fail(root: Path, *, download: bool) -> None:
-        raise RuntimeError("offline")
-
-    monkeypatch.setattr(datasets, "OxfordIIITPet", fail)
-    with pytest.raises(
-        PipesError, match=f"cannot download the Oxford-IIIT Pet data set into '{tmp_path}/new': offline"
-    ):
-        download_pets(tmp_path / "new")
 
 
 def write_photos(root: Path, *names: str) -> Path:

@@ -13,7 +13,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.tars import tars
-from tests.builders import Sample, pack, write_tar
+from tests.builders import Sample, pack, read_tar, write_tar
 from tests.sources import encode_photo, make_source
 
 
@@ -25,18 +25,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return made
 
 
-def _members(store: Store, names: tuple[str, ...], folder: Path) -> list[tuple[str, bytes]]:
+def _members(store: Store, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
     """All members of all shards, in order."""
-    found: list[tuple[str, bytes]] = []
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        (folder / name).write_bytes(store.read(name))
-        with tarfile.open(folder / name) as archive:
-            for member in archive:
-                stream = archive.extractfile(member)
-                assert stream is not None
-                found.append((member.name, stream.read()))
-    return found
+    return [member for name in names for member in read_tar(store.read(name))]
 
 
 def _resolve(store: Store, prefix: str = "samples-") -> Any:
@@ -54,8 +45,8 @@ def test_tars_keep_samples_order_bytes_and_classes(
     out = LocalStore(tmp_path / "out")
     report = pack(source, store=out, max_count=max_count, jobs=jobs)
     assert len(report.shards) == -(-23 // max_count)
-    before = _members(store, shards.names, tmp_path / "before")
-    assert _members(out, report.shards, tmp_path / "after") == before
+    before = _members(store, shards.names)
+    assert _members(out, report.shards) == before
     assert report.num_written == len(report.shards)
     assert pack(source, store=out, max_count=max_count, jobs=jobs).num_written == 0
     manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
@@ -117,7 +108,7 @@ def test_tars_members_keep_the_order_of_the_archive(tmp_path: Path) -> None:
     photo = encode_photo()
     write_tar(tmp_path / "x-0.tar", [Sample("b/2", {"JPG": photo, "txt": b"t", "cls": b" 4\n"})])
     report = pack(tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None)), store=LocalStore(tmp_path / "out"))
-    found = _members(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
+    found = _members(LocalStore(tmp_path / "out"), report.shards)
     assert found == [("b/2.jpg", photo), ("b/2.txt", b"t"), ("b/2.cls", b" 4\n")]
 
 
