@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, PipesError
@@ -57,12 +57,10 @@ class Names:
         return tuple(f"{self.base}{split}-" for split in self.splits) or (self.shuffled,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MadeSet:
+class MadeSet(NamedTuple):
     """A data set that can be loaded."""
 
     url: str
-    """``ais://pets/train-``"""
     split: str
     """Empty if there is only one set."""
     manifest: Manifest

@@ -1,9 +1,8 @@
 """Resize a photo or its mask, make a JPEG of a photo that loaders do not decode, or rewrite a JPEG without loss.
 
 A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is not smaller than the new one: libjpeg then computes fewer
-pixels, each of which is an average. The rest of the way, pixels are averaged by Pillow's Hamming window, which weighs
-every pixel that a new one covers: as fast as a bilinear window, sharper, and without the steps that a box leaves when
-the ratio is not a whole number.
+pixels, each of which is an average. The rest of the way, pixels are averaged by Pillow's Hamming window: as fast as a
+bilinear window, sharper, and without the steps that a box leaves when the ratio is not a whole number.
 
 The pixels are those that a loader delivers: without alpha, 16-bit values by their high byte, CMYK as RGB. Values are
 not converted to another colour space, because loaders do not do that either: the colour profile stays beside them,
@@ -27,9 +26,9 @@ from PIL import Image, ImageCms, ImageOps
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
-from dali_pipes.formats.photo_header import JPEG_FRAMES, PhotoHeader, PhotoRules
+from dali_pipes.formats.photo_header import JPEG_FRAMES, PhotoHeader, PhotoRules, read_photo_header
 from prep.photos.decoders import Undecodable, decode_apart, pillow_photo, png_of, to_rgb
-from prep.photos.details import SCAN, JpegSegment, jpeg_segments, photo_details
+from prep.photos.details import SCAN, JpegSegment, jpeg_segments
 
 # A JPEG's sides are 16-bit numbers; libjpeg takes up to this.
 MAX_SIDE = 65_500
@@ -95,20 +94,20 @@ def resized(data: bytes, header: PhotoHeader, recoding: Recoding) -> bytes:
     """
     size = recoding.new_size(header.height, header.width)
     assert size is not None, "the photo is larger"
+    orientation = read_orientation(data, header.format).value
+
+    def resize(*, with_notes: bool) -> bytes:
+        with pillow_photo(data, header.format, with_notes=with_notes) as photo:
+            # The box is the photo's edge in the smaller pixels, which may end in a part of one.
+            drafted = photo.draft(None, (size[1], size[0])) if header.format == "JPEG" else None
+            photo.load()
+            profile = photo.info.get("icc_profile")
+            return _encoded(photo, size, profile, orientation, recoding.quality, box=drafted[1] if drafted else None)
+
     try:
-        return _resized(data, header.format, size, recoding.quality, with_notes=True)
+        return resize(with_notes=True)
     except Undecodable:
-        return _resized(data, header.format, size, recoding.quality, with_notes=False)
-
-
-def _resized(data: bytes, format: str, size: tuple[int, int], quality: int, *, with_notes: bool) -> bytes:
-    orientation = read_orientation(data, format).value
-    with pillow_photo(data, format, with_notes=with_notes) as photo:
-        # The box is the photo's edge in the smaller pixels, which may end in a part of one.
-        drafted = photo.draft(None, (size[1], size[0])) if format == "JPEG" else None
-        photo.load()
-        profile = photo.info.get("icc_profile")
-        return _encoded(photo, size, profile, orientation, quality, box=drafted[1] if drafted else None)
+        return resize(with_notes=False)
 
 
 def converted(
@@ -218,12 +217,12 @@ def optimized(data: bytes) -> bytes:
         NotJpegError: If it is damaged.
         PipesError: If jpegtran is not installed.
     """
-    segments, scan = _segments_and_scan(data)
+    segments, scan, is_last = _segments_and_scan(data)
     frames = [segment.marker for segment in segments if segment.marker in JPEG_FRAMES]
-    if frames != [BASELINE] or not _is_last(data, scan):
+    if frames != [BASELINE] or not is_last:
         data = _transcoded(data)
-        segments, scan = _segments_and_scan(data)
-        if not _is_last(data, scan):
+        segments, scan, is_last = _segments_and_scan(data)
+        if not is_last:
             raise NotJpegError("it has several scans, or no end")
     orientation = read_orientation(data, "JPEG").value
     profile = [segment for segment in segments if segment.marker == _APP2 and _content(data, segment).startswith(_ICC)]
@@ -253,8 +252,8 @@ def _is_needed(data: bytes, segment: JpegSegment) -> bool:
     return not (_APP0 <= segment.marker <= _APP15 or segment.marker == _COM)
 
 
-def _segments_and_scan(data: bytes) -> tuple[list[JpegSegment], JpegSegment]:
-    """The segments before the first scan, and the scan with its header, up to the marker that follows it."""
+def _segments_and_scan(data: bytes) -> tuple[list[JpegSegment], JpegSegment, bool]:
+    """The segments before the first scan, the scan with its header, and whether the photo ends after it."""
     segments, is_cut = jpeg_segments(data)
     if is_cut or not segments or segments[-1].marker != SCAN:
         raise NotJpegError("its segments are damaged")
@@ -262,11 +261,7 @@ def _segments_and_scan(data: bytes) -> tuple[list[JpegSegment], JpegSegment]:
     end = _NEXT_MARKER.search(data, header.stop)
     if end is None:
         raise NotJpegError("it has no end")
-    return others, header._replace(stop=end.start())
-
-
-def _is_last(data: bytes, scan: JpegSegment) -> bool:
-    return data[scan.stop : scan.stop + 2] == b"\xff\xd9"
+    return others, header._replace(stop=end.start()), data.startswith(b"\xff\xd9", end.start())
 
 
 def _transcoded(data: bytes) -> bytes:
@@ -287,10 +282,9 @@ def _transcoded(data: bytes) -> bytes:
 # Masks
 
 _LEVEL = 6
-_GREY, _PALETTE = 0, 3
 # Chunks that say what the pixels' values mean.
 _KEPT = (b"PLTE", b"tRNS")
-_MODES = {_GREY: "L", _PALETTE: "P"}
+_MODES = {0: "L", 3: "P"}  # by the colour type
 
 
 def resized_mask(data: bytes, height: int, width: int) -> bytes:
@@ -319,8 +313,7 @@ def optimized_mask(data: bytes) -> bytes:
 
 def is_plain_mask(data: bytes) -> bool:
     """Whether a photo is a PNG of 8 bits with one channel: a value for each pixel, or an index into a palette."""
-    details = photo_details(data)
-    return details is not None and details.format == "PNG" and details.bits == 8 and data[25:26] in (b"\0", b"\3")
+    return read_photo_header(data).format == "PNG" and data[24:26] in (b"\x08\0", b"\x08\3")
 
 
 def _decoded(data: bytes) -> Image.Image:
