@@ -126,13 +126,9 @@ def read_schema(path: Path) -> Schema:
 
         found = file.schema_arrow
 
-        def is_bytes(kind: Any) -> bool:
-            return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
-
         def holds_photos(kind: Any) -> bool:
-            if not pyarrow.types.is_struct(kind):
-                return is_bytes(kind)
-            return any(field.name == "bytes" and is_bytes(field.type) for field in kind)
+            kinds = [field.type for field in kind if field.name == "bytes"] if pyarrow.types.is_struct(kind) else [kind]
+            return any(pyarrow.types.is_binary(one) or pyarrow.types.is_large_binary(one) for one in kinds)
 
         photos = [field.name for field in found if holds_photos(field.type)]
         return Schema(list(found.names), photos, _classes(found.metadata or {}, path))
