@@ -8,7 +8,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -41,32 +42,40 @@ _RAY_RUN_SHARDS = 8
 _RUNS_AHEAD = 4
 
 
+class Indexing(TypedDict, total=False):
+    """How shards are indexed; the files are the same whatever is taken."""
+
+    on: WorkersKind
+    """Who reads the shards: threads of this process, or ``"ray"``: see `prep.workers.open_workers`."""
+    anew: bool
+    """Read each shard, also those whose index could be taken over."""
+    is_indexed: bool
+    """The shard indexes are there, by `index_part`: no shard is read."""
+    show_progress: bool
+    """Draw a bar, in bytes."""
+    on_before: Callable[[int], object]
+    """Called before the manifest is written with the number of shard indexes that were taken over."""
+
+
 def index_shards(
     shards: ShardSet,
     *,
     classes: Mapping[int, str] | None = None,
     overwrite: bool = False,
     allow_missing: bool = False,
-    on: WorkersKind = "processes",
-    anew: bool = False,
-    show_progress: bool = False,
-    on_before: Callable[[int], object] = lambda _: None,
+    **how: Unpack[Indexing],
 ) -> Manifest:
     """Write a shard index beside each shard, the column file beside them all and, last, the manifest.
 
     An interrupted run leaves the old manifest as it was. When it is run again, it goes on: it takes over the shard
     indexes that are surely of the shards as they are now (Note [indexed before] in `dali_pipes.data_set.indexing`).
-    The files are the same whoever works.
 
     Args:
         shards: The shards, in the order in which their samples are numbered.
         classes: Class id -> name; ``None``: the table that `pack` left beside the shards, if there is one.
         overwrite: Replace a manifest that lists other shards, too: they will belong to no data set.
         allow_missing: Replace a manifest that lists shards which the store lacks.
-        on: Who reads the shards: threads of this process, or ``"ray"``: see `prep.workers.open_workers`.
-        anew: Read each shard, also those whose index could be taken over.
-        show_progress: Draw a bar, in bytes.
-        on_before: Called before the manifest is written with the number of shard indexes that were taken over.
+        how: See `Indexing`.
 
     Raises:
         DataError: If a shard is cut off or empty, samples are interleaved or doubled, a name is not UTF-8 or holds a
@@ -78,39 +87,31 @@ def index_shards(
         PipesError: If Ray is not installed, or cannot be reached, or a node has another directory. Nothing is written
             then.
     """
-    keeping = {"overwrite": overwrite, "allow_missing": allow_missing}
-    return _index(shards, classes, **keeping, on=on, anew=anew, show_progress=show_progress, on_before=on_before)
+    _check_has_no_versions(shards)
+    if not overwrite:
+        _check_keeps_all(shards, allow_missing=allow_missing)
+    # Another command may begin meanwhile.
+    check = partial(_check_has_no_versions, shards)
+    manifest = index_without_manifest(shards, classes=classes, before_columns=check, **how)
+    shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
+    return manifest
 
 
-def index_part(
-    shards: ShardSet,
-    part: JobPart,
-    *,
-    on: WorkersKind = "processes",
-    anew: bool = False,
-    show_progress: bool = False,
-    on_before: Callable[[int], object] = lambda _: None,
-) -> ShardSet:
+def index_part(shards: ShardSet, part: JobPart, **how: Unpack[Indexing]) -> ShardSet:
     """Write the shard indexes of one part of the shards, and nothing else; returns these shards.
 
-    When all parts are done, `merge_indexes` makes the manifest. For arguments and errors see `index_shards`.
+    When all parts are done, `merge_indexes` makes the manifest. For errors see `index_shards`.
     """
     _check_has_no_versions(shards)
     own = part.of_shards(shards)
     if own.names:
-        classes = read_class_table(own.store, own.prefix)
-        for _ in _indexed_runs(own, classes, on=on, anew=anew, show_progress=show_progress, on_before=on_before):
+        for _ in _indexed_runs(own, read_class_table(own.store, own.prefix), **how):
             pass  # the part alone has no column file: nothing is kept of its runs
     return own
 
 
 def merge_indexes(
-    shards: ShardSet,
-    *,
-    overwrite: bool = False,
-    allow_missing: bool = False,
-    on: WorkersKind = "processes",
-    show_progress: bool = False,
+    shards: ShardSet, *, overwrite: bool = False, allow_missing: bool = False, **how: Unpack[Indexing]
 ) -> Manifest:
     """Write the column file and, last, the manifest of shards whose indexes `index_part` has written.
 
@@ -128,43 +129,25 @@ def merge_indexes(
             f"{shown([store.locate(name) for name in lacking])}; a part is not done, or was stopped: run it again, "
             f"{shards.index_command} --part I/N"
         )
-    keeping = {"overwrite": overwrite, "allow_missing": allow_missing}
-    return _index(shards, None, **keeping, on=on, is_indexed=True, show_progress=show_progress)
+    how["is_indexed"] = True
+    return index_shards(shards, overwrite=overwrite, allow_missing=allow_missing, **how)
 
 
 def index_without_manifest(
     shards: ShardSet,
     *,
     classes: Mapping[int, str] | None,
-    on: WorkersKind = "processes",
-    show_progress: bool = False,
     before_columns: Callable[[], object] = lambda: None,
-    **options: Any,
+    **how: Unpack[Indexing],
 ) -> Manifest:
     """As `index_shards`, but the manifest is only returned. ``before_columns`` is a last check."""
     if classes is None:
         classes = read_class_table(shards.store, shards.prefix)
     with ColumnsBuilder(ROWS_IN_MEMORY) as columns:
-        runs = _indexed_runs(shards, classes, on=on, show_progress=show_progress, **options)
-        manifest = join_runs(shards, runs, columns, classes=classes)
+        manifest = join_runs(shards, _indexed_runs(shards, classes, **how), columns, classes=classes)
         before_columns()
         num_bytes, chunks = columns.stream(manifest=manifest.shards_digest)
         shards.store.write_stream(columns_name(shards.prefix), chunks, num_bytes=num_bytes)
-    return manifest
-
-
-def _index(
-    shards: ShardSet, classes: Mapping[int, str] | None, *, overwrite: bool, allow_missing: bool, **options: Any
-) -> Manifest:
-    def check_has_no_versions() -> None:
-        _check_has_no_versions(shards)
-
-    check_has_no_versions()
-    if not overwrite:
-        _check_keeps_all(shards, allow_missing=allow_missing)
-    # Another command may begin meanwhile.
-    manifest = index_without_manifest(shards, classes=classes, before_columns=check_has_no_versions, **options)
-    shards.store.write(manifest_name(shards.prefix), manifest.to_bytes())
     return manifest
 
 
@@ -172,8 +155,8 @@ def _indexed_runs(
     shards: ShardSet,
     classes: Mapping[int, str] | None,
     *,
-    on: WorkersKind,
-    show_progress: bool,
+    on: WorkersKind = "processes",
+    show_progress: bool = False,
     anew: bool = False,
     is_indexed: bool = False,
     on_before: Callable[[int], object] = lambda _: None,

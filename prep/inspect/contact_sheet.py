@@ -69,9 +69,7 @@ class Sheet:
 
     picture: Image.Image
     keys: list[str]
-    """Keys of the samples, in order."""
     num_matching: int
-    """The number of samples from which they were drawn."""
     undecodable: list[str]
     """Components that could not be decoded, and the reasons; a gray field replaces such a photo."""
 

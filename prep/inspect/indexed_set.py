@@ -31,7 +31,6 @@ class IndexedSet:
         self.shards = shards
         found = find_manifest(shards)
         self.is_indexed = found is not None
-        """Whether there is a manifest."""
         self._made: Mapping[str, bytes] = {}
         if found is None:
             found, self._made, _ = index_in_memory(shards, show_progress=show_progress)

@@ -97,7 +97,6 @@ class PhotoInfo:
 
     num_photos: int
     is_mask: bool
-    """See `dali_pipes.formats.photo_names.photo_roles`."""
     formats: dict[str, int]
     num_turned: int
     """Photos whose EXIF orientation is not 1."""
@@ -164,13 +163,11 @@ class SetInfo:
     components: dict[str, int]
     component_bytes: dict[str, int]
     recoded: list[RecodedStep]
-    """What was done to the photos when they were packed."""
     classes: dict[int, str]
     class_counts: dict[int, int]
     """Class id -> number of samples; 0 for classes of the table that have no sample."""
     photos: dict[str, PhotoInfo]
     buckets: BucketsInfo | None = None
-    """What buckets make of the photos, if that was asked for."""
     missing: list[str] = field(default_factory=list)
     """URLs or paths of shards that the manifest lists and the store lacks; nothing else here counts them."""
     beyond: list[str] = field(default_factory=list)

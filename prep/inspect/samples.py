@@ -50,7 +50,6 @@ class ShownSample:
     """Left, top, right and bottom of each box, as shares of the photo's width and height."""
     caption: str = ""
     problems: list[ShardFinding] = field(default_factory=list)
-    """What cannot be decoded, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,6 @@ class ShowOptions:
     """How samples are chosen and shown."""
 
     num: int
-    """The most samples."""
     seed: int = 0
     """Draws the samples; they are shown in the shards' order."""
     labels: Sequence[str] = ()
@@ -163,16 +161,18 @@ class _Reader:
         sample = self._sample
         photo, mask = self._chosen(options.photo, options.mask)
         if photo is not None and (picture := self._picture(photo)) is not None:
-            sample.size, sample.photo = (picture.height, picture.width), _scaled(picture, side, is_mask=False)
+            sample.size, sample.photo = (
+                (picture.height, picture.width),
+                _scaled(picture, side, Image.Resampling.LANCZOS),
+            )
             sample.boxes = self._boxes()
             if mask and (picture := self._picture(mask)) is not None:
-                small = _scaled(picture, side, is_mask=True)[..., 0]
+                small = _scaled(picture, side, Image.Resampling.NEAREST)[..., 0]
                 sample.mask = small if small.shape == sample.photo.shape[:2] else None
         sample.caption = self._caption()
         return sample
 
     def _chosen(self, photo: str | None, mask: str | None) -> tuple[str | None, str]:
-        """The photo and the mask to show."""
         for name in (photo, mask):
             if name and name not in self._there:
                 where = f"shard '{self._sample.shard}', key '{self._sample.key}'"
@@ -266,9 +266,7 @@ def _corners(value: Any) -> npt.NDArray[np.float64] | None:
     return boxes
 
 
-def _scaled(picture: Image.Image, side: int, *, is_mask: bool) -> Pixels:
-    """Scale a photo down at once, because a page or a sheet holds many."""
-    resampling = Image.Resampling.NEAREST if is_mask else Image.Resampling.LANCZOS
-    scale = side / max(picture.size)
-    height, width = (max(1, round(length * scale)) for length in (picture.height, picture.width))
+def _scaled(picture: Image.Image, side: int, resampling: Image.Resampling) -> Pixels:
+    """Scale a photo at once, because a page or a sheet holds many."""
+    width, height = (max(1, round(length * side / max(picture.size))) for length in picture.size)
     return np.asarray(picture.resize((width, height), resampling))

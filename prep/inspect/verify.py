@@ -257,7 +257,6 @@ class _SetChecker:
 
     @contextlib.contextmanager
     def _finding(self, kind: str) -> Iterator[None]:
-        """Turn a `DataError` into a finding."""
         try:
             yield
         except DataError as exc:
@@ -289,12 +288,10 @@ class _SetChecker:
                 self._find(ShardFinding(kind, text, location))
 
     def listed_index(self, row: int) -> tuple[int, int] | None:
-        """Bytes and checksum of a shard's index, by the manifest."""
         listed = self._listed
         return None if listed is None else (int(listed.index_bytes[row]), int(listed.index_checksums[row]))
 
     def add(self, row: int, part: ShardReport) -> None:
-        """Add the next shard's report."""
         report, index, listed = self._report, part.index, self._listed
         # (names that are not UTF-8 are findings)
         names = [key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for key in index.keys]

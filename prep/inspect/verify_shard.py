@@ -48,9 +48,7 @@ class ShardReport:
     """The result for one shard."""
 
     index: ShardIndex
-    """The shard's index, made from the bytes that were read."""
     is_whole: bool
-    """Whether the shard was read to its end."""
     findings: list[ShardFinding]
     num_decoded: int
     """Photos and masks."""
@@ -110,7 +108,6 @@ class _Samples:
         self.findings.append(ShardFinding(kind, text, self._shard, key, component))
 
     def add(self, member: Member) -> None:
-        """Check the next member."""
         key, component = member.key, member.component
         if not self.rows or self.rows[-1].key != key:
             if key in self._keys:

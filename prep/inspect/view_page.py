@@ -15,7 +15,7 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -70,9 +70,7 @@ class Page:
 
     html: str
     keys: list[str]
-    """Keys of the samples, in order."""
     num_matching: int
-    """The number of samples from which they were drawn."""
     bad: dict[str, int]
     """Kind of finding, see `prep.inspect.findings.KINDS`, or ``quarantine`` -> number of findings."""
 
@@ -160,8 +158,8 @@ def _sample_data(samples: Sequence[ShownSample], manifest: Manifest) -> dict[str
                 "shard": _short(sample.shard),
                 "class": None if sample.label is None else number[sample.label],
                 "size": list(sample.size),
-                "photo": "" if sample.photo is None else _picture("jpeg", _jpegs(sample.photo)),
-                "mask": "" if sample.mask is None else _picture("png", _masks(sample.mask)),
+                "photo": "" if sample.photo is None else _photo(sample.photo),
+                "mask": "" if sample.mask is None else _mask(sample.mask),
                 "boxes": [[round(share, 4) for share in box] for box in sample.boxes],
                 "caption": printable(sample.caption, max_chars=CAPTION_CHARS),
                 "bad": "; ".join(_short(f"{problem.component} {problem.text}") for problem in sample.problems),
@@ -175,30 +173,31 @@ def _short(name: str) -> str:
     return printable(name, max_chars=_NAME_CHARS)
 
 
-def _picture(kind: str, attempts: Iterable[tuple[Image.Image, dict[str, Any]]]) -> str:
-    """A picture as an address; of the attempts, with the options to save each, the first that is small enough."""
-    data = b""
-    for picture, options in attempts:
-        stream = io.BytesIO()
-        picture.save(stream, kind, **options)
-        data = stream.getvalue()
+def _photo(photo: Pixels) -> str:
+    """A photo as an address, in the best quality that is small enough."""
+    for quality in (75, 50, 25, 10):
+        data = _saved(Image.fromarray(photo), "JPEG", quality=quality)
         if len(data) <= PICTURE_BYTES:
             break
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
 
 
-def _jpegs(photo: Pixels) -> Iterator[tuple[Image.Image, dict[str, Any]]]:
-    for quality in (75, 50, 25, 10):
-        yield Image.fromarray(photo), {"quality": quality}
-
-
-def _masks(mask: Pixels) -> Iterator[tuple[Image.Image, dict[str, Any]]]:
-    """The mask's colours, transparent where the value is 0; a mask of noise gets fewer pixels."""
+def _mask(mask: Pixels) -> str:
+    """The mask's colours as an address, transparent where the value is 0; a mask of noise gets fewer pixels."""
     opacity = bytes([0, *[round(255 * OPACITY)] * 255])
     for step in (1, 2, 4):
         picture = Image.fromarray(np.ascontiguousarray(mask[::step, ::step]))
         picture.putpalette(MASK_COLOURS.tobytes())
-        yield picture, {"transparency": opacity, "optimize": True}
+        data = _saved(picture, "PNG", transparency=opacity, optimize=True)
+        if len(data) <= PICTURE_BYTES:
+            break
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _saved(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
 
 
 # Parts of the page

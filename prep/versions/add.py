@@ -37,7 +37,6 @@ class AddReport:
     """The result of an addition, or with ``dry_run`` the result that it would have."""
 
     url: str
-    """The data set: ``ais://pets/shuffled-``."""
     version: int
     """The version that has the records; with ``dry_run``, the version that there is."""
     packed: PackReport | None = None
@@ -51,7 +50,6 @@ class AddReport:
     new_classes: dict[int, str]
     """Class id -> name, of the classes that the data set did not have."""
     num_shards: int
-    """Of the whole data set."""
     num_samples: int
     elapsed_s: float = 0
     dry_run: bool

@@ -52,7 +52,6 @@ class RemoveReport:
     """Samples that were in the data set, and are not any more; those of removed shards are among them."""
     num_removed_shards: int
     num_shards: int
-    """Of the whole data set."""
     num_samples: int
     dry_run: bool
 
@@ -145,7 +144,6 @@ class CompactReport:
     bytes_before: int
     """Bytes of the shards that held removed samples."""
     bytes_after: int
-    """Bytes of the shards in their place."""
     dropped_versions: tuple[int, ...] = ()
     """Older versions that were deleted, or would be."""
     deleted: tuple[str, ...] = ()
