@@ -35,7 +35,7 @@ from dali_pipes.commands.options import format_bytes, json_option
 from dali_pipes.errors import CacheError, StoreError, printable
 from dali_pipes.processes.ranks import cores_of_rank, num_local_ranks
 from dali_pipes.progress import LINE_CHARS
-from dali_pipes.store.cluster.token import Token, refusal_advice
+from dali_pipes.store.cluster.access import Token, refusal_advice
 from dali_pipes.store.http.client import NoAnswerError
 
 PACKAGES = ("dali-pipes", "torch", "aistore", "webdataset", "numpy", "pillow")
@@ -290,7 +290,7 @@ def check_cluster(endpoint: str | None, environment: Mapping[str, str]) -> Itera
 
     from dali_pipes.store.cluster.ais import ais_client
     from dali_pipes.store.cluster.endpoint import check_endpoint
-    from dali_pipes.store.messages import is_loopback
+    from dali_pipes.store.http.client import is_loopback
 
     if endpoint is None:
         yield judged("endpoint", "none given: commands on buckets start an embedded node on this machine")

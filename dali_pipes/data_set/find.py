@@ -11,9 +11,9 @@ from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.options import Shards
+from dali_pipes.store.base import DIRECT
 from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
 from dali_pipes.store.cluster.transformed import NoEtlError
-from dali_pipes.store.entries import DIRECT
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import ShardUrls, is_in_cluster, is_remote
 

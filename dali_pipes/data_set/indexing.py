@@ -57,8 +57,8 @@ from dali_pipes.formats.tar_reader import READ_BYTES, ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import XXH64_TYPES
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.patience import PatientThreads
+from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet, check_bytes, index_command
 
 # Shards read at a time. Parsing holds the GIL, so more gain nothing.

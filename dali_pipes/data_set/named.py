@@ -22,10 +22,10 @@ from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.transformed import open_transformed, through_etl
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_names import grown_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import (
+    Pattern,
     ShardUrls,
     check_compression,
     parse_shards,

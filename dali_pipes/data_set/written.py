@@ -15,7 +15,6 @@ from typing import Self
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import read_json, record_names
 from dali_pipes.store.base import Store
-from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_names import (
     MAX_EXPANDED,
     Template,
@@ -25,6 +24,7 @@ from dali_pipes.store.shard_names import (
     stem_of,
     template_of,
 )
+from dali_pipes.store.urls import Pattern
 
 _EXPECTED = 'expected {"shards": "x-{000000..000063}.tar", "num_samples": 2400, "num_bytes": 10485760}'
 # Numbers that are further apart on average do not count shards.

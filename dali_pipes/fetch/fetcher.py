@@ -2,47 +2,44 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.formats.manifest import checksum as checksum_of
+from dali_pipes.store.http.wire import StoppedError
 
 # Shards in flight: enough to hide a store's latency. Each costs one connection, and one thread that mostly waits.
 NUM_FETCHERS = 8
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 class Wanted(NamedTuple):
     """An object, and the place for it."""
 
     name: str
-    """The object's name in its store."""
     extent: Extent
     """The extent for the bytes; its size is the object's."""
     checksum: int
-    """XXH64, from the manifest."""
     report: Callable[[Exception | None], None] | None = None
     """Called from any thread: with ``None`` when the object is whole and checked, or with the error that ended its
     fetch; the other objects' fetches go on. It may be called again if an object is fetched again. ``None``: an error
     ends all fetches, and is raised."""
-    received: Callable[[int], None] = _ignore
+    received: Callable[[int], None] = lambda _: None
     """Called with the number of further bytes that came, from any thread of the fetcher."""
 
-    def reported(self, fetch: Callable[[], bool]) -> bool:
-        """Call ``fetch``, which brings this object, and report the end; returns whether to go on."""
+    def reported(self, fetch: Callable[[], None]) -> None:
+        """Call ``fetch``, which brings this object, and report the end."""
         try:
-            goes_on = fetch()
+            fetch()
+        except StoppedError:
+            raise
         except Exception as exc:
             if self.report is None:
                 raise
             self.report(exc)
-            return True
-        if goes_on and self.report is not None:
-            self.report(None)
-        return goes_on
+        else:
+            if self.report is not None:
+                self.report(None)
 
 
 class Fetcher(Protocol):
@@ -78,15 +75,11 @@ class WithIndexes:
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         stored = []
         for one in wanted:
-            data = self._indexes.get(one.name)
-            if data is None:
+            if (data := self._indexes.get(one.name)) is None:
                 stored.append(one)
                 continue
-            assert len(data) == one.extent.size
-            assert checksum_of(data) == one.checksum
-            one.extent.write(data, 0)
-            if one.report is not None:
-                one.report(None)
+            assert (len(data), checksum_of(data)) == (one.extent.size, one.checksum)
+            one.reported(partial(one.extent.write, data, 0))
         return self._shards.fetch(stored, stopped=stopped, num_connections=num_connections)
 
     def close(self) -> None:
@@ -122,11 +115,11 @@ class WholeShards:
     def close(self) -> None:
         """Drop the shard and the connections. Can be called twice."""
         self._forget()
-        fetcher, self._fetcher = self._fetcher, None
-        if fetcher is not None:
-            fetcher.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self._fetcher = None
 
     def _forget(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        if self._file is not None:
+            self._file.close()
+        self._file = None

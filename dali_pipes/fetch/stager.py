@@ -1,8 +1,12 @@
 """Stage shards: bring objects of a store into checked extents of the cache file, several at a time, in plan order.
 
-`dali_pipes.fetch.staging_requests.Demand` lists the wanted shards: those that open segments *need*, and those of the
-windows *ahead*. Wanted shards are held, so that they stay in the cache. Needed shards come before shards ahead, for
-threads and for space.
+`dali_pipes.fetch.demand.Demand` lists the wanted shards: those that open segments *need*, and those of the windows
+*ahead*. Wanted shards are held, so that they stay in the cache. Needed shards come before shards ahead, for threads and
+for space.
+
+# Note [interrupts]: Ctrl-C can come after any call in the main thread. The lock that the threads share is free then,
+because its ``with`` statement is C code. But the call may be half done, so whoever goes on after an interrupt calls
+`Stager.give_up` first, which ends everything. Shards are released in the cache before they count as released.
 """
 
 import contextlib
@@ -10,63 +14,24 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from dali_pipes.cache.share import CacheShare, Take
 from dali_pipes.errors import CacheError, printable
+from dali_pipes.fetch.demand import Demand, Waiter
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
-from dali_pipes.fetch.staging_requests import StagingRequests
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.metrics.counts import ThreadsStage, report_span
-
-
-class ComingShards:
-    """Shards that are being fetched. A shard is whole when each of its objects is. Any thread may report one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._missing: dict[int, set[str]] = {}
-        self.whole: list[int] = []
-        """Shards that became whole since `take_whole`."""
-        self.errors: dict[int, Exception] = {}
-        """The first error of each shard that failed."""
-
-    def add(self, shard: int, objects: Sequence[Wanted]) -> list[Wanted]:
-        """Add a shard; returns its objects, which will report here."""
-        self._missing[shard] = {one.name for one in objects}
-        return [one._replace(report=partial(self.report, shard, one.name)) for one in objects]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every shard is whole or has failed."""
-        return not self._missing
-
-    def take_whole(self) -> list[int]:
-        """Return ``whole``, and empty it."""
-        with self._lock:
-            whole, self.whole = self.whole, []
-        return whole
-
-    def report(self, shard: int, name: str, error: Exception | None) -> None:
-        """Count an object as there, or its shard as failed."""
-        with self._lock:
-            if error is not None:
-                self.errors.setdefault(shard, error)
-                self._missing.pop(shard, None)
-            elif shard in self._missing:
-                self._missing[shard].discard(name)
-                if not self._missing[shard]:
-                    del self._missing[shard]
-                    self.whole.append(shard)
-
 
 _log = logging.getLogger(__name__)
 
 # How often to ask the cache again for shards that another process fills, or for space that another must free first.
 POLL_S = 0.005
+# How often the number of missing bytes is reported to a waiting caller.
+SHOW_S = 0.2
 # Shards to ask the cache for at a time, once it was asked for all: the cost of one shard must not grow with the window.
 NUM_ASKED = 256
 # A thread takes several small shards at a time, if there are more shards than threads: not bytes but the store's
@@ -102,7 +67,7 @@ class _Filling:
         self.received_bytes += num_bytes
 
 
-class Stager(StagingRequests):
+class Stager:
     """Fills the cache file in the background; owns its threads.
 
     The threads are daemons: a program that ends does not wait for shards that nobody will read. Each of the
@@ -119,10 +84,16 @@ class Stager(StagingRequests):
         locate: Callable[[str], str],
         num_fetchers: int = NUM_FETCHERS,
     ) -> None:
-        super().__init__(share)
-        self._manifest, self._open_fetcher, self._locate = manifest, open_fetcher, locate
-        self._num_fetchers = num_fetchers
-        # The lock guards everything below.
+        self._share, self._manifest, self._locate = share, manifest, locate
+        self._open_fetcher, self._num_fetchers = open_fetcher, num_fetchers
+        self._stopped = threading.Event()
+        self._lock = threading.RLock()  # guards everything below
+        self._changed = threading.Condition(self._lock)
+        self._demand = Demand(share.extent_bytes)
+        self._urgent: set[int] = set()  # a caller waits for these now. Note [urgent]
+        # The error of each failed shard; ``None`` once a caller got it. The next call that needs the shard tries again.
+        self._failed: dict[int, Exception | None] = {}
+        self._waiters: set[Waiter] = set()
         self._threads: list[threading.Thread] = []
         self._filling: dict[int, _Filling] = {}
         self._asking = False
@@ -133,7 +104,6 @@ class Stager(StagingRequests):
         self.fetched_bytes: int = 0
         """Bytes of shards that this loader brought into the cache file so far, indexes included."""
         self.num_fetched: int = 0
-        """The number of these shards."""
         self.stage_time: ThreadsStage = ThreadsStage("stage")
         """The threads' work for shards: fetching, free space, checks, the table."""
         self.fetch_time: ThreadsStage = ThreadsStage("fetch")
@@ -143,6 +113,16 @@ class Stager(StagingRequests):
     def num_threads(self) -> int:
         """The number of threads so far: a new one is started only if more shards are missing than there are threads."""
         return len(self._threads)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether less is wanted ahead than may be held, so that another window can be asked for."""
+        return self._demand.ahead_bytes < self._share.reserved
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the cache file that the loader holds."""
+        return self._demand.held_bytes
 
     def close(self) -> None:
         """Stop fetching and end the threads. Can be called twice."""
@@ -167,6 +147,73 @@ class Stager(StagingRequests):
         if interrupt is not None:
             raise interrupt
 
+    # What callers want
+
+    def stage(self, shards: Sequence[int]) -> None:
+        """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""
+        with self._lock:
+            self._demand.want_ahead(shards)
+            self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
+
+    def unstage(self, shards: Sequence[int]) -> None:
+        """End `stage`; shards that are not needed are released."""
+        with self._lock:
+            self._demand.unwant_ahead(shards)
+            self._release_unwanted(shards)
+
+    def need(
+        self, shards: Sequence[int], *, urgent: bool = False, waiting: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Return when all of these are resident; they stay until `done`. They are fetched before all others.
+
+        Args:
+            shards: The shards that the caller is about to read.
+            urgent: If no thread is free for these, make threads abandon shards that are not needed. Note [urgent].
+            waiting: Called several times a second with the bytes that are still missing.
+
+        Raises:
+            CacheError, DataError, StoreError: The error of one of them. Then they are no longer needed, and the next
+                call tries again.
+            ValueError: If the stager is closed, or was closed during the wait.
+        """
+        self._need(shards, waiting, only_fitting=False, urgent=urgent)
+
+    def need_fitting(self, shards: Sequence[int], *, waiting: Callable[[int], None] = lambda _: None) -> list[int]:
+        """Like `need`, for as many of these as fit into the cache, in their order; returns the shards that fit."""
+        refused = self._need(shards, waiting, only_fitting=True, urgent=False)
+        return [shard for shard in shards if shard not in refused]
+
+    def need_resident(self, shards: Sequence[int]) -> bool:
+        """Like `need`, if all of these are resident already; else return ``False``, and need none of them."""
+        with self._lock:
+            if not self._demand.held.issuperset(shards):
+                return False
+            self._demand.need(shards)
+            return True
+
+    def done(self, shards: Sequence[int]) -> None:
+        """End `need`, when the reader that named these is gone."""
+        with self._lock:
+            self._demand.end_need(shards)
+            self._urgent.difference_update(shards)
+            self._release_unwanted(shards)
+
+    def give_up(self) -> None:
+        """End everything that any call needed or staged. Note [interrupts]."""
+        with self._lock:
+            self._close_waiters()
+            self._urgent.clear()
+            self._release_unwanted(self._demand.clear())
+
+    def is_ahead(self, shard: int) -> bool:
+        """Whether the shard is staged."""
+        return shard in self._demand.ahead
+
+    def num_missing(self, shards: Iterable[int]) -> tuple[int, int]:
+        """Count the shards of these that are not resident, and their bytes."""
+        missing = self._demand.not_held(shards)
+        return len(missing), self._demand.bytes_of(missing)
+
     def progress(self, shards: Sequence[int]) -> str:
         """Say how far these shards have come, which a caller needs; empty if all are there or there is no space."""
         with self._lock:
@@ -177,9 +224,8 @@ class Stager(StagingRequests):
             url, pid = self._locate(self._manifest.names[shard]), self._share.filled_by(shard)
             text = f"{len(missing)} of {len(shards)} are missing, '{printable(url)}' among them: "
             if filling := self._filling.get(shard):
-                num_bytes = self._share.shard_extent(shard).size + self._share.index_extent(shard).size
                 return (
-                    f"{text}{filling.received_bytes / 2**20:.1f} of {num_bytes / 2**20:.1f} MiB came in "
+                    f"{text}{filling.received_bytes / 2**20:.1f} of {self._num_bytes(shard) / 2**20:.1f} MiB came in "
                     f"{time.monotonic() - filling.since:.0f} s; look at the store, the network and the cache's disk; "
                     "if they can do more, Cache(fetchers=) fetches more shards at a time"
                 )
@@ -187,12 +233,107 @@ class Stager(StagingRequests):
                 return f"{text}process {pid} of this node is bringing it: look at its log"
             return f"{text}all threads are busy with other shards: Cache(fetchers=) makes more"
 
+    def _need(
+        self, shards: Sequence[int], waiting: Callable[[int], None], *, only_fitting: bool, urgent: bool
+    ) -> set[int]:
+        waiter = self._begin_wait(shards, only_fitting=only_fitting, urgent=urgent)
+        try:
+            while not waiter.over.acquire(timeout=SHOW_S):
+                waiting(waiter.num_bytes)
+            if waiter.error is not None:
+                raise waiter.error
+            waiting(0)
+        except BaseException:
+            with self._lock:
+                self._waiters.discard(waiter)
+                self.done([shard for shard in shards if shard not in waiter.refused])
+            raise
+        finally:
+            waiter.error = None  # the error holds this frame, which would hold the error
+        return waiter.refused
+
+    def _begin_wait(self, shards: Sequence[int], *, only_fitting: bool, urgent: bool) -> Waiter:
+        with self._lock:
+            missing = self._demand.not_held(shards)
+            waiter = Waiter(missing=missing, num_bytes=self._demand.bytes_of(missing), only_fitting=only_fitting)
+            waiter.over.acquire()
+            self._demand.need(shards)
+            if urgent:
+                self._urgent |= missing
+            for shard in shards:
+                if self._failed.get(shard, ...) is None:
+                    del self._failed[shard]
+            if self._stopped.is_set():
+                self._end(waiter, _closed())
+            elif not missing:
+                waiter.over.release()
+            else:
+                self._waiters.add(waiter)
+                self._end_failed()
+                self._ask_for(len(self._demand.needed_missing))
+            return waiter
+
+    def _release_unwanted(self, shards: Iterable[int]) -> None:
+        unwanted = [shard for shard in shards if not self._demand.is_wanted(shard)]
+        for shard in unwanted:
+            self._failed.pop(shard, None)  # no caller got the error: the next one that wants the shard tries again
+        if not self._stopped.is_set() and (held := {shard for shard in unwanted if shard in self._demand.held}):
+            self._release(list(held))
+            self._demand.release(held)
+
+    def _release(self, shards: Sequence[int]) -> None:
+        self._share.release(shards)
+        self._changed.notify_all()
+
+    # What the threads tell the callers that wait
+
+    def _close_waiters(self) -> None:
+        with self._lock:
+            for waiter in list(self._waiters):
+                self._end(waiter, _closed())
+            self._changed.notify_all()
+
+    def _hold(self, shard: int) -> None:
+        if not self._demand.hold(shard):
+            return
+        self._failed.pop(shard, None)
+        self._urgent.discard(shard)
+        for waiter in [waiter for waiter in self._waiters if shard in waiter.missing]:
+            self._shorten(waiter, {shard})
+
+    def _shorten(self, waiter: Waiter, shards: set[int]) -> None:
+        waiter.missing -= shards
+        waiter.num_bytes -= self._demand.bytes_of(shards)
+        if not waiter.missing:
+            self._end(waiter, None)
+
+    def _fail(self, shards: Iterable[int], error: Exception) -> None:
+        self._failed.update((shard, error) for shard in shards)
+        self._end_failed()
+
+    def _end_failed(self) -> None:
+        """End the calls that wait for a shard that failed."""
+        for waiter in list(self._waiters):
+            if (failed := next((shard for shard in self._failed if shard in waiter.missing), None)) is not None:
+                error = self._failed[failed]
+                # A caller that continues after one error must not get others from before it.
+                self._failed = dict.fromkeys(self._failed)
+                self._end(waiter, error)
+
+    def _end(self, waiter: Waiter, error: Exception | None) -> None:
+        waiter.error = error
+        if waiter.over.locked():  # not if Ctrl-C came after it, in the main thread, and the waiter ends once more
+            waiter.over.release()
+        self._waiters.discard(waiter)  # last: a waiter that is forgotten before it ends waits for ever
+
+    # The threads
+
     def _ask_for(self, num_asked: int) -> None:
         """Ask the cache once for this many shards: resident ones must be held before other loaders evict them."""
         self._num_asked = max(self._num_asked, num_asked)
         # An interrupt may have come before a thread began.
         self._threads = [thread for thread in self._threads if thread.ident is not None or thread.is_alive()]
-        while len(self._threads) < min(self._num_fetchers, self._num_wanted()):
+        while len(self._threads) < min(self._num_fetchers, self._demand.num_missing):
             thread = threading.Thread(target=self._work, name=_THREAD_NAME, daemon=True)
             self._threads.append(thread)  # first: `close` must know it, whatever interrupts the start
             try:
@@ -203,9 +344,6 @@ class Stager(StagingRequests):
                     raise
                 break  # the process may not start more threads; the existing ones do the work
         self._changed.notify_all()
-
-    def _num_wanted(self) -> int:
-        return max(len(self._demand.needed_missing), len(self._demand.ahead_missing))
 
     def _work(self) -> None:
         is_open = False
@@ -239,11 +377,18 @@ class Stager(StagingRequests):
                     # that another process has staged the urgent one.
                     urgent = [shard for shard in wanted if shard in self._urgent]
                     taken = self._ask(urgent or wanted)
-                    fill = taken.fill.tolist()
-                    self._take_over(taken)
+                    fill, ready = taken.fill.tolist(), taken.ready.tolist()
+                    for shard in ready:
+                        self._hold(shard)
+                    self._filling.update((shard, _Filling()) for shard in fill)
+                    self._release_unwanted(ready)  # asking took a moment: they may not be wanted any more
+                    if taken.blocked == "space":
+                        self._make_space()
+                    else:
+                        self._no_space_since = None
                     if fill:
                         return fill, taken.is_there
-                    if not len(taken.ready) and taken.blocked == "busy":
+                    if not ready and taken.blocked == "busy":
                         self._num_asked = max(self._num_asked, 2 * len(wanted))  # others fill all of these
                     if taken.blocked:
                         self._changed.wait(POLL_S)
@@ -253,7 +398,7 @@ class Stager(StagingRequests):
             return None
 
     def _missing(self) -> list[int]:
-        return self._demand.missing(
+        return self._demand.next_missing(
             filling=self._filling,
             failed=self._failed.keys(),
             most=self._num_asked,
@@ -265,23 +410,12 @@ class Stager(StagingRequests):
     def _ask(self, wanted: Sequence[int]) -> Take:
         self._num_asked = NUM_ASKED
         # Idle threads take their part.
-        most = min(NUM_TOGETHER, -(-self._num_wanted() // self._num_fetchers))
+        most = min(NUM_TOGETHER, -(-self._demand.num_missing // self._num_fetchers))
         self._changed.release()
         try:
             return self._share.take(wanted, most=max(1, most), most_bytes=TOGETHER_BYTES)
         finally:
             self._changed.acquire()
-
-    def _take_over(self, taken: Take) -> None:
-        ready = taken.ready.tolist()
-        for shard in ready:
-            self._hold(shard)
-        self._filling.update((shard, _Filling()) for shard in taken.fill.tolist())
-        self._release_unwanted(ready)  # asking took a moment: they may not be wanted any more
-        if taken.blocked == "space":
-            self._make_space()
-        else:
-            self._no_space_since = None
 
     def _make_space(self) -> None:
         """Release the shards ahead for a needed one that does not fit; if necessary, wait for other loaders."""
@@ -299,8 +433,11 @@ class Stager(StagingRequests):
         only_fitting = [waiter for waiter in self._waiters if waiter.only_fitting]
         directory = self._share.space.directory
         if only_fitting and not self._filling and (is_stuck or now - self._no_space_since > FULL_AFTER_S):
-            for waiter in only_fitting:
-                self._refuse(waiter, missing)
+            for waiter in only_fitting:  # goes on without these
+                refused = waiter.missing.intersection(missing)
+                waiter.refused |= refused
+                self.done(list(refused))
+                self._shorten(waiter, refused)
         elif is_stuck:
             name = self._locate(self._manifest.names[missing[0]])
             error = CacheError(
@@ -315,85 +452,111 @@ class Stager(StagingRequests):
 
     def _fill(self, shards: Sequence[int], fetcher: Fetcher, *, is_there: bool) -> None:
         started = time.perf_counter()
-        left = dict.fromkeys(shards)  # the shards that are not finished
+        unfinished = dict.fromkeys(shards)
         errors: dict[int, Exception] = {}
         try:
             with self.stage_time:
                 if is_there:
-                    self._finish(left, self._whole(left), are_new=False)
-                if left and not self._is_abandoned(left):
-                    errors = self._fetch(left, fetcher)
+                    self._finish(unfinished, self._whole(unfinished), are_new=False)
+                if unfinished and not self._is_abandoned(unfinished):
+                    errors = self._fetch(unfinished, fetcher)
         except Exception as exc:  # noqa: BLE001 (raised in the callers that need the shards)
-            errors = dict.fromkeys(left, exc)
+            errors = dict.fromkeys(unfinished, exc)
         try:
-            if left:
-                self._share.fail(list(left))
+            if unfinished:
+                self._share.fail(list(unfinished))
         finally:
             with self._lock:
-                for shard in left:
+                for shard in unfinished:
                     self._filling.pop(shard, None)
-                for shard in left:
+                for shard in unfinished:
                     if shard in errors:
                         self._fail([shard], errors[shard])
-                self._release_unwanted(left)
+                self._release_unwanted(unfinished)
         report_span(
             "stage",
             seconds=time.perf_counter() - started,
             error=next(iter(errors.values()), None),
             first_shard=self._locate(self._manifest.names[shards[0]]),
             num_shards=len(shards),
-            bytes=int(self._share.extent_bytes[list(shards)].sum()),
+            bytes=self._demand.bytes_of(shards),
         )
 
-    def _finish(self, left: dict[int, None], shards: Sequence[int], *, are_new: bool = True) -> None:
-        """Mark shards ready that are whole, and take them from ``left``."""
+    def _finish(self, unfinished: dict[int, None], shards: Sequence[int], *, are_new: bool = True) -> None:
+        """Mark shards ready that are whole, and take them from ``unfinished``."""
         if not shards:
             return
         self._share.finish(shards, are_new=are_new)
         with self._lock:
             for shard in shards:
-                del left[shard]
+                del unfinished[shard]
                 self._filling.pop(shard, None)
                 self._hold(shard)
                 if are_new:
-                    self.fetched_bytes += self._share.shard_extent(shard).size + self._share.index_extent(shard).size
+                    self.fetched_bytes += self._num_bytes(shard)
                     self.num_fetched += 1
             self._release_unwanted(shards)
 
-    def _fetch(self, left: dict[int, None], fetcher: Fetcher) -> dict[int, Exception]:
-        """Fetch the shards ``left``, finish those that become whole, and return the errors of others."""
-        coming = ComingShards()
-        wanted: list[Wanted] = []
-        for shard in left:
-            name = self._manifest.names[shard]
-            objects = [
-                Wanted(name, self._share.shard_extent(shard), int(self._manifest.checksums[shard])),
-                Wanted(index_name(name), self._share.index_extent(shard), int(self._manifest.index_checksums[shard])),
-            ]
-            wanted += [one._replace(received=self._filling[shard].add) for one in coming.add(shard, objects)]
+    def _num_bytes(self, shard: int) -> int:
+        return self._share.shard_extent(shard).size + self._share.index_extent(shard).size
+
+    def _fetch(self, unfinished: dict[int, None], fetcher: Fetcher) -> dict[int, Exception]:
+        """Fetch shards, finish those that become whole, and return the errors of others."""
+        lock = threading.Lock()  # any thread may report an object
+        num_missing: dict[int, int] = {}  # objects of each shard that is neither whole nor failed
+        whole: list[int] = []
+        errors: dict[int, Exception] = {}
+
+        def report(shard: int, error: Exception | None) -> None:
+            with lock:
+                if error is not None:
+                    errors.setdefault(shard, error)
+                    num_missing.pop(shard, None)
+                elif shard in num_missing:
+                    num_missing[shard] -= 1
+                    if not num_missing[shard]:
+                        del num_missing[shard]
+                        whole.append(shard)
+
+        def finish_whole() -> None:
+            with lock:
+                shards, whole[:] = list(whole), []
+            self._finish(unfinished, shards)
+
+        manifest, share, wanted = self._manifest, self._share, list[Wanted]()
+        for shard in unfinished:
+            name = manifest.names[shard]
             try:
-                self._share.reserve_blocks(shard, name=self._locate(name))
+                share.reserve_blocks(shard, name=self._locate(name))
             except CacheError as exc:
-                coming.report(shard, name, exc)
-                del wanted[-len(objects) :]
+                errors[shard] = exc
+                continue
+            num_missing[shard] = 2
+            wanted += (
+                Wanted(object_name, extent, int(checksum), partial(report, shard), self._filling[shard].add)
+                for object_name, extent, checksum in (
+                    (name, share.shard_extent(shard), manifest.checksums[shard]),
+                    (index_name(name), share.index_extent(shard), manifest.index_checksums[shard]),
+                )
+            )
         finished_at = time.monotonic()
 
         def stopped() -> bool:
             nonlocal finished_at
-            if coming.whole and time.monotonic() - finished_at > FINISH_S:
-                self._finish(left, coming.take_whole())
+            if whole and time.monotonic() - finished_at > FINISH_S:
+                finish_whole()
                 finished_at = time.monotonic()
-            return coming.is_over or self._is_abandoned(left)
+            return not num_missing or self._is_abandoned(unfinished)
 
         with self._lock:
             # Idle threads lend their connections where fewer shards are wanted than there are threads.
-            connections = max(1, self._num_fetchers // max(1, self._num_wanted()))
+            connections = max(1, self._num_fetchers // max(1, self._demand.num_missing))
         with self.fetch_time:
             fetcher.fetch(wanted, stopped=stopped, num_connections=connections)
-        self._finish(left, coming.take_whole())
-        return coming.errors
+        finish_whole()
+        return errors
 
-    def _is_abandoned(self, left: Collection[int]) -> bool:
+    def _is_abandoned(self, unfinished: Collection[int]) -> bool:
         """Whether to stop filling shards: the stager is closed, or an urgent shard has no thread.
 
         Note [urgent]: in a resumed job all threads may be fetching the epoch's first shards, which were wanted when the
@@ -406,7 +569,7 @@ class Stager(StagingRequests):
             return False
         with self._lock:
             without_thread = self._urgent - self._filling.keys() - self._failed.keys()
-            return bool(without_thread) and self._demand.needs.keys().isdisjoint(left)
+            return bool(without_thread) and self._demand.needs.keys().isdisjoint(unfinished)
 
     def _whole(self, shards: Collection[int]) -> list[int]:
         """Check shards whose bytes are there; returns those that are whole, as far as they were not abandoned."""
@@ -427,13 +590,16 @@ class Stager(StagingRequests):
                 if found is None:
                     return whole
                 if found != int(expected):
-                    self._warn_of_change(shard)
+                    level, self._has_warned = logging.INFO if self._has_warned else logging.WARNING, True
+                    _log.log(
+                        level, "the cache in '%s' held other bytes than those of shard '%s': fetched again",
+                        share.space.directory, self._locate(manifest.names[shard]),
+                    )  # fmt: skip
                     break
             else:
                 whole.append(shard)
         return whole
 
-    def _warn_of_change(self, shard: int) -> None:
-        name, directory = self._locate(self._manifest.names[shard]), self._share.space.directory
-        level, self._has_warned = logging.INFO if self._has_warned else logging.WARNING, True
-        _log.log(level, "the cache in '%s' held other bytes than those of shard '%s': fetched again", directory, name)
+
+def _closed() -> ValueError:
+    return ValueError("the loader was closed while it waited for shards")

@@ -22,8 +22,8 @@ import numpy as np
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.cache.share import CacheShare
+from dali_pipes.fetch.demand import LongWaits
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.fetch.staging_requests import LongWaits
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
 from dali_pipes.order.randomness import Stream

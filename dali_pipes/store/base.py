@@ -1,5 +1,7 @@
 """The interface of a store: a place that holds objects: a bucket of AIStore or of a cloud, or a directory.
 
+`SCHEMES` says which URLs name which kind of store.
+
 A store's attributes say what it can do (`Store.directory`, `Store.cluster`, `Store.etl`). Code outside this folder
 reads them, and never asks for a store's class. Object names are relative to the bucket or directory.
 """
@@ -11,25 +13,50 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.http.answers import MissingObjectError
-from dali_pipes.store.shard_names import check_object_name
+from dali_pipes.store.shard_names import ObjectEntry, check_object_name
 
 if TYPE_CHECKING:
     from aistore import Client
 
     from dali_pipes.fetch.fetcher import Fetcher
-    from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies
+    from dali_pipes.store.cluster.access import ClusterAccess, Proxies
     from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
 
-
 # Whoever reads a shard takes larger pieces, which bypass the buffer.
 _BUFFER_BYTES = 64 << 10
+
+
+class Scheme(NamedTuple):
+    """The beginning of URLs that name a bucket or a server."""
+
+    opener: str
+    """``module:function``: called with the scheme and the bucket or host, it opens the store. Imported when needed."""
+    provider: str = ""
+    """AIStore's name for the cloud: with an endpoint, the bucket is read through the cluster that has it as a
+    backend. Empty: never."""
+    is_read_only: bool = False
+
+
+_CLOUD = "dali_pipes.store.cloud.bucket:open_bucket"
+SCHEMES = {
+    "ais": Scheme("dali_pipes.store.cluster.ais:open_bucket", provider="ais"),
+    "s3": Scheme(_CLOUD, provider="aws"),
+    "gs": Scheme(_CLOUD, provider="gcp"),
+    "az": Scheme(_CLOUD, provider="azure"),
+    "https": Scheme(_CLOUD, is_read_only=True),
+    "http": Scheme(_CLOUD, is_read_only=True),
+}
+"""A new store is a line here, and a module with its opener."""
+PROVIDERS = {scheme: found.provider for scheme, found in SCHEMES.items() if found.provider}
+SERVERS = tuple(scheme for scheme, found in SCHEMES.items() if found.is_read_only)
+DIRECT = "direct"
+"""The endpoint that stands for none: buckets of clouds are read without AIStore, also where AIS_ENDPOINT is set."""
 
 
 class Store(ABC):
@@ -48,7 +75,7 @@ class Store(ABC):
         return None
 
     def need_cluster(self, why: str) -> "Bucket":
-        """`cluster`, or a `ValueError` if this store is in no cluster; ``why`` ends its message."""
+        """`cluster`, or a `ValueError` that ``why`` ends."""
         if self.cluster is None:
             kind = "a directory" if self.directory is not None else "a bucket without AIStore"
             raise ValueError(f"'{self.url}' is {kind}, {why}")
@@ -133,13 +160,9 @@ class Store(ABC):
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         """Create a small object, unless there is one of this name; whether it was created.
 
-        Of several writers at a time one creates the object, and the others get ``False``, or an error.
-
-        Args:
-            name: The object's name.
-            data: Its bytes.
-            by: Letters and digits that identify the writer's job. A job that was stopped and is run again passes the
-                same; two jobs at a time that pass the same may both create the object.
+        Of several writers at a time one creates the object, and the others get ``False``, or an error. ``by`` is
+        letters and digits that identify the writer's job. A job that was stopped and is run again passes the same; two
+        jobs at a time that pass the same may both create the object.
 
         Raises:
             StoreError: Also if another job has claimed the name and does not write the object: it was stopped.
@@ -147,26 +170,18 @@ class Store(ABC):
 
     def upload(self, name: str, path: Path) -> None:
         """Create or replace an object from a file."""
+        try:
+            with path.open("rb", buffering=0) as stream:
+                num_bytes, view = os.fstat(stream.fileno()).st_size, memoryview(bytearray(1 << 20))
 
-        def chunks() -> Iterator[memoryview]:
-            view = memoryview(bytearray(1 << 20))
-            try:
-                with path.open("rb", buffering=0) as stream:
+                def chunks() -> Iterator[memoryview]:
+                    stream.seek(0)
                     while num := stream.readinto(view):
                         yield view[:num]
-            except OSError as exc:
-                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
 
-        try:
-            num_bytes = path.stat().st_size
+                self.access().write_stream(name, chunks, num_bytes=num_bytes)
         except OSError as exc:
             raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
-        self.access().write_stream(name, chunks, num_bytes=num_bytes)
-
-    def move_in(self, name: str, path: Path) -> None:
-        """Upload a file and remove it; a directory on the same disk takes the file itself."""
-        self.upload(name, path)
-        path.unlink()
 
     @abstractmethod
     def size(self, name: str) -> int | None:
@@ -250,20 +265,15 @@ class Bucket(RemoteStore):
 
     endpoint: str
     bucket: str
-    """The bucket's name."""
     provider: str
     scheme: str
     """The scheme of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
     client: "Client"
-    """The SDK's client."""
     http: "ClusterAccess"
-    """How the cluster is reached."""
     proxies: "Proxies"
-    """The proxies that are asked."""
     checksum_type: str
     """The bucket's type of checksum; a target reports checksums of this type for the objects that it stores."""
     patience: "Patience"
-    """How long requests wait for a cluster that is away."""
 
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:

@@ -67,3 +67,13 @@ def new_checksum(checksum_type: str) -> Checksum:
     'e3069283'
     """
     return _MAKERS[checksum_type]()
+
+
+def damaged(where: str, cause: str, *, target: str, bucket: str) -> str:
+    """The text for an object of AIStore whose bytes on a target's disk have changed; ``target`` may be empty."""
+    at = f" on the disk of the target at {target}" if target else " on its target's disk"
+    return (
+        f"'{where}' is damaged{at}: {cause}; write it again. A bucket with mirroring or erasure coding mends it when "
+        f"it is read after 'ais bucket props set {bucket} checksum.validate_warm_get=true'; without copies, AIStore "
+        "deletes the damaged object then"
+    )

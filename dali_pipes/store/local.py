@@ -7,7 +7,6 @@ import builtins
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +19,8 @@ from dali_pipes.cache.extents import BLOCK_BYTES, Extent
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.base import Store
-from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.http.wire import Stopped, StoppedError
+from dali_pipes.store.shard_names import ObjectEntry
 
 # Errors of copy_file_range for a pair of files that it cannot copy; reading and writing still works.
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
@@ -36,61 +36,56 @@ class LocalFetcher:
         self._directory = directory
         self._block = memoryview(bytearray(BLOCK_BYTES))
 
-    def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Stopped, num_connections: int = 1) -> bool:
         """Copy files into their extents, one after the other, and check them."""
-        return all(one.reported(partial(self._copy, one, stopped)) for one in wanted)
+        try:
+            for one in wanted:
+                one.reported(partial(self._copy, one, stopped))
+        except StoppedError:
+            return False
+        return True
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def _copy(self, one: Wanted, stopped: Callable[[], bool]) -> bool:
-        extent, checksum = one.extent, one.checksum
+    def _copy(self, one: Wanted, stopped: Stopped) -> None:
         where = str(self._directory / one.name)
         try:
-            source = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+            with open(where, "rb", buffering=0) as source:  # noqa: PTH123 (no path of millions)
+                found = os.fstat(source.fileno()).st_size
+                if found == one.extent.size:
+                    found, digest = self._copy_bytes(source.fileno(), one, stopped)
         except OSError as exc:
             raise StoreError(f"cannot read '{where}': {exc.strerror}") from exc
-        try:
-            found = os.fstat(source).st_size
-            if found != extent.size:
-                raise DataError(f"shard '{where}' has {found} bytes, the manifest says {extent.size}; {_CHANGED}")
-            taken = self._copy_bytes(source, one, where, stopped)
-        finally:
-            os.close(source)
-        if taken is None:
-            return False
-        if taken != checksum:
+        if found != one.extent.size:
+            raise DataError(f"shard '{where}' has {found} bytes, the manifest says {one.extent.size}; {_CHANGED}")
+        if digest != one.checksum:
             raise DataError(
-                f"shard '{where}' has the xxhash2 {taken:016x}, the manifest says {checksum:016x}; {_CHANGED}"
+                f"shard '{where}' has the xxhash2 {digest:016x}, the manifest says {one.checksum:016x}; {_CHANGED}"
             )
-        return True
 
-    def _copy_bytes(self, source: int, one: Wanted, where: str, stopped: Callable[[], bool]) -> int | None:
-        """Copy a file and return the XXH64 of its bytes; ``None`` if ``stopped``."""
+    def _copy_bytes(self, source: int, one: Wanted, stopped: Stopped) -> tuple[int, int]:
+        """Copy a file and return the number and the XXH64 of its bytes."""
         extent = one.extent
-        num_there = _copy_in_kernel(source, extent, where, stopped)
+        num_there = _copy_in_kernel(source, extent, stopped)
         state, position = xxhash.xxh64(), 0
         while position < extent.size:
             if stopped():
-                return None
+                raise StoppedError
             if position < num_there:
                 num = extent.read_into(self._block[: num_there - position], position)
-                state.update(self._block[:num])
             else:
-                try:
-                    num = os.preadv(source, [self._block[: extent.size - position]], position)
-                except OSError as exc:
-                    raise StoreError(f"cannot read '{where}': {exc.strerror}") from exc
-                state.update(self._block[:num])
+                num = os.preadv(source, [self._block[: extent.size - position]], position)
                 extent.write(self._block[:num], position)
             if not num:
-                raise DataError(f"shard '{where}' has {position} bytes, the manifest says {extent.size}; {_CHANGED}")
+                break
+            state.update(self._block[:num])
             position += num
             one.received(num)
-        return int(state.intdigest())
+        return position, state.intdigest()
 
 
-def _copy_in_kernel(source: int, extent: Extent, where: str, stopped: Callable[[], bool]) -> int:
+def _copy_in_kernel(source: int, extent: Extent, stopped: Stopped) -> int:
     """Copy as many bytes as the kernel can by itself, and return their number: 0 between most pairs of file systems."""
     copied = 0
     while copied < extent.size and not stopped():
@@ -99,7 +94,7 @@ def _copy_in_kernel(source: int, extent: Extent, where: str, stopped: Callable[[
             step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
         except OSError as exc:
             if exc.errno not in _NO_COPY or copied:
-                raise CacheError(f"cannot copy '{where}' into the cache file: {exc.strerror}") from exc
+                raise CacheError(f"cannot copy a shard into the cache file: {exc.strerror}") from exc
             break
         if not step:
             break
@@ -112,7 +107,6 @@ _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 if TYPE_CHECKING:
     from dali_pipes.store.listings import Found
-    from dali_pipes.store.local import LocalFetcher
 
 
 class LocalStore(Store):
@@ -170,13 +164,12 @@ class LocalStore(Store):
             return stream.read()
 
     def find(self, name: str) -> bytes | None:
-        path = self.directory / name
         try:
-            return self.read(name) if path.is_file() else None
-        except StoreError:
-            if path.is_file():
-                raise
-            return None  # another writer deleted it just now
+            return (self.directory / name).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        except OSError as exc:
+            raise self._error("read", name, exc) from exc
 
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         with self.open(name) as stream:
@@ -188,9 +181,12 @@ class LocalStore(Store):
         try:
             stream = (self.directory / name).open("rb")
         except OSError as exc:
-            raise StoreError(f"cannot read '{self.locate(name)}': {exc.strerror or exc}") from exc
+            raise self._error("read", name, exc) from exc
         with stream:
             yield stream
+
+    def _error(self, verb: str, name: str, exc: OSError) -> StoreError:
+        return StoreError(f"cannot {verb} '{self.locate(name)}': {exc.strerror or exc}")
 
     def write(self, name: str, data: bytes) -> None:
         with self.replacing(name) as stream:
@@ -198,43 +194,25 @@ class LocalStore(Store):
 
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         """See `Store.write_new`; a hard link gives the file its name, which the system refuses if the name is taken."""
-        target = self.directory / name
-        partial = target.parent / f".partial-{secrets.token_hex(8)}"
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                partial.write_bytes(data)
-                partial.chmod(0o644)
-                target.hardlink_to(partial)
-            finally:
-                partial.unlink(missing_ok=True)
+            with unnamed_file(self.directory / name, is_new=True) as (stream, publish):
+                stream.write(data)
+                stream.flush()
+                publish()
         except FileExistsError:
             return False
         except OSError as exc:
-            raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
+            raise self._error("write", name, exc) from exc
         return True
 
     def upload(self, name: str, path: Path) -> None:
         with path.open("rb") as source, self.replacing(name) as stream:
             shutil.copyfileobj(source, stream, 1 << 20)
 
-    def move_in(self, name: str, path: Path) -> None:
-        place = self.directory / name
-        try:
-            path.chmod(0o644)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(place)
-        except OSError as exc:
-            if exc.errno != errno.EXDEV:
-                raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
-            super().move_in(name, path)
-
     def file(self, name: str, *, size: int) -> Path:
         return self.directory / name
 
-    def open_fetcher(self) -> "LocalFetcher":
-        from dali_pipes.store.local import LocalFetcher
-
+    def open_fetcher(self) -> LocalFetcher:
         return LocalFetcher(self.directory)
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
@@ -253,7 +231,7 @@ class LocalStore(Store):
                 stream.flush()
                 publish()
         except OSError as exc:
-            raise StoreError(f"cannot write '{self.locate(name)}': {exc.strerror or exc}") from exc
+            raise self._error("write", name, exc) from exc
 
     def size(self, name: str) -> int | None:
         entry = _entry(name, self.directory / name)
@@ -276,15 +254,18 @@ def _entry(name: str, path: Path) -> ObjectEntry | None:
 
 
 @contextlib.contextmanager
-def unnamed_file(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
-    """A file without a name, and a function that gives it its name: nothing is left of a process that is killed."""
+def unnamed_file(path: Path, *, is_new: bool = False) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
+    """A file without a name, and a function that gives it its name: nothing is left of a process that is killed.
+
+    With ``is_new``, the function raises `FileExistsError` if the name is taken.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is chosen before the file is made: a worker may be ended at any point in between.
     partial = path.parent / f".partial-{os.urandom(8).hex()}"
+    is_named = False
     try:
         try:
             descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            is_named = False
         except OSError as exc:
             if exc.errno not in _NO_UNNAMED:
                 raise
@@ -294,11 +275,15 @@ def unnamed_file(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
 
             def publish() -> None:
                 os.fchmod(descriptor, 0o644)
+                # Without src_dir_fd, which has no effect on an absolute path, Python calls link(), which does not
+                # follow links. A link cannot replace a file, so a file that may do so gets a free name first.
                 if not is_named:
-                    # A link cannot replace a file, so the file gets a free name first. The path is absolute, so
-                    # src_dir_fd has no effect; but without it Python calls link(), which does not follow links.
-                    os.link(f"/proc/self/fd/{descriptor}", partial, src_dir_fd=descriptor, follow_symlinks=True)
-                partial.rename(path)
+                    name = path if is_new else partial
+                    os.link(f"/proc/self/fd/{descriptor}", name, src_dir_fd=descriptor, follow_symlinks=True)
+                elif is_new:
+                    path.hardlink_to(partial)
+                if not is_new:
+                    partial.rename(path)
 
             yield stream, publish
     finally:

@@ -62,7 +62,6 @@ class Patience:
     """The pause after n failures is a random time up to ``0.1 * 2 ** n`` seconds, at most this: clients that failed at
     the same time do not come back at the same time."""
     advice: str = "run the command again: what it has written is kept"
-    """What to do once a request has failed."""
     on_retry: Callable[[], None] | None = field(default=None, compare=False)
     """Called for each request that failed, by the thread that is about to send it again."""
 
@@ -136,7 +135,6 @@ class Waiting:
     def __init__(self, patience: Patience, whom: str, *, service: str = "AIStore") -> None:
         self._patience, self._whom = patience, f"{service} at {whom}"
         self._kind = "cluster" if service == "AIStore" else "server"
-        self._jitter = random.Random()
         self.num_failures = 0
         """Failures since the last progress after which there was a pause."""
         self._since: float | None = None
@@ -157,10 +155,10 @@ class Waiting:
         limit_s = self._patience.patience_s if has_answered else self._patience.start_s
         left_s = self._since + limit_s - now
         if left_s <= 0:
-            _outages.end(self._whom, waited_s=now - self._since, is_over=False)
+            _away.discard(self._whom)
             return None
         pause_s = max(self.brief_pause_s(), retry_after_s)
-        _outages.tell(self._whom, cause, waited_s=now - self._since, limit_s=limit_s)
+        _tell(self._whom, cause, waited_s=now - self._since, limit_s=limit_s)
         return min(pause_s, left_s)
 
     def brief_pause_s(self) -> float:
@@ -169,7 +167,7 @@ class Waiting:
         if self._patience.on_retry is not None:
             self._patience.on_retry()
         longest_s = min(self._patience.longest_pause_s, _FIRST_PAUSE_S * 2.0 ** min(self.num_failures, 10))
-        return self._jitter.uniform(0, longest_s)
+        return random.SystemRandom().uniform(0, longest_s)  # no seed of a job makes its ranks wait alike
 
     def over(self, cause: str) -> PatienceOverError:
         """The error for a patience at its end."""
@@ -181,42 +179,30 @@ class Waiting:
 
     def progress(self) -> None:
         """Begin anew: the request succeeded, or brought bytes."""
-        if self._since is not None:
-            _outages.end(self._whom, waited_s=self.waited_s, is_over=True)
+        if self._since is not None and self._whom in _away:
+            _away.discard(self._whom)
+            _log.warning("%s answers again: going on after %.0f s", self._whom, self.waited_s)
         self._since, self.num_failures = None, 0
 
 
-class _Outages:
-    """Tells the user about waits: one line a minute for each endpoint, however many requests wait."""
-
-    def __init__(self) -> None:
-        self.told_at: dict[str, float] = {}
-        self.away: set[str] = set()
-        """The endpoints of which the log has said that they are away."""
-
-    def tell(self, whom: str, cause: str, *, waited_s: float, limit_s: float) -> None:
-        now = time.monotonic()
-        if waited_s < _QUIET_S or now - self.told_at.get(whom, float("-inf")) < _TOLD_EACH_S:
-            return
-        self.told_at[whom] = now
-        self.away.add(whom)
-        _log.warning(
-            "waiting for %s for %.0f s so far, up to %.0f s without progress: %s",
-            whom, waited_s, limit_s, printable(cause),
-        )  # fmt: skip
-
-    def end(self, whom: str, *, waited_s: float, is_over: bool) -> None:
-        if whom in self.away:
-            self.away.discard(whom)
-            if is_over:
-                _log.warning("%s answers again: going on after %.0f s", whom, waited_s)
+# What the log has said of waits: one line a minute for each endpoint, however many requests wait.
+_told_at: dict[str, float] = {}
+_away: set[str] = set()
 
 
-_outages = _Outages()
+def _tell(whom: str, cause: str, *, waited_s: float, limit_s: float) -> None:
+    now = time.monotonic()
+    if waited_s < _QUIET_S or now - _told_at.get(whom, float("-inf")) < _TOLD_EACH_S:
+        return
+    _told_at[whom] = now
+    _away.add(whom)
+    _log.warning(
+        "waiting for %s for %.0f s so far, up to %.0f s without progress: %s", whom, waited_s, limit_s, printable(cause)
+    )
 
 
 def is_outage_told() -> bool:
     """Whether a cluster is away now, and the log has said so."""
     # A request that its caller gave up in the middle of an outage never tells its end.
-    now, told_at = time.monotonic(), _outages.told_at
-    return any(now - told_at[whom] < 2 * _TOLD_EACH_S for whom in list(_outages.away))
+    now = time.monotonic()
+    return any(now - _told_at[whom] < 2 * _TOLD_EACH_S for whom in list(_away))

@@ -1,5 +1,7 @@
 """Names of shards and other objects: extensions, the prefix that shards share, which names are safe, and templates.
 
+`ObjectEntry` is a row of a store's listing.
+
 `Template` follows AIStore, whose jobs take such texts; `expand_braces` follows the shell, for URLs that a user names.
 """
 
@@ -8,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dali_pipes.errors import printable
 
@@ -18,8 +20,20 @@ MAX_EXPANDED = 1_000_000
 _MAX_NESTED = 20
 _MAX_DIGITS = 18  # of a number in a template: it stays below 2**63
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
-_ONE_RANGE = re.compile(r"([^{}\\]*)\{([0-9]+)\.\.([0-9]+)\}([^{}\\]*)")
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<digits>[0-9]+)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectEntry:
+    """One row of a listing."""
+
+    name: str
+    size: int
+    checksum: str | None
+    """``xxhash2`` in hexadecimal, or ``None`` if the store does not know it."""
+    written_ns: tuple[int, int] | None = field(default=None, compare=False)
+    """The object was last written between these two times of the store's clock, in ns since 1970; ``None`` if the
+    store does not list them. A file's two times differ, because programs can set one of them."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Template:
 
     def holds(self, name: str) -> bool:
         """Whether this is one of the names."""
-        if not self.ranges or not name.startswith(self.prefix):
+        if not self.ranges or not name.startswith(self.parts[0]):
             return False
         match = re.fullmatch("([0-9]+)".join(map(re.escape, self.parts)), name)
         if match is None:
@@ -133,18 +147,7 @@ def expand_braces(text: str) -> list[str]:
         raise ValueError(
             f"'{text}' stands for more than {MAX_EXPANDED:,} names; name the prefix alone to list the shards"
         )
-    return _expand_range(text) or list(braceexpand(text))
-
-
-def _expand_range(text: str) -> list[str]:
-    """Expand one ascending range five times faster than `braceexpand`; return an empty list for any other text."""
-    match = _ONE_RANGE.fullmatch(text)
-    if match is None:
-        return []
-    before, first, last, after = match.groups()
-    is_padded = any(number.startswith("0") and number != "0" for number in (first, last))
-    width = max(len(first), len(last)) if is_padded else 0
-    return [f"{before}{number:0{width}d}{after}" for number in range(int(first), int(last) + 1)]
+    return list(braceexpand(text))
 
 
 def _num_names(text: str) -> int:

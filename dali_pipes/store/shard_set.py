@@ -6,14 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from dali_pipes.errors import DataError, StoreError, shown
+from dali_pipes.errors import DataError, PipesError, StoreError, shown
 from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
-from dali_pipes.store.checksums import XXH64_TYPES
-from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.messages import damaged
-from dali_pipes.store.patterns import there_is
-from dali_pipes.store.shard_names import shared_prefix
+from dali_pipes.store.checksums import XXH64_TYPES, damaged
+from dali_pipes.store.shard_names import ObjectEntry, ending_of, prefix_of, shared_prefix
 
 if TYPE_CHECKING:
     from dali_pipes.formats.manifest import Manifest
@@ -32,7 +29,6 @@ class ShardSet:
     manifest_prefix: str | None = None
     """The prefix of that manifest's name; ``None``: the prefix that the shards share."""
     version: int | None = None
-    """The version of the data set that was asked for; ``None``: the newest."""
 
     named_by: str = field(default="", compare=False)
     """Without a manifest: what names shards beside the listing, for errors: see `dali_pipes.data_set.written`."""
@@ -65,11 +61,7 @@ class ShardSet:
         return f"{self.index_command} --allow-missing"
 
     def entries(self) -> Sequence[ObjectEntry]:
-        """The store's entry of each shard. For a shard that is read through an ETL: of the stored shard.
-
-        Raises:
-            StoreError: If a shard is missing; names the first ones.
-        """
+        """The store's entry of each shard, see `all_of`. For a shard that is read through an ETL: of the stored one."""
         (found,) = self.store.find_all(self.names)
         return self.all_of(found)
 
@@ -120,6 +112,17 @@ def named_missing(store: Store, missing: Sequence[str], *, num_named: int) -> St
         text += "'*' is no wildcard in a bucket: name the prefix alone; "
     prefix = os.path.commonprefix(missing)  # noqa: RUF071 (by character is what is meant)
     return StoreError(f"{text}{num_named} were named{there_is(store, prefix)}")
+
+
+def there_is(store: Store, prefix: str) -> str:
+    """The data sets in a prefix's folder, as the end of an error's text; empty if none is listed."""
+    folder = prefix.rpartition("/")[0]
+    try:
+        names = [entry.name for entry in store.list(f"{folder}/" if folder else "")]
+    except (PipesError, OSError):
+        return ""  # the error that this text is for matters more
+    prefixes = sorted({prefix_of(name) for name in names if ending_of(name)})
+    return f"; found: {shown([store.locate(name) for name in prefixes])}" if prefixes else ""
 
 
 def missing_advice(drop_command: str = "dali-pipes prep index URL --allow-missing") -> str:

@@ -19,7 +19,7 @@ from dali_pipes.formats.names import classes_name, columns_name, index_name, man
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Bucket, Store
 from dali_pipes.store.cluster.transformed import asking_etl
-from dali_pipes.store.messages import message_of
+from dali_pipes.store.http.rules import message_of
 from dali_pipes.store.shard_names import shared_prefix
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_prefix

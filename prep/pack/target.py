@@ -25,7 +25,7 @@ from prep.tar.writer import CHUNK_BYTES, Entry, stream_tar
 from prep.workers import Report, Workers
 
 if TYPE_CHECKING:
-    from dali_pipes.store.entries import ObjectEntry
+    from dali_pipes.store.shard_names import ObjectEntry
 
 
 # A tar ends with two empty blocks and is filled up to a multiple of this.

@@ -25,7 +25,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name,
 from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader, Member
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
-from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet, check_bytes
 from prep.shuffle.order import key_of
 from prep.shuffle.request import Request

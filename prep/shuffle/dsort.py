@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from dali_pipes.errors import StoreError
 from dali_pipes.progress import bar
-from dali_pipes.store.base import Bucket, Store
-from dali_pipes.store.entries import PROVIDERS
-from dali_pipes.store.messages import error_text
+from dali_pipes.store.base import PROVIDERS, Bucket, Store
+from dali_pipes.store.http.rules import error_text
 from dali_pipes.store.shard_names import template_of
 from prep.shuffle.plan import ShufflePlan
 

@@ -36,9 +36,9 @@ from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
+from dali_pipes.store.shard_names import ObjectEntry
 from prep.pack.target import StreamTarget, StreamTask, digest_of, is_stored, read_stored, write_file
 from prep.shuffle.contents import component_state, key_digest, open_shard
 from prep.shuffle.plan import PlannedShard, ShufflePlan

@@ -26,8 +26,7 @@ from dali_pipes.formats.names import (
     version_start,
 )
 from dali_pipes.formats.tar_reader import BLOCK
-from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.shard_names import Template, extension_of
+from dali_pipes.store.shard_names import ObjectEntry, Template, extension_of
 from prep.shuffle.contents import Contents
 from prep.shuffle.key_map import OUTPUT_DIGITS, Grouping, KeyMap, group_by, regexes_of
 from prep.shuffle.order import arrange, cut, key_of, parse_content

@@ -17,8 +17,7 @@ import numpy as np
 from dali_pipes.data_set.written import WrittenShards, write_record
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import classes_name, index_name, recoded_name, record_names
-from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.shard_names import extension_of, shared_prefix
+from dali_pipes.store.shard_names import ObjectEntry, extension_of, shared_prefix
 from prep.shuffle.contents import check_same, read_contents, read_input
 from prep.shuffle.dsort import NoDsortError, run_job, spec_of
 from prep.shuffle.exchange import Exchange

@@ -18,11 +18,10 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store import patience
 from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.objects import StoredObjects
-from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards

@@ -13,7 +13,7 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import StoreError
-from dali_pipes.store.entries import DIRECT
+from dali_pipes.store.base import DIRECT
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
 from tests.servers.clouds import AZURE_KEY, KINDS, S3_KEYS, cloud_bucket

@@ -14,9 +14,8 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, keep_secret, printable
+from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.cluster.token import Token
 from tests.scripted import Script, Visit, scripted
 
 TOKEN = "eyJhbGciOi-t0ken-of-this-test"

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.base import RemoteStore
+from dali_pipes.store.base import SERVERS, RemoteStore
 from dali_pipes.store.cloud.objects import ADDRESSES, CHAINS, CloudObjects, NoBucketError, Refusal, refused
 from dali_pipes.store.cloud.settings import STALL_S, CloudSettings
-from dali_pipes.store.entries import SERVERS, ObjectEntry
 from dali_pipes.store.http.answers import MissingObjectError, ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
-from dali_pipes.store.patience import Patience, PatienceOverError, Waiting, current_patience, pause
+from dali_pipes.store.patience import Patience, Waiting, current_patience, pause
+from dali_pipes.store.shard_names import ObjectEntry
 
 if TYPE_CHECKING:
     from dali_pipes.store.cloud.settings import ObstoreStore
@@ -63,15 +63,15 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-class CloudRequests:
-    """Sends `obstore`'s requests for one bucket until they are done or refused, or the patience is at its end."""
+class CloudStore(RemoteStore):
+    """A bucket of a cloud, or a server's files. Any thread may use it."""
 
-    def __init__(self, settings: CloudSettings, patience: Patience) -> None:
-        self.settings, self.patience = settings, patience
+    def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
+        self.settings, self._patience = settings, patience or current_patience()
         chain = CHAINS.get(settings.scheme)
-        self.source = CloudObjects(
-            self.signed,
-            locate=lambda name: f"{settings.url}/{name}",
+        self._source = CloudObjects(
+            self._signed,
+            locate=self.locate,
             access=HttpAccess.of_cloud(settings.origin),
             service=settings.cloud,
             advice=f"credentials are looked for in this order: {chain}" if chain else "",
@@ -79,53 +79,56 @@ class CloudRequests:
         )
         """The bucket's objects for readers; it also notes whether the server has ever answered."""
 
-    @property
-    def store(self) -> "ObstoreStore":
-        """`obstore`'s store.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.settings, self._patience)
+
+    def _send(self, where: str, request: Callable[[Any, "ObstoreStore"], T], *, asks_server: bool = True) -> T:
+        """Send a request of `obstore` until it is done or refused, or the patience is at its end.
 
         Raises:
-            StoreError: If this process was forked from one that used `obstore`: a request would wait forever.
+            FileExistsError: If it is refused because the object exists.
+            StoreError: If it is refused; or in a process that was forked from one that used `obstore`.
         """
         global _is_begun
-        if _is_forked:
+        if _is_forked:  # a request would wait forever
             raise StoreError(
-                f"'{self.settings.url}' is used in a forked process, and its parent has used a cloud before; start the "
-                "process by 'spawn' or 'forkserver' (multiprocessing_context= of torch's DataLoader)"
+                f"'{self.url}' is used in a forked process, and its parent has used a cloud before; start the process "
+                "by 'spawn' or 'forkserver' (multiprocessing_context= of torch's DataLoader)"
             )
         _is_begun = True
-        return self.settings.opened
-
-    def send(self, where: str, request: Callable[[Any, "ObstoreStore"], T], *, asks_server: bool = True) -> T:
-        """Send a request; raises `FileExistsError` where it is refused because the object exists, else `StoreError`."""
-        store = self.store  # opened first: a missing package has an error of its own
+        store = self.settings.opened  # first: a missing package has an error of its own
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError
 
-        waiting = Waiting(self.patience, self.settings.origin, service=self.settings.cloud)
+        origin, source = self.settings.origin, self._source
+        waiting = Waiting(self._patience, origin, service=self.settings.cloud)
         while True:
             try:
                 result = request(obstore, store)
             except AlreadyExistsError:
-                self.source.has_answered = True
+                source.has_answered = True
                 raise FileExistsError(where) from None
             except (BaseError, FileNotFoundError) as exc:
                 refusal = Refusal.of_error(exc)
-                self.source.has_answered |= bool(refusal.status)
+                source.has_answered |= bool(refusal.status)
                 if refusal.is_passing:
-                    self._check_credentials(exc)
-                    pause_s = waiting.next_pause_s(str(refusal), has_answered=self.source.has_answered)
+                    if any(server in str(exc) for server in _METADATA_SERVERS):
+                        raise StoreError(
+                            f"no credentials for '{self.url}'; they are looked for in this order: "
+                            f"{CHAINS[self.settings.scheme]}"
+                        ) from None
+                    pause_s = waiting.next_pause_s(str(refusal), has_answered=source.has_answered)
                     if pause_s is not None:
                         pause(pause_s)
                         continue
                     if waiting.num_failures:
-                        over: PatienceOverError = waiting.over(str(refusal))
-                        raise StoreError(f"'{where}' at {self.settings.origin}: {over}") from None
+                        raise StoreError(f"'{where}' at {origin}: {waiting.over(str(refusal))}") from None
                 raise refused(self.settings, where, refusal) from None
-            self.source.has_answered |= asks_server
+            source.has_answered |= asks_server
             waiting.progress()
             return result
 
-    def signed(self, name: str) -> ObjectRequest:
+    def _signed(self, name: str) -> ObjectRequest:
         """The request that brings an object's bytes: a signed URL, or a plain one for public objects."""
         settings = self.settings
         if settings.is_anonymous:
@@ -134,26 +137,8 @@ class CloudRequests:
         if url is None:
             # Who pays (AWS_REQUEST_PAYER) is in the URL: S3 refuses fields x-amz-* that are not signed.
             sign: Any = lambda obstore, store: obstore.sign(store, "GET", name, _SIGNED_FOR)  # noqa: E731
-            url = str(self.send(f"{settings.url}/{name}", sign, asks_server=False))
+            url = str(self._send(self.locate(name), sign, asks_server=False))
         return ObjectRequest(url, expires_s=_USED_FOR_S)
-
-    def _check_credentials(self, exc: Exception) -> None:
-        if any(server in str(exc) for server in _METADATA_SERVERS):
-            raise StoreError(
-                f"no credentials for '{self.settings.url}'; they are looked for in this order: "
-                f"{CHAINS[self.settings.scheme]}"
-            ) from None
-
-
-class CloudStore(RemoteStore):
-    """A bucket of a cloud, or a server's files. Any thread may use it."""
-
-    def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
-        self.settings = settings
-        self._requests = CloudRequests(settings, patience or current_patience())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.settings, self._requests.patience)
 
     @property
     def url(self) -> str:
@@ -163,7 +148,7 @@ class CloudStore(RemoteStore):
         if self._is_read_only:
             return True
         try:
-            self._requests.send(self.url, lambda obstore, store: next(iter(obstore.list(store, chunk_size=1)), None))
+            self._send(self.url, lambda obstore, store: next(iter(obstore.list(store, chunk_size=1)), None))
         except NoBucketError:
             return False
         return True
@@ -194,27 +179,23 @@ class CloudStore(RemoteStore):
         position = _just_before(prefix) if prefix != folder + slash and self.settings.is_sorted else None
         found = EntriesBuilder(self.locate(prefix))
 
+        def entry(row: Any) -> ObjectEntry:
+            ns = (row["last_modified"] - _EPOCH) // timedelta(microseconds=1) * 1000
+            written_ns = (ns, ns) if self.settings.lists_times else None
+            return ObjectEntry(name=row["path"], size=row["size"], checksum=None, written_ns=written_ns)
+
         def list_on(obstore: Any, store: "ObstoreStore") -> None:
             """Go on after the last page that came."""
             nonlocal position
             for page in obstore.list(store, folder or None, offset=position, chunk_size=_PAGE):
-                found.extend(
-                    ObjectEntry(
-                        name=row["path"],
-                        size=row["size"],
-                        checksum=None,
-                        written_ns=_written_ns(row["last_modified"]) if self.settings.lists_times else None,
-                    )
-                    for row in page
-                    if row["path"].startswith(prefix)
-                )
+                found.extend(entry(row) for row in page if row["path"].startswith(prefix))
                 if not self.settings.is_sorted or not page:
                     continue
                 position = max(row["path"] for row in page)
                 if position > prefix and not position.startswith(prefix):
                     return
 
-        self._requests.send(self.locate(prefix), list_on)
+        self._send(self.locate(prefix), list_on)
         return found.finish()
 
     def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
@@ -222,11 +203,12 @@ class CloudStore(RemoteStore):
 
         if not self._is_read_only:
             return super().find_all(names, *more)
-        return [Found.of([self._entry(name) for name in each]) for each in (names, *more)]
 
-    def _entry(self, name: str) -> ObjectEntry | None:
-        size = self.size(name)
-        return None if size is None else ObjectEntry(name=name, size=size, checksum=None)
+        def entry(name: str) -> ObjectEntry | None:
+            size = self.size(name)
+            return None if size is None else ObjectEntry(name=name, size=size, checksum=None)
+
+        return [Found.of(list(map(entry, each))) for each in (names, *more)]
 
     def missing(self, name: str, exc: MissingObjectError) -> StoreError:
         what = f"bucket '{self.url}'" if exc.is_bucket else f"object '{self.locate(name)}'"
@@ -234,14 +216,10 @@ class CloudStore(RemoteStore):
 
     @cached_property
     def objects(self) -> ObjectFetcher:
-        """Reads the bucket's objects; any thread may use it."""
         return self.open_fetcher()
 
     def open_fetcher(self) -> ObjectFetcher:
-        # It holds the requests and not this store: in a circle, its connections would stay open.
-        return ObjectFetcher(
-            self._requests.source, retry=RetryPolicy(silence_s=STALL_S), patience=self._requests.patience
-        )
+        return ObjectFetcher(self._source, retry=RetryPolicy(silence_s=STALL_S), patience=self._patience)
 
     def write(self, name: str, data: bytes) -> None:
         self.write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
@@ -279,7 +257,7 @@ class CloudStore(RemoteStore):
             obstore.put(store, name, pieces(), use_multipart=True, chunk_size=part_bytes, max_concurrency=2)
 
         try:
-            self._requests.send(self.locate(name), put)
+            self._send(self.locate(name), put)
         except StoreError:
             if errors:
                 raise errors[0] from None
@@ -296,7 +274,7 @@ class CloudStore(RemoteStore):
         if (found := self.find(name)) is not None:
             return found == data
         try:
-            self._requests.send(
+            self._send(
                 self.locate(name),
                 lambda obstore, store: obstore.put(store, name, data, mode="create", use_multipart=False),
             )
@@ -306,13 +284,13 @@ class CloudStore(RemoteStore):
 
     def size(self, name: str) -> int | None:
         with contextlib.suppress(MissingObjectError):
-            return int(self._requests.send(self.locate(name), lambda obstore, store: obstore.head(store, name)["size"]))
+            return int(self._send(self.locate(name), lambda obstore, store: obstore.head(store, name)["size"]))
         return None
 
     def delete(self, name: str) -> None:
         self._check_writable()
         with contextlib.suppress(MissingObjectError):
-            self._requests.send(self.locate(name), lambda obstore, store: obstore.delete(store, name))
+            self._send(self.locate(name), lambda obstore, store: obstore.delete(store, name))
 
     @property
     def _is_read_only(self) -> bool:
@@ -333,11 +311,6 @@ def _just_before(prefix: str) -> str:
     return f"{prefix[:-1]}{chr(last - 1)}~" if ord("!") < last < 128 else prefix[:-1]
 
 
-def _written_ns(time: datetime) -> tuple[int, int]:
-    ns = (time - _EPOCH) // timedelta(microseconds=1) * 1000
-    return ns, ns
-
-
 def _azure_url(settings: CloudSettings, name: str) -> str | None:
     """The URL that brings an object's bytes; ``None`` if `obstore` signs it, as it does without an account's key.
 
@@ -349,30 +322,25 @@ def _azure_url(settings: CloudSettings, name: str) -> str | None:
         return f"{plain}?{sas.lstrip('?')}"
     key = options.get("azure_storage_account_key") or options.get("azure_storage_access_key")
     account = options.get("azure_storage_account_name")
-    if key and account:
-        return f"{plain}?{_azure_signature(f'/blob/{account}/{settings.bucket}/{name}', key, where=settings.url)}"
-    # obstore signs the quoted name, and Azure checks the plain one.
-    if quote(name, safe="/-_.~") != name:
+    if not (key and account):
+        if quote(name, safe="/-_.~") == name:
+            return None
+        # obstore signs the quoted name, and Azure checks the plain one.
         raise StoreError(
             f"'{settings.url}/{name}': a name with spaces, signs or letters beyond ASCII can be read with "
             "an account's key or an access signature only; set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, "
             "or rename the object"
         )
-    return None
-
-
-def _azure_signature(blob: str, key: str, *, where: str) -> str:
-    """The fields of a service signature of one blob, for reading."""
     until = (datetime.now(UTC) + _SIGNED_FOR).strftime("%Y-%m-%dT%H:%M:%SZ")
+    blob = f"/blob/{account}/{settings.bucket}/{name}"
     # Rights, start, end, blob, policy, address, protocol, version, kind; then seven fields that are not used.
     text = "\n".join(["r", "", until, blob, "", "", "", _AZURE_VERSION, "b", *[""] * 7])
     try:
         digest = hmac.new(base64.b64decode(key, validate=True), text.encode(), hashlib.sha256).digest()
     except binascii.Error:
-        raise StoreError(f"cannot sign for '{where}': the account's key is not base64") from None
-    return urlencode(
-        {"sp": "r", "se": until, "sv": _AZURE_VERSION, "sr": "b", "sig": base64.b64encode(digest).decode()}
-    )
+        raise StoreError(f"cannot sign for '{settings.url}': the account's key is not base64") from None
+    signature = base64.b64encode(digest).decode()
+    return f"{plain}?{urlencode({'sp': 'r', 'se': until, 'sv': _AZURE_VERSION, 'sr': 'b', 'sig': signature})}"
 
 
 @lru_cache(maxsize=8)

@@ -25,9 +25,8 @@ from dali_pipes.store.http.answers import (
     WantedObject,
 )
 from dali_pipes.store.http.client import HttpAccess
-from dali_pipes.store.http.rules import REDIRECTS, is_passing, retry_after_s
+from dali_pipes.store.http.rules import REDIRECTS, answer_text, is_passing, retry_after_s
 from dali_pipes.store.http.wire import Answer
-from dali_pipes.store.messages import answer_text
 from dali_pipes.store.shard_set import missing_advice
 
 # A signature is not used in its last part: the request must arrive, and clocks differ.
@@ -58,13 +57,11 @@ CHAINS = {
     "AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, the identity of the machine; for public data set "
     "AZURE_SKIP_SIGNATURE=true",
 }
-"""Where credentials are looked for, for messages."""
 ADDRESSES = {
     "s3": "set AWS_ENDPOINT_URL for a server that is not Amazon's",
     "gs": "set GOOGLE_BASE_URL or STORAGE_EMULATOR_HOST for a server that is not Google's",
     "az": "set AZURE_STORAGE_ENDPOINT for a server that is not Microsoft's",
 }
-"""Which variable names the server, for messages."""
 # Parts of the text of `obstore`'s errors: the status, and in the debugging part what the system said of a connection.
 _STATUS = re.compile(r"status code: (\d{3})")
 _CAUSE = re.compile(r"^\s*(?:message|error): \"([^\"\n]+)\",$", re.MULTILINE)
@@ -144,14 +141,9 @@ def refused(settings: CloudSettings, where: str, refusal: Refusal) -> StoreError
 class CloudObjects(ObjectSource):
     """The objects of a cloud's bucket, or below a web server's URL.
 
-    Args:
-        ask_for: Returns the signed request for an object's name, from any thread. Raises `StoreError` if there are no
-            credentials, `OSError` if their source does not answer now.
-        locate: Returns an object's URL for messages: ``s3://pets/x.tar``.
-        access: The server, and how to reach it.
-        service: What the store is, for messages: ``S3``.
-        advice: What to do if the store refuses the credentials: where they were looked for.
-        address: What to do if nobody answers: which variable names the server.
+    ``ask_for`` returns the signed request for an object's name, from any thread. It raises `StoreError` if there are no
+    credentials, `OSError` if their source does not answer now. ``locate`` returns an object's URL; ``advice`` says what
+    to do if the credentials are refused, ``address`` if nobody answers.
     """
 
     def __init__(
@@ -167,17 +159,14 @@ class CloudObjects(ObjectSource):
         super().__init__(access)
         self._ask_for, self._locate, self._advice, self._address = ask_for, locate, advice, address
         self.service = service
+        self.question = f"is {service} well, and the network between?"
 
     def where(self, name: str) -> str:
         return self._locate(name)
 
-    def request(self, item: WantedObject, part: ObjectPart) -> ObjectRequest:
-        """The signed request. What comes after the first bytes must be of the same version of the object.
-
-        Raises:
-            FaultError: If the source of the credentials does not answer now.
-            StoreError: If there are no credentials.
-        """
+    def request(self, part: ObjectPart) -> ObjectRequest:
+        """The signed request. What comes after the first bytes must be of the same version of the object."""
+        item = part.item
         if item.signed is None or time.monotonic() >= item.signed_until:
             try:
                 item.signed = self._ask_for(item.name)
@@ -198,18 +187,18 @@ class CloudObjects(ObjectSource):
         """
         return Version(answer.headers.get("ETag") or answer.headers.get("Last-Modified"))
 
-    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
+    def check_head(self, part: ObjectPart, answer: Answer) -> None:
         """See `ObjectSource.check_head`; also refuses an object that Google Cloud Storage unpacks on the way."""
-        item.num_refused = 0
+        part.item.num_refused = 0
         stored = answer.headers.get("X-Goog-Stored-Content-Encoding", "identity")
         encoding = answer.headers.get("Content-Encoding", "identity")
         if stored != "identity" and encoding in ("", "identity"):
             raise DataError(
-                f"'{item.where}' is stored with the Content-Encoding '{printable(stored)}', and {self.service} unpacks "
-                "it on the way; upload it without (gcloud storage cp without -Z, gsutil cp without -z)"
+                f"'{part.item.where}' is stored with the Content-Encoding '{printable(stored)}', and {self.service} "
+                "unpacks it on the way; upload it without (gcloud storage cp without -Z, gsutil cp without -z)"
             )
         try:
-            super().check_head(item, part, answer)
+            super().check_head(part, answer)
         except DataError as exc:
             if encoding in ("", "identity"):
                 raise
@@ -218,11 +207,10 @@ class CloudObjects(ObjectSource):
                 "without one"
             ) from None
 
-    def refusal(
-        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
-    ) -> Exception:
+    def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
         """See `ObjectSource.refusal`. A signature that is refused is made anew once."""
         self.has_answered = True
+        item = part.item
         refusal = Refusal.of_text(
             answer.status,
             body.decode(errors="replace"),
@@ -233,10 +221,15 @@ class CloudObjects(ObjectSource):
         status, code = answer.status, refusal.code
         text = str(refusal) if code else answer_text(status, refusal.said, reason=answer.reason)
         told = f"{item.address}: {text}"
-        if (wrong := self._refused_range(item, answer)) is not None:
-            return wrong
-        if status == 412:
-            return self._replaced_meanwhile(item, part)
+        self._check_refused_range(item, answer)
+        if status == 412:  # of another version than the first
+            if part.is_stream:
+                return item.replaced_meanwhile()
+            if part.is_range:
+                return NoRangesError("it was replaced while it was read (412)")
+            part.restart()
+            item.version = None
+            return FaultError("it was replaced while it was read (412)", is_fruitless=True)
         if refusal.is_passing:
             return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
         if refusal.region and status in (400, *REDIRECTS):
@@ -245,7 +238,11 @@ class CloudObjects(ObjectSource):
                 f"AWS_REGION={refusal.region}, and an endpoint of this region if AWS_ENDPOINT_URL names one"
             )
         if status in _REFUSED or code in _REFUSED_CODES:
-            if not self._is_refused_anew(item, asked):
+            # Another range of the object may have noted it already.
+            if item.signed is not None and asked.url in (item.signed.url, item.target):
+                item.signed = None
+                item.num_refused += 1
+            if item.num_refused < 2:
                 return FaultError(text, is_fruitless=True)
             advice = [known for known in (_ADVICE.get(code), self._advice) if known]
             if status == 403 and code in ("", "AccessDenied"):
@@ -259,35 +256,8 @@ class CloudObjects(ObjectSource):
             return MissingObjectError(f"{told}; was it deleted? {advice_}", said=text)
         return StoreError(told)
 
-    def given_up(
-        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
-    ) -> Exception:
-        return StoreError(f"{what}; is {self.service} well, and the network between?{advice}")
-
     def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
         return StoreError(f"{item.address}: {fault}; is it the right address? {self._address}")
-
-    def _replaced_meanwhile(self, item: WantedObject, part: ObjectPart) -> Exception:
-        """The error for a range that is of another version than the first."""
-        text = "it was replaced while it was read (412)"
-        if part.is_stream:
-            return item.replaced_meanwhile()
-        if part.is_range:
-            return NoRangesError(item, text)
-        part.restart()
-        item.version = None
-        return FaultError(text, is_fruitless=True)
-
-    def _is_refused_anew(self, item: WantedObject, asked: ObjectRequest) -> bool:
-        """Note that a signature was refused; whether the one before was refused, too."""
-        if item.signed is not None:
-            is_current = (
-                asked.url == item.signed.url and asked.headers[: len(item.signed.headers)] == item.signed.headers
-            )
-            if is_current or asked.url == item.target:  # else another range of the object noted it
-                item.signed = None
-                item.num_refused += 1
-        return item.num_refused > 1
 
 
 def _element(text: str, name: str) -> str:

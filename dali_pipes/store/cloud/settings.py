@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from dali_pipes.errors import StoreError, keep_secret, printable
-from dali_pipes.store.entries import SERVERS
+from dali_pipes.store.base import SERVERS
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
     ObstoreStore = S3Store | GCSStore | AzureStore | HTTPStore
 
-CLOUDS = {"s3": "S3", "gs": "GCS", "az": "Azure", "https": "HTTPS", "http": "HTTP"}
-"""URL scheme to the name that messages use."""
+_CLOUDS = {"s3": "S3", "gs": "GCS", "az": "Azure", "https": "HTTPS", "http": "HTTP"}
 
 # The names of obstore's options, which are those of the environment variables in small letters.
 _OPTIONS = {
@@ -84,20 +83,24 @@ class CloudSettings:
         Raises:
             ValueError: If AZURE_STORAGE_CONNECTION_STRING is not one, or the variable of a server is not a URL.
         """
-        names = {name: os.environ.get(name.upper(), "").strip() for name in _OPTIONS.get(scheme, ())}
-        options = {name: value for name, value in names.items() if value}
-        if scheme == "s3":
-            endpoint = options.pop("aws_endpoint_url_s3", "") or os.environ.get("AWS_ENDPOINT", "").strip()
-            if endpoint:
-                options["aws_endpoint_url"] = endpoint
-        if scheme == "gs" and (emulator := os.environ.get("STORAGE_EMULATOR_HOST", "").strip()):
+
+        def found(name: str) -> str:
+            return os.environ.get(name.upper(), "").strip()
+
+        options = {name: value for name in _OPTIONS.get(scheme, ()) if (value := found(name))}
+        if scheme == "s3" and (endpoint := options.pop("aws_endpoint_url_s3", "") or found("aws_endpoint")):
+            options["aws_endpoint_url"] = endpoint
+        if scheme == "gs" and (emulator := found("storage_emulator_host")):
             options.setdefault("google_base_url", emulator if "://" in emulator else f"http://{emulator}")
-            # An emulator asks for no credentials.
-            options.setdefault("google_skip_signature", "true")
+            options.setdefault("google_skip_signature", "true")  # an emulator asks for no credentials
         if scheme == "az":
-            text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").strip()
-            options = _connection_options(text) | options
-        _check_addresses(options)
+            options = _connection_options(found("azure_storage_connection_string")) | options
+        for name, variable in _ADDRESSES.items():  # of an address for S3 without http://, obstore panics
+            value = options.get(name, "")
+            if value and not re.match(r"https?://[^/:?#]|https?://\[", value):
+                # What is behind these signs may be a secret.
+                shown = printable(value.partition("?")[0].rpartition("@")[2], max_chars=100)
+                raise ValueError(f"{variable} must be an address such as http://127.0.0.1:9000, got '{shown}'")
         return cls(scheme=scheme, bucket=bucket, options=options)
 
     @property
@@ -108,7 +111,7 @@ class CloudSettings:
     @property
     def cloud(self) -> str:
         """The cloud's name, for messages."""
-        return CLOUDS[self.scheme]
+        return _CLOUDS[self.scheme]
 
     @property
     def is_anonymous(self) -> bool:
@@ -138,27 +141,23 @@ class CloudSettings:
     def base_url(self) -> str:
         """The URL of the bucket; an object's name follows after a slash."""
         options = self.options
-        if self.scheme == "s3":
-            return self._s3_url()
         if self.scheme == "gs":
-            return f"{options.get('google_base_url', 'https://storage.googleapis.com').rstrip('/')}/{self.bucket}"
-        if self.scheme == "az":
-            account = options.get("azure_storage_account_name", "")
-            endpoint = options.get("azure_storage_endpoint") or options.get("azure_endpoint")
-            if not endpoint and options.get("azure_storage_use_emulator", "").lower() in _TRUE:
-                endpoint = _AZURITE
-            return f"{(endpoint or f'https://{account}.blob.core.windows.net').rstrip('/')}/{self.bucket}"
-        return f"{self.scheme}://{self.bucket}"
-
-    def _s3_url(self) -> str:
-        options = self.options
-        is_virtual = options.get("aws_virtual_hosted_style_request", "").lower() in _TRUE
-        if endpoint := options.get("aws_endpoint_url"):
-            # By obstore's rule, the endpoint of virtual-hosted style names the bucket itself.
-            return endpoint.rstrip("/") if is_virtual else f"{endpoint.rstrip('/')}/{self.bucket}"
-        region = options.get("aws_region") or options.get("aws_default_region") or "us-east-1"
-        host = f"s3.{region}.amazonaws.com"
-        return f"https://{self.bucket}.{host}" if is_virtual else f"https://{host}/{self.bucket}"
+            server = options.get("google_base_url", "https://storage.googleapis.com")
+        elif self.scheme == "az":
+            server = options.get("azure_storage_endpoint") or options.get("azure_endpoint") or ""
+            if not server and options.get("azure_storage_use_emulator", "").lower() in _TRUE:
+                server = _AZURITE
+            server = server or f"https://{options.get('azure_storage_account_name', '')}.blob.core.windows.net"
+        elif self.scheme == "s3":
+            is_virtual = options.get("aws_virtual_hosted_style_request", "").lower() in _TRUE
+            region = options.get("aws_region") or options.get("aws_default_region") or "us-east-1"
+            server = options.get("aws_endpoint_url", "")
+            if is_virtual:  # by obstore's rule, such an endpoint names the bucket itself
+                return server.rstrip("/") or f"https://{self.bucket}.s3.{region}.amazonaws.com"
+            server = server or f"https://s3.{region}.amazonaws.com"
+        else:
+            return self.url
+        return f"{server.rstrip('/')}/{self.bucket}"
 
     def plain_url(self, name: str) -> str:
         """The URL of an object that needs no signature."""
@@ -176,7 +175,7 @@ class CloudSettings:
             from obstore.exceptions import BaseError
         except ImportError as exc:
             raise StoreError(
-                f"'{self.scheme}://{self.bucket}' is read without AIStore, which needs the package 'obstore', and it "
+                f"'{self.url}' is read without AIStore, which needs the package 'obstore', and it "
                 "is not installed; pip install 'dali-pipes[cloud]', or pass endpoint= (--endpoint) of an AIStore that "
                 "has the bucket as a backend"
             ) from exc
@@ -193,21 +192,17 @@ class CloudSettings:
             # Short troubles end here; for longer ones there is `dali_pipes.store.patience`, which tells the user.
             "retry_config": {"max_retries": 2},
         }
-        config: Any = dict(self.options)
         try:
-            if self.scheme == "s3":
-                provider = self._profile()
-                if provider is not None:
-                    common["credential_provider"] = provider
-                return stores.S3Store(self.bucket, config=config, **common)
-            if self.scheme == "gs":
-                return stores.GCSStore(self.bucket, config=config, **common)
-            if self.scheme == "az":
-                return stores.AzureStore(self.bucket, config=config, **common)
-            return stores.HTTPStore.from_url(self.base_url, **common)
+            if self.scheme == "s3" and (provider := self._profile()) is not None:
+                common["credential_provider"] = provider
+            makers: dict[str, Any] = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
+            if self.scheme not in makers:
+                return stores.HTTPStore.from_url(self.base_url, **common)
+            opened: ObstoreStore = makers[self.scheme](self.bucket, config=dict(self.options), **common)
+            return opened
         except (BaseError, ValueError) as exc:
             raise StoreError(
-                f"cannot open '{self.scheme}://{self.bucket}': {str(exc).partition(chr(10))[0]}; check the variables "
+                f"cannot open '{self.url}': {str(exc).partition(chr(10))[0]}; check the variables "
                 f"that hold the settings of {self.cloud}"
             ) from None
 
@@ -228,18 +223,17 @@ class CloudSettings:
         try:
             from boto3 import Session
             from botocore.exceptions import BotoCoreError
+            from obstore.auth.boto3 import Boto3CredentialProvider
         except ImportError as exc:
             raise StoreError(
-                f"cannot open 's3://{self.bucket}': AWS's profiles are read by the package 'boto3', and it is not "
+                f"cannot open '{self.url}': AWS's profiles are read by the package 'boto3', and it is not "
                 "installed; pip install 'dali-pipes[cloud]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from exc
-        from obstore.auth.boto3 import Boto3CredentialProvider
-
         try:
             return Boto3CredentialProvider(Session())
         except (BotoCoreError, ValueError) as exc:
             raise StoreError(
-                f"cannot open 's3://{self.bucket}': no credentials in AWS's profiles: {exc}; check AWS_PROFILE, "
+                f"cannot open '{self.url}': no credentials in AWS's profiles: {exc}; check AWS_PROFILE, "
                 "~/.aws/config and ~/.aws/credentials"
             ) from None
 
@@ -259,16 +253,6 @@ _ADDRESSES = {
 }
 
 
-def _check_addresses(options: Mapping[str, str]) -> None:
-    """Refuse the address of a server that lacks ``http://`` or ``https://``: of one for S3 `obstore` panics."""
-    for name, variable in _ADDRESSES.items():
-        value = options.get(name, "")
-        if value and not re.match(r"https?://[^/:?#]|https?://\[", value):
-            # What is behind these signs may be a secret.
-            found = printable(value.partition("?")[0].rpartition("@")[2], max_chars=100)
-            raise ValueError(f"{variable} must be an address such as http://127.0.0.1:9000, got '{found}'")
-
-
 def _trusted() -> dict[str, Any]:
     """The certificates to trust beside the system's, which clouds' clients and `requests` take from the same names."""
     for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
@@ -282,8 +266,6 @@ def _trusted() -> dict[str, Any]:
 
 def _connection_options(text: str) -> dict[str, str]:
     """The options in AZURE_STORAGE_CONNECTION_STRING, which `obstore` does not read."""
-    if not text:
-        return {}
     fields = {}
     for part in filter(None, text.split(";")):
         key, equals, value = part.partition("=")

@@ -1,34 +1,50 @@
-"""A bucket of AIStore as a store: the SDK asks, lists and writes, and our client reads.
+"""A bucket of AIStore as a store: the SDK asks and lists, and our client reads and writes.
 
 Both wait for a cluster that is away: `dali_pipes.store.cluster.sessions`, `dali_pipes.store.http.objects`.
+
+The SDK would send a body to the proxy, which answers 307, and then again to the target; and importing it costs each
+process a third of a second. Here the proxy gets only the head of a request, and the body goes to the target that the
+proxy names.
 """
 
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 
-from dali_pipes.errors import StoreError, shown
-from dali_pipes.store.base import Bucket
-from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.cluster.listing import read_pages
-from dali_pipes.store.cluster.objects import StoredObjects, object_url
-from dali_pipes.store.cluster.proxies import ClusterAccess, Proxies, split_endpoints, unreached
-from dali_pipes.store.cluster.token import Token, refusal_advice
-from dali_pipes.store.cluster.transfer import write_object
-from dali_pipes.store.entries import PROVIDERS, ObjectEntry
-from dali_pipes.store.http.answers import MissingObjectError
-from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, PROMPT_S, SILENCE_S, NoAnswerError
+from dali_pipes.errors import StoreError, printable, shown
+from dali_pipes.store.base import PROVIDERS, Bucket
+from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.cluster.access import ClusterAccess, Proxies, Token, refusal_advice, split_endpoints, unreached
+from dali_pipes.store.cluster.listing import list_completely, read_pages, write_claimed
+from dali_pipes.store.cluster.objects import StoredObjects, object_url, refusal_text
+from dali_pipes.store.http.answers import FaultError, MissingObjectError
+from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, PROMPT_S, SILENCE_S, NoAnswerError, read_end
 from dali_pipes.store.http.objects import ObjectFetcher
-from dali_pipes.store.http.rules import cause_of, is_missing
-from dali_pipes.store.messages import error_text, first_line
-from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, current_patience, use_patience
+from dali_pipes.store.http.rules import (
+    REDIRECTS,
+    RedirectError,
+    cause_of,
+    error_text,
+    is_missing,
+    is_passing,
+    is_silence,
+    redirect_target,
+    retry_after_s,
+)
+from dali_pipes.store.http.wire import Answer
+from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, Waiting, current_patience, pause
+from dali_pipes.store.shard_names import ObjectEntry
 
 if TYPE_CHECKING:
     from aistore import Client
 
+WRONG_ATTEMPTS = 4
+"""Tries of a body that a live target stores wrongly."""
+HEAD_TIMEOUT_S = 10.0
+"""A server answers a head at once, unless it waits for the body."""
 # A thread that fetches may ask for the map, and whoever closes its loader waits for it.
 _MAP_TIMEOUT_S = 3.0
 
@@ -43,7 +59,6 @@ class AisStore(Bucket):
     """
 
     endpoint: str
-    """The first proxy."""
 
     def __init__(
         self,
@@ -53,16 +68,18 @@ class AisStore(Bucket):
         provider: str = "ais",
         http: ClusterAccess | None = None,
         checksum_type: str = DEFAULT_CHECKSUM_TYPE,
+        patience: Patience | None = None,
     ) -> None:
         self.http = http or ClusterAccess.from_environment(endpoint)
         self.proxies = self.http.proxies
-        self.patience = current_patience()
+        self.patience = patience or current_patience()
         self.endpoint = self.proxies.named[0]
         self.bucket, self.provider, self.checksum_type = bucket, provider, checksum_type
         self.scheme = next(scheme for scheme, name in PROVIDERS.items() if name == provider)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.http, self.bucket, self.provider, self.checksum_type, self.patience)
+        same = partial(AisStore, provider=self.provider, checksum_type=self.checksum_type, patience=self.patience)
+        return partial(same, http=self.http), (self.http.endpoint, self.bucket)
 
     @cached_property
     def client(self) -> "Client":
@@ -103,8 +120,6 @@ class AisStore(Bucket):
         return listed.finish()
 
     def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
-        from dali_pipes.store.cluster.listing import list_completely
-
         return list_completely(self, prefix)
 
     @property
@@ -121,7 +136,6 @@ class AisStore(Bucket):
 
     @cached_property
     def objects(self) -> ObjectFetcher:
-        """Reads the bucket's objects; any thread may use it."""
         return ObjectFetcher(StoredObjects(self.http, self.bucket, provider=self.provider), patience=self.patience)
 
     @property
@@ -134,7 +148,72 @@ class AisStore(Bucket):
             self._bucket.object(name).get_writer().put_content(data)
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        write_object(self, name, chunks, num_bytes=num_bytes)
+        where = f"'{self.locate(name)}' at {self.endpoint}"
+        waiting, num_wrong = Waiting(self.patience, self.endpoint), 0
+        while True:
+            try:
+                self._put(name, chunks, num_bytes)
+                return waiting.progress()
+            except FaultError as exc:
+                fault, num_wrong = exc, num_wrong + exc.is_fruitless
+            except NoAnswerError as exc:
+                fault = FaultError(f"the transfer broke ({cause_of(exc.cause)})")
+                if not is_silence(exc.cause):
+                    raise StoreError(f"{where}: {fault}") from exc.cause
+                self.proxies.turn_from(exc.url)
+            if num_wrong == WRONG_ATTEMPTS:
+                raise StoreError(f"{where}: given up after {num_wrong} attempts, the last one: {fault}")
+            pause_s = waiting.next_pause_s(str(fault), retry_after_s=fault.retry_after_s)
+            if pause_s is None:
+                raise StoreError(f"{where}: {waiting.over(str(fault))}")
+            pause(pause_s)
+
+    def _put(self, name: str, chunks: Callable[[], Iterable[memoryview]], num_bytes: int) -> None:
+        url, client = object_url(self.proxies.current, self.bucket, name, provider=self.provider), self.objects.client
+        kind = self.checksum_type if self.checksum_type in CHECKSUM_TYPES else DEFAULT_CHECKSUM_TYPE
+        state = new_checksum(kind)
+
+        def body() -> Iterator[memoryview]:
+            for chunk in chunks():
+                state.update(chunk)
+                yield chunk
+
+        # The length is the true one, because a cluster with AuthN signs it; "Expect" holds the body back. Neither side
+        # can tell where the next request would begin on this connection, so it is closed.
+        length = ("Content-Length", str(num_bytes))
+        headers = [length, ("Expect", "100-continue"), ("Connection", "close")]
+        target = url
+        try:
+            answer = client.ask(url, method="PUT", headers=headers, silence_s=HEAD_TIMEOUT_S)
+        except NoAnswerError as exc:
+            if not (exc.is_sent and isinstance(exc.cause, TimeoutError)):
+                raise
+        else:
+            self._check_put(answer, name, expected=REDIRECTS)
+            try:
+                target = redirect_target(url, answer.headers.get("Location"))
+            except RedirectError as exc:
+                raise StoreError(f"'{self.locate(name)}' at {self.endpoint}: {exc}") from None
+        answer = client.ask(target, method="PUT", headers=[length], body=body())
+        self._check_put(answer, name, expected=(200,))
+        reported_kind, reported = (answer.headers.get(f"Ais-Checksum-{what}").lower() for what in ("Type", "Value"))
+        digest = state.hexdigest()
+        if kind != NO_CHECKSUM_TYPE and reported and reported_kind == kind and reported != digest:
+            client.follow(url, method="DELETE").close()  # so that no later run takes it for the object
+            text = f"the target stored bytes with the {kind} {reported}, but {digest} was sent"
+            raise FaultError(text, is_fruitless=True)
+
+    def _check_put(self, answer: Answer, name: str, *, expected: tuple[int, ...]) -> None:
+        """Read the end of an answer to a PUT; raises an error for one that was not expected."""
+        text = refusal_text(answer, read_end(answer))
+        is_expected = answer.status in expected
+        is_away = self.http.note_answer(answer, "" if is_expected else text)
+        if is_expected:
+            return
+        if is_away or is_passing(answer.status, writes=True):
+            raise FaultError(text, retry_after_s=retry_after_s(answer.headers))
+        advice = refusal_advice(answer.status, text, self.http.token)
+        raise StoreError(f"'{self.locate(name)}' at {self.endpoint}: {text}{advice}")
 
     def known_checksum(self, entry: ObjectEntry) -> tuple[str, str] | None:
         # For an object in a cloud, the cluster may report a value that is not a checksum of its bytes.
@@ -165,8 +244,6 @@ class AisStore(Bucket):
             return str(urlsplit(answer.headers.get("Location")).netloc)
 
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
-        from dali_pipes.store.cluster.listing import write_claimed
-
         return write_claimed(self, name, data, by=by)
 
     def access(self) -> "AisStore":
@@ -178,9 +255,14 @@ class AisStore(Bucket):
             props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
         if props is None:
             raise StoreError(self._no_bucket())
-        kind = _checksum_type(props) or DEFAULT_CHECKSUM_TYPE
-        with use_patience(self.patience):
-            return AisStore(self.endpoint, self.bucket, provider=self.provider, http=self._access, checksum_type=kind)
+        return AisStore(
+            self.endpoint,
+            self.bucket,
+            provider=self.provider,
+            http=self._access,
+            checksum_type=_checksum_type(props),
+            patience=self.patience,
+        )
 
     def size(self, name: str) -> int | None:
         with self.asking(self.locate(name)), _MissingAllowed():
@@ -245,23 +327,27 @@ class AisStore(Bucket):
                 raise StoreError(f"{at}: the transfer broke ({cause_of(exc.cause)})") from exc.cause
             raise unreached(self._access, exc.url, exc.cause) from exc.cause
         except requests.RequestException as exc:
-            raise StoreError(f"{at}: the transfer broke ({first_line(exc)})") from None
+            raise StoreError(f"{at}: the transfer broke ({_first_line(exc)})") from None
         except pydantic.errors.PydanticSchemaGenerationError:
             # The SDK takes a listing that does not call itself msgpack for JSON, and has no model for that.
             raise StoreError(f"{at}: the server is not an AIStore (its listing is not msgpack)") from None
         except (pydantic.ValidationError, msgspec.MsgspecError, json.JSONDecodeError, RecursionError) as exc:
-            raise StoreError(f"{at}: the server is not an AIStore ({first_line(exc)})") from None
+            raise StoreError(f"{at}: the server is not an AIStore ({_first_line(exc)})") from None
 
 
 def _checksum_type(props: object) -> str:
-    """The type of a bucket's checksums; empty if its properties do not say it."""
+    """The type of a bucket's checksums; the default if its properties do not say it."""
     checksum = props.get("checksum") if isinstance(props, dict) else None
     kind = checksum.get("type") if isinstance(checksum, dict) else None
-    return kind if isinstance(kind, str) else ""
+    return kind if isinstance(kind, str) and kind else DEFAULT_CHECKSUM_TYPE
+
+
+def _first_line(exc: BaseException) -> str:
+    return printable(next(iter(str(exc).splitlines()), type(exc).__name__), max_chars=500)
 
 
 class _MissingAllowed:
-    """Ends its ``with`` block without an error if the cluster answers 404: there is no such bucket or object."""
+    """Ends its ``with`` block without an error if the cluster answers that there is no such bucket or object."""
 
     def __enter__(self) -> None:
         pass
@@ -270,11 +356,6 @@ class _MissingAllowed:
         from aistore.sdk.errors import AISError
 
         return isinstance(exc, AISError) and is_missing(exc.status_code, exc.message)
-
-
-def _reopen(http: ClusterAccess, bucket: str, provider: str, checksum_type: str, patience: Patience) -> AisStore:
-    with use_patience(patience):
-        return AisStore(http.endpoint, bucket, provider=provider, http=http, checksum_type=checksum_type)
 
 
 def open_bucket(scheme: str, bucket: str) -> AisStore:

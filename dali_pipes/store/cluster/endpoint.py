@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dali_pipes.errors import StoreError, shown
+from dali_pipes.store.base import DIRECT
 from dali_pipes.store.cluster import embedded_node
-from dali_pipes.store.cluster.proxies import ClusterAccess, split_endpoints, unreached
-from dali_pipes.store.entries import DIRECT
-from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, MAX_ERROR_BYTES, HttpClient, NoAnswerError
-from dali_pipes.store.http.wire import ProtocolError
-from dali_pipes.store.messages import answer_text
+from dali_pipes.store.cluster.access import ClusterAccess, split_endpoints, unreached
+from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, HttpClient, NoAnswerError, read_end
+from dali_pipes.store.http.rules import answer_text
 from dali_pipes.store.patience import Waiting, current_patience, pause
 from dali_pipes.store.urls import is_in_cluster, is_remote
+
+_log = logging.getLogger(__name__)
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -32,8 +33,6 @@ def check_endpoint(endpoint: str) -> str:
         for number, url in enumerate(urls):
             try:
                 _check_health(url)
-            except _RefusedError:
-                raise  # waiting changes nothing
             except StoreError as exc:
                 failure = exc
             else:
@@ -45,26 +44,19 @@ def check_endpoint(endpoint: str) -> str:
         pause(pause_s)
 
 
-class _RefusedError(StoreError):
-    """The server answers, but not this client."""
-
-
 def _check_health(endpoint: str) -> None:
     access = ClusterAccess.from_environment(endpoint)
     url = f"{endpoint.rstrip('/')}/v1/health?prr=true"
     try:
         with contextlib.closing(HttpClient(access)) as client:
             answer = client.ask(url, silence_s=CONNECT_TIMEOUT_S)
-            with contextlib.closing(answer):
-                said = answer.read_short(MAX_ERROR_BYTES).decode(errors="replace")
+            said = read_end(answer).decode(errors="replace")
     except NoAnswerError as exc:
         raise unreached(access, url, exc.cause) from exc.cause
-    except (OSError, ProtocolError) as exc:
-        raise unreached(access, url, exc) from exc
     if answer.status == 400 and "HTTPS server" in said[:200]:
         raise StoreError(f"{endpoint} speaks TLS; the endpoint must begin with https://")
     if answer.status == 403:
-        raise _RefusedError(f"{endpoint} refuses a health check: {answer_text(403, said)}")
+        raise StoreError(f"{endpoint} refuses a health check: {answer_text(403, said)}")
     if answer.status != 200:
         raise StoreError(
             f"{endpoint} answers {answer.status} to a health check, a ready AIStore proxy answers 200; "
@@ -77,9 +69,6 @@ def _check_health(endpoint: str) -> None:
         )
 
 
-_log = logging.getLogger(__name__)
-
-
 @contextlib.contextmanager
 def endpoint_for(
     reads: Iterable[str | Path],
@@ -89,18 +78,13 @@ def endpoint_for(
     embedded_dir: Path | None = None,
     etl_function: str | None = None,
 ) -> Iterator[str | None]:
-    """Yield an endpoint that answers if one of the URLs is read through AIStore, else the given one.
+    """Yield an endpoint that answers if one of the URLs is read through AIStore, else the given one; see `cluster`.
 
-    Args:
-        reads: URLs or paths that will be read. Without an endpoint, the embedded node's folder must hold their buckets.
-        writes: URLs or paths whose buckets may be created.
-        endpoint: As for `cluster`.
-        embedded_dir: As for `cluster`.
-        etl_function: As for `cluster`.
+    Without an endpoint, the embedded node's folder must hold the buckets of ``reads``; those of ``writes`` may be new.
 
     Raises:
-        StoreError: If nothing answers at the endpoint; or if no endpoint is given, and the embedded node's folder lacks
-            a bucket: names the buckets that it holds. Then no node is started.
+        StoreError: If nothing answers there; or if the embedded node's folder lacks a bucket: names the buckets that it
+            holds. Then no node is started.
         ValueError: If no endpoint is given, and some URLs are in AIStore and others in a cloud's own buckets.
     """
     read, written = list(reads), list(writes)
@@ -130,7 +114,7 @@ def endpoint_for(
 def cluster(
     endpoint: str | None, *, embedded_dir: Path | None = None, etl_function: str | None = None
 ) -> Iterator[str]:
-    """Yield an endpoint that answers.
+    """Yield an endpoint that answers, or raise a `StoreError`.
 
     Args:
         endpoint: A cluster's proxy, or several with commas between them, of which one must be healthy now: it comes
@@ -138,9 +122,6 @@ def cluster(
             process of its own, and stops it at the end: for first runs, tests and laptops, not for several machines.
         embedded_dir: The embedded node's folder; ``None`` for `default_embedded_dir`.
         etl_function: The one transform that the embedded node may run; ``None`` for none.
-
-    Raises:
-        StoreError: If nothing answers there.
     """
     if endpoint is not None:
         yield check_endpoint(endpoint)

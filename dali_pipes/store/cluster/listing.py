@@ -18,25 +18,18 @@ from typing import TYPE_CHECKING
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket, Store
-from dali_pipes.store.cluster.proxies import SETTLED_S, ClusterAccess, ask_json
-from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.cluster.access import SETTLED_S, ClusterAccess, ask_json
 from dali_pipes.store.http.client import HttpClient, NoAnswerError
-from dali_pipes.store.http.rules import cause_of
-from dali_pipes.store.messages import error_text
+from dali_pipes.store.http.rules import cause_of, error_text
 from dali_pipes.store.patience import Waiting, pause
+from dali_pipes.store.shard_names import ObjectEntry
 
 if TYPE_CHECKING:
     from aistore.sdk import Bucket as SdkBucket
-    from aistore.sdk.types import JobSnap
 
 
 def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[list[ObjectEntry]]:
-    """The pages of a listing, from a server that may be no AIStore.
-
-    Args:
-        bucket: The SDK's.
-        prefix: Of the names.
-        where: The same as a URL, for messages.
+    """The pages of a listing of ``where``, from a server that may be no AIStore.
 
     Raises:
         StoreError: If an answer cannot be a page of a listing, or a page leads back to an earlier one.
@@ -48,9 +41,9 @@ def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[list
         try:
             page = bucket.list_objects(prefix=prefix, props="name,size,checksum", uuid=uuid, continuation_token=token)
         except UnicodeDecodeError:
-            raise _not_a_listing(where, "has a name that is not UTF-8") from None
+            raise StoreError(f"'{where}': the server is not an AIStore (it lists a name that is not UTF-8)") from None
         if any(not entry.name or entry.size < 0 for entry in page.entries):
-            raise _not_a_listing(where, "has an entry without a name or a size")
+            raise StoreError(f"'{where}': the server is not an AIStore (it lists an entry without a name or a size)")
         yield [ObjectEntry(name=entry.name, size=entry.size, checksum=entry.checksum or None) for entry in page.entries]
         uuid, token = page.uuid, page.continuation_token
         if not token:
@@ -58,10 +51,6 @@ def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[list
         if token in tokens:
             raise StoreError(f"'{where}': its listing has no end: page {len(tokens)} leads back to an earlier one")
         tokens.add(token)
-
-
-def _not_a_listing(where: str, what: str) -> StoreError:
-    return StoreError(f"'{where}': the server is not an AIStore (its listing {what})")
 
 
 _log = logging.getLogger(__name__)
@@ -100,7 +89,7 @@ def list_completely(bucket: Bucket, prefix: str) -> Sequence[ObjectEntry]:
 
 
 class _Watch:
-    """Looks at a cluster's jobs and map, and waits while objects may not be listed."""
+    """Asks a cluster for its jobs and map, and waits while objects may not be listed."""
 
     def __init__(self, bucket: Bucket, where: str) -> None:
         self.where = where
@@ -141,59 +130,51 @@ class _Watch:
                 try:
                     by_target = bucket.client.job(job_kind=kind).get_details().root
                 except AISError as exc:
-                    if not _is_rebalancing(bucket, self._client):
-                        self._tells_jobs = False
-                        _log.warning(
-                            "%s does not tell its jobs (%s): if a target was restarted or a disk replaced just now, a "
-                            "listing of '%s' may lack objects",
-                            bucket.endpoint, error_text(exc), self.where,
-                        )  # fmt: skip
-                        break
-                    return "a rebalance of the cluster runs and must finish"
-            if state := next((state for jobs in by_target.values() if (state := _state(jobs))), None):
-                return f"a {kind} of the cluster {state} and must finish"
+                    if self._is_rebalancing():
+                        return "a rebalance of the cluster runs and must finish"
+                    self._tells_jobs = False
+                    _log.warning(
+                        "%s does not tell its jobs (%s): if a target was restarted or a disk replaced just now, a "
+                        "listing of '%s' may lack objects",
+                        bucket.endpoint, error_text(exc), self.where,
+                    )  # fmt: skip
+                    break
+            for jobs in filter(None, by_target.values()):
+                latest = max(jobs, key=lambda job: job.start_time)
+                if latest.aborted or latest.abort_err:
+                    return f"a {kind} of the cluster was aborted (start it again: ais start {kind}) and must finish"
+                if not latest.end_time or latest.end_time.startswith("0001-"):  # Go's zero time
+                    return f"a {kind} of the cluster runs and must finish"
         return ""
+
+    def _is_rebalancing(self) -> bool:
+        """What the proxy's health says; it needs no right, but only some proxies of a large cluster know it."""
+        try:
+            found = ask_json(self._client, self._bucket.endpoint, "health?cii=true")
+        except (NoAnswerError, ValueError):
+            return False
+        flags = found.get("flags") if isinstance(found, dict) else None  # another version's answer has none
+        return isinstance(flags, int) and bool(flags & _REBALANCING)
 
     def _changed_map(self) -> str:
         """Why the map says that a listing may not be complete; empty if it does not, or cannot be read."""
-        bucket = self._bucket
-        bucket.learn_map()
+        proxies = self._bucket.proxies
+        self._bucket.learn_map()
         try:
-            found = bucket.proxies.ask_map(self._client)
+            found = proxies.ask_map(self._client)
         except ValueError:
             return ""
         except NoAnswerError as exc:
             return f"the cluster does not show its map ({cause_of(exc.cause)}) and must answer"
         if found is None:
             return ""  # the token may not read it
-        if bucket.proxies.lacks_targets(found):
+        if proxies.lacks_targets(found):
             return "a target that was there when this command began is missing and must come back"
-        if bucket.proxies.settled_version not in (None, found.version):
+        if proxies.settled_version not in (None, found.version):
             # A rebalance begins a moment after the map has changed.
             self._settles_at = time.monotonic() + SETTLED_S
-        bucket.proxies.settled_version = found.version
+        proxies.settled_version = found.version
         return "nodes came or left, and the cluster must settle" if time.monotonic() < self._settles_at else ""
-
-
-def _is_rebalancing(bucket: Bucket, client: HttpClient) -> bool:
-    """What the proxy's health says; it needs no right, but only some proxies of a large cluster know it."""
-    try:
-        found = ask_json(client, bucket.endpoint, "health?cii=true")
-    except (NoAnswerError, ValueError):
-        return False
-    flags = found.get("flags") if isinstance(found, dict) else None  # another version's answer has none
-    return isinstance(flags, int) and bool(flags & _REBALANCING)
-
-
-def _state(jobs: "list[JobSnap]") -> str | None:
-    """What the latest of a target's jobs of one kind says; ``None`` if it has finished, or there is none."""
-    if not jobs:
-        return None
-    latest = max(jobs, key=lambda job: job.start_time)
-    if latest.aborted or latest.abort_err:
-        return f"was aborted (start it again: ais start {latest.kind})"
-    # Go's zero time.
-    return "runs" if not latest.end_time or latest.end_time.startswith("0001-") else None
 
 
 NUM_ATTEMPTS = 6

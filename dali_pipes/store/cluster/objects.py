@@ -5,10 +5,9 @@ import time
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from dali_pipes.errors import DataError, StoreError, printable
-from dali_pipes.store.checksums import CHECKSUM_TYPES
-from dali_pipes.store.cluster.proxies import SETTLED_S, ClusterAccess, ask_json, unreached
-from dali_pipes.store.cluster.token import refusal_advice
-from dali_pipes.store.entries import PROVIDERS
+from dali_pipes.store.base import PROVIDERS
+from dali_pipes.store.checksums import CHECKSUM_TYPES, damaged
+from dali_pipes.store.cluster.access import SETTLED_S, ClusterAccess, ask_json, refusal_advice, unreached
 from dali_pipes.store.http.answers import (
     INDEX_ANEW,
     REPLACED,
@@ -21,9 +20,8 @@ from dali_pipes.store.http.answers import (
     WantedObject,
 )
 from dali_pipes.store.http.client import HttpClient, NoAnswerError
-from dali_pipes.store.http.rules import is_missing, is_passing, retry_after_s
+from dali_pipes.store.http.rules import answer_text, is_missing, is_passing, retry_after_s
 from dali_pipes.store.http.wire import Answer, Stopped
-from dali_pipes.store.messages import answer_text, damaged
 from dali_pipes.store.shard_set import missing_advice
 
 _log = logging.getLogger(__name__)
@@ -47,6 +45,7 @@ class StoredObjects(ObjectSource):
     """
 
     service = "AIStore"
+    question = "is the cluster well? AIS_ENDPOINT or --endpoint names it"
     access: ClusterAccess
 
     def __init__(self, access: ClusterAccess, bucket: str, *, provider: str = "ais", changed: str = REPLACED) -> None:
@@ -57,15 +56,13 @@ class StoredObjects(ObjectSource):
         self._noted_types: set[str] = set()
 
     def where(self, name: str) -> str:
-        """The object, for messages: ``ais://pets/x.tar``."""
         return f"{self._scheme}://{self._bucket}/{name}"
 
-    def request(self, item: WantedObject, part: ObjectPart) -> ObjectRequest:
+    def request(self, part: ObjectPart) -> ObjectRequest:
         """The URL at the target that is known, else at the proxy."""
-        return ObjectRequest(item.target or self._url(item.name))
+        return ObjectRequest(part.item.target or self._url(part.item.name))
 
     def version_of(self, answer: Answer) -> Version:
-        """AIStore's version, and its own checksum."""
         kind, value = (answer.headers.get(f"Ais-Checksum-{what}").lower() for what in ("Type", "Value"))
         if kind and kind not in CHECKSUM_TYPES and kind not in self._noted_types:
             self._noted_types.add(kind)
@@ -81,9 +78,9 @@ class StoredObjects(ObjectSource):
     def has_answered(self, value: bool) -> None:
         self.access.proxies.has_answered = value
 
-    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
+    def check_head(self, part: ObjectPart, answer: Answer) -> None:
         self.access.note_answer(answer)
-        super().check_head(item, part, answer)
+        super().check_head(part, answer)
 
     def may_come_back(self, item: WantedObject, client: HttpClient, *, stopped: Stopped) -> bool:
         """Whether the cluster has changed since the last look, lacks a target, or rebalances, or does not answer.
@@ -116,48 +113,34 @@ class StoredObjects(ObjectSource):
         is_rebalancing = isinstance(status, dict) and status.get("end_time") == 0
         return is_rebalancing or proxies.lacks_targets(found) or now < item.settles_at
 
-    def unanswered(self, item: WantedObject, asked: ObjectRequest, exc: NoAnswerError) -> Exception:
+    def unanswered(self, item: WantedObject, exc: NoAnswerError) -> Exception:
         """See `ObjectSource.unanswered`; another proxy is asked next."""
         self.access.proxies.turn_from(exc.url)
-        return super().unanswered(item, asked, exc)
+        return super().unanswered(item, exc)
 
     def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
         return unreached(self.access, self._url(item.name), fault.__cause__ or fault)
 
-    def refusal(
-        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
-    ) -> Exception:
-        """See `ObjectSource.refusal`; a target that sent other parts is known."""
-        text = refusal_text(answer, body)
+    def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
+        item, text = part.item, refusal_text(answer, body)
         is_cluster_away = self.access.note_answer(answer, text)
         # A target that has sent another part may have given the object away since. A transfer of a shard waits after
         # any trouble; a small object only for a cluster that is away.
         is_passed = item.checksum is not None and is_passing(answer.status)
         if is_passed or item.target is not None or is_cluster_away:
             return FaultError(text, retry_after_s=retry_after_s(answer.headers), is_away=True)
-        if (wrong := self._refused_range(item, answer)) is not None:
-            return wrong
-        match answer.status:
-            case 401 | 403:
-                advice = refusal_advice(answer.status, text, self.access.token)
-            case _ if is_missing(answer.status, text):
-                told = f"{item.address}: {text}; was it deleted? "
-                if b"BckNotFound" in body:
-                    return MissingObjectError(f"{told}put the bucket back", said=text, is_bucket=True)
-                advice = INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
-                return MissingObjectError(f"{told}{advice}", said=text)
-            case _:
-                advice = ""
-        return StoreError(f"{item.address}: {text}{advice}")
+        self._check_refused_range(item, answer)
+        told = f"{item.address}: {text}"
+        if is_missing(answer.status, text):
+            if b"BckNotFound" in body:
+                return MissingObjectError(f"{told}; was it deleted? put the bucket back", said=text, is_bucket=True)
+            advice = INDEX_ANEW if item.name.endswith(".safetensors") else missing_advice()
+            return MissingObjectError(f"{told}; was it deleted? {advice}", said=text)
+        return StoreError(told + refusal_advice(answer.status, text, self.access.token))
 
     def damaged(self, item: WantedObject, cause: str) -> DataError:
         target = urlsplit(item.target or "").netloc
         return DataError(damaged(item.where, cause, target=target, bucket=self.where("").rstrip("/")))
-
-    def given_up(
-        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
-    ) -> Exception:
-        return StoreError(f"{what}; is the cluster well? AIS_ENDPOINT or --endpoint names it{advice}")
 
     def _url(self, name: str) -> str:
         """The URL to ask the proxy for."""
@@ -165,6 +148,6 @@ class StoredObjects(ObjectSource):
 
 
 def refusal_text(answer: Answer, body: bytes) -> str:
-    """Status and reason: the message in AIStore's JSON, which HEAD has in a header, else HTTP's own words."""
+    """Status and reason: see `answer_text`. HEAD has the message in a header."""
     text = body.decode(errors="replace") or answer.headers.get("Hdr-Error")
     return answer_text(answer.status, text, reason=answer.reason)

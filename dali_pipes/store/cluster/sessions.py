@@ -13,12 +13,11 @@ from requests.structures import CaseInsensitiveDict
 from requests.utils import get_encoding_from_headers
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.http.answers import MAX_ANSWER_BYTES, MAX_OBJECT_BYTES
-from dali_pipes.store.http.client import SILENCE_S, HttpClient, NoAnswerError
-from dali_pipes.store.http.rules import RedirectError, cause_of, is_missing, is_silence, retry_after_s
+from dali_pipes.store.http.client import SILENCE_S, HttpClient, NoAnswerError, read_end
+from dali_pipes.store.http.rules import RedirectError, answer_text, cause_of, is_missing, is_silence, retry_after_s
 from dali_pipes.store.http.wire import Answer, ProtocolError
-from dali_pipes.store.messages import answer_text
 from dali_pipes.store.patience import Patience, Waiting, pause
 
 MAX_REFUSAL_BYTES = 1 << 20
@@ -67,35 +66,26 @@ class PatientTransport(BaseAdapter):
             PatienceOverError: If the cluster was away for too long.
             StoreError: If the answer leads to where it must not.
         """
-        silence_s = timeout[1] if isinstance(timeout, tuple) else timeout
-        answer, content = self._send_patiently(request, silence_s or SILENCE_S, is_stream=stream)
-        response = Response()
-        response.status_code, response.reason, response.url = answer.status, answer.reason, answer.url
-        response.headers = CaseInsensitiveDict(answer.headers.items())
-        response.encoding = get_encoding_from_headers(response.headers)
-        response.raw, response.request = io.BytesIO(content), request
-        return response
-
-    def _send_patiently(self, request: PreparedRequest, silence_s: float, *, is_stream: bool) -> tuple[Answer, bytes]:
-        waiting = Waiting(self._patience, self._proxies.named[0])
-        method, body = str(request.method), _bytes_of(request.body)
+        silence_s = (timeout[1] if isinstance(timeout, tuple) else timeout) or SILENCE_S
+        waiting, body = Waiting(self._patience, self._proxies.named[0]), _bytes_of(request.body)
         while True:
             asked_for_s = 0.0
-            found: tuple[Answer, bytes] | None = None
+            found: Response | None = None
             failure: NoAnswerError | None = None
             try:
-                found = self._send(request, method, body, silence_s, is_stream=is_stream)
+                answer, content = self._ask(request, body, silence_s, is_stream=stream)
             except NoAnswerError as exc:
                 failure, cause = exc, cause_of(exc.cause)
-                if not is_silence(exc.cause) or (exc.is_sent and method not in _REPEATABLE):
+                if not is_silence(exc.cause) or (exc.is_sent and request.method not in _REPEATABLE):
                     raise
                 self._proxies.turn_from(exc.url)
             else:
-                away = self._away_text(*found)
+                found = _response(request, answer, content)
+                away = self._away_text(answer, content)
                 if away is None:
                     waiting.progress()
                     return found
-                cause, asked_for_s = away, retry_after_s(found[0].headers)
+                cause, asked_for_s = away, retry_after_s(answer.headers)
             pause_s = waiting.next_pause_s(cause, retry_after_s=asked_for_s, has_answered=self._proxies.has_answered)
             if pause_s is not None:
                 pause(pause_s)
@@ -107,10 +97,8 @@ class PatientTransport(BaseAdapter):
                 assert found is not None, "without a failure there is an answer"
                 return found
 
-    def _send(
-        self, request: PreparedRequest, method: str, body: bytes, silence_s: float, *, is_stream: bool
-    ) -> tuple[Answer, bytes]:
-        url = self._proxies.rewritten(str(request.url))
+    def _ask(self, request: PreparedRequest, body: bytes, silence_s: float, *, is_stream: bool) -> tuple[Answer, bytes]:
+        url, method = self._proxies.rewritten(str(request.url)), str(request.method)
         headers = [(name, str(value)) for name, value in request.headers.items() if name not in _OURS]
         try:
             answer = self._client.follow(url, method=method, headers=headers, body=body, silence_s=silence_s)
@@ -119,18 +107,15 @@ class PatientTransport(BaseAdapter):
         # An object that the SDK reads, perhaps through an ETL, which may not announce its length.
         is_object = is_stream or (method == "GET" and "/v1/objects/" in answer.url and answer.length is not None)
         limit = MAX_REFUSAL_BYTES if answer.status >= 300 else MAX_OBJECT_BYTES if is_object else MAX_ANSWER_BYTES
-        try:
-            if answer.headers.get("Content-Encoding", "identity").lower() != "identity" and not answer.is_complete:
-                raise ProtocolError("its answer is compressed, though it was asked for the bytes as they are")
-            if method != "HEAD" and (answer.length or 0) > limit:
-                raise ProtocolError(f"its answer has more than {limit} bytes")
-            content = answer.read_short(limit)
-            if len(content) > limit:
-                raise ProtocolError(f"its answer has more than {limit} bytes")
-        except (OSError, ProtocolError) as exc:
-            raise NoAnswerError(answer.url, exc, is_sent=True) from exc
-        finally:
+        too_long, wrong = f"its answer has more than {limit} bytes", ""
+        if answer.headers.get("Content-Encoding", "identity").lower() != "identity" and not answer.is_complete:
+            wrong = "its answer is compressed, though it was asked for the bytes as they are"
+        elif method != "HEAD" and (answer.length or 0) > limit:
+            wrong = too_long
+        content = b"" if wrong else read_end(answer, limit)
+        if wrong or len(content) > limit:
             answer.close()
+            raise NoAnswerError(answer.url, ProtocolError(wrong or too_long), is_sent=True)
         return answer, content
 
     def _away_text(self, answer: Answer, body: bytes) -> str | None:
@@ -153,6 +138,15 @@ class PatientTransport(BaseAdapter):
         except NoAnswerError:
             return True  # it does not answer any more, so it is changing
         return found is not None and self._proxies.lacks_targets(found)
+
+
+def _response(request: PreparedRequest, answer: Answer, content: bytes) -> Response:
+    response = Response()
+    response.status_code, response.reason, response.url = answer.status, answer.reason, answer.url
+    response.headers = CaseInsensitiveDict(answer.headers.items())
+    response.encoding = get_encoding_from_headers(response.headers)
+    response.raw, response.request = io.BytesIO(content), request
+    return response
 
 
 def _bytes_of(body: Any) -> bytes:

@@ -23,13 +23,13 @@ from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.store.base import Bucket, Store
+from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.cluster.objects import StoredObjects, refusal_text
-from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.entries import ObjectEntry
-from dali_pipes.store.http.answers import MAX_OBJECT_BYTES, FaultError, ObjectPart, ObjectRequest, WantedObject
+from dali_pipes.store.http.answers import MAX_OBJECT_BYTES, FaultError, ObjectPart, ObjectRequest
 from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile, RetryPolicy
+from dali_pipes.store.http.rules import error_text, message_of
 from dali_pipes.store.http.wire import Answer
-from dali_pipes.store.messages import error_text, message_of
+from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
 
 _log = logging.getLogger(__name__)
@@ -76,15 +76,13 @@ def check_running(store: Bucket, name: str) -> None:
     others = sorted(other for other, stage in stages.items() if stage == _RUNNING)
     found = f"found: {shown(others)}" if others else "none runs"
     if name in stages:
-        raise StoreError(
-            f"ETL '{name}' at {store.endpoint} does not run, its stage is {stages[name]} ({found}); stop it and "
-            f"{how_to_start(name)}"
-        )
-    raise StoreError(f"no ETL '{name}' at {store.endpoint} ({found}); {how_to_start(name)}")
+        what = f"ETL '{name}' at {store.endpoint} does not run, its stage is {stages[name]} ({found}); stop it and "
+    else:
+        what = f"no ETL '{name}' at {store.endpoint} ({found}); "
+    raise StoreError(f"{what}{how_to_start(name)}")
 
 
 def how_to_start(name: str) -> str:
-    """The advice at the end of a message."""
     return f"start it: dali-pipes prep etl start {name} --function ..."
 
 
@@ -132,13 +130,15 @@ def no_etl(endpoint: str, status: int, text: str) -> NoEtlError | None:
 
 
 class TransformedStore(Store):
-    """A bucket whose shards are read through a running ETL. They cannot be written."""
+    """A bucket whose shards are read through a running ETL. They cannot be written.
+
+    A listing has the names, sizes and checksums of the stored shards.
+    """
 
     endpoint: str
 
     def __init__(self, store: Bucket, etl: str) -> None:
         self.stored = store
-        """The bucket without the ETL."""
         self.etl = etl
         self.endpoint = store.endpoint
 
@@ -149,6 +149,14 @@ class TransformedStore(Store):
     @property
     def url(self) -> str:
         return self.stored.url
+
+    def stored_name(self, name: str) -> str:
+        """The object's name in the bucket. A shard keeps its name; a manifest or index has the ETL in its name."""
+        return transformed_name(name, etl=self.etl) if name.endswith(_DESCRIBES) else name
+
+    def is_shard(self, name: str) -> bool:
+        """Whether an object is read through the ETL."""
+        return not name.endswith((_DESCRIBES, _CLASSES))
 
     def locate(self, name: str) -> str:
         return self.stored.locate(self.stored_name(name))
@@ -162,16 +170,7 @@ class TransformedStore(Store):
     def create(self) -> None:
         self.stored.create()
 
-    def stored_name(self, name: str) -> str:
-        """The object's name in the bucket. A shard keeps its name; a manifest or index has the ETL in its name."""
-        return transformed_name(name, etl=self.etl) if name.endswith(_DESCRIBES) else name
-
-    def is_shard(self, name: str) -> bool:
-        """Whether an object is read through the ETL."""
-        return not name.endswith((_DESCRIBES, _CLASSES))
-
     def list(self, prefix: str) -> Sequence[ObjectEntry]:
-        """List the bucket; sizes and checksums are those of the stored shards."""
         return self.stored.list(prefix)
 
     def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
@@ -201,7 +200,6 @@ class TransformedStore(Store):
 
     @cached_property
     def _shards(self) -> ObjectFetcher:
-        """Reads transformed shards."""
         return self.open_shards()
 
     def open_shards(self) -> ObjectFetcher:
@@ -237,7 +235,6 @@ class TransformedStore(Store):
         self.stored.upload(self._beside(name), path)
 
     def size(self, name: str) -> int | None:
-        """The size of an object; of a shard, the size of the stored shard."""
         return self.stored.size(self.stored_name(name))
 
     def delete(self, name: str) -> None:
@@ -257,11 +254,8 @@ def through_etl(shards: ShardSet, etl: str) -> ShardSet:
 def open_transformed(store: Store, etl: str, *, url: str) -> TransformedStore:
     """A bucket as an ETL of its cluster gives its shards; ``url`` names the shards, for errors.
 
-    Raises:
-        NoEtlError: If the cluster cannot have ETLs.
-        StoreError: If the ETL is missing or does not run; names the ETLs that run.
-        TypeError: If ``etl`` is not a text.
-        ValueError: If the shards are files, or ``etl`` is not a valid name of an ETL.
+    Raises the errors of `check_running`, and a ``TypeError`` or ``ValueError`` if the shards are files, or ``etl`` is
+    not a valid name.
     """
     if not isinstance(etl, str):
         raise TypeError(f"etl must be the name of an ETL, got {etl!r}")
@@ -288,26 +282,25 @@ class TransformedShards(StoredObjects):
         )
         super().__init__(access, bucket, provider=provider, changed=changed)
         self._query = {"etl_name": etl}
+        self.question = f"is it well? ais etl view-logs {etl}; if it does not run, {how_to_start(etl)}"
 
     def where(self, name: str) -> str:
         return f"{super().where(name)} through ETL {self._etl}"
 
-    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
+    def check_head(self, part: ObjectPart, answer: Answer) -> None:
         # AIStore's checksum does not count: if it reports one, it is not the transformed shard's.
         self.access.note_answer(answer)
-        self._check_length(item, answer.length)
-        if item.checksum is None:
+        self._check_length(part.item, answer.length)
+        if part.item.checksum is None:
             part.stop = answer.length
         else:
-            part.hash = item.new_hash()
+            part.hash = part.item.new_hash()
 
-    def check_bytes(self, item: WantedObject, part: ObjectPart) -> None:
-        if part.hash is not None and (digest := part.hash.hexdigest()) != item.expected:
-            raise self._wrong(item, part, f"its bytes have the checksum {digest}, the manifest says {item.expected}")
+    def check_bytes(self, part: ObjectPart) -> None:
+        if part.hash is not None and (digest := part.hash.hexdigest()) != part.item.expected:
+            raise self._wrong(part, f"its bytes have the checksum {digest}, the manifest says {part.item.expected}")
 
-    def refusal(
-        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
-    ) -> Exception:
+    def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
         text = refusal_text(answer, body)
         if (none := no_etl(self.access.endpoint, answer.status, text)) is not None:
             return none
@@ -316,28 +309,26 @@ class TransformedShards(StoredObjects):
             return FaultError(f"no ETL '{self._etl}' runs there ({text})", is_away=True)
         if answer.status == 422:  # `prep.etl` could not transform the shard
             reason = message_of(body.decode(errors="replace")) or "no reason given"
-            return StoreError(f"{item.address}: ETL '{self._etl}' failed: {reason}")
-        return super().refusal(item, part, answer, body, asked=asked)
+            return StoreError(f"{part.item.address}: ETL '{self._etl}' failed: {reason}")
+        return super().refusal(part, asked, answer, body)
 
-    def short_body(self, item: WantedObject, part: ObjectPart) -> Exception:
-        if item.checksum is None:
-            return super().short_body(item, part)
-        return self._wrong(item, part, f"its body ends after {part.position} of {item.size} bytes")
+    def short_body(self, part: ObjectPart) -> Exception:
+        if part.item.checksum is None:
+            return super().short_body(part)
+        return self._wrong(part, f"its body ends after {part.position} of {part.item.size} bytes")
 
-    def long_body(self, item: WantedObject, part: ObjectPart) -> Exception:
-        return self._wrong(item, part, f"its body has more than {item.size} bytes, the manifest's")
+    def long_body(self, part: ObjectPart) -> Exception:
+        return self._wrong(part, f"its body has more than {part.item.size} bytes, the manifest's")
 
-    def given_up(
-        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
-    ) -> Exception:
-        if len(item.wrong) == num_attempts:
-            return DataError(f"'{item.where}': {fault}; {self._how_often(item.wrong)}")
-        return StoreError(
-            f"{what}; is it well? ais etl view-logs {self._etl}; if it does not run, {how_to_start(self._etl)}{advice}"
-        )
+    def given_up(self, part: ObjectPart, fault: FaultError, what: str, advice: str) -> Exception:
+        wrong = part.item.wrong
+        if len(wrong) == part.num_attempts:
+            return DataError(f"'{part.item.where}': {fault}; {self._how_often(wrong)}")
+        return super().given_up(part, fault, what, advice)
 
-    def _wrong(self, item: WantedObject, part: ObjectPart, what: str) -> Exception:
+    def _wrong(self, part: ObjectPart, what: str) -> Exception:
         """The error for a body that ended properly and differs from the indexed one."""
+        item = part.item
         found = (part.position, "" if part.hash is None else part.hash.hexdigest())
         # A body of the right size did not break off, and two bodies do not break off at the same byte.
         is_certain = found in item.wrong or (found[0] == item.size and any(size == found[0] for size, _ in item.wrong))
@@ -367,12 +358,7 @@ class TransformedFetcher:
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
         """See `dali_pipes.fetch.fetcher.Fetcher`; fetches shards first, then their indexes.
 
-        Raises:
-            CacheError: If bytes cannot be stored.
-            DataError: If a shard differs from the indexed one: it was replaced, the transform changed, or the transform
-                gives other bytes each time.
-            NoEtlError: If the cluster has no ETL.
-            StoreError: If a shard cannot be read: the ETL fails on it, or does not run until the patience is over.
+        A `DataError` also means that the transform changed, or gives other bytes each time.
         """
         for fetcher, are_shards in ((self._shards, True), (self._stored, False)):
             objects = [

@@ -29,7 +29,7 @@ MAX_OBJECT_BYTES = 4 << 30
 MAX_ANSWER_BYTES = 64 << 20
 """The same for one whose length nobody announced, and for answers that are no objects, such as a listing's page."""
 
-_CAUSE_CHARS = 1000
+_IDENTITY = ("", "identity")
 
 
 class ObjectRequest(NamedTuple):
@@ -47,7 +47,6 @@ class Version(NamedTuple):
 
     version: str
     checksum_type: str = ""
-    """Type of the store's own checksum."""
     checksum: str = ""
 
 
@@ -62,7 +61,7 @@ class FaultError(Exception):
     def __init__(
         self, cause: str, *, retry_after_s: float = 0.0, is_away: bool = False, is_fruitless: bool = False
     ) -> None:
-        super().__init__(printable(cause, max_chars=_CAUSE_CHARS))
+        super().__init__(printable(cause, max_chars=1000))
         self.retry_after_s, self.is_away, self.is_fruitless = retry_after_s, is_away, is_fruitless
 
 
@@ -74,9 +73,13 @@ class MissingObjectError(StoreError):
         self.said, self.is_bucket = said, is_bucket
 
 
+class NoRangesError(Exception):
+    """The object must be read in one piece."""
+
+
 @dataclass
 class WantedObject:
-    """An object that is being read."""
+    """An object that is being read, perhaps in several parts at a time."""
 
     name: str
     where: str
@@ -94,7 +97,6 @@ class WantedObject:
     signed: ObjectRequest | None = None
     """What is asked for, if that has a signature that can expire; all ranges use it."""
     signed_until: float = math.inf
-    """`time.monotonic()` when the signature expires."""
     num_refused: int = 0
     """Signatures that were refused, one after the other."""
     map_version: int | None = None
@@ -126,18 +128,11 @@ class WantedObject:
         return StoreError(f"'{self.where}' was replaced while it was read; run the command again")
 
 
-class NoRangesError(Exception):
-    """The object must be read in one piece. ``is_lasting``: the bucket's other objects, too."""
-
-    def __init__(self, item: WantedObject, cause: str, *, is_lasting: bool = False) -> None:
-        super().__init__(cause)
-        self.where, self.is_lasting = item.where, is_lasting
-
-
 @dataclass
 class ObjectPart:
     """Bytes ``[start, stop)`` of an object, read front to back by one connection at a time."""
 
+    item: WantedObject
     start: int = 0
     stop: int | None = None
     """``None``: the object's end, as soon as an answer says it."""
@@ -151,16 +146,16 @@ class ObjectPart:
     """The checksum of the bytes before ``position``; ``None`` if it is not taken."""
     furthest: int = field(default=0, init=False)
     """The furthest ``position`` of all attempts."""
+    num_attempts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.position = self.start
 
-    @property
-    def byte_range(self) -> tuple[int, int | None] | None:
-        """What to ask for; ``None``: the whole object."""
+    def range_header(self) -> list[tuple[str, str]]:
+        """The field that asks for the bytes that are missing; none for the whole object."""
         if not self.position and (self.stop is None or not (self.is_range or self.is_stream)):
-            return None
-        return self.position, self.stop
+            return []
+        return [("Range", f"bytes={self.position}-{'' if self.stop is None else self.stop - 1}")]
 
     def restart(self) -> None:
         """Forget the bytes that came."""
@@ -186,6 +181,8 @@ class ObjectSource(ABC):
     """Whether a range of an object can be asked for; if not, each attempt starts at the first byte."""
     service: str
     """What the store is, for messages: ``AIStore``."""
+    question: str
+    """What to look at if the last attempt failed, for messages."""
     has_answered = False
     """Whether the server has ever answered: then it is away if it does not, and not misspelt."""
 
@@ -198,7 +195,7 @@ class ObjectSource(ABC):
         """The object, for messages: ``ais://pets/x.tar``."""
 
     @abstractmethod
-    def request(self, item: WantedObject, part: ObjectPart) -> ObjectRequest:
+    def request(self, part: ObjectPart) -> ObjectRequest:
         """What to ask for."""
 
     @abstractmethod
@@ -206,37 +203,25 @@ class ObjectSource(ABC):
         """What an answer says of the object's version."""
 
     @abstractmethod
-    def refusal(
-        self, item: WantedObject, part: ObjectPart, answer: Answer, body: bytes, *, asked: ObjectRequest
-    ) -> Exception:
-        """The error for an answer that is not the object.
+    def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
+        """The error for an answer that is not the object, and that begins with ``body``.
 
-        Args:
-            item: The object.
-            part: The part of it that was asked for.
-            answer: The answer's head; its URL is another one than asked for after a redirect.
-            body: The beginning of its body.
-            asked: What was asked for first.
-        """
-
-    @abstractmethod
-    def given_up(
-        self, item: WantedObject, what: str, fault: FaultError, *, num_attempts: int, advice: str
-    ) -> Exception:
-        """The error after the last attempt.
-
-        ``what`` says how many there were and how the last one failed; ``advice`` how to go on later.
+        ``answer`` is of another URL than asked for after a redirect.
         """
 
     @abstractmethod
     def nobody_there(self, item: WantedObject, fault: FaultError) -> StoreError:
         """The error for a server that has never answered."""
 
+    def given_up(self, part: ObjectPart, fault: FaultError, what: str, advice: str) -> Exception:
+        """The error after the last attempt: ``what`` happened, and ``advice`` how to go on later."""
+        return StoreError(f"{what}; {self.question}{advice}")
+
     def may_come_back(self, item: WantedObject, client: HttpClient, *, stopped: Stopped) -> bool:
         """Whether an object that was not found may be found later."""
         return False
 
-    def unanswered(self, item: WantedObject, asked: ObjectRequest, exc: NoAnswerError) -> Exception:
+    def unanswered(self, item: WantedObject, exc: NoAnswerError) -> Exception:
         """The error for a connection that could not be made, or brought no answer."""
         if text := tls_text(exc.cause, ca_variable=self.access.ca_variable):
             return StoreError(f"{item.address}: {host_of(exc.url)} {text}")
@@ -244,31 +229,28 @@ class ObjectSource(ABC):
         text = f"no answer from {host_of(exc.url)}: {cause_of(exc.cause)}{hint}"
         return FaultError(text, is_away=is_silence(exc.cause))
 
-    def check_head(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
+    def check_head(self, part: ObjectPart, answer: Answer) -> None:
         """Raise an error for an answer that does not bring the part, before a byte of it is used."""
-        is_whole = answer.status == 200
-        version = self.version_of(answer)
+        item, version, is_whole = part.item, self.version_of(answer), answer.status == 200
         # A bucket can be set to report the checksum of a range with the range: only that of a whole object is proof.
         is_other = (
             item.checksum is not None
             and version.checksum_type in XXH64_TYPES
             and version.checksum != f"{item.checksum:016x}"
         )
-        if item.checksum is None and (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        if item.checksum is None and (encoding := answer.headers.get("Content-Encoding")) not in _IDENTITY:
             raise StoreError(
                 f"{item.address}: it came with the Content-Encoding '{printable(encoding)}'; upload it without one"
             )
-        self._check_size(item, part, answer)
+        self._check_size(part, answer)
         if is_whole and is_other:
             raise self._replaced(item, version.checksum)
         if part.is_stream:
             if item.version is not None and item.version.version != version.version:
                 raise item.replaced_meanwhile()
         elif part.is_range:
-            if is_whole:
-                raise NoRangesError(item, "the server does not send ranges", is_lasting=True)
-            if is_other or item.version not in (None, version):
-                raise NoRangesError(item, "a range reports another version or checksum", is_lasting=is_other)
+            if is_whole or is_other or item.version not in (None, version):
+                raise NoRangesError("an answer is no range, or of another version")
         elif is_whole:
             part.restart()  # also if a range was asked for: all of it comes again
         elif version != item.version:
@@ -278,8 +260,9 @@ class ObjectSource(ABC):
         if not (part.is_range or part.is_stream or part.hash):
             part.hash = item.new_hash()
 
-    def check_bytes(self, item: WantedObject, part: ObjectPart) -> None:
+    def check_bytes(self, part: ObjectPart) -> None:
         """Raise an error if an object that was read in one part has another checksum."""
+        item = part.item
         if part.hash is None or (digest := part.hash.hexdigest()) == item.expected:
             return
         found = (part.position, digest)
@@ -298,21 +281,17 @@ class ObjectSource(ABC):
         """The error for an object whose stored bytes are not those of which the store has the checksum."""
         return DataError(f"'{item.where}' is damaged where it is stored: {cause}; write it again")
 
-    def short_body(self, item: WantedObject, part: ObjectPart) -> Exception:
+    def short_body(self, part: ObjectPart) -> Exception:
         """The error for a body that ended properly, but early."""
-        return FaultError(f"its body ends after {part.position} of {item.size} bytes")
+        return FaultError(f"its body ends after {part.position} of {part.item.size} bytes")
 
-    def long_body(self, item: WantedObject, part: ObjectPart) -> Exception:
+    def long_body(self, part: ObjectPart) -> Exception:
         """The error for a body that continues after the object's last byte."""
-        return DataError(f"'{item.where}' has more than {item.size} bytes, the manifest's; {self._changed}")
+        return DataError(f"'{part.item.where}' has more than {part.item.size} bytes, the manifest's; {self._changed}")
 
-    def _check_length(self, item: WantedObject, found: int | None) -> None:
-        """Raise a `DataError` if an answer reports another size than the manifest's."""
-        if found is not None and item.size is not None and found != item.size:
-            raise self._wrong_size(item, found)
-
-    def _check_size(self, item: WantedObject, part: ObjectPart, answer: Answer) -> None:
-        found = answer.length
+    def _check_size(self, part: ObjectPart, answer: Answer) -> None:
+        """Learn the sizes of part and object, or compare them."""
+        item, found = part.item, answer.length
         if answer.status == 200:
             if part.is_stream and part.position:
                 raise StoreError(f"{item.address}: the server does not send ranges of objects")
@@ -333,21 +312,23 @@ class ObjectSource(ABC):
         if item.size is None and not part.is_stream:
             item.size = found
 
+    def _check_length(self, item: WantedObject, found: int | None) -> None:
+        """Raise a `DataError` if an answer reports another size than the manifest's, or the first answer's."""
+        if found is None or item.size in (None, found):
+            return
+        if item.checksum is None:
+            raise DataError(f"'{item.where}' was replaced while it was read: it has {found} bytes, not {item.size}")
+        raise DataError(f"'{item.where}' has {found} bytes, the manifest says {item.size}; {self._changed}")
+
+    def _check_refused_range(self, item: WantedObject, answer: Answer) -> None:
+        """The same for a range that was refused, because the object has another size."""
+        if answer.status == 416:
+            self._check_length(item, decimal(answer.headers.get("Content-Range").partition("bytes */")[2]))
+
     def _replaced(self, item: WantedObject, digest: str) -> DataError:
         return DataError(
             f"'{item.where}' has the xxhash2 {digest}, the manifest says {item.checksum:016x}; {self._changed}"
         )
-
-    def _wrong_size(self, item: WantedObject, found: int | None) -> DataError:
-        if item.checksum is None:
-            return DataError(f"'{item.where}' was replaced while it was read: it has {found} bytes, not {item.size}")
-        return DataError(f"'{item.where}' has {found} bytes, the manifest says {item.size}; {self._changed}")
-
-    def _refused_range(self, item: WantedObject, answer: Answer) -> DataError | None:
-        """The error for a range that was refused because the object has another size."""
-        if answer.status == 416 and item.size is not None and (size := _size_of(answer)) not in (None, item.size):
-            return self._wrong_size(item, size)
-        return None
 
 
 def _content_range(answer: Answer) -> tuple[int, int, int | None]:
@@ -358,8 +339,3 @@ def _content_range(answer: Answer) -> tuple[int, int, int | None]:
     if unit.lower() != "bytes" or first is None or last is None or (size != "*" and decimal(size) is None):
         raise ProtocolError("it sends a range and does not say which")
     return first, last + 1, decimal(size)
-
-
-def _size_of(answer: Answer) -> int | None:
-    """Read the size of the whole object from the ``Content-Range: bytes */20480`` of a refused range."""
-    return decimal(answer.headers.get("Content-Range").partition("bytes */")[2])

@@ -1,5 +1,7 @@
 """The HTTP client that reads all bytes: its connections to the servers of one store, and how it reaches them."""
 
+import contextlib
+import ipaddress
 import os
 import ssl
 from base64 import b64encode
@@ -14,8 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from dali_pipes.errors import StoreError, keep_secret
 from dali_pipes.store.http.rules import MAX_REDIRECTS, REDIRECTS, RedirectError, redirect_target
-from dali_pipes.store.http.wire import Answer, HttpConnection, ProtocolError, Stopped, dial, never
-from dali_pipes.store.messages import is_loopback
+from dali_pipes.store.http.wire import Answer, HttpConnection, ProtocolError, Stopped, never
 
 CONNECT_TIMEOUT_S = 3.0
 """The time for each address of a host. An endpoint that does not answer must be reported within ten seconds."""
@@ -28,19 +29,18 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_IDLE_CONNECTIONS = 32
 """Connections that one client keeps open, to all servers together."""
 
-_PORTS = {"http": 80, "https": 443}
-
 Fields = Iterable[tuple[str, str]]
 
 
 class NoAnswerError(Exception):
-    """A server did not answer a request, or not by HTTP's rules."""
+    """A server did not answer a request for ``url``, or not by HTTP's rules.
+
+    ``is_sent``: the server may have obeyed the request.
+    """
 
     def __init__(self, url: str, cause: Exception, *, is_sent: bool) -> None:
         super().__init__(str(cause))
-        self.url, self.cause = url, cause
-        self.is_sent = is_sent
-        """Whether the server may have obeyed the request."""
+        self.url, self.cause, self.is_sent = url, cause, is_sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,6 @@ class HttpAccess:
     client_cert: tuple[Path, Path] | None = None
     """Certificate and key, for a server that authenticates its clients."""
     skip_verify: bool = False
-    """Accept any certificate."""
     ca_variable: ClassVar[str] = "SSL_CERT_FILE"
     """The environment variable that names ``ca``, for messages."""
 
@@ -76,28 +75,22 @@ class HttpAccess:
 
         context = create_urllib3_context()
         context.set_alpn_protocols(["http/1.1"])
-        if self.skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        else:
-            trusted = self.ca or Path(where())
-            try:
-                if trusted.is_dir():
-                    context.load_verify_locations(capath=trusted)
-                else:
-                    context.load_verify_locations(cafile=trusted)
-            except OSError as exc:
-                text = f"{self.endpoint}: cannot read certificates from '{trusted}': {exc}"
-                raise StoreError(f"{text}; check {self.ca_variable}") from exc
-        if self.client_cert:
-            certificate, key = self.client_cert
-            try:
+        try:
+            if self.skip_verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            else:
+                what, variables = f"certificates from '{self.ca}'", self.ca_variable
+                trusted = self.ca or Path(where())
+                is_folder = trusted.is_dir()
+                context.load_verify_locations(None if is_folder else trusted, trusted if is_folder else None)
+            if self.client_cert:
+                certificate, key = self.client_cert
+                what = f"the client's certificate '{certificate}' with its key '{key}'"
+                variables = "AIS_CRT and AIS_CRT_KEY"
                 context.load_cert_chain(certificate, key)
-            except OSError as exc:
-                text = (
-                    f"{self.endpoint}: cannot read the client's certificate '{certificate}' with its key '{key}': {exc}"
-                )
-                raise StoreError(f"{text}; check AIS_CRT and AIS_CRT_KEY") from exc
+        except OSError as exc:
+            raise StoreError(f"{self.endpoint}: cannot read {what}: {exc}; check {variables}") from exc
         return context
 
     def proxy_for(self, url: str) -> str | None:
@@ -166,16 +159,14 @@ class HttpClient:
                 _send(connection, head, body)
                 answer_head = connection.read_head()
                 return Answer(connection, answer_head, url=url, has_body=method != "HEAD", give_back=self._give_back)
-            except (OSError, ProtocolError) as exc:
+            except BaseException as exc:
                 if connection is not None:
                     connection.close()
                 # A server may close an idle connection just when it is used again: ask on another one.
                 if is_used and is_repeatable and isinstance(exc, ConnectionError | ssl.SSLEOFError):
                     continue
-                raise NoAnswerError(url, exc, is_sent=is_sent) from exc
-            except BaseException:
-                if connection is not None:
-                    connection.close()
+                if isinstance(exc, OSError | ProtocolError):
+                    raise NoAnswerError(url, exc, is_sent=is_sent) from exc
                 raise
 
     def follow(
@@ -194,24 +185,20 @@ class HttpClient:
         Raises:
             RedirectError: If a redirect must not be followed, or there are too many.
         """
-        own_host = origin_of(urlsplit(url))
+        own_origin = _origin_of(url)
         for _ in range(MAX_REDIRECTS):
-            extra = own_headers if origin_of(urlsplit(url)) == own_host else ()
+            extra = own_headers if _origin_of(url) == own_origin else ()
             answer = self.ask(
                 url, method=method, headers=(*headers, *extra), body=body, silence_s=silence_s, stopped=stopped
             )
             # A signature is for one region's host.
             if answer.status not in REDIRECTS or answer.headers.get("X-Amz-Bucket-Region"):
                 return answer
+            read_end(answer)
             try:
-                answer.read_short(MAX_ERROR_BYTES)
                 url = redirect_target(url, answer.headers.get("Location"))
-            except (OSError, ProtocolError) as exc:
-                raise NoAnswerError(url, exc, is_sent=True) from exc
             except RedirectError as exc:
                 raise RedirectError(f"{host_of(url)}: {exc}") from None
-            finally:
-                answer.close()
         raise RedirectError(f"redirected {MAX_REDIRECTS} times")
 
     def _give_back(self, connection: HttpConnection) -> None:
@@ -223,8 +210,8 @@ class HttpClient:
             self._idle.popleft().close()
 
     def _head(self, method: str, url: str, headers: Fields, body: object) -> bytes:
-        parts = urlsplit(url)
-        proxy = self._proxy_of(origin_of(parts)) if parts.scheme == "http" else None
+        origin, parts = _origin_of(url), urlsplit(url)
+        proxy = self._proxy_of(origin) if parts.scheme == "http" else None
         fields = {
             "Host": parts.netloc,
             "User-Agent": "dali-pipes",
@@ -236,13 +223,13 @@ class HttpClient:
         }
         if isinstance(body, bytes) and (body or method in ("PUT", "POST", "PATCH")):
             fields.setdefault("Content-Length", str(len(body)))
-        target = url.partition("#")[0][len(origin_of(parts)) :]
-        target = f"{origin_of(parts) if proxy else ''}{'' if target.startswith('/') else '/'}{target}"
-        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        target = url.partition("#")[0][len(origin) :]
+        target = f"{origin if proxy else ''}{'' if target.startswith('/') else '/'}{target}"
+        return _lines(f"{method} {target} HTTP/1.1", fields)
 
     def _borrow(self, parts: SplitResult, silence_s: float, stopped: Stopped) -> HttpConnection:
-        origin = origin_of(parts)
+        """An idle connection, else a new one."""
+        origin = f"{parts.scheme}://{parts.netloc}"
         for idle in reversed(list(self._idle)):
             if idle.process != os.getpid() or idle.origin != origin:
                 continue
@@ -261,8 +248,13 @@ class HttpClient:
                 f"the environment's proxy for {host_of(origin)} is of the kind '{via.scheme}', only 'http://host:port' "
                 "can be used; name the host in NO_PROXY to reach it directly"
             )
-        sock = dial(via.hostname or "", _port_of(via), timeout_s=self._connect_timeout_s, stopped=stopped)
-        connection = HttpConnection(sock, origin=origin, silence_s=silence_s, stopped=stopped)
+        connection = HttpConnection(
+            (via.hostname or "", _port_of(via)),
+            origin=origin,
+            connect_timeout_s=self._connect_timeout_s,
+            silence_s=silence_s,
+            stopped=stopped,
+        )
         try:
             if parts.scheme == "https":
                 if proxy:
@@ -278,6 +270,21 @@ class HttpClient:
         return self.access.tls_context()
 
 
+def read_end(answer: Answer, max_bytes: int = MAX_ERROR_BYTES) -> bytes:
+    """The body of an answer, or its beginning; closes the answer. `NoAnswerError` if the connection breaks."""
+    try:
+        return answer.read_short(max_bytes)
+    except (OSError, ProtocolError) as exc:
+        raise NoAnswerError(answer.url, exc, is_sent=True) from exc
+    finally:
+        answer.close()
+
+
+def _lines(first: str, fields: dict[str, str]) -> bytes:
+    lines = [first, *(f"{name}: {value}" for name, value in fields.items()), "\r\n"]
+    return "\r\n".join(lines).encode("latin-1")
+
+
 def _send(connection: HttpConnection, head: bytes, body: bytes | Iterable[memoryview]) -> None:
     chunks: Iterable[bytes | memoryview] = [head + body] if isinstance(body, bytes) else chain([head], body)
     for chunk in chunks:
@@ -290,9 +297,7 @@ def _send(connection: HttpConnection, head: bytes, body: bytes | Iterable[memory
 
 
 def _tunnel(connection: HttpConnection, host: str, proxy: str) -> None:
-    lines = [f"CONNECT {host} HTTP/1.1", f"Host: {host}"]
-    lines += [f"{name}: {value}" for name, value in _proxy_headers(proxy).items()]
-    connection.send(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    connection.send(_lines(f"CONNECT {host} HTTP/1.1", {"Host": host, **_proxy_headers(proxy)}))
     head = connection.read_head()
     if head.status != 200:
         raise ConnectionError(f"the proxy {host_of(proxy)} answers {head.status} {head.reason}")
@@ -316,8 +321,17 @@ def without_password(url: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return plain, (("Authorization", f"Basic {encoded}"),)
 
 
-def origin_of(parts: SplitResult) -> str:
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint is on this machine, where no proxy can reach it."""
+    with contextlib.suppress(ValueError):
+        host = urlsplit(endpoint).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _origin_of(url: str) -> str:
     """``http://host:port``, as the URL has it."""
+    parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -333,4 +347,4 @@ def host_of(url: str) -> str:
 
 
 def _port_of(parts: SplitResult) -> int:
-    return parts.port or _PORTS[parts.scheme]
+    return parts.port or {"http": 80, "https": 443}[parts.scheme]

@@ -37,16 +37,23 @@ from dali_pipes.store.http.answers import (
     ObjectSource,
     WantedObject,
 )
-from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, MAX_ERROR_BYTES, SILENCE_S, HttpClient, NoAnswerError
+from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, SILENCE_S, HttpClient, NoAnswerError, read_end
 from dali_pipes.store.http.rules import RedirectError, cause_of, is_silence
-from dali_pipes.store.http.wire import STOP_CHECK_S, Answer, ProtocolError, StoppedError, TooSlowError, never
+from dali_pipes.store.http.wire import (
+    STOP_CHECK_S,
+    Answer,
+    ProtocolError,
+    Stopped,
+    StoppedError,
+    TooSlowError,
+    never,
+)
 from dali_pipes.store.patience import Patience, Waiting, current_patience, pause
 
 _log = logging.getLogger(__name__)
 
 RANGE_BYTES = 16 << 20
 """The least size of a range, if an object is read in several: a smaller one ends before its connection is fast."""
-
 MAX_SKIPPED_BYTES = 1 << 20
 """Gaps up to this size, such as headers between members, are read and dropped; for a larger one a request is sent."""
 
@@ -104,60 +111,43 @@ class ObjectFetcher:
                 `MAX_ANSWER_BYTES` if nobody announces the length).
         """
         stop = None if size is None else start + size
-        part = ObjectPart(start, stop, is_stream=size is not None or start > 0)
-        block, data = memoryview(bytearray(_block_bytes(size))), bytearray()
-        with Reading(self, self.wanted(name), part, silence_s=silence_s) as reading:
+        part = ObjectPart(self.wanted(name), start, stop, is_stream=size is not None or start > 0)
+        block, data = _block(size), bytearray()
+        with Reading(self, part, silence_s=silence_s) as reading:
             reading.begin()
             limit = max_bytes or (MAX_ANSWER_BYTES if part.stop is None else MAX_OBJECT_BYTES)
-            too_long = StoreError(f"{reading.item.address}: it has more than {limit} bytes, too many for memory")
-            if (part.stop or 0) - start > limit:
-                raise too_long
-            while num := reading.read_into(block):
+            is_short = (part.stop or 0) - start <= limit
+            while is_short and (num := reading.read_into(block)):
                 del data[part.position - num - start :]  # of an attempt that was in vain
                 data += block[:num]
-                if len(data) > limit:
-                    raise too_long
+                is_short = len(data) <= limit
+        if not is_short:
+            raise StoreError(f"{part.item.address}: it has more than {limit} bytes, too many for memory")
         return bytes(data)
 
-    def open(self, name: str) -> "ObjectStream":
+    def open(self, name: str) -> "Reading":
         """A stream of an object's bytes; the first ones are asked for now."""
-        reading = Reading(self, self.wanted(name), ObjectPart(is_stream=True))
+        reading = Reading(self, ObjectPart(self.wanted(name), is_stream=True))
         try:
             reading.begin()
         except BaseException:
             reading.close()
             raise
-        return ObjectStream(reading)
+        return reading
 
-    def wanted(self, name: str) -> WantedObject:
-        """An object that no manifest describes."""
-        return WantedObject(name, self.source.where(name), self.source.access.endpoint)
+    def wanted(self, name: str, size: int | None = None, checksum: int | None = None) -> WantedObject:
+        """An object; ``size`` and ``checksum`` are those of the manifest that describes it."""
+        return WantedObject(name, self.source.where(name), self.source.access.endpoint, size, checksum)
 
-    def fetch(
-        self,
-        wanted: Sequence[Wanted],
-        *,
-        stopped: Callable[[], bool] = never,
-        num_connections: int = 1,
-    ) -> bool:
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Stopped = never, num_connections: int = 1) -> bool:
         """GET objects into their extents, all at the same time: a shard's index does not wait for the shard.
 
         An object takes as many of its ``num_connections`` as have `RANGE_BYTES` or more to read. See
         `dali_pipes.fetch.fetcher.Fetcher`.
         """
 
-        def bring(one: Wanted, stopped: Callable[[], bool]) -> None:
-            try:
-                self._fetch_object(one, num_connections, stopped)
-            except StoppedError:
-                raise
-            except Exception as exc:
-                if one.report is None:
-                    raise
-                one.report(exc)
-            else:
-                if one.report is not None:
-                    one.report(None)
+        def bring(one: Wanted, stopped: Stopped) -> None:
+            one.reported(partial(self._fetch_object, one, num_connections, stopped))
 
         try:
             with _Helpers(stopped) as helpers:
@@ -170,101 +160,79 @@ class ObjectFetcher:
             return False
         return True
 
-    def _fetch_object(self, one: Wanted, num_connections: int, stopped: Callable[[], bool]) -> None:
+    def _fetch_object(self, one: Wanted, num_connections: int, stopped: Stopped) -> None:
         size = one.extent.size
-
-        def item() -> WantedObject:
-            where = self.source.where(one.name)
-            return WantedObject(one.name, where, self.source.access.endpoint, size, one.checksum)
-
         num_parts = min(num_connections, size // RANGE_BYTES) if self._reads_ranges else 1
-        is_lasting = False
+        has_failed = False
         if num_parts > 1:
             try:
-                self._fetch_ranges(one, item(), num_parts, stopped)
+                self._fetch_ranges(one, num_parts, stopped)
             except NoRangesError as exc:
-                _log.info("'%s': %s; reading in one piece", exc.where, exc)
-                is_lasting = exc.is_lasting
+                _log.info("'%s': %s; reading in one piece", self.source.where(one.name), exc)
+                has_failed = True
             else:
                 return
-        self._fetch_part(one, item(), ObjectPart(0, size), stopped)
-        if is_lasting:
+        part = ObjectPart(self.wanted(one.name, size, one.checksum), stop=size)
+        with Reading(self, part, stopped=stopped) as reading:
+            reading.fill(one)
+        if has_failed:
             self._reads_ranges = False
 
-    def _fetch_ranges(self, one: Wanted, item: WantedObject, num_parts: int, stopped: Callable[[], bool]) -> None:
+    def _fetch_ranges(self, one: Wanted, num_parts: int, stopped: Stopped) -> None:
         """Read several ranges at a time. The first one's answer tells the object's version; then the others start."""
         size, step = one.extent.size, -(-one.extent.size // num_parts)
-        first, *others = (ObjectPart(start, min(start + step, size), is_range=True) for start in range(0, size, step))
-        with _Helpers(stopped) as helpers:
+        item = self.wanted(one.name, size, one.checksum)
+        first, *others = (
+            ObjectPart(item, start, min(start + step, size), is_range=True) for start in range(0, size, step)
+        )
 
-            def start_others() -> None:
-                while others:
-                    helpers.start(partial(self._fetch_part, one, item, others.pop(0)))
+        def fill(part: ObjectPart, stopped: Stopped) -> None:
+            with Reading(self, part, stopped=stopped) as reading:
+                reading.fill(one)
 
-            self._fetch_part(one, item, first, helpers.is_stopped, on_head=start_others)
+        with _Helpers(stopped) as helpers, Reading(self, first, stopped=helpers.is_stopped) as reading:
+            reading.begin()
+            for part in others:
+                helpers.start(partial(fill, part))
+            reading.fill(one)
             helpers.wait()
-        state = new_checksum(DEFAULT_CHECKSUM_TYPE)
-        block = memoryview(bytearray(min(BLOCK_BYTES, size)))
-        for position in range(0, size, BLOCK_BYTES):
+        state, block = new_checksum(DEFAULT_CHECKSUM_TYPE), _block(size)
+        for position in range(0, size, len(block)):
             if stopped():
                 raise StoppedError
             num = one.extent.read_into(block[: size - position], position)
             state.update(block[:num])
         if state.hexdigest() != item.expected:
-            raise NoRangesError(item, "its ranges do not make up the manifest's checksum")
-
-    def _fetch_part(
-        self,
-        one: Wanted,
-        item: WantedObject,
-        part: ObjectPart,
-        stopped: Callable[[], bool],
-        *,
-        on_head: Callable[[], None] = lambda: None,
-    ) -> None:
-        assert part.stop is not None, "the manifest says the size"
-        block = memoryview(bytearray(_block_bytes(part.stop - part.start)))
-        with Reading(self, item, part, stopped=stopped, on_head=on_head) as reading:
-            while num := reading.read_into(block):
-                one.extent.write(block[:num], part.position - num)
-                one.received(num)
+            raise NoRangesError("its ranges do not make up the manifest's checksum")
 
 
-class Reading:
-    """One part of an object, read front to back in as many attempts as patience and policy allow."""
+class Reading(io.RawIOBase):
+    """One part of an object, read front to back in as many attempts as patience and policy allow; not seekable."""
 
     def __init__(
-        self,
-        fetcher: ObjectFetcher,
-        item: WantedObject,
-        part: ObjectPart,
-        *,
-        silence_s: float | None = None,
-        stopped: Callable[[], bool] = never,
-        on_head: Callable[[], None] = lambda: None,
+        self, fetcher: ObjectFetcher, part: ObjectPart, *, silence_s: float | None = None, stopped: Stopped = never
     ) -> None:
-        self.item, self.part = item, part
+        super().__init__()
+        self.item, self.part = part.item, part
         self._fetcher, self._source = fetcher, fetcher.source
         self._silence_s = silence_s or fetcher.retry.silence_s
-        self._stopped, self._on_head = stopped, on_head
+        self._stopped = stopped
         self._answer: Answer | None = None
         self._is_over = False
-        self._waiting = Waiting(fetcher.patience, item.endpoint, service=self._source.service)
-        self._num_attempts = self._num_broken = self._num_wrong = 0
+        self._waiting = Waiting(fetcher.patience, self.item.endpoint, service=self._source.service)
+        self._num_broken = self._num_wrong = 0
         self._furthest_before = 0
-        """The furthest position before this attempt."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the connection back, or close it in the middle of a body. Can be called twice."""
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.close()
+        self._end_attempt()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        return self.read_into(memoryview(view).cast("B"))
 
     def begin(self) -> None:
         """Wait for the head of the answer."""
@@ -275,7 +243,20 @@ class Reading:
 
         They end before ``part.position``. That may begin anew at the part's start, unless the part is a stream.
         """
-        return 0 if self._is_over or not into else self._attempt(partial(self._read_into, into))
+        return 0 if self._is_over or not into else self._attempt(partial(self._receive, into))
+
+    def fill(self, one: Wanted) -> None:
+        """Read all bytes into the object's extent."""
+        part = self.part
+        block = _block(None if part.stop is None else part.stop - part.start)
+        while num := self.read_into(block):
+            one.extent.write(block[:num], part.position - num)
+            one.received(num)
+
+    def _end_attempt(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()
 
     def _attempt(self, act: Callable[[], int]) -> int:
         """Call a step of the reading again until it succeeds, or patience or policy end the attempts."""
@@ -285,20 +266,20 @@ class Reading:
             try:
                 return act()
             except MissingObjectError as exc:
-                self.close()
+                self._end_attempt()
                 if not self._source.may_come_back(self.item, self._fetcher.client, stopped=self._stopped):
                     raise
                 fault = FaultError(f"{exc.said}, while the cluster lacks a target or moves objects", is_away=True)
             except FaultError as exc:
                 fault = exc
-            self.close()
+            self._end_attempt()
             if self.part.is_stream and self.part.furthest and not self._source.sends_ranges:
                 raise StoreError(f"{self.item.address}: the transfer broke ({fault}); run the command again") from fault
             self._pause_after(fault)
 
     def _open(self) -> int:
         if self._answer is not None and self._answer.is_inherited:
-            self.close()
+            self._end_attempt()
         if self._answer is None:
             self._furthest_before = self.part.furthest
             if not self._source.sends_ranges:
@@ -306,10 +287,9 @@ class Reading:
             self._answer = self._ask()
             self._source.has_answered = True
             try:
-                self._source.check_head(self.item, self.part, self._answer)
+                self._source.check_head(self.part, self._answer)
             except ProtocolError as exc:
                 raise FaultError(cause_of(exc)) from exc
-            self._on_head()
         return 0
 
     def _restart(self) -> None:
@@ -319,33 +299,31 @@ class Reading:
 
     def _ask(self) -> Answer:
         """Follow redirects to the answer that brings the object."""
-        item, part = self.item, self.part
-        asked = self._source.request(item, part)
+        asked = self._source.request(self.part)
         try:
             answer = self._fetcher.client.follow(
                 asked.url,
-                headers=_range_header(part),
+                headers=self.part.range_header(),
                 own_headers=asked.headers,
                 silence_s=self._silence_s,
                 stopped=self._stopped,
             )
         except NoAnswerError as exc:
-            raise self._source.unanswered(item, asked, exc) from exc.cause
+            raise self._source.unanswered(self.item, exc) from exc.cause
         except RedirectError as exc:
-            raise StoreError(f"{item.address}: {exc}") from None
+            raise StoreError(f"{self.item.address}: {exc}") from None
         if answer.status in (200, 206):
-            item.target = answer.url
+            self.item.target = answer.url
             return answer
-        with contextlib.closing(answer):
-            try:
-                said = answer.read_short(MAX_ERROR_BYTES)
-            except (OSError, ProtocolError) as exc:
-                text = f"{answer.status} {answer.reason}, and {cause_of(exc)}"
-                raise FaultError(text, is_away=is_silence(exc)) from exc
-        raise self._source.refusal(item, part, answer, said, asked=asked)
+        try:
+            said = read_end(answer)
+        except NoAnswerError as exc:
+            text = f"{answer.status} {answer.reason}, and {cause_of(exc.cause)}"
+            raise FaultError(text, is_away=is_silence(exc.cause)) from exc
+        raise self._source.refusal(self.part, asked, answer, said)
 
-    def _read_into(self, into: memoryview) -> int:
-        item, part = self.item, self.part
+    def _receive(self, into: memoryview) -> int:
+        part = self.part
         self._open()
         answer = self._answer
         assert answer is not None
@@ -356,81 +334,58 @@ class Reading:
                     part.take(into[:num])
                     return num
                 if part.stop is not None:
-                    raise self._source.short_body(item, part)
+                    raise self._source.short_body(part)
             # Only a body whose length was not announced is incomplete here.
             elif not (part.is_stream or answer.is_complete) and answer.receive(memoryview(bytearray(1))):
-                raise self._source.long_body(item, part)
+                raise self._source.long_body(part)
         except (OSError, ProtocolError) as exc:
             if part.position == part.stop:
                 self._restart()  # all bytes came, but not the announced end: no byte is left to resume from
             is_slow = isinstance(exc, TooSlowError)
             raise FaultError(cause_of(exc), is_away=is_silence(exc), is_fruitless=is_slow) from exc
-        self.close()
+        self._end_attempt()
         if not part.is_range:
-            self._source.check_bytes(item, part)
+            self._source.check_bytes(part)
         self._waiting.progress()
         self._is_over = True
         return 0
 
     def _pause_after(self, fault: FaultError) -> None:
         """Wait before the next attempt; raises the error after the last one."""
-        item, part, policy, patience = self.item, self.part, self._fetcher.retry, self._fetcher.patience
-        self._num_attempts += 1
-        has_moved = part.furthest > self._furthest_before and not fault.is_fruitless
-        has_moved = has_moved and self._source.sends_ranges
-        # The bytes of a manifest's objects are waited for in any case: the store has answered when it was opened.
-        has_answered = item.checksum is not None or self._source.has_answered
-        pause_s: float | None
+        item, part, source, policy = self.item, self.part, self._source, self._fetcher.retry
+        part.num_attempts += 1
+        has_moved = part.furthest > self._furthest_before and not fault.is_fruitless and source.sends_ranges
         if has_moved:
             self._waiting.progress()
             self._num_broken, self._num_wrong = self._num_broken + 1, 0
         elif not fault.is_away:
             self._num_wrong += 1
+        pause_s: float | None
         if fault.is_away and not has_moved:
+            # The bytes of a manifest's objects are waited for in any case: the store has answered when it was opened.
+            has_answered = item.checksum is not None or source.has_answered
             cause = f"'{item.where}': {fault}"
             pause_s = self._waiting.next_pause_s(cause, retry_after_s=fault.retry_after_s, has_answered=has_answered)
             if pause_s is None and not has_answered:
-                raise self._source.nobody_there(item, fault) from None
+                raise source.nobody_there(item, fault) from None
         else:
             pause_s = max(self._waiting.brief_pause_s(), fault.retry_after_s)
         if pause_s is None or self._num_wrong >= policy.attempts or self._num_broken >= policy.max_broken:
-            tried = f"{self._num_attempts} attempts in {time.monotonic() - item.started:.1f} s"
+            tried, advice = f"{part.num_attempts} attempts in {time.monotonic() - item.started:.1f} s", ""
             if pause_s is None:
+                patience = self._fetcher.patience
                 tried += f" (patience: {patience.patience_s:g} s without progress)"
-            raise self._source.given_up(
-                item,
-                f"{item.address}: given up after {tried}, the last one: {fault}",
-                fault,
-                num_attempts=self._num_attempts,
-                advice=f"; {patience.advice}" if pause_s is None else "",
-            ) from fault
+                advice = f"; {patience.advice}"
+            what = f"{item.address}: given up after {tried}, the last one: {fault}"
+            raise source.given_up(part, fault, what, advice) from fault
         # The server may be gone, or may have lost the object; the first URL knows.
         item.target = None
-        _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, self._num_attempts, fault, pause_s)
+        _log.info("'%s': attempt %d: %s; the next in %.2f s", item.where, part.num_attempts, fault, pause_s)
         until = time.monotonic() + pause_s
         while (remaining_s := until - time.monotonic()) > 0:
             if self._stopped():
                 raise StoppedError
             pause(min(remaining_s, STOP_CHECK_S))
-
-
-class ObjectStream(io.RawIOBase):
-    """An object's bytes, front to back; not seekable."""
-
-    def __init__(self, reading: Reading) -> None:
-        super().__init__()
-        self._reading = reading
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, view: Any) -> int:
-        return self._reading.read_into(memoryview(view).cast("B"))
-
-    def close(self) -> None:
-        """Can be called twice."""
-        self._reading.close()
-        super().close()
 
 
 class ObjectFile:
@@ -466,8 +421,15 @@ class ObjectFile:
         if offset >= self._size or not view:
             return 0
         try:
-            reading = self._at(offset)
-            block = memoryview(bytearray(_block_bytes(offset - reading.part.position)))
+            # A reading that is there, or shortly before.
+            reading = self._reading
+            if reading is None or not 0 <= offset - reading.part.position <= MAX_SKIPPED_BYTES:
+                self.close()
+                objects = self._access.objects
+                self._item = self._item or objects.wanted(self._name)
+                part = ObjectPart(self._item, offset, self._size, is_stream=True)
+                self._reading = reading = Reading(objects, part)
+            block = _block(offset - reading.part.position)
             while gap := offset - reading.part.position:
                 if not reading.read_into(block[:gap]):
                     raise reading.item.replaced_meanwhile()
@@ -484,20 +446,11 @@ class ObjectFile:
         if reading is not None:
             reading.close()
 
-    def _at(self, offset: int) -> Reading:
-        """A reading that is there, or shortly before."""
-        if self._reading is None or not 0 <= offset - self._reading.part.position <= MAX_SKIPPED_BYTES:
-            self.close()
-            objects = self._access.objects
-            self._item = self._item or objects.wanted(self._name)
-            self._reading = Reading(objects, self._item, ObjectPart(offset, self._size, is_stream=True))
-        return self._reading
-
 
 class _Helpers:
     """Threads that work beside the one that made them, and end with its ``with`` block."""
 
-    def __init__(self, stopped: Callable[[], bool]) -> None:
+    def __init__(self, stopped: Stopped) -> None:
         self._stopped = stopped
         self._is_ending = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -511,9 +464,17 @@ class _Helpers:
         for thread in self._threads:
             thread.join()
 
-    def start(self, work: Callable[[Callable[[], bool]], None]) -> None:
+    def start(self, work: Callable[[Stopped], None]) -> None:
         """Begin work, which gets the function that tells it to stop."""
-        thread = threading.Thread(target=self._run, args=(work,), name="dali-pipes-transfer", daemon=True)
+
+        def run() -> None:
+            try:
+                with contextlib.suppress(StoppedError):
+                    work(self._is_ending.is_set)
+            except BaseException as exc:  # noqa: BLE001 (raised in the thread that waits)
+                self._errors.append(exc)
+
+        thread = threading.Thread(target=run, name="dali-pipes-transfer", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the process may not start more threads
@@ -537,21 +498,7 @@ class _Helpers:
         if self._errors:
             raise self._errors[0]
 
-    def _run(self, work: Callable[[Callable[[], bool]], None]) -> None:
-        try:
-            work(self._is_ending.is_set)
-        except StoppedError:
-            pass
-        except BaseException as exc:  # noqa: BLE001 (raised in the thread that waits)
-            self._errors.append(exc)
 
-
-def _range_header(part: ObjectPart) -> list[tuple[str, str]]:
-    if part.byte_range is None:
-        return []
-    start, stop = part.byte_range
-    return [("Range", f"bytes={start}-{'' if stop is None else stop - 1}")]
-
-
-def _block_bytes(num_bytes: int | None) -> int:
-    return max(1, min(BLOCK_BYTES, BLOCK_BYTES if num_bytes is None else num_bytes))
+def _block(num_bytes: int | None) -> memoryview:
+    """Memory for so many bytes, but for `BLOCK_BYTES` at most."""
+    return memoryview(bytearray(max(1, BLOCK_BYTES if num_bytes is None else min(BLOCK_BYTES, num_bytes))))

@@ -1,22 +1,25 @@
-"""Rules that all HTTP transfers follow: redirects, when to try again, and what a failed connection means."""
+"""What an answer or a failed connection means: follow a redirect, try again, wait, or say why not."""
 
 import contextlib
+import http.client
+import json
 import ssl
 import time
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import printable
 from dali_pipes.store.http.wire import Headers, TooSlowError, decimal
 
-REDIRECTS = (301, 302, 303, 307, 308)
+if TYPE_CHECKING:
+    from aistore.sdk.errors import AISError
 
+REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 4
 _PASSING = (408, 409, 423, 425, 429)  # 409 is AIStore's "the object is being written"
 _LASTING = (501, 505)
 _CLUSTER_IS_FULL = 507
-_SHOWN_CHARS = 60
-_WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
 _AWAY = (408, 425, 429, 502, 503, 504)
 # What nodes say with another status while they start, stop, or wait for each other.
 _AWAY_TEXTS = (
@@ -27,10 +30,23 @@ _AWAY_TEXTS = (
     "connection refused",
     "connection reset by peer",
 )
+_WANTS_CERTIFICATE = "if it wants a client's certificate, set AIS_CRT and AIS_CRT_KEY"
+_MAX_TEXT = 500  # of an answer that an error repeats: some servers answer with a whole page
 
 
 class RedirectError(Exception):
     """A redirect must not be followed; the text says where it leads, and why not."""
+
+
+def is_server_url(url: str) -> bool:
+    """Whether a text is the URL of something on a host, without a password."""
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # an error for a name that no resolver takes, such as "a..b"
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_url and "@" not in parts.netloc and url.isascii() and url.isprintable() and " " not in url
 
 
 def redirect_target(url: str, location: str) -> str:
@@ -43,25 +59,19 @@ def redirect_target(url: str, location: str) -> str:
     >>> redirect_target("http://proxy:51080/v1/objects/pets/a/../x.tar", "/v1/objects/pets/a/../x.tar?t=1")
     'http://proxy:51080/v1/objects/pets/a/../x.tar?t=1'
     """
+    parts = urlsplit(url)
     if location.startswith("/") and not location.startswith("//"):
         # Not urljoin, which would remove a ".." from the object's name.
-        parts = urlsplit(url)
         location = f"{parts.scheme}://{parts.netloc}{location}"
-    try:
-        parts = urlsplit(location)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        (parts.hostname or "").encode("idna")  # an error for a name that no resolver takes, such as "a..b"
-    except ValueError:
-        is_url = False
-    if not is_url or "@" in parts.netloc or not location.isascii() or not location.isprintable() or " " in location:
+    shown = printable(location, max_chars=60)
+    if not is_server_url(location):
         raise RedirectError(
-            f"redirected to '{printable(location, max_chars=_SHOWN_CHARS)}', which is not the URL of a host; does "
-            "--endpoint name an AIStore?"
+            f"redirected to '{shown}', which is not the URL of a host; does --endpoint name an AIStore?"
         )
-    if url.lower().startswith("https:") and parts.scheme == "http":
+    if parts.scheme == "https" and not location.lower().startswith("https:"):
         raise RedirectError(
-            f"redirected from https to http, to '{printable(location, max_chars=_SHOWN_CHARS)}', where others can "
-            "read and change the data; do all nodes of the cluster use TLS?"
+            f"redirected from https to http, to '{shown}', where others can read and change the data; do all nodes of "
+            "the cluster use TLS?"
         )
     return location
 
@@ -73,8 +83,6 @@ def is_passing(status: int, *, writes: bool = False) -> bool:
 
     >>> [is_passing(status) for status in (404, 429, 501, 503, 507)]
     [False, True, False, True, True]
-    >>> is_passing(507, writes=True)
-    False
     """
     if writes and status == _CLUSTER_IS_FULL:
         return False
@@ -160,3 +168,32 @@ def cut_hint(exc: BaseException, url: str, *, has_certificate: bool) -> str:
     """
     is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
     return f" ({_WANTS_CERTIFICATE})" if is_cut and not has_certificate else ""
+
+
+def error_text(exc: "AISError") -> str:
+    """Status and reason of an answer to the SDK: see `answer_text`; HEAD has the message in a header.
+
+    >>> from types import SimpleNamespace
+    >>> error_text(SimpleNamespace(status_code=403, message=""))
+    '403 Forbidden'
+    """
+    response = getattr(getattr(exc, "__cause__", None) or getattr(exc, "__context__", None), "response", None)
+    text = exc.message or (response.headers.get("Hdr-Error", "") if response is not None else "")
+    return answer_text(exc.status_code, text)
+
+
+def answer_text(status: int, text: str, *, reason: str = "") -> str:
+    """A status and its reason: the message in AIStore's JSON, else the text in one line, else HTTP's own words.
+
+    >>> answer_text(404, '{"message": "ais://b/o does not exist"}')
+    '404 ais://b/o does not exist'
+    """
+    text = printable(message_of(text) or reason, max_chars=_MAX_TEXT)
+    return f"{status} {text or http.client.responses.get(status, 'without a reason')}"
+
+
+def message_of(text: str) -> str:
+    """The message in AIStore's JSON, or the text itself if it is not such JSON; in one line."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        text = str(json.loads(text)["message"])
+    return " ".join(text.split())

@@ -13,7 +13,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.store.cluster import transformed
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import ObjectEntry
+from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import ShardUrls, resolve_shards
 from prep.index import index_shards
 from tests.builders import make_samples, write_shards, write_tar

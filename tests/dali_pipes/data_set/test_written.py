@@ -13,8 +13,8 @@ from dali_pipes.formats.names import record_names
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.patterns import Pattern
 from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import Pattern
 from prep.commands.group import prep
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle

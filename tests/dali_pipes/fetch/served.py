@@ -16,9 +16,9 @@ import xxhash
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
-from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.faults import FaultyProxy

@@ -15,9 +15,8 @@ from aistore import Client
 
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.proxies import ClusterAccess
-from dali_pipes.store.cluster.token import Token
 from tests.dali_pipes.fetch.served import (
     DATA,
     Exchange,
@@ -133,13 +132,6 @@ def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
         assert proxy.num_connections["entry"] == 1
         assert ranges_of(proxy)[0] is None
         assert ranges_of(proxy)[1] is not None
-
-
-def test_https_skip_verify_trusts_anybody(store: AisStore, tls: Tls) -> None:
-    """As asked for."""
-    proxied = faulty(store.endpoint, context=tls.context)
-    with proxied as proxy, fetching(proxy.endpoint, store.bucket, skip_verify=True) as fetcher:
-        fetch_object(fetcher)
 
 
 def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:

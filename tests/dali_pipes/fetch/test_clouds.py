@@ -3,13 +3,10 @@
 import contextlib
 import logging
 import re
-import ssl
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-import trustme
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cloud.objects import CloudObjects
@@ -27,7 +24,6 @@ from tests.dali_pipes.fetch.served import (
     fails,
     fetch_object,
 )
-from tests.scripted import Visit, scripted
 
 ADVICE = "no credentials in the environment or a profile; log in"
 ETAG = '"one-3"'
@@ -225,38 +221,6 @@ def test_object_replaced_between_two_attempts_is_no_mix() -> None:
         fails(fetcher, DataError, "it was replaced since: put it back")
 
 
-@pytest.mark.usefixtures("small_ranges")
-def test_object_replaced_between_two_ranges_is_read_in_one_piece() -> None:
-    """No mix of two versions."""
-    turns = [lambda exchange, tag=f'"{num}"': say_object(exchange, etag=tag) for num in range(3)]
-    with answering(Then(*turns)) as server, fetching(server.endpoint) as fetcher:
-        fetch_object(fetcher, num_connections=4)
-
-
-def test_weak_etag_is_not_asked_for() -> None:
-    """It would match nothing."""
-    matches: list[str | None] = []
-
-    def act(exchange: Exchange) -> None:
-        matches.append(exchange.headers.get("If-Match"))
-        say_half(exchange, etag='W/"x"') if len(matches) == 1 else say_object(exchange, etag='W/"x"')
-
-    with answering(act) as server, fetching(server.endpoint) as fetcher:
-        fetch_object(fetcher)
-    assert matches == [None, None]
-
-
-def test_flipped_byte_is_fetched_again_and_a_lasting_difference_is_the_manifests_error() -> None:
-    """The same wrong bytes twice are the object's."""
-    flipped = lambda exchange: say_object(exchange, b"?" + DATA[1:])  # noqa: E731
-    with answering(Then(flipped)) as server, fetching(server.endpoint) as fetcher:
-        fetch_object(fetcher)
-        assert len(server.paths) == 2
-    with answering(Then(last=flipped)) as server, fetching(server.endpoint) as fetcher:
-        fails(fetcher, DataError, "has the xxhash2 .*, the manifest says .*; it was replaced since")
-        assert len(server.paths) == 2
-
-
 # Credentials
 
 
@@ -367,13 +331,6 @@ def test_bucket_in_another_region_is_told_with_the_setting(status: int) -> None:
             assert len(server.paths) == 1
 
 
-def test_region_that_is_no_name_is_not_repeated() -> None:
-    """A server's text must not look like a setting."""
-    answer = says(400, error("AuthorizationHeaderMalformed", Region="x; rm -r"))
-    with answering(answer) as server, fetching(server.endpoint) as fetcher:
-        assert "rm -r" not in fails(fetcher, StoreError, "400 AuthorizationHeaderMalformed")
-
-
 def test_other_size_is_the_manifests_error() -> None:
     """Before a byte is written; of a range, too, which the store refuses (416)."""
     place = Place(len(DATA) + 10)
@@ -396,26 +353,3 @@ def test_object_that_is_unpacked_on_the_way_is_told() -> None:
 
 
 # TLS
-
-
-@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
-def test_certificates_of_each_usual_variable_are_trusted(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it, an error names the variable to set."""
-    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    authority = trustme.CA()
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(server_context)
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-
-    def script(visit: Visit) -> None:
-        visit.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DATA) + DATA)
-
-    with scripted(script, context=server_context) as server:
-        with fetching(server.endpoint) as fetcher:
-            fails(fetcher, StoreError, "certificate that cannot be trusted .*; set SSL_CERT_FILE to the file of the CA")
-        monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
-        with fetching(server.endpoint) as fetcher:
-            fetch_object(fetcher)

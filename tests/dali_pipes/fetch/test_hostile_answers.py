@@ -9,8 +9,8 @@ import pytest
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cloud.objects import CloudObjects
+from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.cluster.objects import StoredObjects
-from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.http.answers import ObjectRequest, ObjectSource
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.fetch import staging_requests
+from dali_pipes.fetch import demand
+from dali_pipes.fetch.demand import LongWaits
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.fetch.staging_requests import LongWaits
 from dali_pipes.metrics import counts as counts_module
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
@@ -25,7 +25,7 @@ from tests.dali_pipes.raw import raw
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_requests, "LONG_WAIT_S", 0.5)
+    monkeypatch.setattr(demand, "LONG_WAIT_S", 0.5)
 
 
 # Eight shards.

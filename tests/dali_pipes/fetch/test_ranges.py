@@ -5,6 +5,7 @@ import pytest
 from dali_pipes.errors import DataError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.http.objects import RetryPolicy
 from tests.dali_pipes.fetch.served import (
     DATA,
     OTHER,
@@ -12,6 +13,7 @@ from tests.dali_pipes.fetch.served import (
     answering,
     checksum,
     fails,
+    fetch_object,
     fetch_through,
     fetching,
     ranges_of,
@@ -24,7 +26,8 @@ from tests.faults import faulty
 def test_ranges_are_read_in_parallel_from_one_target(store: AisStore) -> None:
     """Four connections, one redirect; an object too small for two ranges is read in one piece."""
     with faulty(store.endpoint, latency_s=0.2) as proxy:  # no range is over before the others have begun
-        fetch_through(proxy, store, num_connections=4)
+        with fetching(proxy.endpoint, store.bucket, retry=RetryPolicy()) as fetcher:
+            fetch_object(fetcher, num_connections=4)
         assert sorted(wanted or "" for wanted in ranges_of(proxy)) == sorted(
             f"bytes={start}-{min(start + 625_001, len(DATA)) - 1}" for start in range(0, len(DATA), 625_001)
         )

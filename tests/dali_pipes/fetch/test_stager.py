@@ -111,7 +111,7 @@ class Job:
         stager, demand = self.stager, self.stager._demand
         assert not any((demand.needs, demand.ahead, demand.needed_missing, demand.ahead_missing))
         assert not any((stager._filling, stager._urgent))
-        assert demand.held_bytes == demand.ahead_bytes == demand.needed_missing_bytes == 0
+        assert demand.held_bytes == demand.ahead_bytes == 0
         (status,) = self.share.status()
         assert status.num_held == 0
 

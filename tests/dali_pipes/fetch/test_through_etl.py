@@ -22,7 +22,6 @@ from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import transformed_name
-from dali_pipes.order.state import StateError
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
@@ -143,20 +142,6 @@ def test_batches_are_those_of_shards_that_were_transformed_here(
     assert written == (set(names) if is_indexed else set())
 
 
-def test_a_resumed_job_goes_on_at_the_next_sample(bucket: AisStore) -> None:
-    index_shards(shards_of(bucket, "small-pets"))
-    with open_loader(bucket, tensors, etl="small-pets") as whole:
-        batches = [batch for (batch,) in whole]
-    with open_loader(bucket, tensors, etl="small-pets") as first:
-        (delivered,) = next(iter(first))
-        state = json.loads(json.dumps(first.state_dict()))
-    with open_loader(bucket, tensors, etl="small-pets") as second:
-        second.load_state_dict(state)
-        assert_batches_equal([delivered, *(batch for (batch,) in second)], batches)
-    with open_loader(bucket, labels) as stored, pytest.raises(StateError, match="the state is of other shards"):
-        stored.load_state_dict(state)
-
-
 def test_stored_and_transformed_shards_never_share_an_image(bucket: AisStore, tmp_path: Path) -> None:
     """Also where the ETL changes no byte: another data set, another image."""
     through = index_shards(shards_of(bucket, "as-told"))
@@ -170,34 +155,6 @@ def test_stored_and_transformed_shards_never_share_an_image(bucket: AisStore, tm
         open_loader(bucket, labels, cache=dp.Cache(directory=tmp_path)) as other,
     ):
         assert sorted(keys_of(one)) == sorted(keys_of(other)) == KEYS
-
-
-def test_a_set_of_a_mixture_is_read_through_an_etl(bucket: AisStore) -> None:
-    """Beside the same shards as they are stored."""
-    index_shards(shards_of(bucket, "as-told"))
-    url = f"{bucket.url}/s-"
-    mixture = dp.Mixture({"made": url, "stored": url}, etl={"made": "as-told"})
-    with dp.loader(
-        mixture, labels, batch_size=6, device="cpu", outputs=dp.Outputs(keys=True), endpoint=bucket.endpoint
-    ) as loader:
-        assert sorted(keys_of(loader)) == [f"{name}/{key}" for name in mixture.sets for key in KEYS]
-
-
-def test_neighbours_of_bad_samples_come_through_the_etl(bucket: AisStore, tmp_path: Path) -> None:
-    """Whole, since ranges cannot be had: one good sample is left of each shard, and takes the others' places."""
-    good = [f"s{i:05d}" for i in (0, 5, 10)]
-    tell(bucket, b"cut off", tmp_path / "shards", keys=[key for key in KEYS if key not in good])
-    index_shards(shards_of(bucket, "as-told"))
-    options = {
-        "batch_size": 2,
-        "shuffle": False,
-        "bad_samples": dp.BadSamples(on_error="substitute", quarantine=tmp_path / "q.tsv"),
-    }
-    with open_loader(bucket, dp.segmentation(crop=96), etl="as-told", **options) as loader:
-        keys = keys_of(loader)
-        bad = sorted(found.key for found in loader.bad_samples)
-    assert bad == [key for key in KEYS if key not in good]
-    assert keys == [good[0]] * 4 + [good[1]] * 4 + [good[2]] * 4
 
 
 def test_parts_of_a_shard_are_those_of_the_transformed_one(bucket: AisStore, tmp_path: Path) -> None:
@@ -250,14 +207,6 @@ def test_a_transform_that_fails_is_told_with_shard_and_key(bucket: AisStore, tmp
         pytest.raises(StoreError, match=f"s-000000.tar through ETL as-told' at http.*: ETL 'as-told' failed: {told}"),
     ):
         keys_of(loader)
-
-
-def test_a_shard_that_comes_broken_is_not_taken_for_a_broken_one(bucket: AisStore, plain: Path) -> None:
-    """When it is indexed nobody knows its size."""
-    bucket.upload("half-000000.tar", plain / "s-000000.tar")
-    shards = through_etl(resolve_shards(f"{bucket.url}/half-", endpoint=bucket.endpoint), "as-told")
-    with pytest.raises(DataError, match=r"shard 'half-000000.tar' is cut off.* \(as ETL 'as-told' returned it\)"):
-        index_shards(shards)
 
 
 def test_an_etl_that_is_stopped_is_waited_for_a_while(bucket: AisStore) -> None:

@@ -222,15 +222,15 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
     """The collector can run anywhere, also in a thread that fetches, which has the lock that the others wait for."""
     before = threading.active_count()
     is_dropped, is_collected = threading.Event(), threading.Event()
-    take_over = Stager._take_over
+    hold = Stager._hold
 
-    def collecting(self: Stager, taken: Any) -> None:
-        take_over(self, taken)
+    def collecting(self: Stager, shard: int) -> None:
+        hold(self, shard)
         if is_dropped.is_set() and not is_collected.is_set():
             gc.collect()
             is_collected.set()
 
-    monkeypatch.setattr(Stager, "_take_over", collecting)
+    monkeypatch.setattr(Stager, "_hold", collecting)
     gc.collect()
     gc.disable()
     try:

@@ -86,10 +86,3 @@ def test_entries_of_shards_in_several_folders_and_of_missing_ones(tmp_path: Path
     assert [entry.size for entry in ShardSet(store=store, names=names).entries()] == [2, 0, 1]
     with pytest.raises(StoreError, match=rf"no shard '{tmp_path}/c/x-3.tar'; 4 were named"):
         ShardSet(store=store, names=(*names, "c/x-3.tar")).entries()
-
-
-def test_move_in_takes_the_file(tmp_path: Path) -> None:
-    (tmp_path / "made").write_bytes(b"abc")
-    LocalStore(tmp_path / "data").move_in("a/x.tar", tmp_path / "made")
-    assert (tmp_path / "data" / "a" / "x.tar").read_bytes() == b"abc"
-    assert not (tmp_path / "made").exists()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.store import listings
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.listings import Entries, EntriesBuilder, Found, rows_among
+from dali_pipes.store.shard_names import ObjectEntry
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 ENTRIES = st.lists(

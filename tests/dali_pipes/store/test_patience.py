@@ -75,7 +75,8 @@ def test_one_line_a_minute_for_all_who_wait_and_one_at_the_end(
 
 def test_outage_whose_request_was_given_up_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else no batch that waits would ever be told of again, for example after a loader was closed in an outage."""
-    monkeypatch.setattr(module, "_outages", module._Outages())
+    monkeypatch.setattr(module, "_told_at", {})
+    monkeypatch.setattr(module, "_away", set())
     monkeypatch.setattr(module, "_QUIET_S", 0.0)
     Waiting(Patience(), "http://gone").next_pause_s("503 busy")
     assert module.is_outage_told()

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 from braceexpand import braceexpand
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dali_pipes as dp
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import is_remote, open_prefix, open_store, parse_shards, resolve_shards
+from dali_pipes.store.shard_names import ObjectEntry
+from dali_pipes.store.urls import is_remote, open_prefix, open_store, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 
@@ -124,12 +122,6 @@ def test_resolve_shards_of_local_paths_gives_names_in_order(tars: Path, url: str
     assert shards.store.url == str(tars)
 
 
-def test_resolve_shards_of_a_list_shares_the_deepest_directory(tars: Path) -> None:
-    shards = resolve_shards([tars / "b-000000.tar", tars / "sub" / "c-0.tar"], endpoint=None)
-    assert shards.names == ("b-000000.tar", "sub/c-0.tar")
-    assert shards.store.url == str(tars)
-
-
 def test_resolve_shards_with_no_match_names_the_pattern(tars: Path) -> None:
     with pytest.raises(StoreError, match=r"nope-\*' matches no \.tar; expected shards such as .*/nope-000000\.tar"):
         resolve_shards(f"{tars}/nope-*", endpoint=None)
@@ -181,14 +173,6 @@ def test_resolve_shards_of_braces_for_too_many_names_is_refused(braces: str) -> 
 # --- every form that shards may be named in ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["ais", "s3", "gs", "az"])
-def test_resolve_shards_of_braces_in_any_provider(scheme: str) -> None:
-    """A cloud's bucket is one of AIStore's, by the same names."""
-    shards = resolve_shards(f"{scheme}://pets/x-{{009..011}}.tar", endpoint=ENDPOINT)
-    assert shards.names == ("x-009.tar", "x-010.tar", "x-011.tar")
-    assert (shards.store.url, shards.url) == (f"{scheme}://pets", f"{scheme}://pets/x-")
-
-
 @pytest.mark.parametrize("rest", ["a/x", "a/x-", "a/", "a"])
 def test_resolve_shards_of_a_bare_prefix_lists_the_bucket(bucket: AisStore, rest: str) -> None:
     """Up to a name's middle, a dash, or a folder's slash."""
@@ -198,13 +182,6 @@ def test_resolve_shards_of_a_bare_prefix_lists_the_bucket(bucket: AisStore, rest
     shards = resolve_shards(f"{bucket.url}/{rest}", endpoint=bucket.endpoint)
     assert shards.names == ("a/x-0.tar", "a/x-1.tar")
     assert shards.prefix == "a/x-"
-
-
-@pytest.mark.parametrize("rest", ["", "/"])
-def test_resolve_shards_of_a_whole_bucket(bucket: AisStore, rest: str) -> None:
-    bucket.create()
-    bucket.write("x-0.tar", b"x")
-    assert resolve_shards(f"{bucket.url}{rest}", endpoint=bucket.endpoint).names == ("x-0.tar",)
 
 
 A_SHARDS = ("a-000000.tar", "a-000001.tar")
@@ -238,32 +215,12 @@ def test_resolve_shards_of_any_local_form(tars: Path, monkeypatch: pytest.Monkey
     assert (shards.store.url, shards.url) == (str(tars), f"{tars}/a-")
 
 
-@pytest.mark.parametrize("url", ["{tars}/sub", "{tars}/sub/", "file://{tars}/sub/", "sub/", "~/sub/"])
-def test_resolve_shards_of_a_directory_with_or_without_its_slash(
-    tars: Path, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    monkeypatch.chdir(tars)
-    monkeypatch.setenv("HOME", str(tars))
-    shards = resolve_shards(url.format(tars=tars), endpoint=None)
-    assert (shards.store.url, shards.names) == (str(tars / "sub"), ("c-0.tar",))
-
-
 def test_resolve_shards_of_a_file_url_decodes_it(tmp_path: Path) -> None:
     """As `Path.as_uri` writes it, braces and spaces encoded."""
     folder = tmp_path / "a b%"
     folder.mkdir()
     shards = resolve_shards((folder / "x-{0..1}.tar").as_uri(), endpoint=None)
     assert (shards.store.url, shards.names) == (str(folder), ("x-0.tar", "x-1.tar"))
-
-
-def test_resolve_shards_of_links_to_anywhere(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A tree is its user's own: a shard may be a link out of it, and keeps the name that it has there."""
-    outside = tmp_path_factory.mktemp("outside") / "real.tar"
-    outside.write_bytes(b"12345")
-    (tars / "l-0.tar").symlink_to(outside)
-    shards = resolve_shards(tars / "l-", endpoint=None)
-    assert shards.names == ("l-0.tar",)
-    assert (shards.store.url, shards.store.size("l-0.tar")) == (str(tars), 5)
 
 
 @pytest.mark.parametrize(
@@ -292,23 +249,6 @@ def test_resolve_shards_of_a_listing_with_an_odd_name_is_refused(
     shown = re.escape(odd.replace("\0", "\\0"))
     with pytest.raises(DataError, match=rf"bucket '{bucket.url}' lists a shard '{shown}'; expected a name without NUL"):
         resolve_shards(f"{bucket.url}/", endpoint=bucket.endpoint)
-
-
-@given(
-    st.integers(0, 300),
-    st.integers(0, 300),
-    st.integers(0, 6),
-    st.integers(0, 6),
-    st.text("a-/.,", max_size=4),
-    st.text("a-/.,", max_size=4),
-)
-def test_resolve_shards_counts_as_braceexpand_does(
-    first: int, last: int, width: int, other_width: int, before: str, after: str
-) -> None:
-    """The padding of either end, and ranges that count down."""
-    pattern = f"x{before}{{{first:0{width}d}..{last:0{other_width}d}}}{after}.tar"
-    url = f"ais://pets/{pattern}"
-    assert parse_shards(url, endpoint=ENDPOINT) == [(url, list(braceexpand(url)))]
 
 
 @pytest.mark.parametrize("url", ["ais://pets/x/a-{0000000..0999999}.tar", "/data/x/a-{0000000..0999999}.tar"])
@@ -351,13 +291,6 @@ def test_compressed_shards_are_named_where_they_will_do_and_refused_where_not(
     text = rf"shard '{packed}/{refused}' is compressed.*: DALI reads .* plain \.tar; write plain shards: .* --extension"
     with pytest.raises(DataError, match=text):
         resolve_shards(f"{packed}/{url}", endpoint=None)
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize(("url", "ending"), [("z-", ".tar.lz4"), ("z-{0..1}.tar.zst", ".tar.zst"), ("z.zip", ".zip")])
-def test_compression_that_nothing_here_reads_is_refused(packed: Path, url: str, ending: str, compressed: bool) -> None:
-    with pytest.raises(DataError, match=rf"is compressed as \{ending}; DALI reads .*: unpack it"):
-        resolve_shards(f"{packed}/{url}", endpoint=None, compressed=compressed)
 
 
 @pytest.mark.parametrize("url", ["train-", "train-{000000..000003}.tar", "train-000000.tar"])

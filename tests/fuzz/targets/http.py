@@ -23,9 +23,9 @@ from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import PipesError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cluster import ais
+from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
-from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience, use_patience
 from prep.embedded.server import NodeServer

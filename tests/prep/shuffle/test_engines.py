@@ -14,9 +14,8 @@ from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_names import Template
+from dali_pipes.store.shard_names import ObjectEntry, Template
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards

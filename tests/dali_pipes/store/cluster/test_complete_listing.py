@@ -11,10 +11,10 @@ from aistore.sdk.job import Job
 from aistore.sdk.types import AggregatedJobSnap
 
 from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster.access import ClusterMap, Proxies
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.proxies import ClusterMap, Proxies
-from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.patience import Patience, use_patience
+from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.dali_pipes.fetch.served import answering

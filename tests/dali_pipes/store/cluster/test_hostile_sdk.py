@@ -148,14 +148,6 @@ def test_transformed_shard_without_end_is_refused(monkeypatch: pytest.MonkeyPatc
         _fails(lambda: store.read("x.tar"), "more than 4194304 bytes")
 
 
-@pytest.mark.parametrize("size", [3, answers.MAX_ANSWER_BYTES + 1])
-def test_object_that_tells_its_length_is_read(size: int) -> None:
-    """A column file may be longer than a listing."""
-    data = bytes(size)
-    with scripted(lambda visit: visit.send(whole(data))) as server:
-        assert AisStore(server.endpoint, "b").read("columns") == data
-
-
 @pytest.mark.parametrize("script", [ATTACKS[0][1], ATTACKS[-1][1]], ids=[ATTACKS[0][0], ATTACKS[-1][0]])
 def test_hostile_answer_to_a_health_check_is_an_error(script: Script) -> None:
     """The first request of every command."""

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cluster.proxies import ClusterAccess
+from dali_pipes.store.cluster.access import ClusterAccess, Token, refusal_advice
 from dali_pipes.store.cluster.sessions import PatientSessions
-from dali_pipes.store.cluster.token import Token, refusal_advice
 from dali_pipes.store.patience import Patience
 from tests.scripted import Visit, scripted
 

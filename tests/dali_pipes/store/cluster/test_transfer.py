@@ -11,8 +11,8 @@ import pytest
 import xxhash
 
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.cluster.access import Token
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.token import Token
 from dali_pipes.store.http.objects import ObjectFile
 from prep.embedded.connection import Headers
 from prep.embedded.server import Handler as RoutesHandler
@@ -91,7 +91,7 @@ def access(seen: _Seen, tmp_path: Path) -> Iterator[AisStore]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dali_pipes.store.cluster.transfer.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dali_pipes.store.cluster.ais.HEAD_TIMEOUT_S", 0.3)
 
 
 def _chunks() -> Iterator[memoryview]:
