@@ -63,26 +63,25 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-class CloudStore(RemoteStore):
-    """A bucket of a cloud, or a server's files. Any thread may use it."""
+class BucketObjects(CloudObjects):
+    """The objects of one bucket, and the requests of `obstore` for it.
 
-    def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
-        self.settings, self._patience = settings, patience or current_patience()
+    It does not know its store: in a circle, the connections of the store's reader would stay open.
+    """
+
+    def __init__(self, settings: CloudSettings, patience: Patience) -> None:
+        self.settings, self.patience = settings, patience
         chain = CHAINS.get(settings.scheme)
-        self._source = CloudObjects(
-            self._signed,
-            locate=self.locate,
+        super().__init__(
+            self.signed,
+            locate=lambda name: f"{settings.url}/{name}",
             access=HttpAccess.of_cloud(settings.origin),
             service=settings.cloud,
             advice=f"credentials are looked for in this order: {chain}" if chain else "",
             address=ADDRESSES.get(settings.scheme, "check the URL"),
         )
-        """The bucket's objects for readers; it also notes whether the server has ever answered."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.settings, self._patience)
-
-    def _send(self, where: str, request: Callable[[Any, "ObstoreStore"], T], *, asks_server: bool = True) -> T:
+    def send(self, where: str, request: Callable[[Any, "ObstoreStore"], T], *, asks_server: bool = True) -> T:
         """Send a request of `obstore` until it is done or refused, or the patience is at its end.
 
         Raises:
@@ -92,43 +91,43 @@ class CloudStore(RemoteStore):
         global _is_begun
         if _is_forked:  # a request would wait forever
             raise StoreError(
-                f"'{self.url}' is used in a forked process, and its parent has used a cloud before; start the process "
-                "by 'spawn' or 'forkserver' (multiprocessing_context= of torch's DataLoader)"
+                f"'{self.settings.url}' is used in a forked process, and its parent has used a cloud before; start the "
+                "process by 'spawn' or 'forkserver' (multiprocessing_context= of torch's DataLoader)"
             )
         _is_begun = True
         store = self.settings.opened  # first: a missing package has an error of its own
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError
 
-        origin, source = self.settings.origin, self._source
-        waiting = Waiting(self._patience, origin, service=self.settings.cloud)
+        origin = self.settings.origin
+        waiting = Waiting(self.patience, origin, service=self.settings.cloud)
         while True:
             try:
                 result = request(obstore, store)
             except AlreadyExistsError:
-                source.has_answered = True
+                self.has_answered = True
                 raise FileExistsError(where) from None
             except (BaseError, FileNotFoundError) as exc:
                 refusal = Refusal.of_error(exc)
-                source.has_answered |= bool(refusal.status)
+                self.has_answered |= bool(refusal.status)
                 if refusal.is_passing:
                     if any(server in str(exc) for server in _METADATA_SERVERS):
                         raise StoreError(
-                            f"no credentials for '{self.url}'; they are looked for in this order: "
+                            f"no credentials for '{self.settings.url}'; they are looked for in this order: "
                             f"{CHAINS[self.settings.scheme]}"
                         ) from None
-                    pause_s = waiting.next_pause_s(str(refusal), has_answered=source.has_answered)
+                    pause_s = waiting.next_pause_s(str(refusal), has_answered=self.has_answered)
                     if pause_s is not None:
                         pause(pause_s)
                         continue
                     if waiting.num_failures:
                         raise StoreError(f"'{where}' at {origin}: {waiting.over(str(refusal))}") from None
                 raise refused(self.settings, where, refusal) from None
-            source.has_answered |= asks_server
+            self.has_answered |= asks_server
             waiting.progress()
             return result
 
-    def _signed(self, name: str) -> ObjectRequest:
+    def signed(self, name: str) -> ObjectRequest:
         """The request that brings an object's bytes: a signed URL, or a plain one for public objects."""
         settings = self.settings
         if settings.is_anonymous:
@@ -137,8 +136,19 @@ class CloudStore(RemoteStore):
         if url is None:
             # Who pays (AWS_REQUEST_PAYER) is in the URL: S3 refuses fields x-amz-* that are not signed.
             sign: Any = lambda obstore, store: obstore.sign(store, "GET", name, _SIGNED_FOR)  # noqa: E731
-            url = str(self._send(self.locate(name), sign, asks_server=False))
+            url = str(self.send(self.where(name), sign, asks_server=False))
         return ObjectRequest(url, expires_s=_USED_FOR_S)
+
+
+class CloudStore(RemoteStore):
+    """A bucket of a cloud, or a server's files. Any thread may use it."""
+
+    def __init__(self, settings: CloudSettings, patience: Patience | None = None) -> None:
+        self.settings = settings
+        self.source = BucketObjects(settings, patience or current_patience())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.settings, self.source.patience)
 
     @property
     def url(self) -> str:
@@ -148,7 +158,7 @@ class CloudStore(RemoteStore):
         if self._is_read_only:
             return True
         try:
-            self._send(self.url, lambda obstore, store: next(iter(obstore.list(store, chunk_size=1)), None))
+            self.source.send(self.url, lambda obstore, store: next(iter(obstore.list(store, chunk_size=1)), None))
         except NoBucketError:
             return False
         return True
@@ -195,7 +205,7 @@ class CloudStore(RemoteStore):
                 if position > prefix and not position.startswith(prefix):
                     return
 
-        self._send(self.locate(prefix), list_on)
+        self.source.send(self.locate(prefix), list_on)
         return found.finish()
 
     def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
@@ -219,7 +229,7 @@ class CloudStore(RemoteStore):
         return self.open_fetcher()
 
     def open_fetcher(self) -> ObjectFetcher:
-        return ObjectFetcher(self._source, retry=RetryPolicy(silence_s=STALL_S), patience=self._patience)
+        return ObjectFetcher(self.source, retry=RetryPolicy(silence_s=STALL_S), patience=self.source.patience)
 
     def write(self, name: str, data: bytes) -> None:
         self.write_stream(name, lambda: [memoryview(data)], num_bytes=len(data))
@@ -257,7 +267,7 @@ class CloudStore(RemoteStore):
             obstore.put(store, name, pieces(), use_multipart=True, chunk_size=part_bytes, max_concurrency=2)
 
         try:
-            self._send(self.locate(name), put)
+            self.source.send(self.locate(name), put)
         except StoreError:
             if errors:
                 raise errors[0] from None
@@ -274,7 +284,7 @@ class CloudStore(RemoteStore):
         if (found := self.find(name)) is not None:
             return found == data
         try:
-            self._send(
+            self.source.send(
                 self.locate(name),
                 lambda obstore, store: obstore.put(store, name, data, mode="create", use_multipart=False),
             )
@@ -284,13 +294,13 @@ class CloudStore(RemoteStore):
 
     def size(self, name: str) -> int | None:
         with contextlib.suppress(MissingObjectError):
-            return int(self._send(self.locate(name), lambda obstore, store: obstore.head(store, name)["size"]))
+            return int(self.source.send(self.locate(name), lambda obstore, store: obstore.head(store, name)["size"]))
         return None
 
     def delete(self, name: str) -> None:
         self._check_writable()
         with contextlib.suppress(MissingObjectError):
-            self._send(self.locate(name), lambda obstore, store: obstore.delete(store, name))
+            self.source.send(self.locate(name), lambda obstore, store: obstore.delete(store, name))
 
     @property
     def _is_read_only(self) -> bool:

@@ -94,6 +94,6 @@ def test_closed_loaders_leave_no_file_and_no_thread(url: str, tmp_path: Path) ->
 def test_who_pays_is_a_part_of_the_signature(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 refuses a field x-amz-* that is not signed."""
     monkeypatch.setenv("AWS_REQUEST_PAYER", "true")
-    request = CloudStore(CloudSettings.from_environment("s3", url.split("/")[2]))._signed("x.tar")
+    request = CloudStore(CloudSettings.from_environment("s3", url.split("/")[2])).source.signed("x.tar")
     assert "x-amz-request-payer=requester" in request.url
     assert not request.headers

@@ -93,7 +93,7 @@ os.waitpid(pid, 0)
 def test_signed_url_of_an_odd_name_brings_it(store: Store, name: str) -> None:
     assert isinstance(store, CloudStore)
     store.write(name, b"bytes")
-    with urllib.request.urlopen(store._signed(name).url) as answer:
+    with urllib.request.urlopen(store.source.signed(name).url) as answer:
         assert answer.read() == b"bytes"
     assert [entry.name for entry in store.list("")] == [name]
 
@@ -108,7 +108,7 @@ def test_container_is_read_by_an_access_signature(request: pytest.FixtureRequest
     store = open_store(url, endpoint=None)[0]
     assert isinstance(store, CloudStore)
     store.write("a b.tar", b"bytes")
-    with urllib.request.urlopen(store._signed("a b.tar").url) as answer:
+    with urllib.request.urlopen(store.source.signed("a b.tar").url) as answer:
         assert answer.read() == b"bytes"
 
 
@@ -129,7 +129,7 @@ def test_odd_name_without_a_key_of_azure_is_an_error(monkeypatch: pytest.MonkeyP
     store = open_store("az://some", endpoint=None)[0]
     assert isinstance(store, CloudStore)
     with pytest.raises(StoreError, match=r"'az://some/a b.tar': a name with spaces.*AZURE_STORAGE_ACCOUNT_KEY"):
-        store._signed("a b.tar")
+        store.source.signed("a b.tar")
 
 
 def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
