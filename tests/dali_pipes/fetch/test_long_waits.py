@@ -1,7 +1,6 @@
 """A batch that waits long for its shards says why, once, and leaves the word to those who know more."""
 
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -19,7 +18,6 @@ from dali_pipes.store import patience
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.patience import Patience, Waiting
 from tests.builders import samples_and_shards
-from tests.dali_pipes.fetch.test_stager import Job
 from tests.dali_pipes.raw import raw
 
 
@@ -34,27 +32,6 @@ samples, shards = samples_and_shards([(40, 33)] * 16, per_shard=2)
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.message.startswith("a batch")]
-
-
-def test_progress_tells_who_works_on_a_shard(shards: Path, tmp_path: Path) -> None:
-    """One thread: the first shard is fetched, the second waits for it; for another loader the first is elsewhere."""
-    job, other = Job(shards, tmp_path), Job(shards, tmp_path)
-    try:
-        job.store.held_back = {job.names[0]}
-        job.stager.stage([0])
-        job.until(lambda: job.store.fetched == [job.names[0]])
-        job.stager.stage([1])
-        assert f"1 of 1 are missing, 'store/{job.names[0]}' among them: 0.0 of 0.0 MiB came" in job.stager.progress([0])
-        assert "all threads are busy with other shards: Cache(fetchers=)" in job.stager.progress([1])
-        assert f"process {os.getpid()} of this node is bringing it" in other.stager.progress([0])
-        job.store.held_back = set()
-        job.stager.need([0, 1])
-        assert not job.stager.progress([0, 1])
-        job.stager.done([0, 1])
-    finally:
-        for one in (job, other):
-            one.stager.close()
-            one.share.close()
 
 
 def test_a_long_wait_of_a_loader_is_told_once(

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,19 +82,6 @@ def test_a_batch_of_bad_samples_is_made_up_from_the_bucket(
         assert sorted(bad.key for bad in loader.bad_samples) == [f"s{i:05d}" for i in (6, 7, 8, 10, 11)]
 
 
-def test_loader_of_a_bucket_without_a_manifest_indexes_it(bucket: AisStore, caplog: pytest.LogCaptureFixture) -> None:
-    """As for local shards: said, with the command that stores the index; nothing is written into the bucket."""
-    for name in ("train/s-manifest.safetensors", *(f"train/s-{shard:06d}.index.safetensors" for shard in range(4))):
-        bucket.delete(name)
-    with dp.loader(
-        f"{bucket.url}/train/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", endpoint=bucket.endpoint
-    ) as loader:
-        assert sum(len(batch["label"]) for (batch,) in loader) == loader.num_samples == 23
-    assert "indexed 4 of them in" in caplog.text
-    assert f"dali-pipes prep index '{bucket.url}/train/s-'" in caplog.text
-    assert bucket.size("train/s-manifest.safetensors") is None
-
-
 def test_loader_shard_gone_from_the_bucket_is_named(bucket: AisStore) -> None:
     """A shard deleted after it was indexed: the error names it."""
     bucket.delete("train/s-000002.tar")
@@ -131,25 +117,6 @@ def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
         "ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", outputs=dp.Outputs(keys=True)
     ) as loader:
         assert sorted(keys_of(loader)) == KEYS
-
-
-@pytest.mark.parametrize("shards", ["ais://pets/s-", ["ais://pets/s-000000.tar"], dp.Mixture({"a": "ais://pets/s-"})])
-def test_without_an_endpoint_a_missing_bucket_is_refused_before_a_node_starts(
-    tmp_path: Path, shards: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AIS_ENDPOINT was forgotten: the error names it, and no empty node is started."""
-    monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(tmp_path / "node"))
-    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
-    text = (
-        rf"no bucket 'ais://pets': AIS_ENDPOINT is not set, and the embedded node's folder '{tmp_path}/node' holds no "
-        r"such bucket \(found: {found}\); set AIS_ENDPOINT, or make the bucket: dali-pipes prep pack"
-    )
-    with pytest.raises(dp.StoreError, match=text.format(found="none")):
-        dp.loader(shards, dp.segmentation(), batch_size=5, device="cpu")
-    assert not (tmp_path / "node").exists()
-    (tmp_path / "node" / "buckets" / "other").mkdir(parents=True)
-    with pytest.raises(dp.StoreError, match=text.format(found="'other'")):
-        dp.loader(shards, dp.segmentation(), batch_size=5, device="cpu")
 
 
 @pytest.mark.gpu
