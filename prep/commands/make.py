@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dali_pipes.store.base import Store
     from dali_pipes.store.shard_set import ShardSet
     from prep.make import MadeSet, Names
-    from prep.sources.record import Source
 
 
 @click.command()
@@ -100,13 +99,16 @@ def make(
         check_unchanged(store, names)
         maker = _Maker(store, names, options, show_progress=not as_json)
         records = found.open(endpoint=answering, fields=fields, jobs=options["jobs"], show_progress=not as_json)
-        shards = maker.pack(records)
+        packed = pack_to(records, store, names.packed, show_progress=not as_json, **options)
+        print_note(f"pack: {pack_summary(packed)}")
+        maker.document["pack"] = pack_document(packed, records)
+        maker.num_bad = len(packed.skipped)
         if options["dry_run"]:
             for prefix in names.sets:
                 print_note(f"shuffle, index, verify: would write {store.locate(prefix)}...")
             program = ""
         else:
-            sets = maker.make_sets(shards, shares, seed=seed, masks=fields.masks, verifies=not no_verify)
+            sets = maker.make_sets(packed.shards, shares, seed=seed, masks=fields.masks, verifies=not no_verify)
             is_embedded = answering is not None and endpoint is None
             program = python_program(
                 sets,
@@ -129,7 +131,7 @@ def make(
 
 
 class _Maker:
-    """The steps after the source is known; each says what it did, and adds it to the document for ``--json``."""
+    """The steps after the pack; each says what it did, and adds it to the document for ``--json``."""
 
     def __init__(self, store: "Store", names: "Names", options: dict[str, Any], *, show_progress: bool) -> None:
         self._store, self._names, self._options = store, names, options
@@ -138,14 +140,6 @@ class _Maker:
         self.is_good = True
         self.num_bad = 0
         """Records and pictures that were left out, and bad samples that are in the data sets."""
-
-    def pack(self, source: "Source") -> Sequence[str]:
-        """Pack; the names of the shards."""
-        report = pack_to(source, self._store, self._names.packed, show_progress=self._show_progress, **self._options)
-        print_note(f"pack: {pack_summary(report)}")
-        self.document["pack"] = pack_document(report, source)
-        self.num_bad = len(report.skipped)
-        return report.shards
 
     def make_sets(
         self,

@@ -211,23 +211,15 @@ class _Dali:
             (decoded,) = pipeline.run()
             pixels = np.asarray(decoded.at(0))
         except RuntimeError as exc:
-            raise Undecodable(f"cannot be decoded: {_dali_reason(exc)}{_in_words(data, header)}") from exc
+            # The reason stands between the stack's head and a text that says wrongly that the pipeline is broken.
+            text = str(exc).rpartition("encountered:")[2].partition("Current pipeline object")[0]
+            reason = f"DALI: {' '.join(text.split())[:_SHOWN] or type(exc).__name__}"
+            try:  # often a number: Pillow adds words
+                _decode_by_pillow(data, header, "nothing")
+            except Undecodable as other:
+                reason += f"; Pillow: {str(other).partition(': ')[2]}"
+            raise Undecodable(f"cannot be decoded: {reason}") from exc
         return cast("Pixels", pixels[..., 0] if output == "gray" else pixels)
-
-
-def _in_words(data: bytes, header: PhotoHeader) -> str:
-    """What Pillow says of a photo that DALI refuses, because DALI's own reason is often a number."""
-    try:
-        _decode_by_pillow(data, header, "nothing")
-    except Undecodable as exc:
-        return f"; Pillow: {str(exc).partition(': ')[2]}"
-    return ""
-
-
-def _dali_reason(exc: RuntimeError) -> str:
-    # The reason stands between the stack's head and a fixed text, which says wrongly that the pipeline is broken.
-    text = str(exc).rpartition("encountered:")[2].partition("Current pipeline object")[0]
-    return f"DALI: {' '.join(text.split())[:_SHOWN] or type(exc).__name__}"
 
 
 # In a process that may die
