@@ -81,8 +81,7 @@ def check_records(source: Source, *, rules: PhotoRules, workers: Workers, show_p
     masks are decoded. (A photo in another format than its extension says is noted.)
 
     Raises:
-        DataError: If a key cannot be a member's name, two keys are equal, a value has a type that its component's
-            extension does not take, or a file's or class's name is not UTF-8.
+        DataError: If a key cannot be a member's name, two keys are equal, or a file's or class's name is not UTF-8.
         StoreError: If a file that holds many records cannot be read.
     """
     checked = Checked()
