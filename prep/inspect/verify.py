@@ -31,6 +31,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
+from dali_pipes.store.entries import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, missing_components, usual_components
 from prep.inspect.verify_shard import Checks, ShardReport, verify_shard
@@ -136,25 +137,22 @@ def verify(
             photos=PhotoRules(max_pixels=max_pixels),
             classes=checker.classes,
         )
-        sizes = [entry.size for entry in shards.entries()]
+        entries = shards.entries()
+        total = sum(entry.size for entry in entries)
         if workers is None and on == "processes":
-            workers = min(len(os.sched_getaffinity(0)), 1 + sum(sizes) // _BYTES_A_WORKER, len(sizes))
+            workers = min(len(os.sched_getaffinity(0)), 1 + total // _BYTES_A_WORKER, len(entries))
         is_dali = decoder == "dali"
         setup = _silence if is_dali else None
-        tasks = (
-            _Task(shard, size, checker.listed_index(row))
-            for row, (shard, size) in enumerate(zip(shards.names, sizes, strict=True))
-        )
         with (
             open_workers(on, workers, setup=setup, isolated=is_dali, advice=_DEAD_ADVICE) as pool,
-            bar(what="verify", total=sum(sizes), unit="B", shown=show_progress) as drawn,
+            bar(what="verify", total=total, unit="B", shown=show_progress) as drawn,
         ):
             pool.check_reach(directory for directory in [shards.store.directory] if directory is not None)
             parts = pool.map(
                 partial(_verify, shards.store, decoder, checks),
-                tasks,
+                ((entry, checker.listed_index(row)) for row, entry in enumerate(entries)),
                 on_progress=drawn.update,
-                name=lambda task: f"shard '{task.shard}'",
+                name=lambda task: f"shard '{task[0].name}'",
                 max_ahead=2 * pool.jobs,  # reports wait in memory
             )
             for row, part in enumerate(parts):
@@ -167,11 +165,8 @@ def verify(
 # In a worker
 
 
-class _Task(NamedTuple):
-    shard: str
-    size: int
-    listed_index: tuple[int, int] | None
-    """Bytes and checksum of the shard's index, by the manifest; ``None`` without a manifest."""
+Task = tuple[ObjectEntry, tuple[int, int] | None]
+"""A shard, and bytes and checksum of its index by the manifest; ``None`` without a manifest."""
 
 
 def _silence() -> None:
@@ -183,23 +178,24 @@ def _silence() -> None:
 _decoder = cache(open_decoder)
 
 
-def _verify(store: Store, decoder: DecoderName, checks: Checks, task: _Task, report: Report) -> ShardReport:
-    with store.open(task.shard) as stream:
-        found = verify_shard(stream, shard=task.shard, size=task.size, decoder=_decoder(decoder), checks=checks)
+def _verify(store: Store, decoder: DecoderName, checks: Checks, task: Task, report: Report) -> ShardReport:
+    shard, listed_index = task
+    with store.open(shard.name) as stream:
+        found = verify_shard(stream, shard=shard.name, size=shard.size, decoder=_decoder(decoder), checks=checks)
     can_be_indexed = found.is_whole and all(one.kind == "note" or one.kind in SAMPLE_KINDS for one in found.findings)
-    if task.listed_index is not None and can_be_indexed:
-        name = index_name(task.shard)
+    if listed_index is not None and can_be_indexed:
+        name = index_name(shard.name)
         data = store.find(name)
         problem = ""
         if data is None:
             problem = f"does not exist; {_INDEX_ADVICE}"
-        elif (len(data), checksum(data)) != task.listed_index:
+        elif (len(data), checksum(data)) != listed_index:
             problem = f"is not the one that the manifest lists; {_INDEX_ADVICE}"
         elif data != found.index.to_bytes():
             problem = f"says something else than the shard holds; {_READ_ADVICE}"
         if problem:
-            found.findings.append(ShardFinding("index", f"its index '{name}' {problem}", task.shard))
-    report(task.size)
+            found.findings.append(ShardFinding("index", f"its index '{name}' {problem}", shard.name))
+    report(shard.size)
     return found
 
 
