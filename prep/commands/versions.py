@@ -59,7 +59,7 @@ _SHOWN = 20
     show_default=True,
     help="Read the column files of the data set and of the others in its folder, about 20 bytes a sample, to find keys "
     "that they have, and warn of photos that the data set has under other keys. Without this, samples may get into a "
-    "data set twice, or into two splits.",
+    "data set twice, or into two splits. A command that is run again always compares them.",
 )
 @click.option(
     "--any-components", is_flag=True, help="Allow records that lack a component which every sample of DATASET has."

@@ -247,12 +247,8 @@ def _photo_parts(info: SetInfo, photos: dict[str, Photos]) -> list[str]:
         if photo.is_mask:
             continue
         sizes = [["of each photo", "least", "5%", "median", "95%", "greatest"]]
-        for what, found in (
-            ("width", photo.width),
-            ("height", photo.height),
-            ("shorter side", photo.short_side),
-            ("bytes", photo.num_bytes),
-        ):
+        lengths = {"width": photo.width, "height": photo.height, "shorter side": photo.short_side}
+        for what, found in (lengths | {"bytes": photo.num_bytes}).items():
             if found is not None:
                 cuts = (found.least, found.percentile_5, found.median, found.percentile_95, found.greatest)
                 sizes.append([what, *(f"{cut:,}" for cut in cuts)])
