@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import xxhash
-from dali_pipes.store.entries import ObjectEntry
 
 from dali_pipes.arrays import Bools, UInt64s
 from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class_table
@@ -32,6 +31,7 @@ from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, join_texts, pack_texts
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
+from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.findings import SAMPLE_KINDS, ShardFinding, missing_components, usual_components
 from prep.inspect.verify_shard import Checks, ShardReport, verify_shard
