@@ -74,17 +74,6 @@ def test_oversample_by_class(small_shards: Path) -> None:
         assert halves[0] != halves[1]
 
 
-def test_fixed_length_epochs_go_on_where_the_last_stopped(small_shards: Path) -> None:
-    """Five epochs of ten over 23 samples: every pass has each once, whatever the epochs' borders."""
-    with open_loader(small_shards, select=dp.Select(epoch_samples=10), batch_size=5) as loader:
-        assert (loader.num_samples, len(loader)) == (10, 2)
-        read = [key for _ in range(5) for key in keys_of(loader)]
-    assert sorted(read[:23]) == sorted(read[23:46]) == [f"s{i:05d}" for i in range(NUM_SAMPLES)]
-    with open_loader(small_shards, select=dp.Select(epoch_samples=10), batch_size=5) as loader:
-        loader.set_epoch(3)
-        assert keys_of(loader) == read[30:40]
-
-
 def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path: Path) -> None:
     """Filter, factors, fixed length: two ranks read what one reads, and a resumed job goes on, JSON in between."""
     excluded = tmp_path / "left-out.txt"
@@ -274,12 +263,6 @@ def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
     assert [bool(mask.any()) for mask in masks] == [i % 3 != 0 for i in range(12)]
     assert labels == [-1 if i in (5, 6) else i % 5 + 1 for i in range(12)]
     assert all(batch["image"].any() for batch in batches)
-
-
-def test_mixture_of_one_set_has_no_use_for_weights(small_shards: Path) -> None:
-    """All of an epoch is that set's."""
-    with open_loader(dp.Mixture({"small": small_shards}, weights={"small": 3})) as loader:
-        assert sorted(keys_of(loader)) == [f"small/s{i:05d}" for i in range(23)]
 
 
 def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:

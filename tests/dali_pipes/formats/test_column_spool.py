@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from dali_pipes.errors import StoreError
 from dali_pipes.formats.column_file import save_columns
 from dali_pipes.formats.column_spool import ColumnsBuilder
-from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
+from tests.simulated import index_of_rows
 
 COMPONENTS = ["cls", "jpg", "seg.png", "txt"]
 LABELS = st.one_of(st.integers(-3, 200), st.sampled_from([2**15, -(2**31), 2**31, 2**63 - 1, -(2**63)]))
@@ -27,37 +27,17 @@ ROWS = st.tuples(
 Row = tuple[str, frozenset[str], int, int]  # key, components, label, a photo's height
 
 
-def an_index(rows: list[Row]) -> ShardIndex:
-    components = sorted({name for _, names, _, _ in rows for name in names})
-    offsets = {c: np.array([512 if c in names else -1 for _, names, _, _ in rows], np.int64) for c in components}
-    photos = {}
-    for component in {"jpg", "seg.png"} & {*components}:
-        height = np.array([side if component in names else 0 for _, names, _, side in rows], np.int32)
-        photos[component] = PhotoColumns(height=height, width=height // 2, format=np.zeros(len(rows), np.uint8))
-    labels = np.array([label if "cls" in names else 0 for _, names, label, _ in rows], np.int64)
-    return ShardIndex(
-        shard="s.tar",
-        shard_bytes=4096,
-        shard_checksum=0,
-        keys=[key for key, _, _, _ in rows],
-        offsets=offsets,
-        sizes=offsets,
-        labels=labels if "cls" in components else None,
-        photos=photos,
-    )
-
-
 def fill(builder: ColumnsBuilder, runs: list[list[list[Row]]]) -> None:
     """Add the shards of each run: of every other run one by one, of the others as its worker's columns."""
     for number, shards in enumerate(runs):
         if number % 2:
             own = ColumnsBuilder()
             for rows in shards:
-                own.add(an_index(rows))
+                own.add(index_of_rows(rows))
             builder.add_columns(own.finish(), shard="s.tar")
         else:
             for rows in shards:
-                builder.add(an_index(rows))
+                builder.add(index_of_rows(rows))
 
 
 def spooled(runs: list[list[list[Row]]], rows_in_memory: int) -> bytes:
@@ -85,7 +65,7 @@ def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_mem
 def test_memory_is_flat() -> None:
     """Of two million samples, whose columns take 80 MB, only some 100,000 at a time are in memory."""
     rows = np.arange(20_000)
-    same = an_index([(f"key-{row:016d}", frozenset(COMPONENTS), int(row), 500) for row in rows])
+    same = index_of_rows([(f"key-{row:016d}", frozenset(COMPONENTS), int(row), 500) for row in rows])
     tracemalloc.start()
     try:
         with ColumnsBuilder(100_000) as spool:

@@ -25,37 +25,19 @@ from dali_pipes.formats.sample_columns import (
     join_columns,
     lack,
 )
-from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.builders import Sample, make_samples, write_shards, write_tar
-from tests.simulated import manifest_of, read_column_file
+from tests.simulated import index_of_rows, manifest_of, read_column_file
 
 Row = tuple[str, frozenset[str], int]  # key, components, label
-
-
-def an_index(rows: list[Row]) -> ShardIndex:
-    """A shard of these samples, as `prep.index` makes it."""
-    components = sorted({name for _, names, _ in rows for name in names})
-    offsets = {c: np.array([512 if c in names else -1 for _, names, _ in rows], np.int64) for c in components}
-    labels = np.array([label if "cls" in names else 0 for _, names, label in rows], np.int64)
-    return ShardIndex(
-        shard="s.tar",
-        shard_bytes=4096,
-        shard_checksum=0,
-        keys=[key for key, _, _ in rows],
-        offsets=offsets,
-        sizes=offsets,
-        labels=labels if "cls" in components else None,
-        photos={},
-    )
 
 
 def built(shards: list[list[Row]]) -> SampleColumns:
     builder = ColumnsBuilder()
     for rows in shards:
-        builder.add(an_index(rows))
+        builder.add(index_of_rows(rows))
     return builder.finish()
 
 
@@ -140,7 +122,7 @@ def test_columns_are_collected_without_an_object_a_sample() -> None:
         for number in range(100):
             names = frozenset({"cls", "jpg"})
             rows: list[Row] = [(f"n{row:08d}/{number:03d}{row:04d}", names, row) for row in range(1000)]
-            builder.add(an_index([*rows[1:], (rows[0][0], frozenset({"jpg"}), 0)]))
+            builder.add(index_of_rows([*rows[1:], (rows[0][0], frozenset({"jpg"}), 0)]))
         del rows
         kept, _ = tracemalloc.get_traced_memory()
     finally:
