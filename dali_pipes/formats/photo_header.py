@@ -49,15 +49,6 @@ def needed_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, memoryview]
         at = stop + 4
 
 
-def damage(data: bytes | memoryview) -> str | None:
-    """Say what is wrong with a PNG that has an end chunk, without inflating its pixels; ``None``: nothing is."""
-    try:
-        kinds = {kind for kind, _ in needed_chunks(data)}
-    except ValueError as exc:
-        return str(exc)
-    return None if b"IDAT" in kinds else "it has no pixels"
-
-
 MAX_PIXELS = 89_478_485
 """Photos of more pixels are bad. It is Pillow's ``MAX_IMAGE_PIXELS``: a quarter of a GiB of 8-bit RGB."""
 
@@ -157,7 +148,14 @@ def read_whole_photo_header(data: Data) -> PhotoHeader:
         # What follows the end is short in most files.
         if mark not in bytes(where[-1024:]) and mark not in bytes(where):
             return header._replace(format=CUT_OFF[header.format])
-    return header._replace(format=DAMAGED_PNG) if header.format == "PNG" and damage(data) else header
+    if header.format == "PNG":
+        try:
+            has_pixels = b"IDAT" in [kind for kind, _ in needed_chunks(data)]
+        except ValueError:
+            has_pixels = False
+        if not has_pixels:
+            return header._replace(format=DAMAGED_PNG)
+    return header
 
 
 def has_end(last: Data, format: str) -> bool:
