@@ -54,9 +54,6 @@ class Demand:
     def not_held(self, shards: Iterable[int]) -> set[int]:
         return {shard for shard in shards if shard not in self.held}
 
-    def is_wanted(self, shard: int) -> bool:
-        return shard in self.ahead or shard in self.needs
-
     def want_ahead(self, shards: Sequence[int]) -> None:
         """Want the shards of another window ahead."""
         for shard in shards:

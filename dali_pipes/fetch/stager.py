@@ -274,12 +274,13 @@ class Stager:
             return waiter
 
     def _release_unwanted(self, shards: Iterable[int]) -> None:
-        unwanted = [shard for shard in shards if not self._demand.is_wanted(shard)]
+        demand = self._demand
+        unwanted = [shard for shard in shards if shard not in demand.ahead and shard not in demand.needs]
         for shard in unwanted:
             self._failed.pop(shard, None)  # no caller got the error: the next one that wants the shard tries again
-        if not self._stopped.is_set() and (held := {shard for shard in unwanted if shard in self._demand.held}):
+        if not self._stopped.is_set() and (held := demand.held.intersection(unwanted)):
             self._release(list(held))
-            self._demand.release(held)
+            demand.release(held)
 
     def _release(self, shards: Sequence[int]) -> None:
         self._share.release(shards)

@@ -72,6 +72,10 @@ class Patience:
 
 IMPATIENT = Patience(patience_s=0.0)
 
+# What the log has said of waits: one line a minute for each endpoint, however many requests wait.
+_told_at: dict[str, float] = {}
+_away: set[str] = set()
+
 _current: contextvars.ContextVar[Patience | None] = contextvars.ContextVar("patience", default=None)
 _ending: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("ending", default=None)
 
@@ -158,7 +162,14 @@ class Waiting:
             _away.discard(self._whom)
             return None
         pause_s = max(self.brief_pause_s(), retry_after_s)
-        _tell(self._whom, cause, waited_s=now - self._since, limit_s=limit_s)
+        waited_s = now - self._since
+        if waited_s >= _QUIET_S and now - _told_at.get(self._whom, float("-inf")) >= _TOLD_EACH_S:
+            _told_at[self._whom] = now
+            _away.add(self._whom)
+            _log.warning(
+                "waiting for %s for %.0f s so far, up to %.0f s without progress: %s",
+                self._whom, waited_s, limit_s, printable(cause),
+            )  # fmt: skip
         return min(pause_s, left_s)
 
     def brief_pause_s(self) -> float:
@@ -183,22 +194,6 @@ class Waiting:
             _away.discard(self._whom)
             _log.warning("%s answers again: going on after %.0f s", self._whom, self.waited_s)
         self._since, self.num_failures = None, 0
-
-
-# What the log has said of waits: one line a minute for each endpoint, however many requests wait.
-_told_at: dict[str, float] = {}
-_away: set[str] = set()
-
-
-def _tell(whom: str, cause: str, *, waited_s: float, limit_s: float) -> None:
-    now = time.monotonic()
-    if waited_s < _QUIET_S or now - _told_at.get(whom, float("-inf")) < _TOLD_EACH_S:
-        return
-    _told_at[whom] = now
-    _away.add(whom)
-    _log.warning(
-        "waiting for %s for %.0f s so far, up to %.0f s without progress: %s", whom, waited_s, limit_s, printable(cause)
-    )
 
 
 def is_outage_told() -> bool:

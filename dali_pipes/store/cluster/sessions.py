@@ -123,21 +123,19 @@ class PatientTransport(BaseAdapter):
         text = answer.headers.get("Hdr-Error") or body.decode(errors="replace") if answer.status >= 400 else ""
         if self._access.note_answer(answer, text):
             return answer_text(answer.status, text)
-        if "/v1/objects/" in answer.url and is_missing(answer.status, text) and self._lacks_targets():
-            return "it is not found, and a target of the cluster is missing"
-        return None
-
-    def _lacks_targets(self) -> bool:
-        """Whether the cluster's map lacks a target that it had before: then the target's objects are missing, too."""
-        if self._proxies.map is None:
-            return False
+        if "/v1/objects/" not in answer.url or not is_missing(answer.status, text) or self._proxies.map is None:
+            return None
+        # While the cluster's map lacks a target that it had before, the target's objects are missing, too.
         try:
             found = self._proxies.ask_map(self._client)
         except ValueError:
-            return False
+            return None
         except NoAnswerError:
-            return True  # it does not answer any more, so it is changing
-        return found is not None and self._proxies.lacks_targets(found)
+            found = None  # it does not answer any more, so it is changing
+        else:
+            if found is None or not self._proxies.lacks_targets(found):
+                return None
+        return "it is not found, and a target of the cluster is missing"
 
 
 def _response(request: PreparedRequest, answer: Answer, content: bytes) -> Response:

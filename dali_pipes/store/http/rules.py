@@ -19,7 +19,6 @@ REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 4
 _PASSING = (408, 409, 423, 425, 429)  # 409 is AIStore's "the object is being written"
 _LASTING = (501, 505)
-_CLUSTER_IS_FULL = 507
 _AWAY = (408, 425, 429, 502, 503, 504)
 # What nodes say with another status while they start, stop, or wait for each other.
 _AWAY_TEXTS = (
@@ -84,7 +83,7 @@ def is_passing(status: int, *, writes: bool = False) -> bool:
     >>> [is_passing(status) for status in (404, 429, 501, 503, 507)]
     [False, True, False, True, True]
     """
-    if writes and status == _CLUSTER_IS_FULL:
+    if writes and status == 507:
         return False
     return status in _PASSING or (status >= 500 and status not in _LASTING)
 
