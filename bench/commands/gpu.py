@@ -148,11 +148,7 @@ def gpu(
 
 
 def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, json_path: Path | None) -> list[str]:
-    """The scenarios to run.
-
-    Raises:
-        ValueError: If one is unknown, or the options do not go together.
-    """
+    """The scenarios to run."""
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
         raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")

@@ -47,9 +47,6 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None)
     """Run a scenario, print its table, and write the record where that was asked for.
 
     If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
-
-    Raises:
-        PipesError: At the end, if a loader failed that the run went on without.
     """
     from bench.engine.run import run_scenario
 

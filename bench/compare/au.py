@@ -58,9 +58,6 @@ class Accelerator:
     def parse(cls, text: str) -> "Accelerator":
         """Read a name of `ACCELERATORS`, or ``NAME:BATCH:SECONDS``.
 
-        Raises:
-            ValueError: If it is neither.
-
         >>> Accelerator.parse("tiny:8:0.01").samples_per_s
         800.0
         """
@@ -222,11 +219,7 @@ class AuScenario(LoaderScenario):
 
 
 def point_of(turn: LoaderTurn, accelerator: Accelerator) -> AuPoint:
-    """Compute what is known of one number of accelerators from what its ranks measured.
-
-    Raises:
-        PipesError: If a rank had a single step in each epoch, the one that is left out.
-    """
+    """Compute what is known of one number of accelerators from what its ranks measured."""
     timed = [rank.timed for rank in turn.ranks]
     step_s = accelerator.compute_s / accelerator.batch_size  # of a sample: a short batch takes its share of a step
     by_rank = []

@@ -50,12 +50,7 @@ class DataSets:
         self._prepared: dict[tuple[object, ...], Prepared | None] = {}
 
     def check(self, settings: Sequence[TurnSetting]) -> None:
-        """Refuse settings that no data set can be made for, before any is made.
-
-        Raises:
-            ValueError: If a latency is to be added without a gateway, or to a cluster that no gateway can stand before;
-                or there are more ranks than shards, or more shards than samples.
-        """
+        """Refuse settings that no data set can be made for, before any is made."""
         store = self._shards.store
         for setting in settings:
             if setting.latency_ms is not None and self._direct:
@@ -77,12 +72,7 @@ class DataSets:
             check_upstream(store.endpoint)
 
     def open(self, setting: TurnSetting) -> tuple[ShardSet, DataFacts]:
-        """Return the shards of a setting where they lie, and their description.
-
-        Raises:
-            DataError: If a shard cannot be read.
-            ValueError: If there are fewer samples than shards, or too little space for what is packed or served.
-        """
+        """Return the shards of a setting where they lie, and their description."""
         key = self._key(setting)
         if key not in self._sets:
             shards = self._make(setting)
@@ -110,11 +100,7 @@ class DataSets:
         )
 
     def prepared(self, loader: str, setting: TurnSetting) -> list[Prepared | None]:
-        """Return what the loader made of each rank's shards; it is made once for each data set.
-
-        Raises:
-            PipesError: If the loader cannot be opened here.
-        """
+        """Return what the loader made of each rank's shards; it is made once for each data set."""
         shards, _ = self.open(setting)
         made = []
         for rank in range(setting.ranks):

@@ -98,11 +98,7 @@ class Comparison:
 
 
 class Reference:
-    """The keys of the shards, and for each key the tensors that Pillow and torchvision make of its sample.
-
-    Raises:
-        DataError: If a shard is not a whole tar, or a key comes twice in the shards: samples are matched by key.
-    """
+    """The keys of the shards, and for each key the tensors that Pillow and torchvision make of its sample."""
 
     def __init__(self, paths: Sequence[Path], *, names: Sequence[str], options: LoaderOptions) -> None:
         self.recipe = options.recipe
@@ -127,11 +123,7 @@ class Reference:
     @classmethod
     @contextlib.contextmanager
     def open(cls, shards: "ShardSet", *, options: LoaderOptions) -> Iterator["Reference"]:
-        """Open the reference of shards, wherever they lie.
-
-        Raises:
-            DataError: As the class.
-        """
+        """Open the reference of shards, wherever they lie."""
         names = [shards.store.locate(name) for name in shards.names]
         with contextlib.ExitStack() as stack:
             if shards.store.directory is not None:
@@ -178,9 +170,6 @@ def compare_epoch(
         gives: The parts that the loader gives; only these are compared. Photos that are not ``normalised`` are
             normalised here. If it is empty, only rows are counted. ``None``: all parts of the recipe.
         show: The label of a progress bar; ``None``: no bar.
-
-    Raises:
-        OutputError: At the first difference.
     """
     parts, where = PARTS[reference.recipe], f"loader '{loader}'"
     gives = parts if gives is None else gives & parts
@@ -220,11 +209,7 @@ def compare_epoch(
 
 
 def _rows_of(batch: BenchBatch, *, where: str, wanted: frozenset[str]) -> list[dict[str, Any]]:
-    """The samples of a batch, each with the parts that are wanted; a batch on the GPU is copied to the CPU once.
-
-    Raises:
-        OutputError: If a part is missing or has another length, or labels are not int64 [B].
-    """
+    """The samples of a batch, each with the parts that are wanted; a batch on the GPU is copied to the CPU once."""
     if wanted - batch.keys():
         raise OutputError(f"{where}: a batch must have {', '.join(sorted(wanted))}, found {', '.join(sorted(batch))}")
     columns: dict[str, Any] = {name: part for name, part in batch.items() if name in wanted}
@@ -246,11 +231,7 @@ def _rows_of(batch: BenchBatch, *, where: str, wanted: frozenset[str]) -> list[d
 def _photo_difference(
     row: dict[str, Any], *, reference: Reference, loader: str, tolerance: Tolerance, gives: frozenset[str]
 ) -> tuple[float, float]:
-    """Compare one sample; return the largest and the mean absolute difference of its photo, 0 without one.
-
-    Raises:
-        OutputError: Names the part that differs, and by how much.
-    """
+    """Compare one sample; return the largest and the mean absolute difference of its photo, 0 without one."""
     where = f"loader '{loader}', key '{row['key']}'"
     expected: Any = reference.sample(row["key"])
     if "label" in row and int(row["label"]) != expected["label"]:
@@ -294,10 +275,6 @@ def compare_outputs(
 
     Each loader is compared once for each data set and crop: threads, batch size, ranks and latency do not change what a
     sample becomes. A peer that fails is left out and added to ``failed``, with its error; unless all loaders fail.
-
-    Raises:
-        OutputError: If a loader does not yield what the shards hold.
-        PipesError: If a loader takes longer than ``timeout_s``, or cannot be opened.
     """
     compared: dict[tuple[object, ...], Comparison] = {}
     found: dict[tuple[LoaderSpec, TurnSetting], Comparison] = {}

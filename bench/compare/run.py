@@ -110,11 +110,6 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         """Make the data sets, compare the outputs, and convert the shards for loaders with a format of their own.
 
         A peer that fails is left out; its error is in the record.
-
-        Raises:
-            OutputError: If one of our own loaders yields other samples than the shards hold.
-            PipesError: If one of our own loaders cannot be opened, or takes too long.
-            ValueError: If the shards do not allow a setting, or there is too little space for what is to be written.
         """
         data = DataSets(
             self.shards,
@@ -237,12 +232,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
 
 
 def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:
-    """Refuse loaders that cannot be timed together.
-
-    Raises:
-        ValueError: If there is no loader, or one comes twice; the baseline is not among them; or a loader cannot read
-            from a bucket and must.
-    """
+    """Refuse loaders that cannot be timed together."""
     if not specs:
         raise ValueError("loaders must name at least one loader")
     if len(set(specs)) != len(specs):

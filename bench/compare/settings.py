@@ -113,10 +113,6 @@ def sweep(base: TurnSetting, texts: Sequence[str]) -> list[TurnSetting]:
 
     The other fields are those of ``base``.
 
-    Raises:
-        ValueError: If there is no such axis, a value has another type or comes twice, an axis is named twice, or a
-            combination is not a valid setting.
-
     >>> [setting.threads for setting in sweep(TurnSetting(), ["threads=1,2"])]
     [1, 2]
     """

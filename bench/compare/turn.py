@@ -174,12 +174,7 @@ class LoaderTurn:
 
 
 def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float | None = None) -> LoaderTurn:
-    """Take one turn.
-
-    Raises:
-        PipesError: If a rank's process ends early or takes too long; names loader and setting.
-        Exception: What a rank raised.
-    """
+    """Take one turn."""
     limit = TimeLimit(timeout_s)
     tree = ProcessTree(bystanders={*bystanders, os.getpid()})
     with contextlib.ExitStack() as stack:

@@ -39,11 +39,7 @@ class ListOption(click.ParamType[tuple[Any, ...]]):
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        """Return the values.
-
-        Raises:
-            ValueError: If a word is not a number; names the option.
-        """
+        """Return the values."""
         try:
             return tuple(self.kind(word) for word in words(value)) if isinstance(value, str) else value
         except ValueError:
@@ -121,11 +117,7 @@ json_option = target_option("--json", "json_path", help="Write the record here."
 def opened_shards(
     shards: str, *, endpoint: str | None, embedded_dir: Path | None
 ) -> "Iterator[tuple[ShardSet, set[int]]]":
-    """Open shards; yields them and the processes that were started to serve them, such as an embedded node.
-
-    Raises:
-        DataError: If samples were removed from the data set, and its shards still hold them; if a version is named.
-    """
+    """Open shards; yields them and the processes that were started to serve them, such as an embedded node."""
     from bench.tools.processes import child_pids
     from dali_pipes.commands.options import endpoint_for
     from dali_pipes.data_set.named import name_shards, without_removals

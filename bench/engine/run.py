@@ -42,10 +42,6 @@ def run_scenario(
     Returns:
         The scenario's report with ``format``, ``version``, ``command``, ``environment``, ``complete``, ``num_rounds``
         and ``stopped``: the turn in which it ended early, or ``None``.
-
-    Raises:
-        PipesError: If a turn fails, its process ends early or takes too long.
-        Exception: What preparing raises.
     """
     load_at_start = round(os.getloadavg()[0], 2)
     if left := remove_leftovers(scenario.work):

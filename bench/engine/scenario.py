@@ -194,11 +194,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
         return []
 
     def report(self, made: Made, rounds: Rounds[Subject, Row]) -> dict[str, Any]:
-        """Return the record of the complete rounds for JSON; the engine adds format, environment and completeness.
-
-        Raises:
-            PipesError: If all subjects failed.
-        """
+        """Return the record of the complete rounds for JSON; the engine adds format, environment and completeness."""
         subjects = [subject for subject in rounds.subjects if subject not in rounds.errors]
         failed = self.failed(made, rounds)
         if not subjects and failed and self.needs_one:

@@ -111,12 +111,7 @@ class TurnProcess:
         self.result: Any = None
 
     def hear(self) -> None:
-        """Receive the next message: the place that the process has come to, its result, or its error.
-
-        Raises:
-            PipesError: If the process has ended.
-            Exception: What was raised in it.
-        """
+        """Receive the next message: the place that the process has come to, its result, or its error."""
         try:
             what, value = self.pipe.recv()
         except (EOFError, ConnectionResetError):

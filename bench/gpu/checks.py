@@ -38,9 +38,6 @@ def differences(photos: Sequence[bytes], left: Way, right: Way) -> tuple[Int64s,
     Returns:
         The number of values (of a pixel and a channel) that differ by 0, 1, ... 255, int64 [256]; and the largest
         difference of each photo.
-
-    Raises:
-        GpuOutputError: If the two ways give different sizes of a photo.
     """
     counts = np.zeros(256, np.int64)
     largest = []
@@ -134,9 +131,6 @@ def check_parity(workload: Workload, setting: GpuSetting, *, name: str) -> dict[
     """Compare the outputs of a graph on the CPU and on the setting's device, over an epoch.
 
     The figures are those of the photos, in standard deviations.
-
-    Raises:
-        GpuOutputError: If the devices give different samples, masks or labels.
     """
     graph = _graph(workload, name)
     options: dict[str, Any] = {"batch_size": _BATCH, "shuffle": False, "outputs": dp.Outputs(keys=True)}
@@ -163,11 +157,7 @@ def check_parity(workload: Workload, setting: GpuSetting, *, name: str) -> dict[
 
 
 def check_graph(workload: Workload, setting: GpuSetting, *, name: str) -> dict[str, Any]:
-    """Load an epoch of a graph with a real loader: every key comes once, with finite values on the device.
-
-    Raises:
-        GpuOutputError: If keys are missing or repeated, or a batch has a wrong device, length or value.
-    """
+    """Load an epoch of a graph with a real loader: every key comes once, with finite values on the device."""
     started = time.perf_counter()
     keys: list[str] = []
     with workload.open_loader(

@@ -27,9 +27,6 @@ class Nvml:
 
     Args:
         uuid: CUDA's id of the GPU; CUDA and NVML number GPUs differently.
-
-    Raises:
-        OSError: If the library is missing or fails; the text names the function and its code.
     """
 
     def __init__(self, uuid: str) -> None:

@@ -255,10 +255,6 @@ def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
     Args:
         scenario: With the deadline, which holds for checks, too.
         path: The record's file.
-
-    Raises:
-        DataError: If the record there was made with other options, or on another machine.
-        PipesError: If the scenario cannot be opened.
     """
     if path.exists():
         earlier = read_record(path)

@@ -167,11 +167,7 @@ class Workload:
 
 
 def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: bool = False) -> Photos:
-    """Read the first ``num`` JPEGs of the shards, and their masks if all have one.
-
-    Raises:
-        DataError: If the shards hold no JPEG under that name.
-    """
+    """Read the first ``num`` JPEGs of the shards, and their masks if all have one."""
     photos: list[bytes] = []
     masks: list[bytes] = []
     for _, components in samples_of(shards):

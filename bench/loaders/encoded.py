@@ -86,11 +86,7 @@ def _bucket(url: str, *, endpoint: str | None) -> Store:
 
 
 def encoded_samples(stream: BinaryIO, *, shard: str) -> Iterator[EncodedSample]:
-    """Yield the samples of one shard, front to back.
-
-    Raises:
-        DataError: If the stream is not a complete tar.
-    """
+    """Yield the samples of one shard, front to back."""
     sample: EncodedSample = {}
     for member in ArchiveReader(stream, shard=shard):
         if sample and sample[KEY] != member.key:
@@ -103,11 +99,7 @@ def encoded_samples(stream: BinaryIO, *, shard: str) -> Iterator[EncodedSample]:
 
 
 def samples_of(shards: ShardSet) -> Iterator[tuple[str, EncodedSample]]:
-    """Yield every sample of every shard, each with the URL of its shard.
-
-    Raises:
-        DataError: If a shard is not a complete tar.
-    """
+    """Yield every sample of every shard, each with the URL of its shard."""
     for name in shards.names:
         where = shards.store.locate(name)
         with shards.store.open(name) as stream:
@@ -124,9 +116,6 @@ def components_of(
         sample: An `EncodedSample`.
         options: For the names of photo and mask.
         shard: The sample's shard, for errors, if it is known.
-
-    Raises:
-        DataError: If the sample lacks a component, or its label is not a number.
     """
     key: str = sample[KEY]
     parts: list[Any] = []
@@ -140,11 +129,7 @@ def components_of(
 
 
 def label_of(data: bytes, *, key: str, shard: str | None = None) -> int:
-    """Return the class id that ``cls`` holds.
-
-    Raises:
-        DataError: If ``cls`` is not a number.
-    """
+    """Return the class id that ``cls`` holds."""
     try:
         return int(data)
     except ValueError as exc:
@@ -152,11 +137,7 @@ def label_of(data: bytes, *, key: str, shard: str | None = None) -> int:
 
 
 def checked_fields(sample: EncodedSample, fields: Collection[str], *, shard: str) -> EncodedSample:
-    """Return the sample in the order of ``fields``, for a format whose samples all have the same fields.
-
-    Raises:
-        DataError: If the sample has other fields.
-    """
+    """Return the sample in the order of ``fields``, for a format whose samples all have the same fields."""
     if frozenset(sample) != frozenset(fields):
         raise DataError(
             f"{_place(shard, sample[KEY])}: its components are {_named(sample)}, expected {_named(fields)} as "

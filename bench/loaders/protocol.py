@@ -71,11 +71,7 @@ class LoaderOptions:
 
     @property
     def delivery_device(self) -> str:
-        """The device on which a training step expects its batches: ``cpu`` or ``cuda``, as torch names it.
-
-        Raises:
-            ValueError: If the device is ``gpu`` and torch finds no GPU.
-        """
+        """The device on which a training step expects its batches: ``cpu`` or ``cuda``, as torch names it."""
         import torch
 
         if self.device == "gpu" and not torch.cuda.is_available():

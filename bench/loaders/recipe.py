@@ -92,12 +92,7 @@ class ChosenRecipe(NamedTuple):
 def choose_recipe(
     shards: "ShardSet", *, recipe: Recipe | None = None, photo: str | None = None, mask: str | None = None
 ) -> ChosenRecipe:
-    """Choose what was not named by the components of the data set; without a manifest the shards are read for them.
-
-    Raises:
-        DataError: If photo or mask are not clear; or if no sample has a label, with which outputs are compared.
-        ValueError: If a mask is named for the recipe that takes none.
-    """
+    """Choose what was not named by the components of the data set; without a manifest the shards are read for them."""
     if recipe not in (None, "segmentation") and mask is not None:
         raise ValueError(f"--recipe {recipe} takes no mask, got --mask '{mask}'; drop one of them")
     counts = _counts(shards)
@@ -115,11 +110,7 @@ def choose_recipe(
 
 
 def find_components(shards: "ShardSet", *, photo: str | None, mask: str | None) -> tuple[str, str | None]:
-    """Find the photo, and the mask if the samples have one by its name; names that are given are kept.
-
-    Raises:
-        DataError: If it is not clear which they are.
-    """
+    """Find the photo, and the mask if the samples have one by its name; names that are given are kept."""
     if photo is not None and mask is not None:
         return photo, mask
     sets = {"": _counts(shards)}

@@ -34,11 +34,7 @@ class S3Place(NamedTuple):
 
 
 def s3_place(shards: ShardSet) -> S3Place:
-    """Return the place of the shards' bucket: below ``/s3`` of an AIStore, or where ``AWS_ENDPOINT_URL`` says.
-
-    Raises:
-        StoreError: If the endpoint's host has no address.
-    """
+    """Return the place of the shards' bucket: below ``/s3`` of an AIStore, or where ``AWS_ENDPOINT_URL`` says."""
     bucket = shards.store.url.partition("://")[2].partition("/")[0]
     if shards.store.endpoint is not None:
         return S3Place(f"{by_address(shards.store.endpoint)}/s3", bucket)

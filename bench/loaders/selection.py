@@ -33,9 +33,6 @@ class LoaderSpec:
     def parse(cls, text: str) -> "LoaderSpec":
         """Read ``NAME`` or ``NAME:DECODE``.
 
-        Raises:
-            ValueError: If there is no such loader or decoder, or the loader does not have this decoder.
-
         >>> LoaderSpec.parse("webloader")
         LoaderSpec(name='webloader', decode='pil')
         """
@@ -67,11 +64,6 @@ def select_loaders(texts: Sequence[str], *, shards: ShardSet | None = None) -> S
     """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, each loader once.
 
     A loader of a group comes with each of its decoders, and is skipped if it cannot be opened.
-
-    Raises:
-        PipesError: If a loader that is named cannot be opened.
-        ValueError: If there is no such loader, group or decoder, or one is named twice: ``webloader`` is
-            ``webloader:pil``.
     """
     found = available_loaders(shards)
     specs: list[LoaderSpec] = []
@@ -104,11 +96,7 @@ def available_loaders(shards: ShardSet | None = None) -> dict[str, str | None]:
 
 
 def reason_against(name: str, shards: ShardSet | None) -> str | None:
-    """Say why a loader cannot be opened; ``None`` if it can.
-
-    Raises:
-        ValueError: If there is no such loader.
-    """
+    """Say why a loader cannot be opened; ``None`` if it can."""
     check_name(name)
     entry = LOADERS[name]
     for package in entry.requires:
@@ -190,10 +178,6 @@ def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared 
     """Convert the shards for the loader ``name``; ``None`` if it reads the shards themselves.
 
     ``directory`` is an empty directory of the caller; the loader reads from it while it is open.
-
-    Raises:
-        PipesError: See `open_loader`.
-        ValueError: If there is no such loader.
     """
     module = _module(name, shards)
     if not hasattr(module, "prepare"):

@@ -124,11 +124,7 @@ class BatchDecoder:
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
-        """Return the batch of ``samples``, in their order.
-
-        Raises:
-            DataError: If a sample lacks a component, or its label is not a number.
-        """
+        """Return the batch of ``samples``, in their order."""
         if self._options.recipe == "encoded":
             encoded = [components_of(sample, self._options) for sample in samples]
             return encoded_batch(encoded)

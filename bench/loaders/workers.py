@@ -75,9 +75,6 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
     """Return the worker arguments of every peer that is a torch ``DataLoader``.
 
     Workers are forked from one server, and live for all epochs. Each has one torch thread, torch's default in a worker.
-
-    Raises:
-        PipesError: If the batches in flight do not fit into shared memory.
     """
     check_shared_memory(num_batches_shared(num_workers) * options.batch_size, options=options)
     return {
@@ -91,11 +88,7 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
 
 
 def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
-    """Refuse to start if ``num_samples`` samples do not fit into shared memory: SIGBUS kills a worker that fills it.
-
-    Raises:
-        PipesError: If less shared memory is free. A container gets 64 MiB by default.
-    """
+    """Refuse to start if ``num_samples`` samples do not fit into shared memory: SIGBUS kills a worker that fills it."""
     needed, free = num_samples * _sample_bytes(options), _free_shared_memory()
     if free < needed:
         raise PipesError(
@@ -134,9 +127,6 @@ def run_apart(module: str, given: str, *, failed: str, **environment: str) -> No
     """Run a peer's module as a program, for a library that forks: the program has loaded neither DALI nor CUDA.
 
     It reads ``given`` from standard input; the error is ``failed`` with the program's last lines.
-
-    Raises:
-        PipesError: If it fails.
     """
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)
         [sys.executable, "-m", module],
@@ -160,11 +150,7 @@ def open_data_loader(
     num_workers: int | None = None,
     **arguments: Any,
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Open a peer that is a torch ``DataLoader`` over encoded samples; its workers make whole batches.
-
-    Raises:
-        PipesError: See `worker_settings`.
-    """
+    """Open a peer that is a torch ``DataLoader`` over encoded samples; its workers make whole batches."""
     from torch.utils.data import DataLoader
 
     from bench.loaders.transforms import BatchDecoder

@@ -40,11 +40,6 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
     """Write a document's tables again, from the records that its marks name.
 
     The lines between pairs of lines like `START` and `STOP` are replaced, unless ``write`` is false.
-
-    Raises:
-        DataError: If the document or a record cannot be read, a mark has no end, or names no figure or loader of a
-            record.
-        StoreError: If the document cannot be written.
     """
     try:
         text = path.read_text()
@@ -73,12 +68,7 @@ def update_document(path: Path, *, write: bool = True) -> Updated:
 
 
 def _table(words: str, folder: Path) -> str:
-    """Return what goes between a pair of marks, whose first line has these words.
-
-    Raises:
-        DataError: If the record cannot be read.
-        ValueError: If the words name no figure or loader of it.
-    """
+    """Return what goes between a pair of marks, whose first line has these words."""
     try:
         given = _MARK.make_context("mark", words.split()).params
     except click.UsageError as exc:

@@ -81,9 +81,6 @@ def plots_of(report: Report) -> dict[str, str]:
 
     Returns:
         A name for a file, without its ending -> the plot as SVG.
-
-    Raises:
-        PipesError: If matplotlib is not installed.
     """
     try:
         import matplotlib as mpl

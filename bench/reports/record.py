@@ -30,11 +30,7 @@ _URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
 
 def check_target(path: Path, *, option: str = "--json") -> None:
-    """Refuse a path that `write_record` could not write, before a run takes minutes.
-
-    Raises:
-        ValueError: If it is a directory, or its directory is missing or cannot be written.
-    """
+    """Refuse a path that `write_record` could not write, before a run takes minutes."""
     if path.is_dir():
         raise ValueError(f"{option} '{path}': expected a file, found a directory")
     if not path.parent.is_dir():
@@ -54,11 +50,7 @@ def write_record(report: Mapping[str, Any], path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a file; an earlier one is replaced when all is written.
-
-    Raises:
-        StoreError: If the disk is full, or the directory is gone.
-    """
+    """Write a file; an earlier one is replaced when all is written."""
     if _is_special(path):
         path.write_text(text)
         return
@@ -107,11 +99,7 @@ def _without_place(word: str) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a record of any benchmark; of some runs only the beginning is there yet.
-
-    Raises:
-        DataError: If the file cannot be read, is not a benchmark's record, or has another version.
-    """
+    """Read a record of any benchmark; of some runs only the beginning is there yet."""
     try:
         report = json.loads(path.read_text())
     except (OSError, ValueError) as exc:

@@ -117,10 +117,6 @@ def compare_runs(
             this loader's figures, round by round, and are not judged for this loader itself.
         anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have.
             Records that become equal in this way are not compared.
-
-    Raises:
-        ValueError: If a figure is unknown, the threshold is negative, the runs have no record in common,
-            ``relative_to`` is not in both, or they are not comparable: says all that differs.
     """
     _check(before, after, figures=figures, threshold=threshold, relative_to=relative_to, anyway=anyway)
     runs = dict(zip(WHEN, (before, after), strict=True))

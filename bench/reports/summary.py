@@ -257,9 +257,6 @@ def restricted(report: Report, *, baseline: str | None = None, loaders: Sequence
         report: The run.
         baseline: ``NAME`` or ``NAME:DECODE``; ``None``: the run's baseline, if it is among the loaders.
         loaders: Likewise; a name without a decoder takes all of its decoders. ``None``: all.
-
-    Raises:
-        ValueError: If the run has no such loader.
     """
     records = report["records"]
     if loaders is not None:

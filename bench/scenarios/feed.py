@@ -121,13 +121,7 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
         return photo, None if self.masks == "without" else mask
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> _Made:
-        """Write the shards, and compare the outputs of all loaders.
-
-        Raises:
-            DataError: If a sample lacks its photo, mask or label.
-            OutputError: If a loader does not give what the shards hold.
-            ValueError: If there is too little space.
-        """
+        """Write the shards, and compare the outputs of all loaders."""
         sources: Mapping[int | None, ShardSet]
         if self.shards is not None:
             sources = {None: self.shards}
@@ -246,11 +240,7 @@ def drawn(directory: Path, *, photo_bytes: int) -> ShardSet:
 
 
 def expected_samples(shards: ShardSet, *, components: Sequence[str]) -> Expected:
-    """Read what every loader must give of each sample; the sizes are those that Pillow finds.
-
-    Raises:
-        DataError: If a label is not a number, or two samples have the same key.
-    """
+    """Read what every loader must give of each sample; the sizes are those that Pillow finds."""
     found: dict[str, tuple[Any, ...]] = {}
     for shard, sample in samples_of(shards):
         key = sample[KEY]
@@ -265,9 +255,6 @@ def check_epoch(batches: Iterator[Batch], expected: Expected, *, components: Seq
     """Compare an epoch of one pass: each sample must come once, as it is in its shard.
 
     Further samples, with which DALI's reader fills its last batch, are ignored.
-
-    Raises:
-        OutputError: Names the loader, and the first sample that is wrong.
     """
     seen: Counter[str] = Counter()
     for key, *found in list(_samples_in(batches, components))[: len(expected)]:

@@ -70,10 +70,6 @@ def copied(
     """Copy samples into indexed local shards.
 
     They are repeated up to ``num_samples``.
-
-    Raises:
-        DataError: If there is no sample, or a sample lacks a component or its label.
-        ValueError: If there is too little free space.
     """
     num_shards = None if num_samples is None else min(NUM_SHARDS, num_samples)
     written = repeat_shards(

@@ -72,11 +72,7 @@ class Objects(NamedTuple):
         return object_url(self.endpoint, self.bucket, name, provider="ais")
 
     def check(self, client: str, sizes: Sequence[int], found: int | None = None) -> None:
-        """Refuse an object that has another size or checksum than expected.
-
-        Raises:
-            DataError: Names the client and the object.
-        """
+        """Refuse an object that has another size or checksum than expected."""
         where = f"client '{client}', bucket '{self.bucket}' at {self.endpoint}"
         for name, num_bytes in zip(self.names, sizes, strict=True):
             if num_bytes != self.object_bytes:
@@ -141,12 +137,7 @@ class FetchScenario(Scenario[Objects, str, Measured]):
             check_room(self.work, needed, what="fetching", option="--cache", less="take fewer or smaller objects")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Objects:
-        """Make objects in a bucket of their own, which is destroyed at the end.
-
-        Raises:
-            StoreError: If the endpoint does not answer.
-            ValueError: If the bucket exists already.
-        """
+        """Make objects in a bucket of their own, which is destroyed at the end."""
         server = None if self.endpoint else stack.enter_context(embedded_node.start(folder.new()))
         endpoint = server.endpoint if server is not None else str(self.endpoint)
         store = stack.enter_context(new_bucket(endpoint, PREFIX))

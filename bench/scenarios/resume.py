@@ -99,12 +99,7 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, Measured]):
             )
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> ResumeInputs:
-        """Stage the given shards, and pack their samples anew.
-
-        Raises:
-            CacheError: If the shards do not fit ``work``.
-            DataError: If an epoch has less than three batches: it has no middle to resume at.
-        """
+        """Stage the given shards, and pack their samples anew."""
         assert self.shards is not None, "the command names them"
         warm = DataPlace(shard_urls(self.shards), self.shards.store.endpoint, folder.new(), "all", {})
         # Open until the end: its shards stay resident for the loaders of the turns.

@@ -110,13 +110,7 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         return sum(entry.size for entry in self.given.entries())
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WrittenFiles:
-        """Write both formats, and compare the readers' outputs.
-
-        Raises:
-            DataError: If the shards are not indexed, or a sample lacks its photo, mask or label.
-            OutputError: If a reader does not yield what the shards hold.
-            ValueError: If there is too little space.
-        """
+        """Write both formats, and compare the readers' outputs."""
         if find_manifest(self.given) is None:
             raise DataError(f"'{self.given.url}' is not indexed: dali-pipes prep index {self.given.url}")
         # Tars, TFRecord files, the files of a writer in its turn, and the loader's own copy, which by default is in

@@ -108,13 +108,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WindowInputs:
-        """Repeat the samples, and put them into a bucket of the servers.
-
-        Raises:
-            DataError: If there is no sample.
-            ValueError: If two windows of at least one shard do not fit the smallest cache, or there is too little
-                space.
-        """
+        """Repeat the samples, and put them into a bucket of the servers."""
         given, source = (self.shards, "given shards") if self.shards is not None else _demo_shards(folder.new())
         objects = folder.new()
         servers = {
@@ -156,12 +150,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
         return f"a cache of {subject.cache:g} with {subject.latency_ms:g} ms"
 
     def measure(self, made: WindowInputs, subject: WindowsCell, number: int) -> Measured:
-        """Load a cold epoch and the timed ones through an empty cache, which is removed afterwards.
-
-        Raises:
-            CacheError: If the loader's windows do not fit its cache.
-            DataError: If an epoch does not deliver every sample once.
-        """
+        """Load a cold epoch and the timed ones through an empty cache, which is removed afterwards."""
         endpoint, server_pid = made.servers[subject.latency_ms]
         tree, cache_dir = ProcessTree(), made.directory / "cache"
 
@@ -226,11 +215,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
 def fitting_window(
     manifest: "Manifest", *, cache_bytes: int, batch_size: int, alignment: int = EXTENT_ALIGNMENT
 ) -> int:
-    """The largest ``shuffle_window``, in bytes of shards, of which two fit a cache of ``cache_bytes``.
-
-    Raises:
-        ValueError: If not every shard fits into such a window.
-    """
+    """The largest ``shuffle_window``, in bytes of shards, of which two fit a cache of ``cache_bytes``."""
     extent_bytes = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment))
     largest = int(manifest.shard_bytes.max())
 

@@ -11,12 +11,7 @@ from dali_pipes.store.shard_set import ShardSet
 
 @contextlib.contextmanager
 def new_bucket(endpoint: str, name: str) -> Iterator[AisStore]:
-    """Make a bucket for a benchmark; it is destroyed at the end.
-
-    Raises:
-        StoreError: If the endpoint does not answer.
-        ValueError: If the bucket exists already.
-    """
+    """Make a bucket for a benchmark; it is destroyed at the end."""
     check_endpoint(endpoint)
     store = AisStore(endpoint, name)
     if store.exists():

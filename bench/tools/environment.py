@@ -37,11 +37,7 @@ def available_cores() -> int:
 
 
 def check_extras() -> None:
-    """Say in one line which packages are missing, before anything is read or started.
-
-    Raises:
-        PipesError: If a package of the extra ``bench`` is not installed.
-    """
+    """Say in one line which packages are missing, before anything is read or started."""
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         raise PipesError(f"benchmarks need {' and '.join(missing)}; install: pip install 'dali-pipes[bench]'")

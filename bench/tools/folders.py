@@ -79,11 +79,7 @@ def remove_leftovers(parent: Path | None = None) -> list[Path]:
 
 
 def check_writable(directory: Path, *, option: str = "--work") -> None:
-    """Refuse a directory that is missing or cannot be written.
-
-    Raises:
-        ValueError: Names the directory and ``option``.
-    """
+    """Refuse a directory that is missing or cannot be written."""
     if not directory.is_dir():
         raise ValueError(f"{option} '{directory}': no such directory; name one with space for the data set")
     try:
@@ -95,11 +91,7 @@ def check_writable(directory: Path, *, option: str = "--work") -> None:
 def check_room(
     directory: Path, num_bytes: int, *, what: str, option: str = "--work", less: str = "take less: --samples"
 ) -> None:
-    """Refuse to write more bytes than the disk has free.
-
-    Raises:
-        ValueError: If fewer bytes are free.
-    """
+    """Refuse to write more bytes than the disk has free."""
     free = shutil.disk_usage(directory).free
     if free < num_bytes:
         raise ValueError(

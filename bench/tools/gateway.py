@@ -44,10 +44,6 @@ class Gateway(ServerProcess):
     Args:
         endpoint: The cluster behind it, ``http://HOST:PORT``.
         latency_s: Of a round trip, added to each request and to each new connection.
-
-    Raises:
-        OSError: If it does not start.
-        ValueError: If the endpoint is not an ``http://`` URL, or the latency is not in [0, 60).
     """
 
     counter: Path
@@ -69,11 +65,7 @@ class Gateway(ServerProcess):
 
 
 def check_upstream(endpoint: str) -> None:
-    """Refuse an endpoint that a gateway cannot serve.
-
-    Raises:
-        ValueError: If it is not ``http://HOST[:PORT]``.
-    """
+    """Refuse an endpoint that a gateway cannot serve."""
     url = urlsplit(endpoint)
     if url.scheme != "http" or not url.hostname:
         raise ValueError(

@@ -47,10 +47,6 @@ def repeat_shards(
         photo: Component that holds the photo, or alternatives: ``jpg;jpeg``; a scaled photo is written as a JPEG.
         mask: Component that holds the mask; ``None`` if there is none to scale.
         option: The command's option that names the directory, for errors.
-
-    Raises:
-        DataError: If there is no sample.
-        ValueError: If there are fewer samples than shards, or too little free space in the directory.
     """
     samples = [sample for _, sample in samples_of(shards)]
     if not samples:

@@ -108,9 +108,6 @@ class ShardBatches:
     def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
         """Batches of photos, masks if the recipe takes them, labels and keys, as arrays: uint8 [bytes], uint8 [bytes],
         int64, uint8 [letters].
-
-        Raises:
-            DataError: If a sample lacks a component, or its label is not a number.
         """
         if os.getpid() != self._main_pid:
             end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed

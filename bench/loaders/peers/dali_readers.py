@@ -53,9 +53,6 @@ def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions
 
     Returns:
         The number of samples.
-
-    Raises:
-        DataError: If a sample lacks its photo, mask or label, or a shard is not a complete tar.
     """
     num_samples = 0
     for row, (_, samples) in enumerate(itertools.groupby(samples_of(shards), key=lambda found: found[0])):
@@ -148,11 +145,7 @@ class ReaderFiles:
 
 
 def webdataset_index(index: "ShardIndex") -> str:
-    """Return a shard's index of all its components for `fn.readers.webdataset`, version 1.2.
-
-    Raises:
-        DataError: If a name contains white space, which separates the fields of that format.
-    """
+    """Return a shard's index of all its components for `fn.readers.webdataset`, version 1.2."""
     lines = []
     for row, key in enumerate(index.keys):
         if key.split() != [key]:

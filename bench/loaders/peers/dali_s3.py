@@ -32,11 +32,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def prepare(shards: ShardSet, *, directory: Path) -> None:
-    """Write an index of each shard for DALI's reader, from the index beside the shards.
-
-    Raises:
-        DataError: If the shards are not indexed, or a name contains white space.
-    """
+    """Write an index of each shard for DALI's reader, from the index beside the shards."""
     from prep.inspect.indexed_set import IndexedSet
 
     dali_readers.write_webdataset_indexes(IndexedSet(shards), directory)
@@ -44,11 +40,7 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
-    """Open the reader on ``s3://`` URLs; each sample comes once an epoch, in the order of the files.
-
-    Raises:
-        StoreError: If the cluster does not answer a ranged GET at its own address.
-    """
+    """Open the reader on ``s3://`` URLs; each sample comes once an epoch, in the order of the files."""
     url, bucket = s3_place(shards)
     if shards.store.endpoint is not None and url is not None and url.startswith("http://"):
         _check_reads_ranges(f"{url}/{bucket}/{quote(shards.names[0])}")

@@ -34,11 +34,7 @@ _DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def prepare(shards: ShardSet, *, directory: Path) -> None:
-    """Link the shards into ``directory`` and index them there, by a process on each core.
-
-    Raises:
-        PipesError: If Energon cannot index them, for example because two samples share a key.
-    """
+    """Link the shards into ``directory`` and index them there, by a process on each core."""
     for row, name in enumerate(shards.names):
         (directory / f"{row:06d}.tar").symlink_to(Path(shards.store.locate(name)).resolve())
     # The library forks one worker for each core.

@@ -38,11 +38,7 @@ downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
 
 
 def prepare(shards: ShardSet, *, directory: Path) -> None:
-    """Write each sample as a dict of the key and each component's bytes; `_optimize` does it in a new process.
-
-    Raises:
-        PipesError: If ``litdata.optimize`` fails, for example because samples have different components.
-    """
+    """Write each sample as a dict of the key and each component's bytes; `_optimize` does it in a new process."""
     with tempfile.TemporaryDirectory(prefix="dali-pipes-litdata-") as scratch:
         job = {"urls": shard_urls(shards), "endpoint": shards.store.endpoint, "directory": str(directory)}
         run_apart(

@@ -34,9 +34,6 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
     """Write each sample as a row of MDS: the key, and the unchanged bytes of each component.
 
     One process copies the samples, because two are not faster on one disk.
-
-    Raises:
-        DataError: If samples have different components.
     """
     with contextlib.ExitStack() as stack:
         writer: MDSWriter | None = None

@@ -26,11 +26,7 @@ from dali_pipes.store.shard_set import ShardSet
 
 
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Every sample comes exactly once an epoch. A worker gets whole shards, so each worker's last batch is short.
-
-    Raises:
-        StoreError: If the endpoint's host has no address.
-    """
+    """Every sample comes exactly once an epoch. A worker gets whole shards, so each worker's last batch is short."""
     place = s3_place(shards)
     samples = _BucketSamples(place, tuple(shards.names), options, is_open=shards.store.endpoint is not None)
     return open_data_loader(samples, shards, options=options, num_workers=num_shard_workers(shards, options))
