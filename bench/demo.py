@@ -188,7 +188,7 @@ def _compare_and_time(shards: ShardSet, *, seed: int, bystanders: set[int]) -> d
     from bench.compare.run import LoaderScenario
     from bench.engine.run import run_scenario
     from bench.loaders.protocol import LoaderOptions
-    from bench.loaders.selection import LoaderSpec
+    from bench.loaders.registry import LoaderSpec
     from bench.loaders.workers import fitting_batch_size
 
     # 64 as in the benchmarks; less if a container has little shared memory for WebLoader's batches.

@@ -44,7 +44,7 @@ from bench.loaders.recipe import choose_recipe
 from bench.loaders.transforms import IMAGENET_MEAN as MEAN
 from bench.loaders.transforms import IMAGENET_STD as STD
 from bench.loaders.transforms import SampleDecoder, mask_transform
-from bench.loaders.workers import WorkerEpochs, opener_for_workers, worker_context
+from bench.loaders.workers import opened_workers, opener_for_workers, worker_context
 from bench.reports.record import check_target, write_record
 from bench.tools.environment import describe_environment
 from dali_pipes.data_set.indexing import find_manifest
@@ -105,11 +105,8 @@ def webloader_feed(
         persistent_workers=True,
     )
     # It gives out epochs, and ends the worker with the loader.
-    epochs = WorkerEpochs(loader.pipeline[0], batches=loader, options=options)
-    try:
-        yield epochs.epoch
-    finally:
-        epochs.close()
+    with opened_workers(loader.pipeline[0], batches=loader, options=options) as opened:
+        yield opened.epoch
 
 
 FEEDS = {"dali": dali_feed, "webloader": webloader_feed}

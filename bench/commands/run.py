@@ -12,10 +12,9 @@ from bench.compare.run import LoaderScenario, check_specs
 from bench.compare.settings import TurnSetting
 from bench.compare.settings import sweep as settings_of
 from bench.engine.options import at_least, field_options, json_option, opened_shards, words
-from bench.loaders.protocol import LoaderOptions
+from bench.loaders.protocol import CROPS, LoaderOptions, Recipe
 from bench.loaders.recipe import choose_recipe
-from bench.loaders.registry import CROPS, LOADERS, Recipe
-from bench.loaders.selection import LoaderSpec, select_loaders
+from bench.loaders.registry import LOADERS, LoaderSpec, select_loaders
 from bench.tools.folders import check_writable
 from dali_pipes.commands.options import cluster_options, join_options
 from dali_pipes.commands.output import print_note
@@ -165,14 +164,14 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[s
             print_note(f"recipe: {chosen.recipe}; the photo is '{chosen.photo}'{mask}")
         # With a latency, loaders read local shards from a bucket too: from a copy on our server.
         is_served = any(setting.latency_ms is not None for setting in settings)
-        selection = select_loaders(words(given["loaders"]), shards=None if is_served else found)
-        for line in selection.skipped:
+        specs, skipped = select_loaders(words(given["loaders"]), shards=None if is_served else found)
+        for line in skipped:
             print_note(line)
-        check_specs(selection.specs, baseline, is_served=is_served)
+        check_specs(specs, baseline, is_served=is_served)
         shared = {name: given[name] for name in ("batch_size", "seed", "device")}
         fields: dict[str, Any] = {
             "shards": found,
-            "loaders": selection.specs,
+            "loaders": specs,
             "options": LoaderOptions(crop=crop, **chosen._asdict(), **shared),
             "settings": settings,
             "baseline": baseline,

@@ -27,7 +27,7 @@ from bench.compare.settings import MAX_RANKS, DataFacts
 from bench.compare.turn import LoaderTurn
 from bench.engine.options import option
 from bench.engine.scenario import Rounds, Scenario
-from bench.loaders.registry import Recipe
+from bench.loaders.protocol import Recipe
 from bench.tools.environment import available_cores
 from dali_pipes.errors import PipesError
 

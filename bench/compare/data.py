@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from bench.compare.settings import DataFacts, TurnSetting
 from bench.compare.turn import TurnJob
-from bench.loaders.protocol import LoaderOptions, Prepared
-from bench.loaders.selection import LoaderSpec, prepare_loader, remove_prepared
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.registry import LoaderSpec, Prepared, prepare_loader, remove_prepared
 from bench.tools.buckets import upload_shards
 from bench.tools.folders import RunFolder
 from bench.tools.gateway import Gateway, check_upstream
@@ -119,7 +119,7 @@ class DataSets:
         Files in shared memory stay, because they have no other place; so do those of a cluster.
         """
         shards, _ = self.open(setting)
-        paths = [Path(one.url) for one in prepared if one is not None]
+        paths = [one.directory for one in prepared if one is not None]
         if shards.store.directory is not None:
             paths += [Path(shards.store.locate(name)) for name in shards.names]
         for path in paths:

@@ -24,9 +24,8 @@ import torch
 from bench.compare.data import DataSets
 from bench.compare.settings import TurnSetting
 from bench.engine.scenario import failure_text
-from bench.loaders.protocol import BenchBatch, LoaderOptions, num_rows
-from bench.loaders.registry import LOADERS, PARTS, Recipe, is_peer
-from bench.loaders.selection import LoaderSpec, open_loader
+from bench.loaders.protocol import PARTS, BenchBatch, LoaderOptions, Recipe, num_rows
+from bench.loaders.registry import LOADERS, LoaderSpec, is_peer, open_loader
 from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
 from bench.tools.environment import available_cores
 from dali_pipes.errors import DataError, PipesError, shown

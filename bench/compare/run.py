@@ -21,9 +21,8 @@ from bench.compare.turn import TIMEOUT_S, LoaderTurn, TurnJob, figures_of, run_t
 from bench.engine.options import at_least, option
 from bench.engine.scenario import Rounds, Scenario
 from bench.engine.turn_process import fork_server
-from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import LOADERS, PARTS, Recipe, is_peer
-from bench.loaders.selection import LoaderSpec, place_of
+from bench.loaders.protocol import PARTS, LoaderOptions, Recipe
+from bench.loaders.registry import LOADERS, LoaderSpec, is_peer, place_of
 from bench.tools.folders import RunFolder
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ import torch
 
 from bench.compare.settings import DataFacts, TurnSetting
 from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, fork_server, meet, move_on
-from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared, num_rows
-from bench.loaders.registry import LOADERS, PARTS
-from bench.loaders.selection import LoaderSpec, open_loader
+from bench.loaders.protocol import PARTS, BenchBatch, BenchLoader, LoaderOptions, num_rows
+from bench.loaders.registry import LOADERS, LoaderSpec, Prepared, open_loader
 from bench.tools.gateway import read_counter
 from bench.tools.processes import ProcessTree, shared_memory_bytes
 from bench.tools.step import Step, open_step

@@ -18,8 +18,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
-from bench.loaders.registry import LOADERS
-from bench.loaders.selection import available_loaders
+from bench.loaders.registry import LOADERS, available_loaders
 from bench.tools.processes import end_with_main
 from dali_pipes.errors import PipesError
 from dali_pipes.progress import follow_parent
@@ -46,8 +45,9 @@ Result = TypeVar("Result")
 def fork_server() -> ForkServerContext:
     """Start the server that turns are forked from. It also forks the workers of loaders that use a fork server."""
     context = multiprocessing.get_context("forkserver")
-    installed = [LOADERS[name].module for name, missing in available_loaders().items() if missing is None]
-    context.set_forkserver_preload([*PRELOAD, *installed])
+    installed = [LOADERS[name] for name, missing in available_loaders().items() if missing is None]
+    modules = [module for entry in installed for module in (entry.module, *entry.requires)]
+    context.set_forkserver_preload([*PRELOAD, *modules])
     with _ctrl_c_is_ours():
         forkserver.ensure_running()
     return context

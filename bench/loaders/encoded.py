@@ -46,15 +46,11 @@ def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
 
     Without ``endpoint``, ``s3://`` and other URLs are buckets of clouds.
     """
-    if "://" not in url:
-        return Path(url).open("rb")
-    return cast("BinaryIO", open_object(url, endpoint=endpoint))
+    return cast("BinaryIO", open_object(url, endpoint=endpoint)) if "://" in url else Path(url).open("rb")
 
 
 def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str | None) -> io.BufferedReader:
     """Open a shard of a bucket, with the arguments that WebDataset gives an opener."""
-    del bufsize
-    assert mode == "rb", mode
     return io.BufferedReader(_ObjectStream(url, endpoint=endpoint), STREAM_BUFFER_BYTES)
 
 
@@ -110,12 +106,10 @@ def samples_of(shards: ShardSet) -> Iterator[tuple[str, EncodedSample]]:
 def components_of(
     sample: Mapping[str, Any], options: LoaderOptions, *, shard: str | None = None
 ) -> tuple[Any, Any, int, str]:
-    """Return photo, mask, label and key of a sample; the mask is ``None`` if the recipe takes none.
+    """Return photo, mask, label and key of an `EncodedSample`; the mask is ``None`` if the recipe takes none.
 
-    Args:
-        sample: An `EncodedSample`.
-        options: For the names of photo and mask.
-        shard: The sample's shard, for errors, if it is known.
+    Raises:
+        DataError: If the sample lacks a component, or its label is not a number; names ``shard``, if it is known.
     """
     key: str = sample[KEY]
     parts: list[Any] = []
@@ -138,16 +132,13 @@ def label_of(data: bytes, *, key: str, shard: str | None = None) -> int:
 
 def checked_fields(sample: EncodedSample, fields: Collection[str], *, shard: str) -> EncodedSample:
     """Return the sample in the order of ``fields``, for a format whose samples all have the same fields."""
-    if frozenset(sample) != frozenset(fields):
+    if sample.keys() != set(fields):
+        found, expected = (", ".join(sorted(set(names) - {KEY})) for names in (sample, fields))
         raise DataError(
-            f"{_place(shard, sample[KEY])}: its components are {_named(sample)}, expected {_named(fields)} as "
-            "in the first sample; this format has the same fields in all samples"
+            f"{_place(shard, sample[KEY])}: its components are {found}, expected {expected} as in the first sample; "
+            "this format has the same fields in all samples"
         )
     return {name: sample[name] for name in fields}
-
-
-def _named(fields: Collection[str]) -> str:
-    return ", ".join(sorted(set(fields) - {KEY}))
 
 
 def _place(shard: str | None, key: str) -> str:

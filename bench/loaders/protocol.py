@@ -1,18 +1,30 @@
-"""The options and the interface of all loaders of `bench`, and their batches."""
+"""What all loaders of `bench` share: the recipes' names, options, batches, and the object that yields epochs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
-from bench.loaders.registry import Recipe
 from bench.tools.environment import available_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 Device = Literal["auto", "cpu", "gpu"]
+Recipe = Literal["segmentation", "classification", "encoded"]
+"""What the loaders of a run make of a sample: see `bench.loaders.recipe`."""
+
+DECODES = ("pil", "turbo")
+"""The decoders of loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
+ALL_PARTS = frozenset({"image", "mask", "label", "key", "normalised", "encoded"})
+"""The parts of a `BenchBatch`, and ``normalised`` for normalised photos."""
+PARTS: Mapping[str, frozenset[str]] = {
+    "segmentation": ALL_PARTS - {"encoded"},
+    "classification": ALL_PARTS - {"encoded", "mask"},
+    "encoded": frozenset({"encoded", "label", "key"}),
+}
+"""Recipe -> the parts of its batches."""
+CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224, "encoded": 224}
+"""Recipe -> the default height and width of its image, in pixels."""
 
 
 class BenchBatch(TypedDict, total=False):
@@ -79,32 +91,43 @@ class LoaderOptions:
         return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-class BenchLoader(Protocol):
-    """An open loader."""
+class BenchLoader:
+    """An open loader: a new epoch ends the one before, if that was left early.
 
-    num_workers: int
-    """Worker processes; 0 if threads of this process decode."""
-    decode: str
-    """The decoder: ``dali``, ``pil`` or ``turbo``; ``none`` for `synthetic`."""
-    device: str
-    """The device of the batches: ``cpu`` or ``cuda``. If the step runs on another device, the engine copies them."""
+    Args:
+        start: Starts an epoch and returns its batches, on the options' device. If they have a method ``close``, as
+            generators do, it ends an epoch that was left early.
+        options: The run's options.
+        decode: ``dali``, ``pil`` or ``turbo``, ``none`` for `synthetic`; by default what the options say.
+        num_workers: Worker processes; 0 if threads of this process decode.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Iterator[BenchBatch]],
+        *,
+        options: LoaderOptions,
+        decode: str | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        self.num_workers, self.decode = num_workers, decode or options.decode
+        self.device = options.delivery_device
+        self._start: Callable[[], Iterator[BenchBatch]] | None = start
+        self._epoch: Any = None
 
     def epoch(self) -> Iterator[BenchBatch]:
-        """Start a new epoch, also if the epoch before was left early."""
+        """Start a new epoch."""
+        assert self._start is not None, "the loader is open"
+        self._leave_epoch()
+        self._epoch = self._start()
+        return cast("Iterator[BenchBatch]", self._epoch)
 
+    def close(self) -> None:
+        """Let go of everything, even if a caller still holds an epoch. Can be called twice."""
+        self._leave_epoch()
+        self._start = None
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """The converted shards of a loader, and the cost of the conversion."""
-
-    url: str
-    """The directory."""
-    wall_s: float
-    num_bytes: int
-    """Bytes of the files in the directory."""
-
-    @classmethod
-    def of(cls, directory: Path, *, wall_s: float) -> "Prepared":
-        """Measure the files in ``directory``, at every depth, but not those that links lead to."""
-        files = (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
-        return cls(url=str(directory), wall_s=wall_s, num_bytes=sum(path.stat().st_size for path in files))
+    def _leave_epoch(self) -> None:
+        if hasattr(self._epoch, "close"):
+            self._epoch.close()
+        self._epoch = None

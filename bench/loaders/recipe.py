@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bench.loaders.registry import Recipe
+from bench.loaders.protocol import Recipe
 from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError

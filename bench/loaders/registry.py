@@ -1,12 +1,12 @@
-"""List every loader that can be timed, with its requirements, input and output. This module imports no loader.
+"""List every loader that can be timed; choose loaders by their names, convert shards for them, and open them.
 
 To add a peer, write one file and one line:
 
 1. ``bench/loaders/peers/NAME.py`` with ``open_loader(shards, *, options)``, which returns a context manager that yields
    a `bench.loaders.protocol.BenchLoader`. If the peer reads another format, the file also has
-   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``prepared=`` too. With
-   ``in_bucket`` in its line, it reads the result from the bucket: ``open_remote(shards, *, options, remote)``. For a
-   peer that is a torch ``DataLoader``, `bench.loaders.workers.open_data_loader` does the rest.
+   ``prepare(shards, *, directory)``, which converts the shards, and ``open_loader`` takes ``place=`` too: the
+   directory, or with ``in_bucket`` the ``s3://`` address to which the directory was uploaded. For a peer that is a
+   torch ``DataLoader``, `bench.loaders.workers.open_data_loader` does the rest.
 2. A line in `LOADERS`.
 
 A peer that decodes in this process calls ``torch.set_num_threads(1)``, as `bench.loaders.peers.spdl` does. Otherwise
@@ -16,39 +16,29 @@ The commands, the comparison of outputs, the contract tests and the reports find
 imported when the loader is opened, so a missing library affects only its own loader.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import contextlib
+import importlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-DECODES = ("pil", "turbo")
-"""The decoders of loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
-
-ALL_PARTS = frozenset({"image", "mask", "label", "key", "normalised", "encoded"})
-"""The parts of a `BenchBatch`, and ``normalised`` for normalised photos."""
-
-Recipe = Literal["segmentation", "classification", "encoded"]
-"""What the loaders of a run make of a sample: see `bench.loaders.recipe`."""
-
-PARTS: Mapping[str, frozenset[str]] = {
-    "segmentation": ALL_PARTS - {"encoded"},
-    "classification": ALL_PARTS - {"encoded", "mask"},
-    "encoded": frozenset({"encoded", "label", "key"}),
-}
-"""Recipe -> the parts of its batches."""
-
-CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224, "encoded": 224}
-"""Recipe -> the default height and width of its image, in pixels."""
+from bench.loaders.protocol import ALL_PARTS, DECODES, BenchLoader, LoaderOptions
+from bench.loaders.s3 import remove_uploads, upload_folder, uploaded_folder
+from dali_pipes.errors import PipesError
+from dali_pipes.store.shard_set import ShardSet
 
 Place = Literal["ais", "local", "s3", "cloud"]
-Source = Place | Literal["converted"]
-
-PLACES: Mapping[Source, str] = {
+PLACES: Mapping[str, str] = {
     "ais": "in a bucket of AIStore",
     "local": "in a directory",
     "s3": "in a bucket of S3",
     "cloud": "in a bucket of another cloud",
 }
-"""Where shards lie -> the words for it; ``converted`` is made from any of them."""
+"""Where shards lie -> the words for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +46,10 @@ class LoaderEntry:
     """The facts about a loader that are needed before it is imported."""
 
     module: str
+    opens: str = "open_loader"
+    """The function of the module that opens it."""
+    prepares: str | None = None
+    """The function that converts the shards; ``None``: the loader reads the shards themselves."""
     extra: str | None = None
     """The extra of this project that installs what the loader needs beyond ``bench``."""
     requires: tuple[str, ...] = ()
@@ -66,89 +60,78 @@ class LoaderEntry:
     """The parts of a batch that the loader makes from the shards, of `ALL_PARTS`. Without ``normalised`` its photos are
     uint8. If empty, its batches have the shapes of all parts, but their content does not come from the shards. Missing
     parts are not compared and not timed, and tables mark the loader."""
-    source: tuple[Source, ...] = ("ais", "local", "s3", "cloud")
-    """The loader's input: where shards lie, of `PLACES`, or the result of ``prepare`` for any place."""
+    source: tuple[Place | Literal["converted"], ...] = ("ais", "local", "s3", "cloud")
+    """Where shards may lie, of `PLACES`; ``converted``: anywhere, the loader reads what was made of them."""
     makes: str = "a copy"
-    """Describes the result of ``prepare``, and what the time for it includes, in reports."""
+    """Describes what is prepared, and what the time for it includes, in reports."""
     in_bucket: bool = False
-    """The result of ``prepare`` is uploaded into the shards' own bucket, from where the module's ``open_remote`` reads
-    it, by S3's protocol."""
+    """The result is uploaded into the shards' own bucket, and read from there by S3's protocol."""
     decodes_window: bool = False
     """The loader decodes only the part of a photo that the crop keeps, as DALI can. The others decode whole photos."""
 
 
-_INDEX = "an index, by one process"
+def _peer(file: str, **facts: Any) -> LoaderEntry:
+    return LoaderEntry(module=f"bench.loaders.peers.{file}", **facts)
+
+
+_OURS, _INDEX = "bench.loaders.ours", "an index, by one process"
+_LITDATA: dict[str, Any] = {"prepares": "prepare", "extra": "litdata", "requires": ("litdata",), "decodes": DECODES}
+_MOSAIC: dict[str, Any] = {"prepares": "prepare", "extra": "mosaic", "requires": ("streaming",), "decodes": DECODES}
+_BY_S3: dict[str, Any] = {"source": ("ais", "s3"), "in_bucket": True}
+_EACH_CORE = "by a process on each core"
 
 LOADERS: dict[str, LoaderEntry] = {
-    "dali": LoaderEntry(module="bench.loaders.dali", makes=_INDEX, decodes_window=True),
-    "memory": LoaderEntry(module="bench.loaders.memory", makes=_INDEX, decodes_window=True),
-    "webloader": LoaderEntry(module="bench.loaders.peers.webloader", decodes=DECODES),
-    "webloader-tutorial": LoaderEntry(module="bench.loaders.peers.webloader_tutorial", decodes=("pil",)),
-    "dali-s3": LoaderEntry(
-        module="bench.loaders.peers.dali_s3",
+    "dali": LoaderEntry(module=_OURS, opens="open_dali", makes=_INDEX, decodes_window=True),
+    "memory": LoaderEntry(module=_OURS, opens="open_memory", makes=_INDEX, decodes_window=True),
+    "webloader": _peer("webloader", decodes=DECODES),
+    "webloader-tutorial": _peer("webloader", opens="open_tutorial", decodes=("pil",)),
+    "dali-s3": _peer(
+        "dali_readers",
+        opens="open_s3",
+        prepares="prepare_s3",
         source=("ais", "s3"),
         makes="index files for DALI's reader, by one process",
         decodes_window=True,
     ),
-    "dali-external": LoaderEntry(module="bench.loaders.peers.dali_external", decodes_window=True),
-    "aistore": LoaderEntry(
-        module="bench.loaders.peers.aistore",
+    "dali-external": _peer("plain_dali", opens="open_external", decodes_window=True),
+    "aistore": _peer(
+        "bucket_readers",
+        opens="open_aistore",
         extra="aistore-pytorch",
-        requires=("alive_progress",),
+        requires=("alive_progress", "aistore.pytorch"),
         decodes=DECODES,
         source=("ais",),
     ),
-    "s3torchconnector": LoaderEntry(
-        module="bench.loaders.peers.s3torchconnector",
+    "s3torchconnector": _peer(
+        "bucket_readers",
+        opens="open_s3torchconnector",
         extra="s3torchconnector",
         requires=("s3torchconnector",),
         decodes=DECODES,
         source=("ais", "s3"),
     ),
-    "spdl": LoaderEntry(module="bench.loaders.peers.spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
-    "energon": LoaderEntry(
-        module="bench.loaders.peers.energon",
+    "spdl": _peer("spdl", extra="spdl", requires=("spdl.pipeline",), decodes=DECODES),
+    "energon": _peer(
+        "energon",
+        prepares="prepare",
         extra="energon",
         requires=("megatron.energon",),
         decodes=DECODES,
         source=("local",),
-        makes="Energon's index, by a process on each core",
+        makes=f"Energon's index, {_EACH_CORE}",
     ),
-    "litdata": LoaderEntry(
-        module="bench.loaders.peers.litdata",
-        extra="litdata",
-        requires=("litdata",),
-        decodes=DECODES,
+    "litdata": _peer(
+        "litdata",
+        **_LITDATA,
         source=("converted",),
-        makes="chunks, by a process on each core; the time includes starting them",
+        makes=f"chunks, {_EACH_CORE}; the time includes starting them",
     ),
-    "litdata-s3": LoaderEntry(
-        module="bench.loaders.peers.litdata",
-        in_bucket=True,
-        extra="litdata",
-        requires=("litdata",),
-        decodes=DECODES,
-        source=("ais", "s3"),
-        makes="chunks in the bucket, by a process on each core; the time includes starting them",
+    "litdata-s3": _peer(
+        "litdata", **_LITDATA, **_BY_S3, makes=f"chunks in the bucket, {_EACH_CORE}; the time includes starting them"
     ),
-    "mosaic": LoaderEntry(
-        module="bench.loaders.peers.mosaic",
-        extra="mosaic",
-        requires=("streaming",),
-        decodes=DECODES,
-        source=("converted",),
-        makes="its own shards, by one process",
-    ),
-    "mosaic-s3": LoaderEntry(
-        module="bench.loaders.peers.mosaic",
-        in_bucket=True,
-        extra="mosaic",
-        requires=("streaming",),
-        decodes=DECODES,
-        source=("ais", "s3"),
-        makes="its own shards in the bucket, by one process",
-    ),
-    "synthetic": LoaderEntry(module="bench.loaders.synthetic", gives=frozenset()),
+    "mosaic": _peer("mosaic", **_MOSAIC, source=("converted",), makes="its own shards, by one process"),
+    "mosaic-s3": _peer("mosaic", **_MOSAIC, **_BY_S3, makes="its own shards in the bucket, by one process"),
+    "synthetic": LoaderEntry(module=_OURS, opens="open_synthetic", gives=frozenset()),
 }
 """Name to entry, in the order of a table that shows all of them."""
 
@@ -171,3 +154,177 @@ GROUPS: dict[str, Callable[[str], bool]] = {
 }
 """Names for several loaders: all, the loaders of other projects, the loaders that decode photos with DALI, and the
 loaders that decode in Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """A loader as a command names it: ``dali``, or with a decoder, ``webloader:turbo``."""
+
+    name: str
+    decode: str | None = None
+    """One of the loader's decoders, by default the first; ``None`` if DALI decodes."""
+
+    def __post_init__(self) -> None:
+        if self.decode is None and LOADERS[self.name].decodes:
+            object.__setattr__(self, "decode", LOADERS[self.name].decodes[0])
+
+    @classmethod
+    def parse(cls, text: str) -> "LoaderSpec":
+        """Read ``NAME`` or ``NAME:DECODE``.
+
+        >>> LoaderSpec.parse("webloader")
+        LoaderSpec(name='webloader', decode='pil')
+        """
+        name, colon, decode = text.partition(":")
+        if name not in LOADERS:
+            raise ValueError(f"loader must be one of {', '.join(LOADERS)}, got '{name}'")
+        if colon and decode not in LOADERS[name].decodes:
+            choice = " or ".join(LOADERS[name].decodes) or "DALI alone"
+            raise ValueError(f"loader '{name}' decodes with {choice}, got '{text}'")
+        return cls(name=name, decode=decode or None)
+
+    def __str__(self) -> str:
+        return self.name if self.decode is None else f"{self.name}:{self.decode}"
+
+    def apply(self, options: LoaderOptions) -> LoaderOptions:
+        """Return the run's options with this loader's decoder."""
+        return options if self.decode is None else replace(options, decode=self.decode)
+
+
+def select_loaders(
+    texts: Sequence[str], *, shards: ShardSet | None = None
+) -> tuple[tuple[LoaderSpec, ...], tuple[str, ...]]:
+    """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, each loader once.
+
+    A loader of a group comes with each of its decoders, and is skipped if it cannot be opened.
+
+    Returns:
+        The loaders, and a line for each one of a group that was skipped.
+    """
+    found = available_loaders(shards)
+    specs: list[LoaderSpec] = []
+    skipped: dict[str, str] = {}
+    for text in texts:
+        if text not in GROUPS:
+            spec = LoaderSpec.parse(text)
+            if (reason := found[spec.name]) is not None:
+                raise PipesError(reason)
+            if spec in specs:
+                raise ValueError(f"loaders must not repeat, got '{spec}' twice")
+            specs.append(spec)
+            continue
+        for name in filter(GROUPS[text], LOADERS):
+            if (reason := found[name]) is not None:
+                skipped[name] = f"skipped: {reason}"
+                continue
+            of_name = [LoaderSpec(name=name, decode=decode) for decode in LOADERS[name].decodes or (None,)]
+            specs += [spec for spec in of_name if spec not in specs]
+    return tuple(specs), tuple(skipped.values())
+
+
+def available_loaders(shards: ShardSet | None = None) -> dict[str, str | None]:
+    """Map each loader to the reason why it cannot be opened, or to ``None`` if it can.
+
+    Args:
+        shards: The shards to read; ``None``: check only whether the packages are installed.
+    """
+    return {name: _reason_against(name, shards) for name in LOADERS}
+
+
+def _reason_against(name: str, shards: ShardSet | None) -> str | None:
+    entry = LOADERS[name]
+    for package in entry.requires:
+        if not _is_installed(package):
+            return (
+                f"loader '{name}' needs the package '{package}', which is not installed; "
+                f"pip install 'dali-pipes[{entry.extra or 'bench'}]'"
+            )
+    if shards is None or "converted" in entry.source or place_of(shards) in entry.source:
+        return None
+    wanted = " or ".join(PLACES[place] for place in entry.source)
+    return f"loader '{name}' reads shards {wanted}, got '{shards.url}'"
+
+
+def place_of(shards: ShardSet) -> Place:
+    """Where the shards lie, of `PLACES`."""
+    if shards.store.cluster is not None:
+        return "ais"
+    if shards.store.directory is not None:
+        return "local"
+    return "s3" if shards.store.url.startswith("s3://") else "cloud"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the part before the dot of a dotted name
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The converted shards of a loader, and the cost of the conversion."""
+
+    directory: Path
+    wall_s: float
+    num_bytes: int
+
+
+def prepare_loader(name: str, shards: ShardSet, *, directory: Path) -> Prepared | None:
+    """Convert the shards for the loader ``name``; ``None`` if it reads the shards themselves.
+
+    ``directory`` is an empty directory of the caller; the loader reads from it while it is open.
+    """
+    module, entry = _module(name, shards), LOADERS[name]
+    if entry.prepares is None:
+        return None
+    started = time.perf_counter()
+    getattr(module, entry.prepares)(shards, directory=directory)
+    if entry.in_bucket:
+        upload_folder(shards, directory)
+    files = (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+    num_bytes = sum(path.stat().st_size for path in files)
+    return Prepared(directory=directory, wall_s=time.perf_counter() - started, num_bytes=num_bytes)
+
+
+def remove_prepared(name: str, shards: ShardSet, *, directory: Path) -> None:
+    """Delete what `prepare_loader` put into the shards' bucket, even if it failed on the way."""
+    if LOADERS[name].in_bucket:
+        remove_uploads(shards, directory)
+
+
+@contextlib.contextmanager
+def open_loader(
+    name: str, shards: ShardSet, *, options: LoaderOptions, prepared: Prepared | None = None
+) -> Iterator[BenchLoader]:
+    """Open the loader ``name``; leaving the context ends its threads and processes.
+
+    Args:
+        name: A name of `LOADERS`.
+        shards: The shards to read.
+        options: The run's options.
+        prepared: The result of `prepare_loader`. Without it, a loader that needs a conversion converts the shards to a
+            temporary directory while it is opened, so pass it if the opening is timed.
+
+    Raises:
+        PipesError: If a package is missing (the error names the extra), or the loader cannot read such shards.
+    """
+    module, entry = _module(name, shards), LOADERS[name]
+    with contextlib.ExitStack() as stack:
+        arguments: dict[str, Any] = {}
+        if entry.prepares is not None:
+            if prepared is None:
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-prepared-")))
+                stack.callback(remove_prepared, name, shards, directory=directory)
+                prepared = prepare_loader(name, shards, directory=directory)
+            assert prepared is not None, "the entry prepares"
+            arguments["place"] = str(prepared.directory)
+            if entry.in_bucket:
+                arguments["place"] = stack.enter_context(uploaded_folder(shards, prepared.directory))
+        yield stack.enter_context(getattr(module, entry.opens)(shards, options=options, **arguments))
+
+
+def _module(name: str, shards: ShardSet) -> Any:
+    if (reason := _reason_against(name, shards)) is not None:
+        raise PipesError(reason)
+    return importlib.import_module(LOADERS[name].module)

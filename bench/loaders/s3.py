@@ -63,15 +63,6 @@ def by_address(endpoint: str) -> str:
 
 
 @contextlib.contextmanager
-def uploaded_folder(shards: ShardSet, directory: str) -> Iterator[str]:
-    """Set the environment of S3 clients; yields the ``s3://`` address of an uploaded directory."""
-    place = s3_place(shards)
-    # Each client has its own name for it: Streaming's is the second.
-    with client_environment(shards, AWS_ENDPOINT_URL=place.endpoint, S3_ENDPOINT_URL=place.endpoint):
-        yield f"s3://{place.bucket}/{_uploaded_prefix(directory)}"
-
-
-@contextlib.contextmanager
 def client_environment(shards: ShardSet, **variables: str | None) -> Iterator[None]:
     """Set the variables that configure a peer's S3 client while its loader is open, for its workers too.
 
@@ -94,28 +85,28 @@ def client_environment(shards: ShardSet, **variables: str | None) -> Iterator[No
                 os.environ[name] = value
 
 
-FOLDER = "dali-pipes-bench"
-"""Names in the bucket begin with it."""
+@contextlib.contextmanager
+def uploaded_folder(shards: ShardSet, directory: Path) -> Iterator[str]:
+    """Set the environment of S3 clients; yields the ``s3://`` address of a directory that `upload_folder` uploaded."""
+    place = s3_place(shards)
+    # Each client has its own name for it: Streaming's is the second.
+    with client_environment(shards, AWS_ENDPOINT_URL=place.endpoint, S3_ENDPOINT_URL=place.endpoint):
+        yield f"s3://{place.bucket}/{_prefix(directory)}"
 
 
 def upload_folder(shards: ShardSet, directory: Path) -> None:
-    """Upload each file of a directory into the shards' bucket, below `_uploaded_prefix`."""
-    prefix = _uploaded_prefix(directory)
+    """Upload each file of a directory into the shards' bucket."""
     for path in sorted(directory.rglob("*")):
         if path.is_file():
-            shards.store.upload(f"{prefix}/{path.relative_to(directory)}", path)
+            shards.store.upload(f"{_prefix(directory)}/{path.relative_to(directory)}", path)
 
 
-def _uploaded_prefix(directory: Path | str) -> str:
-    """The place in the bucket of the files of a directory: no two directories of a machine share one.
-
-    >>> _uploaded_prefix("/tmp/one") != _uploaded_prefix("/tmp/two")
-    True
-    """
-    return f"{FOLDER}/{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}"
-
-
-def remove_uploads(shards: ShardSet, directory: Path | str) -> None:
+def remove_uploads(shards: ShardSet, directory: Path) -> None:
     """Delete what `upload_folder` uploaded; nothing if there is nothing."""
-    for entry in shards.store.list(f"{_uploaded_prefix(directory)}/"):
+    for entry in shards.store.list(f"{_prefix(directory)}/"):
         shards.store.delete(entry.name)
+
+
+def _prefix(directory: Path) -> str:
+    """The place in the bucket of a directory's files: no two directories of a machine share one."""
+    return f"dali-pipes-bench/{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}"

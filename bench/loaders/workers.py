@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.loaders.encoded import open_object
-from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.tools.processes import end_with_main
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
@@ -54,13 +54,11 @@ def opener_for_workers(shards: ShardSet) -> Callable[[int], None]:
 def _register_opener(
     worker: int, *, endpoint: str | None, is_bucket: bool, main_pid: int, environment: Mapping[str, str]
 ) -> None:
-    import webdataset
+    import webdataset  # noqa: F401 (first, because its parts import each other)
     from webdataset.gopen import gopen_schemes
 
     os.environ.update(environment)
     end_with_main(main_pid)
-    del worker
-    assert webdataset is not None
     if is_bucket:
         for scheme in ("ais", "s3", "gs", "az", "https", "http"):
             gopen_schemes[scheme] = functools.partial(open_object, endpoint=endpoint)
@@ -88,7 +86,10 @@ def worker_settings(shards: ShardSet, *, options: LoaderOptions, num_workers: in
 
 
 def check_shared_memory(num_samples: int, *, options: LoaderOptions) -> None:
-    """Refuse to start if ``num_samples`` samples do not fit into shared memory: SIGBUS kills a worker that fills it."""
+    """Refuse to start if ``num_samples`` samples do not fit into shared memory: SIGBUS kills a worker that fills it.
+
+    A container gets 64 MiB by default.
+    """
     needed, free = num_samples * _sample_bytes(options), _free_shared_memory()
     if free < needed:
         raise PipesError(
@@ -141,6 +142,7 @@ def run_apart(module: str, given: str, *, failed: str, **environment: str) -> No
         raise PipesError("\n".join([f"{failed}; it ended with:", *lines[-ERROR_LINES:]]))
 
 
+@contextlib.contextmanager
 def open_data_loader(
     dataset: Any,
     shards: ShardSet,
@@ -148,8 +150,7 @@ def open_data_loader(
     options: LoaderOptions,
     loader_class: type[Any] | None = None,
     num_workers: int | None = None,
-    **arguments: Any,
-) -> contextlib.AbstractContextManager[BenchLoader]:
+) -> Iterator[BenchLoader]:
     """Open a peer that is a torch ``DataLoader`` over encoded samples; its workers make whole batches."""
     from torch.utils.data import DataLoader
 
@@ -160,39 +161,24 @@ def open_data_loader(
         batch_size=options.batch_size,
         collate_fn=BatchDecoder(options),
         **worker_settings(shards, options=options, num_workers=num_workers or options.num_threads),
-        **arguments,
     )
-    return contextlib.closing(WorkerEpochs(loader, options=options))
+    with opened_workers(loader, options=options) as opened:
+        yield opened
 
 
-class WorkerEpochs:
-    """A `BenchLoader` over the worker processes of a ``DataLoader``; `close` ends them.
+@contextlib.contextmanager
+def opened_workers(data_loader: Any, *, options: LoaderOptions, batches: Any = None) -> Iterator[BenchLoader]:
+    """Yield the loader over a ``DataLoader``, whose worker processes end with it.
 
     ``batches`` is iterated once an epoch in place of ``data_loader``.
     """
-
-    def __init__(self, data_loader: Any, *, options: LoaderOptions, batches: Any = None) -> None:
-        self._data_loader = data_loader
-        self._batches = data_loader if batches is None else batches
-        self._epoch: Any = None
-        self.num_workers = data_loader.num_workers
-        self.decode = options.decode
-        self.device = options.delivery_device
-
-    def epoch(self) -> Iterator[BenchBatch]:
-        self._leave_epoch()
-        self._epoch = iter(self._batches)
-        yield from self._epoch
-
-    def close(self) -> None:
-        """End the worker processes; may be called twice."""
-        self._leave_epoch()
+    source = data_loader if batches is None else batches
+    loader = BenchLoader(lambda: iter(source), options=options, num_workers=data_loader.num_workers)
+    try:
+        yield loader
+    finally:
+        loader.close()
         # Persistent workers end with torch's iterator, which a caller that left an epoch early may still hold.
-        iterator = getattr(self._data_loader, "_iterator", None)
+        iterator = getattr(data_loader, "_iterator", None)
         if iterator is not None:
             iterator._shutdown_workers()
-
-    def _leave_epoch(self) -> None:
-        if self._epoch is not None and hasattr(self._epoch, "close"):
-            self._epoch.close()
-        self._epoch = None

@@ -22,9 +22,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from bench.loaders.encoded import shard_urls
-from bench.loaders.peers.dali_external import ShardBatches, source_nodes, start_method
 from bench.loaders.peers.dali_readers import ReaderFiles, keys_of, reader_nodes, write_webdataset_indexes
-from bench.loaders.peers.plain_dali import padded_keys, plain_pipeline
+from bench.loaders.peers.plain_dali import ShardBatches, padded_keys, plain_pipeline, source_nodes, start_method
 from bench.loaders.protocol import LoaderOptions
 from bench.tools.repeat import repeat_shards
 from dali_pipes.errors import DataError
@@ -201,7 +200,7 @@ def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = Fals
 
 @contextlib.contextmanager
 def open_external(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
-    """Open an external source: one worker process streams the tars, as `bench.loaders.peers.dali_external` does."""
+    """Open an external source: one worker process streams the tars, as `bench.loaders.peers.plain_dali` does."""
     source = ShardBatches(shard_urls(data.shards) * options.passes, endpoint=None, options=options.plain)
     pipeline = plain_pipeline("cpu", options.plain, py_num_workers=1, py_start_method=start_method("cpu"))
     with pipeline:

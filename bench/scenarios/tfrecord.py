@@ -1,15 +1,16 @@
 """Time the same samples as tars and as TFRecord files: written, then read and decoded, in turns.
 
-The writers are `bench.loaders.peers.dali_readers`, a loop in one process, and `prep pack tars` with its index; both
-write the same shards into one directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and
-`fn.readers.tfrecord` from the TFRecord files, the last two in plain pipelines.
-Before anything is timed, all three must give what Pillow and torchvision make of the shards, sample for sample. Ours
-gives the samples in a shuffled order, and verifies the checksums of the bytes; the plain readers give them in the order
-of the files and check nothing.
+The writers are a loop in one process, and `prep pack tars` with its index; both write the same shards into one
+directory. The readers are our loader and `fn.readers.webdataset` from the same tars, and `fn.readers.tfrecord` from the
+TFRecord files, the last two in plain pipelines. Before anything is timed, all three must give what Pillow and
+torchvision make of the shards, sample for sample. Ours gives the samples in a shuffled order, and verifies the
+checksums of the bytes; the plain readers give them in the order of the files and check nothing.
 """
 
 import functools
+import itertools
 import shutil
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
@@ -17,19 +18,24 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
-import bench.loaders.dali
+import google_crc32c
+
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.compare.turn import delivered
 from bench.engine.options import at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds
+from bench.loaders.encoded import components_of, samples_of
+from bench.loaders.ours import open_dali
 from bench.loaders.peers.dali_readers import (
+    ENCODED,
+    KEY,
+    LABEL,
     ReaderFiles,
     open_loader,
-    write_tfrecords,
     write_webdataset_indexes,
 )
 from bench.loaders.protocol import BenchLoader, LoaderOptions
-from bench.loaders.recipe import ChosenRecipe, choose_recipe
+from bench.loaders.recipe import choose_recipe
 from bench.scenarios.on_shards import FORMS, ShardsScenario
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import ProcessTree, touch_memory
@@ -46,6 +52,8 @@ from prep.sources.tars import tars
 
 OURS, WEBDATASET, TFRECORD = READER_NAMES = ("tar, dali_pipes", "tar, readers.webdataset", "tfrecord, readers.tfrecord")
 RECORDS, PACK = WRITER_NAMES = ("tfrecord, one process", "pack tars and index")
+MAX_BYTES = 256 << 20
+"""The largest size of a tar; there is one TFRecord file for each tar that is read."""
 
 
 class Work(NamedTuple):
@@ -83,21 +91,16 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
     shards: ShardSet | None = option(required=True, help=f"What to write and read: {FORMS}")
     repeats: int = option(6, help="Turns of each writer and reader.")
     epochs: int = option(2, help="Epochs that are decoded in each turn.")
-    max_bytes: int = 256 << 20
-    """The largest size of a tar; there is one TFRecord file for each tar."""
     photo: str | None = option(help="Component that holds the photo.  [default: the only one]")
     mask: str | None = option(help="Component that holds the mask.  [default: the only one]")
     seed: int = option(7, type=at_least(0), help="Order of the shards and samples, for loaders that have one.")
     work: Path | None = cache_option("Where tars and TFRecord files are written, and read from.")
 
-    @property
-    def options(self) -> LoaderOptions:
-        names = ("batch_size", "num_threads", "crop", "device", "seed")
-        return LoaderOptions(photo=self._chosen.photo, mask=self._chosen.mask, **{n: getattr(self, n) for n in names})
-
     @functools.cached_property
-    def _chosen(self) -> ChosenRecipe:
-        return choose_recipe(self.given, recipe="segmentation", photo=self.photo, mask=self.mask)
+    def options(self) -> LoaderOptions:
+        chosen = choose_recipe(self.given, recipe="segmentation", photo=self.photo, mask=self.mask)
+        names = ("batch_size", "num_threads", "crop", "device", "seed")
+        return LoaderOptions(**chosen._asdict(), **{name: getattr(self, name) for name in names})
 
     @property
     def given(self) -> ShardSet:
@@ -106,7 +109,6 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the given shards."""
         return sum(entry.size for entry in self.given.entries())
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WrittenFiles:
@@ -117,17 +119,32 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         # memory as well.
         needed = 4 * self.num_bytes
         check_room(folder.parent, needed, what="writing both formats", option="--cache", less="take fewer shards")
-        self._write_records(records := folder.new())
+        write_tfrecords(self.given, records := folder.new(), options=self.options)
         self._pack(packed := folder.new())
-        made = _files(records, packed, indexes=folder.new(), place=folder.new())
+        shards = resolve_shards(packed, endpoint=None)
+        indexed = IndexedSet(shards)
+        indexes = write_webdataset_indexes(indexed, folder.new())
+        tar_bytes = indexed.manifest.total_bytes
+        record_paths, record_indexes = (sorted(records.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
+        tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
+        made = WrittenFiles(
+            place=folder.new(),
+            shards=shards,
+            files={
+                WEBDATASET: ReaderFiles(kind="webdataset", paths=tar_paths, index_paths=indexes),
+                TFRECORD: ReaderFiles(kind="tfrecord", paths=record_paths, index_paths=record_indexes),
+            },
+            num_bytes={
+                OURS: (tar_bytes, _total_bytes(packed.iterdir()) - tar_bytes),  # all other files describe the tars
+                WEBDATASET: (tar_bytes, _total_bytes(indexes)),
+                TFRECORD: (_total_bytes(record_paths), _total_bytes(record_indexes)),
+            },
+            outputs={},
+        )
         return made._replace(outputs=self._compare(made))
 
-    def _write_records(self, place: Path) -> int:
-        return write_tfrecords(self.given, place, options=self.options)
-
     def _pack(self, place: Path) -> int:
-        store = LocalStore(place)
-        job = PackJob(store=store, on_bad="keep", max_bytes=self.max_bytes)
+        job = PackJob(store=LocalStore(place), on_bad="keep", max_bytes=MAX_BYTES)
         num_samples = pack(tars(self.given), job).num_samples
         index_shards(resolve_shards(place, endpoint=None))
         return num_samples
@@ -136,7 +153,7 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         outputs = {}
         with Reference.open(made.shards, options=self.options) as reference:
             for name in READER_NAMES:
-                with _open(name, made, self.options) as loader:
+                with self._open(name, made) as loader:
                     outputs[name] = compare_epoch(
                         loader.epoch(),
                         reference,
@@ -146,6 +163,11 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
                     )
         return outputs
 
+    def _open(self, name: str, made: WrittenFiles) -> AbstractContextManager[BenchLoader]:
+        if name == OURS:
+            return open_dali(made.shards, options=self.options)
+        return open_loader(made.files[name], options=self.options)
+
     def subjects(self, made: WrittenFiles) -> Sequence[Work]:
         return [*(Work("write", name) for name in WRITER_NAMES), *(Work("decode", name) for name in READER_NAMES)]
 
@@ -153,16 +175,17 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         return f"{subject.work} '{subject.loader}'"
 
     def measure(self, made: WrittenFiles, subject: Work, number: int) -> Measured:
-        name = subject.loader
         if subject.work == "write":
             place = made.place / "written"
             place.mkdir()
             touch_memory(self.num_bytes)  # Note [cold memory]
-            write = self._write_records if name == RECORDS else self._pack
-            figures = _timed(lambda: write(place))
+            if subject.loader == RECORDS:
+                figures = _timed(lambda: write_tfrecords(self.given, place, options=self.options))
+            else:
+                figures = _timed(lambda: self._pack(place))
             shutil.rmtree(place)
             return figures
-        with _open(name, made, self.options) as loader:
+        with self._open(subject.loader, made) as loader:
 
             def decode(num_epochs: int) -> int:
                 return sum(len(batch["key"]) for _ in range(num_epochs) for batch in delivered(loader))
@@ -171,9 +194,8 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
             return _timed(lambda: decode(self.epochs))
 
     def record(self, made: WrittenFiles, subject: Work, rows: Sequence[Measured]) -> dict[str, Any]:
-        record = super().record(made, subject, rows)
         compared = {} if subject.work == "write" else {"outputs": asdict(made.outputs[subject.loader])}
-        return record | compared
+        return super().record(made, subject, rows) | compared
 
     def data(self, made: WrittenFiles) -> list[dict[str, Any]]:
         num_samples = made.outputs[OURS].num_samples
@@ -196,42 +218,82 @@ def _timed(work: Callable[[], int]) -> Measured:
     cpu_start, started = tree.cpu_s(), perf_counter()
     num_samples = work()
     wall_s, cpu_s = perf_counter() - started, tree.cpu_s() - cpu_start
-    return {
-        "figures": {"samples_per_s": num_samples / wall_s, "cpu_ms_per_sample": 1000 * cpu_s / num_samples},
-        "num_samples": num_samples,
-    }
-
-
-def _files(records: Path, packed: Path, *, indexes: Path, place: Path) -> WrittenFiles:
-    shards = resolve_shards(packed, endpoint=None)
-    indexed = IndexedSet(shards)
-    index_paths = write_webdataset_indexes(indexed, indexes)
-    tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
-    tar_bytes = indexed.manifest.total_bytes
-    record_paths, record_indexes = (sorted(records.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
-    # All other files beside the tars describe them.
-    beside = _total_bytes(packed.iterdir()) - tar_bytes
-    return WrittenFiles(
-        place=place,
-        shards=shards,
-        files={
-            WEBDATASET: ReaderFiles(kind="webdataset", paths=tar_paths, index_paths=index_paths),
-            TFRECORD: ReaderFiles(kind="tfrecord", paths=record_paths, index_paths=record_indexes),
-        },
-        num_bytes={
-            OURS: (tar_bytes, beside),
-            WEBDATASET: (tar_bytes, _total_bytes(index_paths)),
-            TFRECORD: (_total_bytes(record_paths), _total_bytes(record_indexes)),
-        },
-        outputs={},
-    )
+    figures = {"samples_per_s": num_samples / wall_s, "cpu_ms_per_sample": 1000 * cpu_s / num_samples}
+    return {"figures": figures, "num_samples": num_samples}
 
 
 def _total_bytes(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-def _open(name: str, made: WrittenFiles, options: LoaderOptions) -> AbstractContextManager[BenchLoader]:
-    if name == OURS:
-        return bench.loaders.dali.open_loader(made.shards, options=options)
-    return open_loader(made.files[name], options=options)
+# A record in a TFRecord file holds a ``tf.train.Example`` for each sample (TensorFlow is not needed)::
+#
+#     length, 8 bytes   masked CRC32C of the length   data   masked CRC32C of the data     (little-endian)
+
+
+def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions) -> int:
+    """Write a file ``samples-000000.tfrecord`` and its index ``samples-000000.idx`` for each shard that has samples.
+
+    Photos and masks keep their bytes. An index is that of DALI's ``tfrecord2idx``: a line for each record, first byte
+    and size. Returns the number of samples.
+    """
+    num_samples = 0
+    for row, (_, samples) in enumerate(itertools.groupby(samples_of(shards), key=lambda found: found[0])):
+        path = directory / f"samples-{row:06d}.tfrecord"
+        sizes = []
+        with path.open("wb") as stream:
+            for where, sample in samples:
+                photo, mask, label, key = components_of(sample, options, shard=where)
+                features: dict[str, bytes | int] = {ENCODED: photo, KEY: key.encode(), LABEL: label}
+                if options.mask is not None:
+                    features[options.mask] = mask
+                data = encode_example(features)
+                length = struct.pack("<Q", len(data))
+                sizes.append(stream.write(b"".join([length, masked_crc32c(length), data, masked_crc32c(data)])))
+        starts = itertools.accumulate(sizes, initial=0)
+        lines = (f"{start} {size}\n" for start, size in zip(starts, sizes, strict=False))
+        path.with_suffix(".idx").write_text("".join(lines))
+        num_samples += len(sizes)
+    return num_samples
+
+
+def masked_crc32c(data: bytes) -> bytes:
+    """TFRecord's checksum: CRC32C, rotated and with a constant added, because the data may contain CRCs of their own.
+
+    >>> masked_crc32c(b"123456789").hex()
+    'e5b08ac7'
+    """
+    crc: int = google_crc32c.value(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def encode_example(features: Mapping[str, bytes | int]) -> bytes:
+    """Encode a ``tf.train.Example`` whose features have one value each.
+
+    Example {1: Features {1, a map: {1: name, 2: Feature {kind: list {1: value}}}}}; the kind of bytes is 1, of integers
+    3.
+    """
+    entries = []
+    for name, value in features.items():
+        kind, content = (3, _varint(value)) if isinstance(value, int) else (1, value)
+        entries.append(_field(1, _field(1, name.encode()) + _field(2, _field(kind, _field(1, content)))))
+    return _field(1, b"".join(entries))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of bytes: its tag, the length, the bytes."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Encode a number with seven bits a byte, lowest bits first; a negative number as its 64 bits.
+
+    >>> _varint(300)
+    b'\\xac\\x02'
+    """
+    value &= (1 << 64) - 1
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])

@@ -6,8 +6,7 @@ import pytest
 
 from bench.engine.turn_process import fork_server as start_fork_server
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec, available_loaders
+from bench.loaders.registry import LOADERS, LoaderSpec, available_loaders
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet

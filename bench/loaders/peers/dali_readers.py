@@ -1,31 +1,38 @@
-"""Write TFRecord files and indexes, and load them with DALI's own readers, like a script without `dali_pipes`.
+"""Load with DALI's own readers, like a script without `dali_pipes`: one pipeline has reader, decoders and crop.
 
-One pipeline has reader, decoders and crop (`plain_dali`). Samples come in the order of the files in each epoch: nothing
-is shuffled.
+Samples come in the order of the files in each epoch: nothing is shuffled. TFRecord files are those that
+`bench.scenarios.tfrecord` writes.
 
-The registry does not list this loader: its files must be made first, see `bench.scenarios.tfrecord`.
+``dali-s3`` reads a bucket's shards with ``s3://`` URLs: one ranged GET for each component of each sample. Settings, for
+DALI 2.4: readers take ``s3://`` URLs (release notes of 1.38); ``AWS_ENDPOINT_URL`` names the server (its
+``s3_client_manager.h``; the documentation does not say). ``index_paths`` (user guide, "Data Loading: Webdataset") are
+local files; without them the reader would first read the headers of all members. It asks for one range after the other
+over one connection, whatever ``num_threads`` says: seen with 8, and so in ``webdataset_loader.cc``. Its
+``prefetch_queue_depth`` is raised, as its documentation recommends if the pipeline waits for the reader.
+
+An ``s3://`` bucket is read where the user's own ``AWS_*`` variables say. AIStore serves S3 below ``/s3``, and must
+answer at the proxy's own address (see `_check_reads_ranges`). The first reader of a process makes its S3 client, so one
+process reads from one server.
 """
 
 import contextlib
-import itertools
-import struct
-from collections.abc import Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-import google_crc32c
-
-from bench.loaders.encoded import components_of, samples_of
 from bench.loaders.peers.plain_dali import (
-    PlainEpochs,
     decoded_outputs,
+    opened_pipeline,
     padded_keys,
     padded_text,
     plain_pipeline,
 )
 from bench.loaders.protocol import BenchLoader, LoaderOptions
-from dali_pipes.errors import DataError
+from bench.loaders.s3 import client_environment, s3_place
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import split_key
 from dali_pipes.store.shard_set import ShardSet
 
@@ -33,99 +40,11 @@ if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex
     from prep.inspect.indexed_set import IndexedSet
 
-
-# A record in a TFRecord file, which holds a ``tf.train.Example`` for each sample (TensorFlow is not needed)::
-#
-#     length, 8 bytes   masked CRC32C of the length   data   masked CRC32C of the data     (little-endian)
 ENCODED, KEY, LABEL = "image/encoded", "image/filename", "image/class/label"
-"""The features of photo, key and label. A mask has the name of its component."""
-
-_LENGTH = struct.Struct("<Q")
-_CRC = struct.Struct("<I")
-# The number of the field of a Feature that holds its list: bytes or integers.
-_BYTES, _INTEGERS = 1, 3
-
-
-def write_tfrecords(shards: ShardSet, directory: Path, *, options: LoaderOptions) -> int:
-    """Write a file ``samples-000000.tfrecord`` and its index ``samples-000000.idx`` for each shard that has samples.
-
-    Photos and masks keep their bytes.
-
-    Returns:
-        The number of samples.
-    """
-    num_samples = 0
-    for row, (_, samples) in enumerate(itertools.groupby(samples_of(shards), key=lambda found: found[0])):
-        path = directory / f"samples-{row:06d}.tfrecord"
-        sizes = []
-        with path.open("wb") as stream:
-            for where, sample in samples:
-                photo, mask, label, key = components_of(sample, options, shard=where)
-                features: dict[str, bytes | int] = {ENCODED: photo, KEY: key.encode(), LABEL: label}
-                if options.mask is not None:
-                    features[options.mask] = mask
-                sizes.append(stream.write(framed(encode_example(features))))
-        path.with_suffix(".idx").write_text(record_index(sizes))
-        num_samples += len(sizes)
-    return num_samples
-
-
-def record_index(sizes: Sequence[int]) -> str:
-    """Make the index of a TFRecord file like DALI's ``tfrecord2idx``: one line for each record, first byte and size.
-
-    >>> record_index([100, 50])
-    '0 100\\n100 50\\n'
-    """
-    starts = itertools.accumulate(sizes, initial=0)
-    return "".join(f"{start} {size}\n" for start, size in zip(starts, sizes, strict=False))
-
-
-def masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum: CRC32C, rotated and with a constant added, because the data may contain CRCs of their own.
-
-    >>> hex(masked_crc32c(b"123456789"))
-    '0xc78ab0e5'
-    """
-    crc: int = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def framed(data: bytes) -> bytes:
-    """Return a record as a file holds it: length, checksum of the length, data, checksum of the data."""
-    length = _LENGTH.pack(len(data))
-    return length + _CRC.pack(masked_crc32c(length)) + data + _CRC.pack(masked_crc32c(data))
-
-
-def encode_example(features: Mapping[str, bytes | int]) -> bytes:
-    """Encode a ``tf.train.Example`` whose features have one value each.
-
-    Example {1: Features {1, a map: {1: name, 2: Feature {kind: list {1: value}}}}}.
-    """
-    entries = []
-    for name, value in features.items():
-        kind, content = (_INTEGERS, _varint(value)) if isinstance(value, int) else (_BYTES, value)
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, _field(kind, _field(1, content)))))
-    return _field(1, b"".join(entries))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A field of bytes: its tag, the length, the bytes."""
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    """Encode a number with seven bits a byte, lowest bits first; a negative number as its 64 bits.
-
-    >>> _varint(300)
-    b'\\xac\\x02'
-    """
-    value &= (1 << 64) - 1
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
-
+"""The features of photo, key and label in a TFRecord file. A mask has the name of its component."""
+S3_PREFETCH = 4
+"""Batches that the reader of a bucket keeps ready."""
+ANSWER_TIMEOUT_S = 10.0
 
 READER = "reader"
 
@@ -175,9 +94,7 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
         decoded = decoded_outputs(photo, mask, options, device=device)
         # The rows of a tensor must have one length.
         pipeline.set_outputs(*decoded, fn.pad(label), fn.pad(key))
-    return contextlib.closing(
-        PlainEpochs(pipeline, options=options, labels=_labels_of(files), keys=keys_of(files), reader_name=READER)
-    )
+    return opened_pipeline(pipeline, options=options, labels=_labels_of(files), keys=keys_of(files), reader_name=READER)
 
 
 def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -> tuple[Any, Any, Any, Any]:
@@ -234,3 +151,43 @@ def keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
         return names[0]
 
     return lambda rows: [key_of(text) for text in padded_keys(rows)]
+
+
+def prepare_s3(shards: ShardSet, *, directory: Path) -> None:
+    """Write an index of each shard for DALI's reader, from the index beside the shards."""
+    from prep.inspect.indexed_set import IndexedSet
+
+    write_webdataset_indexes(IndexedSet(shards), directory)
+
+
+@contextlib.contextmanager
+def open_s3(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
+    """Open the reader on ``s3://`` URLs, with the indexes in the directory ``place``."""
+    url, bucket = s3_place(shards)
+    if shards.store.endpoint is not None and url is not None and url.startswith("http://"):
+        _check_reads_ranges(f"{url}/{bucket}/{quote(shards.names[0])}")
+    files = ReaderFiles(
+        kind="webdataset",
+        paths=[f"s3://{bucket}/{name}" for name in shards.names],
+        index_paths=sorted(Path(place).glob("*.idx")),
+        prefetch_queue_depth=S3_PREFETCH,
+    )
+    with client_environment(shards, AWS_ENDPOINT_URL=url), open_loader(files, options=options) as loader:
+        yield loader
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow none, as DALI's client does."""
+
+
+def _check_reads_ranges(url: str) -> None:
+    """Request the first bytes of a shard, because DALI's own errors contain neither a status nor a reason."""
+    request = urllib.request.Request(url, headers={"Range": "bytes=0-511"})  # noqa: S310 (http)
+    try:
+        urllib.request.build_opener(_NoRedirects).open(request, timeout=ANSWER_TIMEOUT_S).close()
+    except OSError as exc:
+        raise StoreError(
+            f"'{url}': a ranged GET failed ({exc}). DALI's S3 client follows no redirect and sends no AIStore token: "
+            "AIStore must answer itself, without AuthN: ais config cluster features S3-Reverse-Proxy"
+        ) from exc

@@ -8,7 +8,6 @@ once an epoch. The buffer of samples is left out, as in `webloader`, because dSo
 """
 
 import contextlib
-import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,9 +23,9 @@ from megatron.energon import (
     stateless,
 )
 
-from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions, Prepared
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.transforms import BatchDecoder
-from bench.loaders.workers import WorkerEpochs, check_shared_memory, num_batches_shared, run_apart
+from bench.loaders.workers import check_shared_memory, num_batches_shared, opened_workers, run_apart
 from bench.tools.environment import available_cores
 from dali_pipes.store.shard_set import ShardSet
 
@@ -42,48 +41,38 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_loader(shards: ShardSet, *, options: LoaderOptions, prepared: Prepared) -> Iterator[BenchLoader]:
+def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
     """Every sample comes exactly once an epoch. A worker makes its own batches, so each worker's last one is short."""
     check_shared_memory(num_batches_shared(options.num_threads) * options.batch_size, options=options)
-    epochs = _Epochs(prepared.url, options)
-    try:
-        yield epochs
-    finally:
-        epochs.close()
+    with contextlib.ExitStack() as workers:
 
+        def start_workers() -> BenchLoader:
+            dataset = get_train_dataset(
+                place,
+                worker_config=WorkerConfig(
+                    rank=0, world_size=1, num_workers=options.num_threads, seed_offset=options.seed
+                ),
+                batch_size=options.batch_size,
+                shuffle_buffer_size=None,
+                max_samples_per_sequence=None,
+                task_encoder=_Encoder(options),
+                repeat=False,
+            )
+            return workers.enter_context(opened_workers(get_loader(dataset), options=options))
 
-class _Epochs:
-    """A `BenchLoader`. Energon goes on where an epoch was left, so after such an epoch new workers are started."""
+        running = start_workers()
+        is_left = False
 
-    def __init__(self, directory: str, options: LoaderOptions) -> None:
-        self.num_workers, self.decode, self.device = options.num_threads, options.decode, options.delivery_device
-        self._start = functools.partial(_start_workers, directory, options)
-        self._workers = self._start()
-        self._is_left = False
+        def epoch() -> Iterator[BenchBatch]:
+            nonlocal running, is_left
+            if is_left:  # Energon goes on where an epoch was left, so new workers are started
+                workers.close()
+                running = start_workers()
+            is_left = True
+            yield from running.epoch()
+            is_left = False
 
-    def epoch(self) -> Iterator[BenchBatch]:
-        if self._is_left:
-            self._workers.close()
-            self._workers = self._start()
-        self._is_left = True
-        yield from self._workers.epoch()
-        self._is_left = False
-
-    def close(self) -> None:
-        self._workers.close()
-
-
-def _start_workers(directory: str, options: LoaderOptions) -> WorkerEpochs:
-    dataset = get_train_dataset(
-        directory,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=options.num_threads, seed_offset=options.seed),
-        batch_size=options.batch_size,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=_Encoder(options),
-        repeat=False,
-    )
-    return WorkerEpochs(get_loader(dataset), options=options)
+        yield BenchLoader(epoch, options=options, num_workers=options.num_threads)
 
 
 @stateless  # type: ignore[untyped-decorator]  # not installed where types are checked

@@ -25,7 +25,7 @@ from litdata import StreamingDataLoader, StreamingDataset
 from litdata.streaming import downloader
 
 from bench.loaders.encoded import EncodedSample, checked_fields, encoded_samples, open_stream, shard_urls
-from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.workers import open_data_loader, run_apart
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
@@ -50,19 +50,11 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
         )
 
 
-def open_loader(
-    shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
-) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Every sample comes exactly once an epoch."""
-    samples = _ChunkSamples(prepared.url, options)
-    return open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader)
-
-
 @contextlib.contextmanager
-def open_remote(shards: ShardSet, *, options: LoaderOptions, remote: str) -> Iterator[BenchLoader]:
-    """The same from a bucket."""
+def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
+    """Every sample comes exactly once an epoch."""
     with RunFolder() as folder:
-        samples = _ChunkSamples(remote, options, cache_dir=str(folder.new()))
+        samples = _ChunkSamples(place, options, cache_dir=str(folder.new()) if "://" in place else None)
         with open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader) as loader:
             yield loader
 
@@ -74,7 +66,7 @@ class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed wh
         place: A directory, or the ``s3://`` address of chunks, which are downloaded to ``cache_dir``.
     """
 
-    def __init__(self, place: str, options: LoaderOptions, *, cache_dir: str | None = None) -> None:
+    def __init__(self, place: str, options: LoaderOptions, *, cache_dir: str | None) -> None:
         super().__init__(input_dir=place, cache_dir=cache_dir, shuffle=True, drop_last=False, seed=options.seed)
         self._begun = 0
 

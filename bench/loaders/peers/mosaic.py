@@ -24,7 +24,7 @@ from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
 
 from bench.loaders.encoded import KEY, checked_fields, samples_of
-from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.workers import open_data_loader
 from bench.tools.folders import RunFolder
 from dali_pipes.store.shard_set import ShardSet
@@ -46,25 +46,17 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
             writer.write(checked_fields(sample, fields, shard=where))
 
 
-def open_loader(
-    shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
-) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Every sample comes exactly once an epoch."""
-    return _opened(shards, options=options, local=prepared.url)
+@contextlib.contextmanager
+def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
+    """Open the MDS shards in the directory ``place``, or at that ``s3://`` address; they are downloaded from there."""
+    with RunFolder() as folder:
+        local, remote = (str(folder.new()), place) if "://" in place else (place, None)
+        with _opened(shards, options=options, local=local, remote=remote) as loader:
+            yield loader
 
 
 @contextlib.contextmanager
-def open_remote(shards: ShardSet, *, options: LoaderOptions, remote: str) -> Iterator[BenchLoader]:
-    """The same from a bucket."""
-    with RunFolder() as folder, _opened(shards, options=options, local=str(folder.new()), remote=remote) as loader:
-        yield loader
-
-
-@contextlib.contextmanager
-def _opened(
-    shards: ShardSet, *, options: LoaderOptions, local: str, remote: str | None = None
-) -> Iterator[BenchLoader]:
-    """Open the MDS shards in ``local``, or those at ``remote``, which are downloaded to ``local``."""
+def _opened(shards: ShardSet, *, options: LoaderOptions, local: str, remote: str | None) -> Iterator[BenchLoader]:
     with _alone():
         dataset = StreamingDataset(
             local=local, remote=remote, shuffle=True, shuffle_seed=options.seed, batch_size=options.batch_size

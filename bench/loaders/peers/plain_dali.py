@@ -4,17 +4,35 @@ Photo and mask are decoded only in the window that the crop keeps (``fn.decoders
 padded by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop`` computes the window itself, but it refuses a window
 that is larger than the photo, and it rounds the start differently than ``CenterCrop``, with which outputs are compared.
 So a photo's size is read from its header here.
+
+``dali-external`` loads with ``fn.external_source``: Python streams the tars in a worker process. Settings, for DALI 2.4
+(user guide, "Parallel External Source", and the arguments of ``fn.external_source``): an iterable of batches with
+``batch=True, parallel=True``. DALI runs it in one worker process, whatever ``py_num_workers`` says, because a stream
+cannot be asked for the n-th sample as the callables that several workers share can be. DALI's tutorial prefers those
+callables (the sample mode). In a tar that is read front to back, from a bucket over one connection, the n-th sample
+cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars, while DALI decodes with one
+thread for each core. ``prefetch_queue_depth`` batches are read ahead into shared memory; ``bytes_per_sample_hint``
+avoids growing it. In a rank without CUDA the worker is forked ("Parallel External Source - Fork"): all its libraries
+are loaded there, and none of their threads runs. With CUDA, and in a command's own process, which has threads, the
+worker is spawned, and its imports take about 0.4 s. Shards are shuffled and samples are not, because dSort has shuffled
+the samples, as in `webloader`.
 """
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterator
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from bench.loaders.protocol import BenchBatch, LoaderOptions
+from bench.loaders.encoded import ShuffledNames, components_of, encoded_samples, open_stream, shard_urls
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
+from bench.tools.processes import end_with_main
+from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +41,10 @@ if TYPE_CHECKING:
 PREFETCH_QUEUE_DEPTH = 2  # DALI's default
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+SOURCE_PREFETCH = 4
+"""Batches that the worker of an external source reads ahead."""
+BYTES_PER_SAMPLE = 256 << 10
+"""Shared memory for one component of one sample; it grows if necessary."""
 
 
 def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any:
@@ -109,8 +131,16 @@ def _classification_image(photo: Any, options: LoaderOptions, *, device: str) ->
     )
 
 
-class PlainEpochs:
-    """A `BenchLoader` over one pipeline; `close` destroys it.
+def opened_pipeline(
+    pipeline: Any,
+    *,
+    options: LoaderOptions,
+    labels: "Callable[[Tensor], Tensor]",
+    keys: "Callable[[Tensor], list[str]]",
+    num_workers: int = 0,
+    **arguments: Any,
+) -> contextlib.AbstractContextManager[BenchLoader]:
+    """Open a loader over one pipeline, which is destroyed with it.
 
     Args:
         pipeline: A pipeline with the outputs image, mask if there is one, label and key.
@@ -120,63 +150,34 @@ class PlainEpochs:
         num_workers: The number of the pipeline's worker processes.
         arguments: Arguments of ``DALIGenericIterator`` that determine the length of an epoch.
     """
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-    decode = "dali"
+    decoded = ["encoded", "num_bytes"] if options.recipe == "encoded" else ["image"]
+    iterator = DALIGenericIterator(
+        pipeline,
+        [*decoded, *(["mask"] if options.mask is not None else []), "label", "key"],
+        auto_reset=True,
+        dynamic_shape=True,
+        last_batch_policy=LastBatchPolicy.PARTIAL,
+        prepare_first_batch=False,
+        **arguments,
+    )
+    is_inside = False
 
-    def __init__(
-        self,
-        pipeline: Any,
-        *,
-        options: LoaderOptions,
-        labels: "Callable[[Tensor], Tensor]",
-        keys: "Callable[[Tensor], list[str]]",
-        num_workers: int = 0,
-        **arguments: Any,
-    ) -> None:
-        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator
-
-        decoded = ["encoded", "num_bytes"] if options.recipe == "encoded" else ["image"]
-        self._iterator = DALIGenericIterator(
-            pipeline,
-            [*decoded, *(["mask"] if options.mask is not None else []), "label", "key"],
-            auto_reset=True,
-            dynamic_shape=True,
-            last_batch_policy=LastBatchPolicy.PARTIAL,
-            prepare_first_batch=False,
-            **arguments,
-        )
-        self._labels, self._keys = labels, keys
-        self._epoch: Generator[BenchBatch] | None = None
-        self._is_inside = False
-        self.device = options.delivery_device
-        self.num_workers = num_workers
-
-    def epoch(self) -> Iterator[BenchBatch]:
-        self._leave_epoch()
-        if self._is_inside:  # DALI resets only at the end of an epoch, so the rest of the epoch is read
+    def epoch() -> Iterator[BenchBatch]:
+        nonlocal is_inside
+        if is_inside:  # DALI resets only at the end of an epoch, so the rest of the epoch is read
             with contextlib.suppress(StopIteration):
                 while True:
-                    next(self._iterator)
-        self._is_inside = True
-        self._epoch = self._batches()
-        yield from self._epoch
-        self._is_inside = False
-
-    def close(self) -> None:
-        """Destroy the pipeline, also if a caller still holds an epoch. Can be called twice."""
-        self._leave_epoch()
-        self._iterator = None
-
-    def _batches(self) -> Generator[BenchBatch]:
-        for (batch,) in self._iterator:
-            batch["label"], batch["key"] = self._labels(batch["label"]), self._keys(batch["key"])
+                    next(iterator)
+        is_inside = True
+        for (batch,) in iterator:
+            batch["label"], batch["key"] = labels(batch["label"]), keys(batch["key"])
             yield _joined(batch) if "encoded" in batch else batch
+        is_inside = False
 
-    def _leave_epoch(self) -> None:
-        if self._epoch is not None:
-            self._epoch.close()
-        self._epoch = None
+    return contextlib.closing(BenchLoader(epoch, options=options, decode="dali", num_workers=num_workers))
 
 
 def _joined(batch: dict[str, Any]) -> BenchBatch:
@@ -200,3 +201,78 @@ def padded_keys(rows: Any) -> list[str]:
 def padded_text(row: Any) -> str:
     """The text of a row of bytes, without the zeros that pad it."""
     return bytes(row).rstrip(b"\0").decode()
+
+
+def open_external(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
+    """Open one worker that streams and one pipeline that decodes; each sample comes once an epoch."""
+    from nvidia.dali import fn
+
+    device = options.delivery_device
+    pipeline = plain_pipeline(device, options, py_num_workers=1, py_start_method=start_method(device))
+    source = ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options)
+    with pipeline:
+        photo, *masks, label, key = source_nodes(source, options)
+        decoded = decoded_outputs(photo, next(iter(masks), None), options, device=device)
+        # The rows of a tensor must have one length.
+        pipeline.set_outputs(*decoded, label, fn.pad(key))
+    return opened_pipeline(
+        pipeline,
+        options=options,
+        labels=lambda labels: labels.reshape(-1),
+        keys=padded_keys,
+        num_workers=1,
+        size=-1,  # the source ends an epoch, and its last batch may be short
+    )
+
+
+def source_nodes(source: "ShardBatches", options: LoaderOptions) -> list[Any]:
+    """Return the nodes of photo, mask if the recipe takes it, label and key."""
+    from nvidia.dali import fn, types
+
+    num_encoded = 1 if options.mask is None else 2
+    nodes: list[Any] = fn.external_source(
+        source=source,
+        num_outputs=num_encoded + 2,
+        batch=True,
+        parallel=True,
+        cycle="raise",
+        prefetch_queue_depth=SOURCE_PREFETCH,
+        bytes_per_sample_hint=BYTES_PER_SAMPLE,
+        dtype=[*[types.UINT8] * num_encoded, types.INT64, types.UINT8],
+        ndim=[*[1] * num_encoded, 0, 1],
+    )
+    return nodes
+
+
+def start_method(device: str) -> str:
+    # A rank is a child of multiprocessing, forked from a server that has started no thread.
+    return "fork" if device == "cpu" and multiprocessing.parent_process() is not None else "spawn"
+
+
+class ShardBatches:
+    """The encoded samples of shards, in batches; each epoch has the shards in another order.
+
+    It runs in a worker process, so it must be picklable.
+    """
+
+    def __init__(self, urls: list[str], *, endpoint: str | None, options: LoaderOptions) -> None:
+        self._urls, self._endpoint, self._options = ShuffledNames(urls, seed=options.seed), endpoint, options
+        self._main_pid = os.getpid()
+
+    def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
+        """Batches of photos, masks if the recipe takes them, labels and keys, as arrays: uint8 [bytes], uint8 [bytes],
+        int64, uint8 [letters].
+        """
+        if os.getpid() != self._main_pid:
+            end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
+            self._main_pid = os.getpid()
+        samples = itertools.chain.from_iterable(map(self._samples, self._urls))
+        while batch := list(itertools.islice(samples, self._options.batch_size)):
+            yield tuple(map(list, zip(*batch, strict=True)))
+
+    def _samples(self, url: str) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        with open_stream(url, endpoint=self._endpoint) as stream:
+            for sample in encoded_samples(stream, shard=url):
+                photo, mask, label, key = components_of(sample, self._options, shard=url)
+                encoded = [np.frombuffer(data, np.uint8) for data in (photo, mask, key.encode()) if data is not None]
+                yield *encoded[:-1], np.array(label, np.int64), encoded[-1]

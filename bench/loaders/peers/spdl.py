@@ -13,6 +13,7 @@ the batch, in this process's own memory.
 """
 
 import contextlib
+import functools
 import io
 import shutil
 from collections.abc import Iterator
@@ -44,85 +45,76 @@ READ_BYTES = 1 << 20
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
     """Every sample comes exactly once an epoch."""
-    # One torch thread in each decoding thread, as in a worker process; by default torch starts more.
-    num_torch_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with contextlib.closing(_SpdlEpochs(shards, options)) as epochs:
-            yield epochs
-    finally:
-        torch.set_num_threads(num_torch_threads)
+    source = ShuffledNames(shard_urls(shards), seed=options.seed)
+    ready: Pipeline[BenchBatch] | None = None
 
-
-class _SpdlEpochs:
-    num_workers = 0
-
-    def __init__(self, shards: ShardSet, options: LoaderOptions) -> None:
-        self._source = ShuffledNames(shard_urls(shards), seed=options.seed)
-        self._endpoint = shards.store.endpoint
-        self._options = options
-        self._decode = BatchDecoder(options)
-        self._open = contextlib.ExitStack()
-        self._pipeline: Pipeline[BenchBatch] | None = None
-        self.decode = options.decode
-        self.device = options.delivery_device
-
-    def epoch(self) -> Iterator[BenchBatch]:
+    def epoch() -> Iterator[BenchBatch]:
         # After an epoch that was left early, batches are in the pipeline's queues; so the next epoch starts a new one.
-        if self._pipeline is None:
-            self._pipeline = self._start()
-        pipeline, self._pipeline = self._pipeline, None
+        nonlocal ready
+        if ready is None:
+            threads.close()
+            ready = _start(source, shards.store.endpoint, options, threads)
+        pipeline, ready = ready, None
         try:
             yield from pipeline
         except PipelineFailure as exc:
             # The failure names only the stage; its cause is the error.
             raise next((failed.__cause__ for failed in exc.exceptions if failed.__cause__), exc) from None
-        self._pipeline = pipeline
+        ready = pipeline
 
-    def close(self) -> None:
-        """End the threads; may be called twice."""
-        self._pipeline = None
-        self._open.close()
+    # One torch thread in each decoding thread, as in a worker process; by default torch starts more.
+    num_torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with contextlib.ExitStack() as threads:
+            yield BenchLoader(epoch, options=options)
+    finally:
+        torch.set_num_threads(num_torch_threads)
 
-    def _start(self) -> "Pipeline[BenchBatch]":
-        self._open.close()
-        num_threads = self._options.num_threads
-        decoders = self._open.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="spdl-decode"))
-        pipeline: Pipeline[BenchBatch] = (
-            PipelineBuilder()
-            .add_source(self._source, continuous=True)
-            .pipe(self._read, concurrency=READERS, output_order="input")
-            .disaggregate()
-            .aggregate(self._options.batch_size)
-            .pipe(self._make_batch, concurrency=num_threads, executor=decoders)
-            .add_sink(SINK_BATCHES)
-            # By default the library logs failures and leaves out their samples.
-            .build(num_threads=READERS, max_failures=0)
-        )
-        pipeline.start()
-        self._open.callback(_stop, pipeline)
-        return pipeline
 
-    def _read(self, url: str) -> list[EncodedSample]:
-        buffer = io.BytesIO()
-        with open_stream(url, endpoint=self._endpoint) as stream:
-            shutil.copyfileobj(stream, buffer, READ_BYTES)
-        samples: list[EncodedSample] = []
-        # getvalue() makes no copy. If the stream itself were passed, an error in a reference cycle could keep views of
-        # it alive; then its finalizer could not close it, which Python 3.13 reports.
-        for name, data in iter_tarfile(buffer.getvalue()):
-            if (names := split_key(name)) is None:
-                continue
-            key, component = names
-            if not samples or samples[-1][KEY] != key:
-                samples.append({KEY: key})
-            samples[-1][component.lower()] = data
-        return samples
+def _start(
+    source: ShuffledNames, endpoint: str | None, options: LoaderOptions, threads: contextlib.ExitStack
+) -> "Pipeline[BenchBatch]":
+    """Start a pipeline, which `threads` ends."""
+    decode = BatchDecoder(options)
 
-    def _make_batch(self, samples: list[EncodedSample]) -> BenchBatch:
-        return self._decode(
+    def make_batch(samples: list[EncodedSample]) -> BenchBatch:
+        return decode(
             [{name: data if name == KEY else bytes(data) for name, data in sample.items()} for sample in samples]
         )
+
+    decoders = threads.enter_context(ThreadPoolExecutor(options.num_threads, thread_name_prefix="spdl-decode"))
+    pipeline: Pipeline[BenchBatch] = (
+        PipelineBuilder()
+        .add_source(source, continuous=True)
+        .pipe(functools.partial(_read, endpoint=endpoint), concurrency=READERS, output_order="input")
+        .disaggregate()
+        .aggregate(options.batch_size)
+        .pipe(make_batch, concurrency=options.num_threads, executor=decoders)
+        .add_sink(SINK_BATCHES)
+        # By default the library logs failures and leaves out their samples.
+        .build(num_threads=READERS, max_failures=0)
+    )
+    pipeline.start()
+    threads.callback(_stop, pipeline)
+    return pipeline
+
+
+def _read(url: str, *, endpoint: str | None) -> list[EncodedSample]:
+    buffer = io.BytesIO()
+    with open_stream(url, endpoint=endpoint) as stream:
+        shutil.copyfileobj(stream, buffer, READ_BYTES)
+    samples: list[EncodedSample] = []
+    # getvalue() makes no copy. If the stream itself were passed, an error in a reference cycle could keep views of it
+    # alive; then its finalizer could not close it, which Python 3.13 reports.
+    for name, data in iter_tarfile(buffer.getvalue()):
+        if (names := split_key(name)) is None:
+            continue
+        key, component = names
+        if not samples or samples[-1][KEY] != key:
+            samples.append({KEY: key})
+        samples[-1][component.lower()] = data
+    return samples
 
 
 def _stop(pipeline: "Pipeline[BenchBatch]") -> None:

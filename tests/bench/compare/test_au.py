@@ -22,7 +22,7 @@ from bench.compare.turn import Drawn, LoaderTurn, RankPace, RankTurn, TimedEpoch
 from bench.engine.run import run_scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.selection import LoaderSpec
+from bench.loaders.registry import LoaderSpec
 from bench.reports.tables import report_text
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError

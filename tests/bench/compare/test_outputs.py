@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, Tolerance, compare_epoch
-from bench.loaders.protocol import BenchBatch, LoaderOptions
-from bench.loaders.registry import ALL_PARTS
+from bench.loaders.protocol import ALL_PARTS, BenchBatch, LoaderOptions
 from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet

@@ -24,9 +24,8 @@ from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TimedEpoch, TurnJob, run_turn
 from bench.engine.run import run_scenario
-from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
-from bench.loaders.registry import ALL_PARTS
-from bench.loaders.selection import LoaderSpec, open_loader
+from bench.loaders.protocol import ALL_PARTS, BenchBatch, BenchLoader, LoaderOptions
+from bench.loaders.registry import LoaderSpec, open_loader
 from bench.reports.record import check_target, read_run, write_record
 from bench.reports.regression import differences_of
 from bench.reports.tables import conditions_of

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from bench.loaders.peers import webloader
-from bench.loaders.protocol import BenchLoader, LoaderOptions, Prepared
+from bench.loaders.protocol import BenchLoader, LoaderOptions
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 
@@ -16,15 +16,11 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 
 
 def open_loader(
-    shards: ShardSet, *, options: LoaderOptions, prepared: Prepared
+    shards: ShardSet, *, options: LoaderOptions, place: str
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    return webloader.open_loader(resolve_shards(prepared.url, endpoint=None), options=options)
-
-
-def open_remote(
-    shards: ShardSet, *, options: LoaderOptions, remote: str
-) -> contextlib.AbstractContextManager[BenchLoader]:
-    """The same from the shards' own bucket, which any client of S3 finds by the environment."""
+    """From a directory, or from the shards' own bucket, which any client of S3 finds by the environment."""
+    if "://" not in place:
+        return webloader.open_loader(resolve_shards(place, endpoint=None), options=options)
     assert os.environ["AWS_ENDPOINT_URL"] == os.environ["S3_ENDPOINT_URL"] == f"{shards.store.endpoint}/s3"
-    url = remote.replace("s3://", "ais://", 1)
+    url = place.replace("s3://", "ais://", 1)
     return webloader.open_loader(resolve_shards(f"{url}/", endpoint=shards.store.endpoint), options=options)

@@ -17,8 +17,7 @@ import pytest
 
 from bench.compare.outputs import Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
-from bench.loaders.registry import LOADERS
-from bench.loaders.selection import LoaderSpec, available_loaders, open_loader
+from bench.loaders.registry import LOADERS, LoaderSpec, available_loaders, open_loader
 from bench.loaders.workers import fitting_batch_size
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
@@ -160,7 +159,7 @@ MAIN = """
 import multiprocessing, os, sys, time
 import psutil
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.selection import open_loader
+from bench.loaders.registry import open_loader
 from dali_pipes.store.urls import resolve_shards
 
 def run():

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
-from bench.loaders.protocol import LoaderOptions, num_rows
-from bench.loaders.registry import LOADERS, PARTS
-from bench.loaders.selection import LoaderSpec, open_loader
+from bench.loaders.protocol import PARTS, LoaderOptions, num_rows
+from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
 from dali_pipes.store.shard_set import ShardSet
 from tests.bench.conftest import NUM_SAMPLES, loader_cases
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import bench.loaders.peers.dali_s3 as dali_s3
 from bench.loaders.encoded import shard_urls
-from bench.loaders.peers.dali_external import ShardBatches
+from bench.loaders.peers import dali_readers
+from bench.loaders.peers.plain_dali import ShardBatches
 from bench.loaders.protocol import LoaderOptions
+from bench.loaders.registry import open_loader
 from bench.loaders.s3 import by_address, client_environment, s3_place
-from bench.loaders.selection import open_loader
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
@@ -152,7 +152,7 @@ def test_dali_s3_cluster_that_does_not_answer_a_range_is_named(bucket: ShardSet)
         ("http://127.0.0.1:1/s3/pets/a.tar", "Connection refused"),
     ):
         with pytest.raises(StoreError, match=rf"'{url}': a ranged GET failed \(.*{reason}.*S3-Reverse-Proxy"):
-            dali_s3._check_reads_ranges(url)
+            dali_readers._check_reads_ranges(url)
 
 
 def test_environment_of_s3_clients_is_put_back(bucket: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:

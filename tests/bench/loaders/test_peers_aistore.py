@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("alive_progress", reason="needs the extra aistore-pytorch")
 
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.selection import open_loader
+from bench.loaders.registry import open_loader
 from dali_pipes.store.shard_set import ShardSet
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.protocol import LoaderOptions, Prepared
-from bench.loaders.registry import LOADERS, LoaderEntry
-from bench.loaders.selection import open_loader, prepare_loader
+from bench.loaders.protocol import LoaderOptions
+from bench.loaders.registry import LOADERS, LoaderEntry, Prepared, open_loader, prepare_loader
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -97,7 +96,7 @@ def test_copy_in_the_bucket_is_read_from_there_and_removed(
     bucket: ShardSet, options: LoaderOptions, keys: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of ``litdata-s3`` and ``mosaic-s3``: what was made is there while the loader is open."""
-    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", source=("ais",), in_bucket=True)
+    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", prepares="prepare", source=("ais",), in_bucket=True)
     monkeypatch.setitem(LOADERS, "copied", entry)
     before = [found.name for found in bucket.store.list("")]
     with open_loader("copied", bucket, options=options) as loader:

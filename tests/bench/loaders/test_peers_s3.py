@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.registry import LOADERS
-from bench.loaders.selection import available_loaders
+from bench.loaders.registry import LOADERS, available_loaders
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards

@@ -11,7 +11,7 @@ pytest.importorskip("spdl.pipeline", reason="needs the extra spdl")
 from PIL import UnidentifiedImageError
 
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.selection import open_loader
+from bench.loaders.registry import open_loader
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import make_samples, write_tar

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
-from bench.loaders.protocol import LoaderOptions
+from bench.loaders.protocol import PARTS, LoaderOptions
 from bench.loaders.recipe import ChosenRecipe, choose_recipe, crop_of, crop_table, crops_of
-from bench.loaders.registry import LOADERS, PARTS
-from bench.loaders.selection import LoaderSpec, open_loader
+from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -90,7 +89,7 @@ def test_crop_that_is_one_pixel_off_is_found(
         crops[:, place] = 1 - crops[:, 4] if place == 4 else np.maximum(crops[:, place] - 1, 0)
         return crops
 
-    monkeypatch.setattr("bench.loaders.dali.crops_of", off)
+    monkeypatch.setattr("bench.loaders.ours.crops_of", off)
     with open_loader("dali", shards, options=classification) as loader:
         tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
         with pytest.raises(OutputError, match="photo differs from Pillow and torchvision"):

@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.protocol import LoaderOptions, num_rows
-from bench.loaders.registry import ALL_PARTS, DECODES, GROUPS, LOADERS, LoaderEntry
-from bench.loaders.selection import LoaderSpec, available_loaders, open_loader, prepare_loader, select_loaders
+from bench.loaders.protocol import ALL_PARTS, DECODES, LoaderOptions, num_rows
+from bench.loaders.registry import (
+    GROUPS,
+    LOADERS,
+    LoaderEntry,
+    LoaderSpec,
+    available_loaders,
+    open_loader,
+    prepare_loader,
+    select_loaders,
+)
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 
@@ -48,8 +56,8 @@ def test_registry_missing_package_is_named_with_its_extra(
     pattern = (
         rf"loader '{name}' needs the package '{package}', which is not installed; pip install 'dali-pipes\[{extra}\]'"
     )
-    with pytest.raises(PipesError, match=pattern):
-        open_loader(name, shards, options=options)
+    with pytest.raises(PipesError, match=pattern), open_loader(name, shards, options=options):
+        pass
     with pytest.raises(PipesError, match=pattern):
         prepare_loader(name, shards, directory=tmp_path)
     with pytest.raises(PipesError, match=pattern):
@@ -73,12 +81,12 @@ def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyP
     assert available_loaders()["absent"] == missing
     with pytest.raises(PipesError, match="needs the package 'no_such_package"):
         select_loaders(["dali", "absent"])
-    selected = select_loaders(["all"], shards=shards)
-    assert f"skipped: {missing}" in selected.skipped
+    specs, skipped = select_loaders(["all"], shards=shards)
+    assert f"skipped: {missing}" in skipped
     assert "skipped: loader 'dali-s3' reads shards in a bucket of AIStore or in a bucket of S3, got" in "\n".join(
-        selected.skipped
+        skipped
     )
-    assert {"absent", "dali-s3"}.isdisjoint(spec.name for spec in selected.specs)
+    assert {"absent", "dali-s3"}.isdisjoint(spec.name for spec in specs)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyP
 )
 def test_select_loaders_groups(bucket: ShardSet, group: str, within: set[str], without: set[str]) -> None:
     """A group is what its name says."""
-    chosen = {str(spec) for spec in select_loaders([group], shards=bucket).specs}
+    chosen = {str(spec) for spec in select_loaders([group], shards=bucket)[0]}
     assert within <= chosen
     assert without.isdisjoint(chosen)
     assert group in GROUPS
@@ -107,7 +115,7 @@ def test_select_loaders_one_loader_twice_is_refused(texts: tuple[str, str]) -> N
 
 def test_select_loaders_group_leaves_out_what_was_named_without_its_decoder(bucket: ShardSet) -> None:
     """webloader is webloader:pil; the group brings the other one."""
-    chosen = [str(spec) for spec in select_loaders(["webloader", "python-decode"], shards=bucket).specs]
+    chosen = [str(spec) for spec in select_loaders(["webloader", "python-decode"], shards=bucket)[0]]
     assert [text for text in chosen if text.startswith("webloader")] == [
         "webloader:pil",
         "webloader:turbo",
@@ -119,7 +127,7 @@ def test_open_loader_reads_what_was_prepared(
     shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And leaves it there: a conversion is paid once, not for each opening."""
-    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", source=("converted",))
+    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", prepares="prepare", source=("converted",))
     monkeypatch.setitem(LOADERS, "copied", entry)
     prepared = prepare_loader("copied", shards, directory=tmp_path)
     assert prepared is not None

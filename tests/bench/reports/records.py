@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.loaders.registry import PARTS
+from bench.loaders.protocol import PARTS
 
 SEVEN = (0.97, 1.0, 1.03, 0.99, 1.01, 1.3, 0.98)
 """What each of seven turns is of the figure; one was slower."""

@@ -15,17 +15,10 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
 from bench.engine.run import run_scenario
-from bench.loaders.peers.dali_readers import (
-    ReaderFiles,
-    masked_crc32c,
-    open_loader,
-    webdataset_index,
-    write_tfrecords,
-    write_webdataset_indexes,
-)
+from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, webdataset_index, write_webdataset_indexes
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.reports.tables import report_text
-from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario
+from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario, masked_crc32c, write_tfrecords
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -72,9 +65,9 @@ def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: S
     for path in paths:
         data, starts = path.read_bytes(), []
         while (at := sum(size for _, size in starts)) < len(data):
-            length, length_crc = struct.unpack_from("<QI", data, at)
-            assert masked_crc32c(data[at : at + 8]) == length_crc
-            assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc32c(data[at + 12 :][:length]),)
+            (length,) = struct.unpack_from("<Q", data, at)
+            assert data[at + 8 : at + 12] == masked_crc32c(data[at : at + 8])
+            assert data[at + 12 + length :][:4] == masked_crc32c(data[at + 12 :][:length])
             starts.append((at, 16 + length))
         index = path.with_suffix(".idx").read_text()
         assert index == "".join(f"{start} {size}\n" for start, size in starts)
