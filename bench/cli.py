@@ -33,7 +33,7 @@ _COMMANDS = {
     "run": "Compare the outputs of loaders on the same shards, then time the loaders.",
     "sweep": "Time loaders as run does, over threads, ranks, latencies, sizes, ...",
 }
-_FILES = {"sweep": "run"}
+_FILES = {"sweep": "run", "compare": "report"}
 """Command -> its file, if that has another name."""
 
 
@@ -45,7 +45,7 @@ class _BenchGroup(LazyGroup):
             check_extras()  # before modules that need them are imported
         if cmd_name not in SCENARIOS:
             return super().get_command(ctx, cmd_name)
-        from bench.commands.running import scenario_command
+        from bench.engine.options import scenario_command
 
         return with_verbosity(scenario_command(scenario_class(cmd_name)))
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import click
 
-from bench.commands.running import run_and_tell
 from bench.compare.au import Accelerator, AuScenario
 from bench.compare.run import LoaderScenario, check_specs
 from bench.compare.settings import TurnSetting
 from bench.compare.settings import sweep as settings_of
-from bench.engine.options import at_least, field_options, json_option, opened_shards, words
+from bench.engine.options import at_least, field_options, json_option, opened_shards, run_and_tell, words
 from bench.loaders.protocol import CROPS, LoaderOptions, Recipe
 from bench.loaders.recipe import choose_recipe
 from bench.loaders.registry import LOADERS, LoaderSpec, select_loaders

@@ -10,10 +10,9 @@ from bench.compare.settings import DataFacts, TurnSetting
 from bench.compare.turn import TurnJob
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LoaderSpec, Prepared, prepare_loader, remove_prepared
-from bench.tools.buckets import upload_shards
 from bench.tools.folders import RunFolder
 from bench.tools.gateway import Gateway, check_upstream
-from bench.tools.repeat import repeat_shards
+from bench.tools.repeat import repeat_shards, upload_shards
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, classes_name
 from dali_pipes.store.cluster import embedded_node
@@ -134,10 +133,6 @@ class DataSets:
         """The servers' processes, whose CPU time belongs to no loader."""
         return {gateway.pid for gateway in self._gateways.values()} | ({self._server.pid} if self._server else set())
 
-    def _is_anew(self, setting: TurnSetting) -> bool:
-        """Whether samples are packed into new shards."""
-        return (setting.shards, setting.photo_side, self._num_samples) != (None, None, None)
-
     def _is_served(self, setting: TurnSetting) -> bool:
         """Whether loaders read it from a bucket."""
         return self._shards.store.cluster is not None or setting.latency_ms is not None
@@ -148,7 +143,7 @@ class DataSets:
 
     def _make(self, setting: TurnSetting) -> ShardSet:
         shards = self._shards
-        if self._is_anew(setting):
+        if (setting.shards, setting.photo_side, self._num_samples) != (None, None, None):
             shards = repeat_shards(
                 shards,
                 directory=self._folder.new(),
@@ -163,7 +158,14 @@ class DataSets:
                 self._server = self._stack.enter_context(embedded_node.start(self._folder.new()))
             shards = upload_shards(shards, self._server.endpoint, f"{BUCKET}-{len(self._sets)}")
         if shards is self._shards and shards.store.directory is not None and find_manifest(shards) is None:
-            shards = _linked(shards, self._folder.new())
+            # Link shards and class table into a directory where their index can be written once, for all loaders.
+            store = LocalStore(self._folder.new())
+            for name in (*shards.names, classes_name(shards.prefix)):
+                if (source := Path(shards.store.locate(name))).exists():
+                    target = Path(store.locate(name))
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.symlink_to(source.resolve())
+            shards = ShardSet(store=store, names=shards.names)
         if shards is not self._shards:
             index_shards(shards)
         return shards
@@ -183,14 +185,3 @@ class DataSets:
             ),
             digest=found.manifest.digest,
         )
-
-
-def _linked(shards: ShardSet, directory: Path) -> ShardSet:
-    """Link shards and class table into ``directory``, where their index can be written once, for all loaders."""
-    store = LocalStore(directory)
-    for name in (*shards.names, classes_name(shards.prefix)):
-        if (source := Path(shards.store.locate(name))).exists():
-            target = Path(store.locate(name))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(source.resolve())
-    return ShardSet(store=store, names=shards.names)

@@ -1,4 +1,4 @@
-"""Define the settings of a turn and the facts of its data; combine the axes of a sweep, such as ``threads=1,2``."""
+"""The settings of a turn, the facts of its data, and the axes of a sweep, such as ``threads=1,2``."""
 
 import itertools
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class TurnSetting:
 
     @property
     def num_threads(self) -> int:
-        """Threads of one rank, at least 1."""
+        """Threads of one rank."""
         return self.threads or max(1, available_cores() // self.ranks)
 
     def apply(self, options: LoaderOptions) -> LoaderOptions:
@@ -100,33 +100,33 @@ class DataFacts:
     """The manifest's digest: it is the same for the same shards, wherever they lie."""
 
 
-AXES = tuple(field.name.replace("_", "-") for field in fields(TurnSetting))
-"""The settings that can be swept, by their names in ``--over``."""
-ALIASES = {"num-threads": "threads", "num-shards": "shards"}
-"""Other names of axes: those of the options."""
-_TYPES: dict[str, type] = {"compute-ms": float, "latency-ms": float, "cache": str}
+AXES = tuple(field.name for field in fields(TurnSetting))
+"""The settings that can be swept; ``--over`` writes their names with dashes."""
+ALIASES = {"num_threads": "threads", "num_shards": "shards"}
+"""Names of options -> axes."""
+_TYPES: dict[str, type] = {"compute_ms": float, "latency_ms": float, "cache": str}
 """Types of an axis' values where they are not whole numbers."""
 
 
 def sweep(base: TurnSetting, texts: Sequence[str]) -> list[TurnSetting]:
-    """Return every combination of axes ``NAME=VALUE,VALUE,...``, the last one changing fastest.
-
-    The other fields are those of ``base``.
+    """Return ``base`` with every combination of axes ``NAME=VALUE,VALUE,...``, the last one changing fastest.
 
     >>> [setting.threads for setting in sweep(TurnSetting(), ["threads=1,2"])]
     [1, 2]
     """
     axes: dict[str, tuple[Any, ...]] = {}
     for text in texts:
-        name, _, listed = text.partition("=")
+        option, _, listed = text.partition("=")
+        name = option.replace("-", "_")
         name = ALIASES.get(name, name)
         if name not in AXES:
-            raise ValueError(f"--over expects NAME=VALUE,VALUE,... with NAME one of {', '.join(AXES)}, got '{text}'")
+            names = ", ".join(AXES).replace("_", "-")
+            raise ValueError(f"--over expects NAME=VALUE,VALUE,... with NAME one of {names}, got '{text}'")
         try:
             values = tuple(_TYPES.get(name, int)(word.strip()) for word in listed.split(","))
         except ValueError:
-            raise ValueError(f"--over: {name} expects numbers separated by commas, got '{listed}'") from None
-        if len(set(values)) != len(values) or name.replace("-", "_") in axes:
+            raise ValueError(f"--over: {option} expects numbers separated by commas, got '{listed}'") from None
+        if len(set(values)) != len(values) or name in axes:
             raise ValueError(f"--over: name {name} once, and each of its values once, got '{text}'")
-        axes[name.replace("-", "_")] = values
+        axes[name] = values
     return [replace(base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]

@@ -1,10 +1,10 @@
 """Take one turn of one loader: one process for each rank, which open a loader and draw its epochs as a training does.
 
-The first half of this file runs in the command's process. It starts the ranks' processes (`bench.engine.turn_process`),
-lets them begin and end together, and watches their memory. Its own memory and time are not part of any figure.
+`run_turn` runs in the command's process. It starts the ranks' processes (`bench.engine.turn_process`), lets them begin
+and end together, and watches their memory. Its own memory and time are not part of any figure.
 
-The second half runs in the process of a rank, with a clock at every step. The times are those that a training step
-would see: a batch has arrived when it lies on the step's device and one value of each of its parts was read.
+`_run_rank` runs in the process of a rank, with a clock at every step. The times are those that a training step would
+see: a batch has arrived when it lies on the step's device and one value of each of its parts was read.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from multiprocessing.synchronize import Barrier
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bench.compare.settings import DataFacts, TurnSetting
-from bench.engine.turn_process import PRELOAD, Meet, TimeLimit, TurnProcess, fork_server, meet, move_on
+from bench.engine.turn_process import DONE, PRELOAD, Meet, TurnProcess, end_of, fork_server, meet, move_on
 from bench.loaders.protocol import PARTS, BenchBatch, BenchLoader, LoaderOptions, num_rows
 from bench.loaders.registry import LOADERS, LoaderSpec, Prepared, open_loader
 from bench.tools.gateway import read_counter
@@ -57,7 +57,6 @@ class RankPace(NamedTuple):
         return cls(context.Barrier(num_ranks), context.Barrier(num_ranks)) if num_ranks > 1 else None
 
     def begin_epoch(self) -> None:
-        """Wait until all ranks begin an epoch."""
         if self.starts.wait() == 0:
             self.steps.reset()
         self.starts.wait()
@@ -138,7 +137,6 @@ class Drawn:
 
     @property
     def waits_s(self) -> list[float]:
-        """The wait for each batch, in order."""
         return [wait for epoch in self.epochs for wait in epoch.waits_s]
 
 
@@ -173,9 +171,13 @@ class LoaderTurn:
 
 
 def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float | None = None) -> LoaderTurn:
-    """Take one turn."""
-    limit = TimeLimit(timeout_s)
+    """Take one turn. An error names loader, setting and rank."""
+    ends = end_of(timeout_s)
     tree = ProcessTree(bystanders={*bystanders, os.getpid()})
+
+    def look() -> tuple[int, int]:
+        return tree.pss_bytes(), shared_memory_bytes()
+
     with contextlib.ExitStack() as stack:
         pace = RankPace.of(job.setting.ranks, fork_server()) if job.in_step else None
         ranks = [
@@ -184,38 +186,36 @@ def run_turn(job: TurnJob, *, bystanders: Collection[int] = (), timeout_s: float
             )
             for rank in range(job.setting.ranks)
         ]
-        _gather(ranks, "open", limit)
-        start, start_shared = tree.pss_bytes(), shared_memory_bytes()
-        peak, peak_shared = start, start_shared
+
+        def gather(place: str) -> None:
+            if not meet(ranks, place, until=ends):
+                late = next(rank for rank in ranks if rank.at != place)
+                raise PipesError(
+                    f"{late.name} did not come to '{place}' within {timeout_s:g} s of the turn's start; it hangs or "
+                    "needs more time: raise --timeout-s, or leave the loader out"
+                )
+
+        gather("open")
+        looks = [look()]
         move_on(ranks)
         is_warm = job.setting.cache == "warm"
-        while is_warm and limit.left_s() and not meet(ranks, "drawn", timeout_s=min(WATCH_S, limit.left_s())):
-            peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
-        _gather(ranks, "drawn", limit)
-        move_on(ranks)
+        while is_warm and time.monotonic() < ends and not meet(ranks, "drawn", until=min(end_of(WATCH_S), ends)):
+            looks.append(look())
         # Do not look at memory between epochs: a loader that reads ahead would decode meanwhile, outside the clock.
-        for place in ("steady", "end") if is_warm else ():
-            _gather(ranks, place, limit)
+        for place in ("drawn", "steady", "end") if is_warm else ("drawn",):
+            gather(place)
             move_on(ranks)
         # Here CPU time is already measured, and the loader is still open.
-        _gather(ranks, "close", limit)
-        peak, peak_shared = max(peak, tree.pss_bytes()), max(peak_shared, shared_memory_bytes())
+        gather("close")
+        looks.append(look())
         move_on(ranks)
-        _gather(ranks, "done", limit)
+        gather(DONE)
+        start, start_shared = looks[0]
         return LoaderTurn(
             ranks=tuple(rank.result for rank in ranks),
             start_mib=start / MIB,
-            peak_mib=peak / MIB,
-            shared_memory_mib=(peak_shared - start_shared) / MIB,
-        )
-
-
-def _gather(ranks: Sequence[TurnProcess], place: str, limit: TimeLimit) -> None:
-    if not meet(ranks, place, timeout_s=limit.left_s()):
-        late = next(rank for rank in ranks if rank.at != place)
-        raise PipesError(
-            f"{late.name} did not come to '{place}' within {limit.timeout_s:g} s of the turn's start; it hangs or "
-            "needs more time: raise --timeout-s, or leave the loader out"
+            peak_mib=max(memory for memory, _ in looks) / MIB,
+            shared_memory_mib=(max(shared for _, shared in looks) - start_shared) / MIB,
         )
 
 
@@ -239,18 +239,30 @@ def _run_rank(
     shards = resolve_shards(list(job.urls_of(rank)), endpoint=job.endpoint)
     options = job.spec.apply(job.setting.apply(job.options))
     step = open_step(job.setting.compute_ms / 1000, device=options.delivery_device)
+
+    def spent() -> tuple[float | None, int | None]:
+        """CPU seconds so far, and bytes through the gateway, on the rank that measures."""
+        if tree is None:
+            return None, None
+        return tree.cpu_s(), None if job.counter is None else read_counter(job.counter)
+
+    def drawn(start: tuple[float | None, int | None], num_epochs: int, began: float | None = None) -> Drawn:
+        epochs = _draw(loader, step, options.batch_size, num_epochs=num_epochs, started=began, pace=pace)
+        meet("drawn" if began else "end")
+        (cpu_start, bytes_start), (cpu_end, bytes_end) = start, spent()
+        return Drawn(
+            epochs=tuple(epochs),
+            cpu_s=None if cpu_start is None or cpu_end is None else cpu_end - cpu_start,
+            num_bytes=None if bytes_start is None or bytes_end is None else bytes_end - bytes_start,
+        )
+
     meet("open")
-    start, began = _spent(job, tree), time.perf_counter()
+    start, began = spent(), time.perf_counter()
     with open_loader(job.spec.name, shards, options=options, prepared=job.prepared[rank]) as loader:
-        epochs = _draw(loader, step, batch_size=options.batch_size, started=began, pace=pace)
-        meet("drawn")
-        first, steady = _drawn(epochs, start, _spent(job, tree)), None
+        first, steady = drawn(start, 1, began), None
         if job.setting.cache == "warm":
             meet("steady")
-            start = _spent(job, tree)
-            epochs = _draw(loader, step, batch_size=options.batch_size, num_epochs=job.epochs, pace=pace)
-            meet("end")
-            steady = _drawn(epochs, start, _spent(job, tree))
+            steady = drawn(spent(), job.epochs)
         meet("close")
         return RankTurn(
             first=first,
@@ -265,11 +277,11 @@ def _run_rank(
 def _draw(
     loader: BenchLoader,
     step: Step,
-    *,
     batch_size: int,
-    num_epochs: int = 1,
-    started: float | None = None,
-    pace: RankPace | None = None,
+    *,
+    num_epochs: int,
+    started: float | None,
+    pace: RankPace | None,
 ) -> list[TimedEpoch]:
     """Draw epochs, with a step after each batch; the device is idle before and after each epoch.
 
@@ -336,22 +348,6 @@ def _deliver(batch: BenchBatch, device: str) -> int:
 def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _spent(job: TurnJob, tree: ProcessTree | None) -> tuple[float, int | None] | None:
-    """Return the CPU seconds so far and, on the rank that measures, the bytes through the gateway, if there is one."""
-    if tree is None:
-        return None
-    return tree.cpu_s(), None if job.counter is None else read_counter(job.counter)
-
-
-def _drawn(
-    epochs: Sequence[TimedEpoch], start: tuple[float, int | None] | None, end: tuple[float, int | None] | None
-) -> Drawn:
-    if start is None or end is None:
-        return Drawn(epochs=tuple(epochs))
-    num_bytes = None if start[1] is None or end[1] is None else end[1] - start[1]
-    return Drawn(epochs=tuple(epochs), cpu_s=end[0] - start[0], num_bytes=num_bytes)
 
 
 def figures_of(turn: LoaderTurn, *, setting: TurnSetting, facts: DataFacts) -> dict[str, float | None]:

@@ -56,13 +56,15 @@ def run_scenario(
         at_start = {} if keep_turns is None else describe_environment()  # it asks git, so not around every turn
 
         def record(environment: Mapping[str, Any]) -> dict[str, Any]:
-            completeness = {
-                "complete": rounds.is_complete,
+            is_complete = rounds.num_whole == rounds.wanted
+            report = {
+                "environment": {**environment, "load_at_start": load_at_start},
+                **scenario.report(made, rounds),
+                "complete": is_complete,
                 "num_rounds": rounds.num_whole,
-                "stopped": None if rounds.is_complete else rounds.at,
+                "stopped": None if is_complete else rounds.at,
             }
-            of_the_machine = {"environment": {**environment, "load_at_start": load_at_start}}
-            return stamped({**of_the_machine, **scenario.report(made, rounds), **completeness}, kind=scenario.kind)
+            return stamped(report, kind=scenario.kind)
 
         def tell(at: str | None) -> None:
             if keep_turns is not None:
@@ -106,12 +108,5 @@ def _take_turns(
 def _measure(scenario: Scenario[Made, Subject, Row], made: Made, subject: Subject, number: int) -> Row:
     if scenario.runs_in == "caller":
         return scenario.measure(made, subject, number)
-    return call_apart(
-        scenario.measure,
-        made,
-        subject,
-        number,
-        name=scenario.name_of(subject),
-        timeout_s=scenario.timeout_s,
-        fresh=scenario.runs_in == "interpreter",
-    )
+    name, is_fresh = scenario.name_of(subject), scenario.runs_in == "interpreter"
+    return call_apart(scenario.measure, made, subject, number, name=name, timeout_s=scenario.timeout_s, fresh=is_fresh)

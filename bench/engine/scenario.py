@@ -41,7 +41,7 @@ class Rounds(Generic[Subject, Row]):
     rows: dict[Subject, list[Row]] = field(init=False)
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
-    """The errors of failed subjects, by subject, in a scenario that continues without them (see `goes_on_without`)."""
+    """The errors of failed subjects, in a scenario that continues without them (see `goes_on_without`)."""
     at: str = ""
     """The turn that is being taken, in words."""
 
@@ -52,10 +52,6 @@ class Rounds(Generic[Subject, Row]):
     def num_whole(self) -> int:
         """Rounds in which every subject that did not fail had its turn."""
         return min((len(rows) for subject, rows in self.rows.items() if subject not in self.errors), default=0)
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_whole == self.wanted
 
     def whole(self, subject: Subject) -> list[Row]:
         """Return the subject's rows of complete rounds: subjects are compared within a round."""
@@ -69,33 +65,7 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     A scenario is a frozen dataclass. Its fields are its settings, and those made by `bench.engine.options.option` are
     the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
     at least 1. A subject is a name, or a named tuple: its field ``loader`` names its row in tables, and its other
-    fields are its setting. Figures are those of `bench.reports.figures`. An example that times two ways to hash a file,
-    without its imports. It would be ``bench/scenarios/hash.py``, with a line in ``bench/cli.py``::
-
-        @dataclass(frozen=True, kw_only=True)
-        class HashScenario(Scenario[Path, str, Measured]):
-            \"\"\"Hash a file in two ways, in turns.\"\"\"
-
-            kind = "hash"  # the record's format is dali-pipes-bench-hash
-            title = "hash"
-
-            num_bytes: int = option("1GiB", type=size, help="Bytes of the file.")
-            repeats: int = option(5, help="Turns of each hash.")
-            work: Path | None = cache_option("Where the file is written.")
-
-            def prepare(self, folder: RunFolder, stack: ExitStack) -> Path:
-                path = folder.new() / "data"
-                path.write_bytes(os.urandom(self.num_bytes))
-                return path
-
-            def subjects(self, made: Path) -> Sequence[str]:
-                return ["md5", "sha256"]
-
-            def measure(self, made: Path, subject: str, number: int) -> Measured:  # in a process of its own
-                started = time.perf_counter()
-                with made.open("rb") as stream:
-                    hashlib.file_digest(stream, subject)
-                return {"figures": {"read_s": time.perf_counter() - started}}
+    fields are its setting. `bench.scenarios.fetch` is an example.
     """
 
     kind: ClassVar[str]

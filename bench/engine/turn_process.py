@@ -67,18 +67,6 @@ def _ctrl_c_is_ours() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class TimeLimit:
-    """The time that a turn has from now; ``None``: no limit."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = math.inf if timeout_s is None else timeout_s
-        self._ends = time.monotonic() + self.timeout_s
-
-    def left_s(self) -> float:
-        """Infinite without a limit; 0 when the time is over."""
-        return max(0.0, self._ends - time.monotonic())
-
-
 class TurnProcess:
     """One process of a turn and the pipe to it; a context manager that ends it.
 
@@ -111,7 +99,11 @@ class TurnProcess:
         self.result: Any = None
 
     def hear(self) -> None:
-        """Receive the next message: the place that the process has come to, its result, or its error."""
+        """Receive the next message: the place that the process has come to, its result, or its error, which is raised.
+
+        Raises:
+            PipesError: If the process has ended.
+        """
         try:
             what, value = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -122,9 +114,7 @@ class TurnProcess:
             ) from None
         if what == "failed":
             raise value
-        self.at = what
-        if what == DONE:
-            self.result = value
+        self.at, self.result = what, value
 
     def __enter__(self) -> "TurnProcess":
         return self
@@ -142,6 +132,11 @@ class TurnProcess:
         self.pipe.close()
 
 
+def end_of(timeout_s: float | None) -> float:
+    """The time of ``time.monotonic()`` at which a limit from now ends; ``None``: never."""
+    return math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+
 def call_apart(
     function: Callable[..., Result], *arguments: Any, name: str, timeout_s: float | None = None, fresh: bool = False
 ) -> Result:
@@ -151,19 +146,17 @@ def call_apart(
         PipesError: If the process ends early or takes too long, or for an unexpected exception in it; names it.
         Exception: A project's error or ``ValueError`` that the function raised.
     """
-    limit = TimeLimit(timeout_s)
+    ends = end_of(timeout_s)
     with TurnProcess(_call, function, name, arguments, name=name, fresh=fresh) as process:
-        if not meet([process], DONE, timeout_s=limit.left_s()):
-            raise PipesError(f"{name} did not finish within {limit.timeout_s:g} s; it hangs or needs more time")
+        if not meet([process], DONE, until=ends):
+            raise PipesError(f"{name} did not finish within {timeout_s:g} s; it hangs or needs more time")
         return cast("Result", process.result)
 
 
-def meet(processes: Sequence[TurnProcess], place: str, *, timeout_s: float) -> bool:
-    """Wait until all processes are at ``place``; return false if that takes longer than ``timeout_s``."""
-    limit = TimeLimit(timeout_s)
+def meet(processes: Sequence[TurnProcess], place: str, *, until: float = math.inf) -> bool:
+    """Wait until all processes are at ``place``; return false if they are not there at the time ``until``."""
     while away := {process.pipe: process for process in processes if process.at != place}:
-        left_s = limit.left_s()
-        heard = wait(list(away), timeout=None if math.isinf(left_s) else left_s)
+        heard = wait(list(away), timeout=None if math.isinf(until) else max(0.0, until - time.monotonic()))
         if not heard:
             return False
         # A process that failed is heard before the others that only wait for it.
@@ -180,7 +173,6 @@ def move_on(processes: Sequence[TurnProcess]) -> None:
 
 
 def _call(meet: Meet, function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> Any:
-    """Call a function that has no places to meet; name the turn in an unexpected exception."""
     try:
         return function(*arguments)
     except (PipesError, ValueError):

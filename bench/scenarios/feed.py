@@ -7,6 +7,7 @@ shards. Each turn has a process of its own. It reads an epoch, which is not time
 
 import functools
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,18 +17,17 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
+import psutil
 
 from bench.compare.outputs import OutputError
-from bench.engine.options import ListOption, at_least, cache_option, option
+from bench.engine.options import FORMS, ListOption, at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import call_apart
 from bench.loaders.encoded import KEY, label_of, samples_of
 from bench.loaders.recipe import find_components
 from bench.scenarios.feed_loaders import SUBJECTS, Array, Batch, FeedData, FeedOptions, copied, open_ours, size_of
-from bench.scenarios.on_shards import FORMS
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder, check_room
-from bench.tools.processes import SpentMeter
 from bench.tools.repeat import MASK, PHOTO, draw_shards
 from dali_pipes.cache.placement import file_system
 from dali_pipes.commands.options import size
@@ -105,20 +105,17 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
         if unknown := [name for name in self.loaders if name not in SUBJECTS]:
             raise ValueError(f"loaders must be among {', '.join(SUBJECTS)}, got '{unknown[0]}'")
 
-    @property
+    @functools.cached_property
     def components(self) -> Sequence[str]:
         """Photo, and mask if it is taken in any setting."""
-        photo, mask = self._names
-        return [photo] if mask is None else [photo, mask]
-
-    @functools.cached_property
-    def _names(self) -> tuple[str, str | None]:
         if self.shards is None:
-            return self.photo or PHOTO, None if self.masks == "without" else self.mask or MASK
-        photo, mask = find_components(self.shards, photo=self.photo, mask=self.mask)
-        if mask is None and self.masks == "with":
-            raise DataError(f"'{self.shards.url}': no component is a mask by its name; name it: --mask NAME")
-        return photo, None if self.masks == "without" else mask
+            photo, mask = self.photo or PHOTO, self.mask or MASK
+        else:
+            photo, found = find_components(self.shards, photo=self.photo, mask=self.mask)
+            if found is None and self.masks == "with":
+                raise DataError(f"'{self.shards.url}': no component is a mask by its name; name it: --mask NAME")
+            mask = found or ""
+        return (photo, mask) if mask and self.masks != "without" else (photo,)
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> _Made:
         """Write the shards, and compare the outputs of all loaders."""
@@ -129,7 +126,7 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
             # The shards, and the cache file.
             needed = 2 * self.data_bytes * len(self.photo_kb)
             check_room(folder.parent, needed, what="drawn photos", option="--cache", less="lower --data-bytes")
-            sources = {kb: drawn(folder.new(), photo_bytes=1000 * kb) for kb in self.photo_kb}
+            sources = {kb: _drawn(folder.new(), photo_bytes=1000 * kb) for kb in self.photo_kb}
         made = {}
         for kb, source in sources.items():
             data = copied(
@@ -139,31 +136,25 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
                 new_folder=folder.new,
             )
             mean_kb = round(float(data.sizes[self.components[0]].mean()) / 1000)
-            made[mean_kb if kb is None else kb] = (data, call_apart(_order_of, data, self._options(), name=OURS))
-        self._check(made)
-        return made
-
-    def _check(self, made: _Made) -> None:
-        components = self.components
-        expected = {kb: expected_samples(data.shards, components=components) for kb, (data, _) in made.items()}
+            order = call_apart(_order_of, data, self._options(self.components[:1], ORDER_BATCH), name=OURS)
+            made[mean_kb if kb is None else kb] = (data, order)
+        expected = {kb: expected_samples(data.shards, components=self.components) for kb, (data, _) in made.items()}
         points = [point for point in self.subjects(made) if point.batch_size == min(self.batch_sizes)]
         for point in progress(points, what="compare outputs", unit="loader"):
             data, order = made[point.photo_kb]
-            options = replace(self._options(point), passes=1, order=order, keys=True)
+            options = replace(self._options_of(point), passes=1, order=order, keys=True)
             call_apart(_check_outputs, data, options, point.loader, expected[point.photo_kb], name=self.name_of(point))
+        return made
 
-    def _options(self, point: FeedPoint | None = None) -> FeedOptions:
-        return FeedOptions(
-            components=self.components if point is not None and point.masks else self.components[:1],
-            batch_size=ORDER_BATCH if point is None else point.batch_size,
-            passes=self.passes,
-            num_threads=self.num_threads,
-            seed=self.seed,
-            preadv_threads=self.preadv_threads,
-        )
+    def _options(self, components: Sequence[str], batch_size: int) -> FeedOptions:
+        names = ("passes", "num_threads", "seed", "preadv_threads")
+        same = {name: getattr(self, name) for name in names}
+        return FeedOptions(components=components, batch_size=batch_size, **same)
+
+    def _options_of(self, point: FeedPoint) -> FeedOptions:
+        return self._options(self.components if point.masks else self.components[:1], point.batch_size)
 
     def subjects(self, made: _Made) -> Sequence[FeedPoint]:
-        """Every loader under every setting."""
         masks = MASKS[self.masks] if len(self.components) == 2 else (False,)
         settings = itertools.product(made, masks, self.batch_sizes, self.loaders)
         return [FeedPoint(*values) for values in settings]
@@ -174,21 +165,24 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
 
     def measure(self, made: _Made, subject: FeedPoint, number: int) -> Measured:
         data, order = made[subject.photo_kb]
-        options = replace(self._options(subject), order=order)
+        options = replace(self._options_of(subject), order=order)
         with SUBJECTS[subject.loader](data, options) as epoch:
             for _ in epoch():
                 pass
-            meter = SpentMeter()
+            processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            before = _spent(processes)
             num_samples = sum(len(batch["label"]) for batch in epoch())
-            spent = meter.spent()
+            wall_s, cpu_s, kernel_s, faults, bytes_read = (_spent(processes) - before).tolist()
+            # The kernel does not count the bytes of a process that has a context for asynchronous I/O.
+            has_aio = "/[aio] (deleted)\n" in Path("/proc/self/maps").read_text()
         # DALI's reader gives whole batches, so its epoch may have some samples more.
         mean_bytes = sum(float(data.sizes[name].mean()) for name in options.components)
         figures = {
-            "samples_per_s": num_samples / spent.wall_s,
-            "cpu_us_per_sample": 1e6 * spent.cpu_s / num_samples,
-            "kernel_us_per_sample": 1e6 * spent.kernel_s / num_samples,
-            "faults_per_sample": spent.faults / num_samples,
-            "read_ratio": None if spent.bytes_read is None else spent.bytes_read / (num_samples * mean_bytes),
+            "samples_per_s": num_samples / wall_s,
+            "cpu_us_per_sample": 1e6 * cpu_s / num_samples,
+            "kernel_us_per_sample": 1e6 * kernel_s / num_samples,
+            "faults_per_sample": faults / num_samples,
+            "read_ratio": None if has_aio else bytes_read / (num_samples * mean_bytes),
         }
         return {"figures": figures}
 
@@ -201,7 +195,7 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
         return [
             {
                 "photo_kb": kb,
-                "num_samples": data.num_samples,
+                "num_samples": len(data.keys),
                 "num_shards": len(data.shards.names),
                 "shard_bytes": sum(entry.size for entry in data.shards.entries()),
                 "mean_bytes": {name: float(sizes.mean()) for name, sizes in data.sizes.items()},
@@ -211,8 +205,8 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
 
     def options_json(self) -> dict[str, Any]:
         source = "drawn photos" if self.shards is None else "given shards"
-        named = dict(zip(("photo", "mask"), self._names, strict=True))
-        return {**super().options_json(), **named, "device": "cpu", "source": source}
+        photo, mask = (*self.components, None)[:2]
+        return {**super().options_json(), "photo": photo, "mask": mask, "device": "cpu", "source": source}
 
     def notes(self, made: _Made, rounds: Rounds[FeedPoint, Measured]) -> list[str]:
         data = "; ".join(
@@ -229,8 +223,22 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
         ]
 
 
-def drawn(directory: Path, *, photo_bytes: int) -> ShardSet:
-    """Draw `NUM_DRAWN` photos with masks; the photos have about ``photo_bytes`` bytes on average."""
+def _spent(processes: Sequence[psutil.Process]) -> Array:
+    """What processes have spent so far: wall seconds, CPU seconds, those in the kernel, minor page faults, bytes read.
+
+    Bytes are those of system calls, without pages of mapped files.
+    """
+    total = np.array([time.perf_counter(), 0, 0, 0, 0])
+    for process in processes:
+        times = process.cpu_times()
+        # After the name, which may hold blanks: the eighth field is the number of minor faults.
+        faults = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[7])
+        total += (0, times.user + times.system, times.system, faults, process.io_counters().read_chars)
+    return total
+
+
+def _drawn(directory: Path, *, photo_bytes: int) -> ShardSet:
+    """Draw photos with masks; the photos have about ``photo_bytes`` bytes on average."""
     sides = []
     for area in AREAS:
         height = round((area * photo_bytes / BYTES_PER_PIXEL * 3 / 4) ** 0.5)
@@ -256,20 +264,18 @@ def check_epoch(batches: Iterator[Batch], expected: Expected, *, components: Seq
 
     Further samples, with which DALI's reader fills its last batch, are ignored.
     """
+    samples: list[tuple[Any, ...]] = []
+    for batch in batches:
+        sizes = ([tuple(size[:2]) for size in batch[name].tolist()] for name in components)
+        samples += zip(batch["key"], batch["label"].tolist(), *sizes, strict=True)
     seen: Counter[str] = Counter()
-    for key, *found in list(_samples_in(batches, components))[: len(expected)]:
+    for key, *found in samples[: len(expected)]:
         seen[key] += 1
         if key not in expected or tuple(found) != expected[key][: len(found)]:
             wanted = expected.get(key, "none")
             raise OutputError(f"loader '{loader}', key '{key}': label and sizes must be {wanted}, got {tuple(found)}")
     if wrong := next((key for key in expected if seen[key] != 1), None):
         raise OutputError(f"loader '{loader}', key '{wrong}': came {seen[wrong]} times in one pass, expected once")
-
-
-def _samples_in(batches: Iterator[Batch], components: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    for batch in batches:
-        sizes = ([tuple(size[:2]) for size in batch[name].tolist()] for name in components)
-        yield from zip(batch["key"], batch["label"].tolist(), *sizes, strict=True)
 
 
 def _order_of(data: FeedData, options: FeedOptions) -> Array:

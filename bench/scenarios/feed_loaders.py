@@ -37,6 +37,8 @@ Array = npt.NDArray[Any]
 Batch = Mapping[str, Any]
 """``label``, int64 [B]; for each component, int64 [B, 2 or more]: height, width and further numbers; ``key``, B texts.
 Without keys, sizes may be left out."""
+Epoch = Callable[[], Iterator[Batch]]
+"""Yields the batches of the next epoch."""
 
 
 class FeedData(NamedTuple):
@@ -58,18 +60,11 @@ class FeedData(NamedTuple):
     sizes: Mapping[str, Array]
     """Component -> int64 [samples], bytes."""
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.keys)
-
 
 def copied(
     shards: ShardSet, *, num_samples: int | None, components: Sequence[str], new_folder: Callable[[], Path]
 ) -> FeedData:
-    """Copy samples into indexed local shards.
-
-    They are repeated up to ``num_samples``.
-    """
+    """Copy samples into indexed local shards; they are repeated up to ``num_samples``."""
     num_shards = None if num_samples is None else min(NUM_SHARDS, num_samples)
     written = repeat_shards(
         shards, directory=new_folder(), num_samples=num_samples, num_shards=num_shards, option="--cache"
@@ -99,10 +94,6 @@ def size_of(data: bytes) -> tuple[int, int]:
     """Height and width of a photo or mask, as Pillow reads them from its header."""
     with Image.open(io.BytesIO(data)) as image:
         return image.height, image.width
-
-
-Epoch = Callable[[], Iterator[Batch]]
-"""Yields the batches of the next epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +129,6 @@ class FeedOptions:
         )
 
 
-Opened = contextlib.AbstractContextManager[Epoch]
-
-
 @contextlib.contextmanager
 def open_ours(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
     """Open our loader; its shards stay in the cache file."""
@@ -157,17 +145,12 @@ def open_ours(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
         seed=options.seed,
         last_batch_policy="PARTIAL",
         device="cpu",
-        select=dp.Select(epoch_samples=data.num_samples * options.passes),
+        select=dp.Select(epoch_samples=len(data.keys) * options.passes),
         cache=dp.Cache(directory=data.cache, show_progress=False),
         decode=dp.Decode(threads=options.num_threads),
         outputs=dp.Outputs(keys=options.keys),
     ) as loader:
-
-        def epoch() -> Iterator[Batch]:
-            for (batch,) in loader:
-                yield batch
-
-        yield epoch
+        yield lambda: (batch for (batch,) in loader)
 
 
 @contextlib.contextmanager
@@ -183,7 +166,7 @@ def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = Fals
     with pipeline:
         photo, mask, label, key = reader_nodes(files, options.plain, pad_last_batch=False, dont_use_mmap=not mapped)
         _set_outputs(pipeline, [photo, mask], fn.pad(label), key, options)
-    num_batches = -(-data.num_samples * options.passes // options.batch_size)
+    num_batches = -(-len(data.keys) * options.passes // options.batch_size)
     key_of = keys_of(files)
 
     def epoch() -> Iterator[Batch]:
@@ -200,7 +183,7 @@ def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = Fals
 
 @contextlib.contextmanager
 def open_external(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
-    """Open an external source: one worker process streams the tars, as `bench.loaders.peers.plain_dali` does."""
+    """Open an external source: one worker process streams the tars, as `dali-external` does."""
     source = ShardBatches(shard_urls(data.shards) * options.passes, endpoint=None, options=options.plain)
     pipeline = plain_pipeline("cpu", options.plain, py_num_workers=1, py_start_method=start_method("cpu"))
     with pipeline:
@@ -225,9 +208,19 @@ def open_preadv(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
     assert options.order is not None, "the rows to read"
     cuts = range(0, len(options.order), options.batch_size)
     batches = [options.order[start : start + options.batch_size] for start in cuts]
+    num = len(options.components)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(Path(path).open("rb")).fileno() for path in shard_urls(data.shards)]
-        calls = [_calls(data, options, rows, files) for rows in batches]
+
+        def calls_for(rows: Array) -> list[tuple[int, int, int]]:
+            """File, size and offset of each system call for a batch: the components of one sample after another."""
+            columns = (data.sizes, data.offsets)
+            sizes, offsets = (np.stack([column[name][rows] for name in options.components], 1) for column in columns)
+            numbers = data.shard[rows].repeat(num).tolist()
+            located = zip(numbers, sizes.ravel().tolist(), offsets.ravel().tolist(), strict=True)
+            return [(files[number], size, offset) for number, size, offset in located]
+
+        calls = [calls_for(rows) for rows in batches]
         longest = max(sum(size for _, size, _ in batch) for batch in calls)
         buffers: SimpleQueue[memoryview] = SimpleQueue()
         for _ in range(options.preadv_threads):
@@ -241,7 +234,10 @@ def open_preadv(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
             rows = batches[number]
             batch: dict[str, Any] = {"label": data.labels[rows]}
             if options.keys:
-                batch |= _sizes_in(buffer, calls[number], options.components)
+                ends = itertools.accumulate(size for _, size, _ in calls[number])
+                parts = zip(ends, (size for _, size, _ in calls[number]), strict=True)
+                found = [size_of(bytes(buffer[end - size : end])) for end, size in parts]
+                batch |= {name: np.array(found[at::num]) for at, name in enumerate(options.components)}
                 batch["key"] = [data.keys[row] for row in rows]
             buffers.put(buffer)
             return batch
@@ -251,24 +247,6 @@ def open_preadv(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
         else:
             pool = stack.enter_context(ThreadPoolExecutor(options.preadv_threads))
             yield lambda: pool.map(read, range(len(batches)))
-
-
-def _calls(data: FeedData, options: FeedOptions, rows: Array, files: Sequence[int]) -> list[tuple[int, int, int]]:
-    """File, size and offset of each system call for a batch: the components of one sample after another."""
-    sizes, offsets = (
-        np.stack([column[name][rows] for name in options.components], axis=1).ravel().tolist()
-        for column in (data.sizes, data.offsets)
-    )
-    shards = data.shard[rows].repeat(len(options.components)).tolist()
-    return [(files[shard], size, offset) for shard, size, offset in zip(shards, sizes, offsets, strict=True)]
-
-
-def _sizes_in(buffer: memoryview, calls: Sequence[tuple[int, int, int]], components: Sequence[str]) -> dict[str, Array]:
-    """The sizes of the photos and masks in a buffer that these calls filled."""
-    ends = list(itertools.accumulate(size for _, size, _ in calls))
-    found = [size_of(bytes(buffer[end - size : end])) for end, (_, size, _) in zip(ends, calls, strict=True)]
-    num = len(components)
-    return {name: np.array(found[number::num]) for number, name in enumerate(components)}
 
 
 def _peeked(encoded: Any) -> Any:
@@ -293,7 +271,7 @@ def _batch(outputs: Sequence[Any], options: FeedOptions) -> dict[str, Any]:
     return {name: np.asarray(output.as_tensor()) for name, output in zip(names, outputs, strict=True)}
 
 
-SUBJECTS: Mapping[str, Callable[[FeedData, FeedOptions], Opened]] = {
+SUBJECTS: Mapping[str, Callable[[FeedData, FeedOptions], contextlib.AbstractContextManager[Epoch]]] = {
     "dali-pipes": open_ours,
     "webdataset": open_webdataset,
     "webdataset-mapped": functools.partial(open_webdataset, mapped=True),

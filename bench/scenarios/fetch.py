@@ -1,8 +1,7 @@
 """Time bulk fetching: our transport, the SDK's ``read_all()`` and the program curl, from one server, in turns.
 
 The measurement is of the transfer only: it makes connections, follows redirects, receives bytes, and stores them if the
-client does that. Ours verifies each checksum and stores into a cache file. curl stores into files and verifies nothing.
-The SDK does neither. Imports, and the check of the bytes afterwards, are not included. The server is a process too, and
+client does that. Imports, and the check of the bytes afterwards, are not included. The server is a process too, and
 shares the machine's cores with each client. So its CPU time is measured as well.
 """
 
@@ -23,7 +22,6 @@ import xxhash
 
 from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Scenario
-from bench.tools.buckets import new_bucket
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import cpu_s_of, touch_memory
 from dali_pipes.cache.extents import Extent, extent_starts
@@ -34,9 +32,10 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.progress import progress
 from dali_pipes.store.cluster import embedded_node
-from dali_pipes.store.cluster.access import ClusterAccess
-from dali_pipes.store.cluster.ais import ais_client
+from dali_pipes.store.cluster.ais import AisStore, ais_client
+from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.objects import StoredObjects, object_url
+from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.http.objects import ObjectFetcher
 
 MIB = 1 << 20
@@ -68,9 +67,6 @@ class Objects(NamedTuple):
     def total_bytes(self) -> int:
         return self.object_bytes * len(self.names)
 
-    def url(self, name: str) -> str:
-        return object_url(self.endpoint, self.bucket, name, provider="ais")
-
     def check(self, client: str, sizes: Sequence[int], found: int | None = None) -> None:
         """Refuse an object that has another size or checksum than expected."""
         where = f"client '{client}', bucket '{self.bucket}' at {self.endpoint}"
@@ -94,10 +90,6 @@ def find_curl() -> str | None:
     return shutil.which("curl")
 
 
-def _installed_clients() -> Sequence[str]:
-    return [name for name in CLIENTS if name != "curl" or find_curl() is not None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class FetchScenario(Scenario[Objects, str, Measured]):
     """Fetch the same objects with our transport, the SDK and curl, in turns; print speed and CPU of each.
@@ -118,7 +110,7 @@ class FetchScenario(Scenario[Objects, str, Measured]):
     connections: int = option(8, help="Objects in flight.")
     repeats: int = option(5, help="Turns of each client.")
     clients: Sequence[str] = option(
-        factory=_installed_clients,
+        factory=lambda: [name for name in CLIENTS if name != "curl" or find_curl()],
         type=ListOption(str),
         help="Comma separated: ours, sdk, curl.  [default: all that are there]",
     )
@@ -140,7 +132,15 @@ class FetchScenario(Scenario[Objects, str, Measured]):
         """Make objects in a bucket of their own, which is destroyed at the end."""
         server = None if self.endpoint else stack.enter_context(embedded_node.start(folder.new()))
         endpoint = server.endpoint if server is not None else str(self.endpoint)
-        store = stack.enter_context(new_bucket(endpoint, PREFIX))
+        check_endpoint(endpoint)
+        store = AisStore(endpoint, PREFIX)
+        if store.exists():
+            raise ValueError(
+                f"bucket '{store.url}' is there already at {endpoint}: another benchmark runs, or one was killed; "
+                "destroy the bucket, it holds nothing else"
+            )
+        store.create()
+        stack.callback(store.client.bucket(PREFIX).delete, missing_ok=True)
         names, checksums = [], []
         block = bytearray(os.urandom(self.object_bytes))
         for number in progress(range(self.num_objects), what="make objects", unit="object"):
@@ -233,7 +233,7 @@ def fetch_curl(task: Objects) -> Cost:
         if access.bearer:
             lines.append(f'header = "Authorization: Bearer {access.bearer}"')
         for name, path in zip(task.names, paths, strict=True):
-            lines += [f'url = "{task.url(name)}"', f'output = "{path}"']
+            lines += [f'url = "{object_url(task.endpoint, task.bucket, name, provider="ais")}"', f'output = "{path}"']
         config = Path(folder) / "config"
         # It may hold a token: only the owner may read it, while all users could see the arguments.
         config.touch(mode=0o600)

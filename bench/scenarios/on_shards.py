@@ -1,4 +1,4 @@
-"""The base class of scenarios that open our loader on shards, and functions that they share."""
+"""What scenarios that open our loader on shards share."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,19 +11,15 @@ import click
 from bench.engine.options import at_least, option
 from bench.engine.scenario import Made, Row, Scenario, Subject
 from bench.loaders.protocol import Device
-from bench.tools.buckets import upload_shards
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
-from bench.tools.repeat import repeat_shards
+from bench.tools.repeat import repeat_shards, upload_shards
 from prep.index import index_shards
 
 if TYPE_CHECKING:
     from dali_pipes import Loader
     from dali_pipes.formats.manifest import Manifest
     from dali_pipes.store.shard_set import ShardSet
-
-FORMS = "ais://bucket/prefix, a glob of local tars, or a directory."
-"""The forms that ``--shards`` takes, for its help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ def upload_repeated(
     num_shards: int,
     num_samples: int | None = None,
 ) -> "Manifest":
-    """Repeat samples in new shards, as `repeat_shards` does, upload them to a new bucket, and index them there."""
+    """Repeat samples in new shards, upload them to a new bucket, and index them there."""
     copies = folder.new()
     packed = repeat_shards(shards, directory=copies, num_samples=num_samples, num_shards=num_shards, option="--cache")
     uploaded = upload_shards(packed, endpoint, bucket)

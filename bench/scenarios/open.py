@@ -10,7 +10,8 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,14 @@ from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Rounds, Scenario
 from bench.engine.turn_process import DONE, Meet, TurnProcess, call_apart, meet, move_on
 from bench.tools.folders import RunFolder
-from bench.tools.processes import status_mib
-from bench.tools.simulated_bucket import BUCKET, PREFIX, SimulatedBucket
+from bench.tools.simulated_bucket import BUCKET, PREFIX, SimulatedBucket, simulated_bucket
 from dali_pipes.cache.placement import file_system
+from dali_pipes.data_set.indexing import read_manifest
+from dali_pipes.store.urls import open_store
 
 NUM_BATCHES = 200
 WINDOW_SHARDS = 10
 FACES = {"ais": "AIStore", "s3": "S3"}
-PLACES = ("open", "weigh", "read")
-"""The places where ranks wait for each other."""
 
 
 class Opening(NamedTuple):
@@ -76,10 +76,7 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> OpenInputs:
         """Start the server; it makes the manifest, which takes ten seconds for a million shards."""
-        bucket = stack.enter_context(SimulatedBucket(self.num_shards, shard_samples=self.shard_samples))
-        from dali_pipes.data_set.indexing import read_manifest
-        from dali_pipes.store.urls import open_store
-
+        bucket = stack.enter_context(simulated_bucket(self.num_shards, shard_samples=self.shard_samples))
         store, _ = open_store(f"ais://{BUCKET}/{PREFIX}", endpoint=bucket.endpoint)
         manifest = read_manifest(store, PREFIX)
         assert manifest is not None, "the server has it"
@@ -94,12 +91,12 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
         return f"{what}, {FACES[subject.server]}"
 
     def measure(self, made: OpenInputs, subject: Opening, number: int) -> Measured:
-        before = made.bucket.counts()
+        before = made.bucket.requests.copy()
         if subject.ranks:
             row = self._open(made, subject)
         else:
             row = call_apart(_list, subject.server, made.bucket.endpoint, name=self.name_of(subject), fresh=True)
-        return row | {"requests": dict(made.bucket.counts() - before)}
+        return row | {"requests": dict(made.bucket.requests - before)}
 
     def _open(self, made: OpenInputs, subject: Opening) -> Measured:
         made.cache.mkdir()
@@ -110,23 +107,18 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
                         TurnProcess(
                             _open_rank,
                             subject,
-                            made.bucket.endpoint,
-                            {
-                                "window_bytes": made.window_bytes,
-                                "cache": str(made.cache),
-                                "rank": number,
-                                "world_size": subject.ranks,
-                            },
+                            number,
+                            made._replace(bucket=SimulatedBucket(made.bucket.endpoint, Counter())),
                             name=f"rank {number} of {self.name_of(subject)}",
                             fresh=True,
                         )
                     )
                     for number in range(subject.ranks)
                 ]
-                for place in PLACES:
-                    meet(ranks, place, timeout_s=float("inf"))
+                for place in ("open", "weigh", "read"):
+                    meet(ranks, place)
                     move_on(ranks)
-                meet(ranks, DONE, timeout_s=float("inf"))
+                meet(ranks, DONE)
                 found = [rank.result for rank in ranks]
         finally:
             shutil.rmtree(made.cache)
@@ -161,24 +153,22 @@ def _use_server(face: str, endpoint: str) -> str | None:
 
 
 def _list(face: str, endpoint: str) -> Measured:
-    from dali_pipes.store.urls import open_store
-
     store, _ = open_store(f"{face}://{BUCKET}/{PREFIX}", endpoint=_use_server(face, endpoint))
     started = time.perf_counter()
     num_names = sum(1 for _ in store.list(PREFIX))
     return {"figures": {"list_s": time.perf_counter() - started}, "num_names": num_names}
 
 
-def _open_rank(meet: Meet, subject: Opening, endpoint: str, settings: Mapping[str, Any]) -> dict[str, float]:
+def _open_rank(meet: Meet, subject: Opening, rank: int, made: OpenInputs) -> dict[str, float]:
     """Open a loader in a new interpreter, and read from it; the main function of a rank's process."""
-    endpoint_of_ais = _use_server(subject.server, endpoint)
+    endpoint = _use_server(subject.server, made.bucket.endpoint)
     import nvidia.dali.plugin.pytorch  # noqa: F401 (all that a training script has imported)
 
     import dali_pipes as dp
     import dali_pipes.opening.loader
 
     process = psutil.Process()
-    imported_mib, imported_pss = status_mib("VmRSS"), process.memory_full_info().pss
+    imported_mib, imported_pss = _status_mib("VmRSS"), process.memory_full_info().pss
     meet("open")
     started, cpu_s = time.perf_counter(), time.process_time()
     with dp.loader(
@@ -186,19 +176,28 @@ def _open_rank(meet: Meet, subject: Opening, endpoint: str, settings: Mapping[st
         dp.classification_eval(resize=16, crop=16),
         batch_size=64,
         seed=7,
-        shuffle=dp.Shuffle(window_bytes=settings["window_bytes"]),
-        cache=dp.Cache(directory=settings["cache"], show_progress=False),
-        rank=settings["rank"],
-        world_size=settings["world_size"],
+        shuffle=dp.Shuffle(window_bytes=made.window_bytes),
+        cache=dp.Cache(directory=made.cache, show_progress=False),
+        rank=rank,
+        world_size=subject.ranks,
         device="cpu",
-        endpoint=endpoint_of_ais,
+        endpoint=endpoint,
     ) as loader:
         found = {"open_s": time.perf_counter() - started, "open_cpu_s": time.process_time() - cpu_s}
         meet("weigh")
         found["opened_mib"] = (process.memory_full_info().pss - imported_pss) / (1 << 20)
-        found |= {"peak_mib": status_mib("VmHWM") - imported_mib, "imported_mib": imported_mib}
+        found |= {"peak_mib": _status_mib("VmHWM") - imported_mib, "imported_mib": imported_mib}
         meet("read")
         started = time.perf_counter()
         for _ in itertools.islice(loader, NUM_BATCHES):
             pass
         return {**found, "read_s": time.perf_counter() - started}
+
+
+def _status_mib(name: str) -> float:
+    """A figure of ``/proc/self/status``, such as ``VmHWM``, the peak; of this process alone, in MiB.
+
+    ``getrusage()`` would also count the memory that the parent once had.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))

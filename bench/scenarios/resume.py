@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bench.engine.options import cache_option, option
+from bench.engine.options import FORMS, cache_option, option
 from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import shard_urls
-from bench.scenarios.on_shards import FORMS, ShardsScenario, touch, upload_repeated
+from bench.scenarios.on_shards import ShardsScenario, touch, upload_repeated
 from bench.tools.folders import RunFolder
 from dali_pipes.cache.placement import file_system
 from dali_pipes.errors import DataError
@@ -38,21 +38,14 @@ BUCKET = "dali-pipes-bench-resume"
 SETTLE_S = 0.5
 NUM_DRAWN = 3
 """Batches that an open loader has delivered before its turn is timed."""
-Where = Literal["epoch start", "resume"]
-WHERE: tuple[Where, Where] = ("epoch start", "resume")
-SITUATIONS = {
-    "warm, loader open": "all shards resident; set_epoch() against load_state_dict()",
-    "warm, with opening": "all shards resident; dp.loader() is timed too, with state= for the resume",
-    "cold, with opening": "empty cache; dp.loader() is timed too, with state= for the resume",
-    "cold, told later": "empty cache; load_state_dict() after the loader has begun with epoch 0",
-}
+SITUATIONS = ("warm, loader open", "warm, with opening", "cold, with opening", "cold, told later")
 
 
 class Start(NamedTuple):
     """A situation, and the place in an epoch where the loader begins."""
 
     situation: str
-    loader: Where
+    loader: Literal["epoch start", "resume"]
 
 
 class DataPlace(NamedTuple):
@@ -127,8 +120,7 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, Measured]):
         )
 
     def subjects(self, made: ResumeInputs) -> Sequence[Start]:
-        """An epoch's start and a resume in each situation."""
-        return [Start(*pair) for pair in itertools.product(SITUATIONS, WHERE)]
+        return [start for name in SITUATIONS for start in (Start(name, "epoch start"), Start(name, "resume"))]
 
     def name_of(self, subject: Start) -> str:
         return f"{subject.loader}, {subject.situation}"

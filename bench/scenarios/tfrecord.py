@@ -22,7 +22,7 @@ import google_crc32c
 
 from bench.compare.outputs import Comparison, Reference, compare_epoch, tolerance_of
 from bench.compare.turn import delivered
-from bench.engine.options import at_least, cache_option, option
+from bench.engine.options import FORMS, at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds
 from bench.loaders.encoded import components_of, samples_of
 from bench.loaders.ours import open_dali
@@ -36,7 +36,7 @@ from bench.loaders.peers.dali_readers import (
 )
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.recipe import choose_recipe
-from bench.scenarios.on_shards import FORMS, ShardsScenario
+from bench.scenarios.on_shards import ShardsScenario
 from bench.tools.folders import RunFolder, check_room
 from bench.tools.processes import ProcessTree, touch_memory
 from dali_pipes.commands.options import format_bytes

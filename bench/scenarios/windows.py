@@ -99,13 +99,12 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.fractions or not all(0 < fraction <= 1 for fraction in self.fractions):
-            raise ValueError(f"fractions must be in (0, 1], got {self.fractions}")
-        if not self.latencies_ms or not all(0 <= latency < 60_000 for latency in self.latencies_ms):
-            raise ValueError(f"latencies_ms must be in [0, 60000), got {self.latencies_ms}")
-        for name in ("fractions", "latencies_ms"):
-            if len(set(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
+        for name, values, is_right, expected in (
+            ("fractions", self.fractions, lambda value: 0 < value <= 1, "(0, 1]"),
+            ("latencies_ms", self.latencies_ms, lambda value: 0 <= value < 60_000, "[0, 60000)"),
+        ):
+            if not values or len(set(values)) != len(values) or not all(map(is_right, values)):
+                raise ValueError(f"{name} must be in {expected}, each once, got {values}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WindowInputs:
         """Repeat the samples, and put them into a bucket of the servers."""
@@ -143,7 +142,6 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
         )
 
     def subjects(self, made: WindowInputs) -> Sequence[WindowsCell]:
-        """Every combination of cache and latency."""
         return [WindowsCell(*pair) for pair in itertools.product(self.fractions, self.latencies_ms)]
 
     def name_of(self, subject: WindowsCell) -> str:
@@ -236,7 +234,6 @@ def fitting_window(
 
 
 def _demo_shards(directory: Path) -> tuple["ShardSet", str]:
-    """Pack the demo photos into shards; returns the shards and the name of the photos."""
     from dali_pipes.store.local import LocalStore
     from dali_pipes.store.urls import resolve_shards
     from prep.pack.pack import PackJob, pack

@@ -37,7 +37,7 @@ def available_cores() -> int:
 
 
 def check_extras() -> None:
-    """Say in one line which packages are missing, before anything is read or started."""
+    """Say in one line which packages of the extra ``bench`` are missing, before anything is read or started."""
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         raise PipesError(f"benchmarks need {' and '.join(missing)}; install: pip install 'dali-pipes[bench]'")
@@ -45,6 +45,9 @@ def check_extras() -> None:
 
 def describe_environment() -> dict[str, Any]:
     """Describe what a figure depends on besides its options. The result names no host, user or path."""
+    import torch
+
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **_commit(),
@@ -58,7 +61,7 @@ def describe_environment() -> dict[str, Any]:
             "load_average_1min": round(os.getloadavg()[0], 2),
         },
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": _gpus(),
+        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
     }
 
 
@@ -73,30 +76,18 @@ def _versions() -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.machine())
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def _commit() -> dict[str, Any]:
     """The checkout's commit, and whether files differ from it; ``None`` for an installed package."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return {"commit": None, "is_dirty": None}
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain")
+        if not (root / ".git").exists():
+            raise FileNotFoundError
+        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "is_dirty": None}
     return {"commit": commit, "is_dirty": bool(changed)}

@@ -1,8 +1,7 @@
 """Give a run directories to write into, check the free space first, and delete them, even if the run was killed.
 
 All directories of a run lie in one folder, ``dali-pipes-bench-...``, in which the run holds a lock while it lives. The
-kernel releases the lock however the run ends. So the next run in the same place knows which
-folders have no owner any more. It needs neither process numbers, which are reused, nor ages.
+kernel releases the lock however the run ends. So the next run in the same place knows which folders have no owner.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from dali_pipes.commands.options import format_bytes
 
 PREFIX = "dali-pipes-bench-"
 LOCK = ".owner"
-BYTE = 0
+_BYTE = 0
 """The byte of the lock file that is locked."""
 
 
@@ -39,7 +38,7 @@ class RunFolder:
             # Lock it before it gets its name, so that `remove_leftovers` finds it locked or not at all.
             unnamed = self._path / f"{LOCK}.new"
             self._lock = LockFile(unnamed)
-            self._lock.lock(BYTE)
+            self._lock.lock(_BYTE)
             unnamed.rename(self._path / LOCK)
         self._made += 1
         path = self._path / f"{self._made}"
@@ -70,7 +69,7 @@ def remove_leftovers(parent: Path | None = None) -> list[Path]:
         with contextlib.suppress(OSError):
             lock = LockFile(path)
             try:
-                if lock.try_lock(BYTE):
+                if lock.try_lock(_BYTE):
                     shutil.rmtree(path.parent, ignore_errors=True)
                     removed.append(path.parent)
             finally:

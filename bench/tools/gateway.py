@@ -14,7 +14,7 @@ includes bytes that a loader has requested ahead and not used.
 
 import argparse
 import http.client
-import mmap
+import os
 import socket
 import sys
 import tempfile
@@ -43,7 +43,7 @@ class Gateway(ServerProcess):
 
     Args:
         endpoint: The cluster behind it, ``http://HOST:PORT``.
-        latency_s: Of a round trip, added to each request and to each new connection.
+        latency_s: Of a round trip, added to each request and to each new connection; in [0, 60).
     """
 
     counter: Path
@@ -51,12 +51,10 @@ class Gateway(ServerProcess):
 
     def __init__(self, endpoint: str, *, latency_s: float = 0.0) -> None:
         check_upstream(endpoint)
-        if not 0 <= latency_s < 60:
-            raise ValueError(f"latency_s must be in [0, 60), got {latency_s:g}")
         with tempfile.NamedTemporaryFile(prefix="dali-pipes-traffic-", delete=False) as file:
             file.write(bytes(_COUNTER_BYTES))
         self.counter = Path(file.name)
-        arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counter", str(self.counter)]
+        arguments = ["--upstream", endpoint, "--latency-s", repr(latency_s), "--counter", file.name]
         super().__init__("bench.tools.gateway", *arguments)
 
     def close(self) -> None:
@@ -74,27 +72,12 @@ def check_upstream(endpoint: str) -> None:
         )
 
 
-class _Counter:
-    """Adds up bytes in a file that other processes read."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), _COUNTER_BYTES)
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-
-    def add(self, num_bytes: int) -> None:
-        with self._lock:
-            self._num_bytes += num_bytes
-            self._shared[:] = self._num_bytes.to_bytes(_COUNTER_BYTES, "little")
-
-
 class _Routes:
     """One listener for each server behind the gateway: the named one, and those that it redirects to."""
 
-    def __init__(self, *, latency_s: float, counter: _Counter) -> None:
+    def __init__(self, *, latency_s: float, counter: Path) -> None:
         self.latency_s = latency_s
-        self.counter = counter
+        self._counter, self._num_bytes = os.open(counter, os.O_WRONLY), 0
         self._listeners: dict[str, _Listener] = {}
         self._lock = threading.Lock()
 
@@ -108,6 +91,11 @@ class _Routes:
                 self._listeners[netloc] = listener
                 threading.Thread(target=listener.serve_forever, daemon=True).start()
             return self._listeners[netloc].netloc
+
+    def count(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_bytes += num_bytes
+            os.pwrite(self._counter, self._num_bytes.to_bytes(_COUNTER_BYTES, "little"), 0)
 
 
 class _Listener(ThreadingHTTPServer):
@@ -180,16 +168,19 @@ class _Handler(BaseHTTPRequestHandler):
         return self._upstream.getresponse()
 
     def _answer(self, answer: http.client.HTTPResponse) -> None:
-        has_body = self.command != "HEAD" and answer.status not in (204, 304)
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in _ENCODING_HEADERS]
         whole = None
-        if has_body and answer.length is None:  # in chunks, or until the connection ends: listings and errors
+        if self.command != "HEAD" and answer.status not in (204, 304) and answer.length is None:
+            # In chunks, or until the connection ends: listings and errors.
             whole = answer.read()
             headers.append(("Content-Length", str(len(whole))))
         lines = [f"HTTP/1.1 {answer.status} {answer.reason}"]
-        lines += [
-            f"{name}: {self._rewritten(value) if name.lower() == 'location' else value}" for name, value in headers
-        ]
+        for name, value in headers:
+            url = urlsplit(value)
+            # A relative redirect leads here anyway; an encrypted one cannot be read here.
+            if name.lower() == "location" and url.scheme == "http":
+                value = urlunsplit(url._replace(netloc=self.server.routes.to(url.netloc)))
+            lines.append(f"{name}: {value}")
         self._send("\r\n".join([*lines, "", ""]).encode("latin-1"))
         try:
             for piece in [whole] if whole is not None else iter(lambda: answer.read1(_BUFFER_BYTES), b""):
@@ -203,25 +194,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, data: bytes) -> None:
         # Count first: when a client has read a whole answer, the count includes all of it.
-        self.server.routes.counter.add(len(data))
+        self.server.routes.count(len(data))
         self.connection.sendall(data)
-
-    def _rewritten(self, location: str) -> str:
-        url = urlsplit(location)
-        if url.scheme != "http":
-            return location  # a relative one leads here anyway; an encrypted one cannot be read here
-        return urlunsplit(url._replace(netloc=self.server.routes.to(url.netloc)))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the endpoint, and serve until the owner is gone; open connections are then cut."""
     parser = argparse.ArgumentParser(prog="python -m bench.tools.gateway", description=__doc__)
-    parser.add_argument("--latency-s", type=float, default=0.0, help="slept before each request is looked at")
+    parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--owner", type=int, required=True, help="the process with which this one ends")
     parser.add_argument("--upstream", required=True, help="the cluster behind, http://HOST:PORT")
     parser.add_argument("--counter", type=Path, required=True, help="the file that holds the count")
     options = parser.parse_args(argv)
-    routes = _Routes(latency_s=options.latency_s, counter=_Counter(options.counter))
+    routes = _Routes(latency_s=options.latency_s, counter=options.counter)
     print(f"http://{routes.to(urlsplit(options.upstream).netloc)}", flush=True)  # the owner reads it
     end_with_owner(options.owner)
     options.counter.unlink(missing_ok=True)  # the owner may have been killed

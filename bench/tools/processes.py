@@ -1,26 +1,16 @@
 """Measure CPU time and memory of a process and all that it started, and end a process together with another."""
 
+import contextlib
 import os
 import select
 import threading
-import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import psutil
 
 PAGE = 4096
 BLOCK_BYTES = 256 << 20
-
-
-def status_mib(name: str) -> float:
-    """A figure of ``/proc/self/status``, such as ``VmHWM``, the peak; of this process alone, in MiB.
-
-    ``getrusage()`` would also count the memory that the parent once had.
-    """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def touch_memory(num_bytes: int) -> int:
@@ -30,8 +20,7 @@ def touch_memory(num_bytes: int) -> int:
     # freed). The guest then pays for each page as for its first use: 2.3 s of system time a GiB were seen, where 0.35 s
     # is usual. So touch the memory just before the clock starts, in the process that is timed.
 
-    Returns:
-        Bytes that were touched.
+    Returns the number of bytes that were touched.
     """
     import numpy as np
 
@@ -108,46 +97,6 @@ class ProcessTree:
         return [child for child in [root, *root.children(recursive=True)] if child.pid not in self._bystanders]
 
 
-class Spent(NamedTuple):
-    """The cost of what happened since the start of a `SpentMeter`."""
-
-    wall_s: float
-    cpu_s: float
-    kernel_s: float
-    """The part of ``cpu_s`` that the kernel spent."""
-    faults: int
-    """Minor page faults."""
-    bytes_read: int | None
-    """Bytes that system calls read, without pages of mapped files. ``None``: the process has a context for asynchronous
-    I/O, whose bytes the kernel does not count."""
-
-
-class SpentMeter:
-    """Measure this process and its children from now on; they are those that it has now, and must outlive `spent`."""
-
-    def __init__(self) -> None:
-        self._processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        self._before = self._now()
-
-    def spent(self) -> Spent:
-        """Return what was spent since the start."""
-        found: Any = [now - then for now, then in zip(self._now(), self._before, strict=True)]
-        has_aio = "/[aio] (deleted)\n" in Path("/proc/self/maps").read_text()
-        spent = Spent(*found)
-        return spent._replace(bytes_read=None) if has_aio else spent
-
-    def _now(self) -> tuple[float, float, float, int, int]:
-        user_s, kernel_s, faults, bytes_read = 0.0, 0.0, 0, 0
-        wall_s = time.perf_counter()
-        for process in self._processes:
-            times = process.cpu_times()
-            user_s, kernel_s = user_s + times.user, kernel_s + times.system
-            bytes_read += int(process.io_counters().read_chars)
-            # After the name, which may hold blanks: the eighth field is the number of minor faults.
-            faults += int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[7])
-        return wall_s, user_s + kernel_s, kernel_s, faults, bytes_read
-
-
 def shared_memory_bytes() -> int:
     """Bytes of all files in ``/dev/shm``: cache files, batches on their way from workers, files of other programs."""
     status = os.statvfs(SHARED_MEMORY)
@@ -160,15 +109,12 @@ def end_with_main(main_pid: int) -> None:
     The parent of ranks and workers is the fork server. It outlives the main process, so it does not help to watch the
     parent, as torch's own watchdog does.
     """
-    threading.Thread(target=_exit_after, args=(main_pid,), name="end-with-main", daemon=True).start()
 
-
-def _exit_after(pid: int) -> None:
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
+    def exit_after() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            waiting = select.poll()
+            waiting.register(os.pidfd_open(main_pid), select.POLLIN)
+            waiting.poll()
         os._exit(1)
-    waiting = select.poll()
-    waiting.register(process, select.POLLIN)
-    waiting.poll()
-    os._exit(1)
+
+    threading.Thread(target=exit_after, name="end-with-main", daemon=True).start()

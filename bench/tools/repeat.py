@@ -13,12 +13,19 @@ from bench.loaders.encoded import KEY, samples_of
 from bench.tools.folders import check_room
 from dali_pipes.errors import DataError
 from dali_pipes.progress import progress
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 
-JPEG_QUALITY = 90
-"""JPEG quality of photos that were scaled; photos are most often stored with it."""
+QUALITY = 90
+"""JPEG quality of photos that were scaled or drawn; photos are most often stored with it."""
+PHOTO, MASK = "image.jpg", "trimap.png"
+"""The components of drawn samples, beside ``cls``."""
+# Width and height of drawn photos. The shorter side of some is below a crop of 350, as in the pets sample.
+DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
+MASK_CELL = 40
+"""Side in pixels of a drawn mask's rectangles."""
 
 
 def repeat_shards(
@@ -76,6 +83,15 @@ def repeat_shards(
     return ShardSet(store=LocalStore(directory), names=tuple(names))
 
 
+def upload_shards(shards: ShardSet, endpoint: str, bucket: str) -> ShardSet:
+    """Copy local shards into a new bucket of a server; their index is not copied."""
+    store = AisStore(endpoint, bucket)
+    store.create()
+    for name in shards.names:
+        store.upload(name, Path(shards.store.locate(name)))
+    return ShardSet(store=store, names=shards.names)
+
+
 def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
     """Write a tar of these members, names and bytes."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
@@ -86,14 +102,12 @@ def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def _jpeg(data: bytes, side: int) -> bytes:
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    return encoded(image.resize(_fitted(image.size, side), Image.Resampling.LANCZOS), "JPEG", quality=JPEG_QUALITY)
+    return encoded(scaled(Image.open(io.BytesIO(data)).convert("RGB"), side), "JPEG", quality=QUALITY)
 
 
 def _mask(data: bytes, side: int) -> bytes:
-    image = Image.open(io.BytesIO(data))
     # NEAREST: a value between two class ids would be another class id.
-    return encoded(image.resize(_fitted(image.size, side), Image.Resampling.NEAREST), "PNG")
+    return encoded(scaled(Image.open(io.BytesIO(data)), side, Image.Resampling.NEAREST), "PNG")
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -103,24 +117,10 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Width and height with the longer one ``side``.
-
-    >>> _fitted((600, 400), 300)
-    (300, 200)
-    """
-    width, height = size
-    scale = side / max(width, height)
-    return max(1, round(width * scale)), max(1, round(height * scale))
-
-
-PHOTO, MASK = "image.jpg", "trimap.png"
-"""The components of drawn samples, beside ``cls``."""
-QUALITY = 90
-# Width and height of drawn photos. The shorter side of some is below a crop of 350, as in the pets sample.
-DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
-MASK_CELL = 40
-"""Side in pixels of a mask's rectangles."""
+def scaled(image: Image.Image, side: int, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Image.Image:
+    """Return an image whose longer side has ``side`` pixels."""
+    scale = side / max(image.size)
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)
 
 
 def draw_shards(
@@ -129,7 +129,6 @@ def draw_shards(
     num: int,
     num_shards: int = 4,
     sizes: Sequence[tuple[int, int]] = DRAWN_SIZES,
-    mask_cell: int = MASK_CELL,
     folder: str = "",
 ) -> ShardSet:
     """Make indexed shards of drawn photos, masks and class ids 1 to 5, the same each time; keys begin with ``folder``.
@@ -146,7 +145,7 @@ def draw_shards(
             key = f"{folder}{number:06d}"
             members.append((f"{key}.cls", str(number % 5 + 1).encode()))
             members.append((f"{key}.{PHOTO}", _draw_photo(draw, width, height)))
-            members.append((f"{key}.{MASK}", _draw_mask(draw, width, height, mask_cell)))
+            members.append((f"{key}.{MASK}", _draw_mask(draw, width, height)))
         write_shard(directory / name, members)
     shards = ShardSet(store=LocalStore(directory), names=names)
     index_shards(shards)
@@ -160,6 +159,7 @@ def _draw_photo(draw: np.random.Generator, width: int, height: int) -> bytes:
     return encoded(Image.fromarray(noisy), "JPEG", quality=QUALITY)
 
 
-def _draw_mask(draw: np.random.Generator, width: int, height: int, cell: int) -> bytes:
-    coarse = Image.fromarray(draw.integers(1, 4, (max(2, height // cell), max(2, width // cell)), np.uint8))
+def _draw_mask(draw: np.random.Generator, width: int, height: int) -> bytes:
+    cells = draw.integers(1, 4, (max(2, height // MASK_CELL), max(2, width // MASK_CELL)), np.uint8)
+    coarse = Image.fromarray(cells)
     return encoded(coarse.resize((width, height), Image.Resampling.NEAREST), "PNG")

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -23,6 +23,7 @@ from bench.tools.repeat import encoded, write_shard
 from dali_pipes.data_set.indexing import index_shard, sums_of
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE
 from prep.embedded import wire
 from prep.embedded.connection import NodeConnection
@@ -36,65 +37,59 @@ _DIGITS = 8
 _MADE_NS = 1_700_000_000 * 10**9
 
 
-class SimulatedBucket:
-    """The running server, in threads of this process; a context manager.
-
-    Args:
-        num_shards: Shards of the bucket.
-        shard_samples: Samples of each: photos of 32 x 32 pixels with a class id.
-        page_latency_s: Seconds until a page of a listing is answered.
-    """
+class SimulatedBucket(NamedTuple):
+    """The running server, in threads of this process."""
 
     endpoint: str
-
-    def __init__(self, num_shards: int, *, shard_samples: int, page_latency_s: float = PAGE_LATENCY_S) -> None:
-        if not 1 <= num_shards < 10**_DIGITS or shard_samples < 1:
-            raise ValueError(
-                f"num_shards must be in [1, 10**{_DIGITS}) and shard_samples at least 1, got {num_shards} and "
-                f"{shard_samples}"
-            )
-        self._num_shards, self._shard_samples, self._page_latency_s = num_shards, shard_samples, page_latency_s
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-"))
-        storage = SimulatedStorage(Path(folder), self._num_shards, shard_samples=self._shard_samples)
-        self._open.enter_context(_page_size())
-        self._open.enter_context(storage)
-        server = self._open.enter_context(NodeServer(storage, port=0, before_request=self._count))
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        self._open.callback(thread.join)
-        self._open.callback(server.shutdown)
-        self.endpoint = server.endpoint
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def counts(self) -> Counter[str]:
-        """How many requests of each kind came so far: list, manifest, columns, index, shard, redirect, other."""
-        with self._lock:
-            return Counter(self._counts)
-
-    def _count(self, request: NodeConnection) -> None:
-        kind = _kind(request)
-        with self._lock:
-            self._counts[kind] += 1
-        if kind == "list":
-            time.sleep(self._page_latency_s)
+    requests: Counter[str]
+    """How many requests of each kind came so far: list, manifest, index, shard, redirect, other."""
 
 
 @contextlib.contextmanager
-def _page_size() -> Iterator[None]:
-    """Give the pages of AIStore's listings as many names as S3's."""
-    before, wire.PAGE_SIZE = wire.PAGE_SIZE, PAGE_SIZE
-    try:
-        yield
-    finally:
-        wire.PAGE_SIZE = before
+def simulated_bucket(
+    num_shards: int, *, shard_samples: int, page_latency_s: float = PAGE_LATENCY_S
+) -> Iterator[SimulatedBucket]:
+    """Run the server.
+
+    Args:
+        num_shards: Shards of the bucket, less than 10**8.
+        shard_samples: Samples of each: photos of 32 x 32 pixels with a class id.
+        page_latency_s: Seconds until a page of a listing is answered.
+    """
+    requests: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def count(request: NodeConnection) -> None:
+        kind = _kind(request)
+        with lock:
+            requests[kind] += 1
+        if kind == "list":
+            time.sleep(page_latency_s)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="dali-pipes-simulated-") as folder,
+        SimulatedStorage(Path(folder), num_shards, shard_samples=shard_samples) as storage,
+        NodeServer(storage, port=0, before_request=count) as server,
+    ):
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        before, wire.PAGE_SIZE = wire.PAGE_SIZE, PAGE_SIZE  # as many names as S3's pages have
+        try:
+            yield SimulatedBucket(server.endpoint, requests)
+        finally:
+            wire.PAGE_SIZE = before
+            server.shutdown()
+            thread.join()
+
+
+class _Body(NamedTuple):
+    """One of the tars that stand for all shards."""
+
+    path: Path
+    """The tar: a file, which the kernel sends."""
+    num_bytes: int
+    checksum: int
+    shard_index: ShardIndex
 
 
 class SimulatedStorage(Storage):
@@ -104,31 +99,24 @@ class SimulatedStorage(Storage):
         super().__init__(folder)
         self.create_bucket(BUCKET)
         self.num_shards = num_shards
-        self._bodies = [_tar_body(number, shard_samples) for number in range(BODIES)]
-        self._shard_indexes = [
-            index_shard(io.BytesIO(body), shard=shard_name(0), size=len(body)) for body in self._bodies
-        ]
-        self._checksums = [checksum(body) for body in self._bodies]
-        self._indexes = [index.to_bytes().split(shard_name(0).encode()) for index in self._shard_indexes]
-        # In files: the kernel sends them.
-        self._files = [folder / f"{kind}.tar" for kind in range(BODIES)]
-        for path, body in zip(self._files, self._bodies, strict=True):
-            path.write_bytes(body)
+        self._bodies = [_make_body(folder / f"{kind}.tar", kind, shard_samples) for kind in range(BODIES)]
+        # Two halves of each index, around the shard's name: a million are joined.
+        self._halves = [body.shard_index.to_bytes().split(_shard_name(0).encode()) for body in self._bodies]
         self._manifest = folder / "manifest"
         self._manifest.write_bytes(self._make_manifest(shard_samples))
 
     def _make_manifest(self, shard_samples: int) -> bytes:
         """The manifest's file. It takes ten seconds for a million shards: each has an index of its own."""
         kinds = np.arange(self.num_shards) % BODIES
-        names = [shard_name(number) for number in range(self.num_shards)]
-        totals = sums_of(self._shard_indexes[kind] for kind in range(BODIES))
+        totals = sums_of(body.shard_index for body in self._bodies)
+        index_checksums = (checksum(self._index(number)) for number in range(self.num_shards))
         return Manifest(
-            names=names,
-            shard_bytes=np.array([len(body) for body in self._bodies])[kinds],
-            checksums=np.array(self._checksums, np.uint64)[kinds],
-            samples=np.array([index.num_samples for index in self._shard_indexes])[kinds],
+            names=[_shard_name(number) for number in range(self.num_shards)],
+            shard_bytes=np.array([body.num_bytes for body in self._bodies])[kinds],
+            checksums=np.array([body.checksum for body in self._bodies], np.uint64)[kinds],
+            samples=np.array([body.shard_index.num_samples for body in self._bodies])[kinds],
             index_bytes=np.array([len(self._index(kind)) for kind in range(BODIES)])[kinds],
-            index_checksums=np.fromiter((checksum(self._index(n)) for n in range(len(names))), np.uint64, len(names)),
+            index_checksums=np.fromiter(index_checksums, np.uint64, self.num_shards),
             components=dict.fromkeys(totals["components"], shard_samples * self.num_shards),
             photos={PHOTO: {"JPEG": shard_samples * self.num_shards}},
             labels=totals["labels"],
@@ -139,11 +127,11 @@ class SimulatedStorage(Storage):
         meta = next(self.heads(bucket, [name]), None)
         if bucket != BUCKET or meta is None:
             raise ObjectMissingError(bucket, name)
-        number = number_of(name)
+        number = _number_of(name)
         if number is None:
             return self._manifest.open("rb", buffering=0), meta
-        if name == shard_name(number):
-            return self._files[number % BODIES].open("rb", buffering=0), meta
+        if name == _shard_name(number):
+            return self._bodies[number % BODIES].path.open("rb", buffering=0), meta
         return io.BytesIO(self._index(number)), meta
 
     def head(self, bucket: str, name: str) -> ObjectMeta:
@@ -157,11 +145,10 @@ class SimulatedStorage(Storage):
 
     def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
         self.created_ns(bucket)
-        number = number_of(after)
-        first = 0 if number is None else number
+        first = _number_of(after) or 0
         names: list[str] = []
-        for each in range(first, min(first + PAGE_SIZE, self.num_shards)):
-            names += [index_name(shard_name(each)), shard_name(each)]
+        for number in range(first, min(first + PAGE_SIZE, self.num_shards)):
+            names += [index_name(_shard_name(number)), _shard_name(number)]
         if first + PAGE_SIZE >= self.num_shards:
             names.append(manifest_name(PREFIX))
         return [name for name in names if name.startswith(prefix) and name > after]
@@ -169,20 +156,17 @@ class SimulatedStorage(Storage):
     def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:
         self.created_ns(bucket)
         for name in names:
-            number = number_of(name)
+            number = _number_of(name)
             if name == manifest_name(PREFIX):
                 yield _meta(name, self._manifest.stat().st_size, 0)
             elif number is not None and number < self.num_shards:
-                kind = number % BODIES
-                is_shard = name == shard_name(number)
-                yield _meta(
-                    name,
-                    len(self._bodies[kind] if is_shard else self._index(number)),
-                    self._checksums[kind] if is_shard else checksum(self._index(number)),
-                )
+                body, index = self._bodies[number % BODIES], self._index(number)
+                is_shard = name == _shard_name(number)
+                size, value = (body.num_bytes, body.checksum) if is_shard else (len(index), checksum(index))
+                yield _meta(name, size, value)
 
     def _index(self, number: int) -> bytes:
-        return shard_name(number).encode().join(self._indexes[number % BODIES])
+        return _shard_name(number).encode().join(self._halves[number % BODIES])
 
 
 def _meta(name: str, num_bytes: int, value: int) -> ObjectMeta:
@@ -196,41 +180,39 @@ def _meta(name: str, num_bytes: int, value: int) -> ObjectMeta:
     )
 
 
-def shard_name(number: int) -> str:
+def _shard_name(number: int) -> str:
     return f"{PREFIX}{number:0{_DIGITS}d}.tar"
 
 
-def number_of(name: str) -> int | None:
+def _number_of(name: str) -> int | None:
     """The number of a shard, or of a shard's index; ``None`` for other names."""
     digits = name[len(PREFIX) : len(PREFIX) + _DIGITS]
-    if not (name.startswith(PREFIX) and digits.isdecimal() and len(digits) == _DIGITS):
+    if not digits.isdecimal():
         return None
     number = int(digits)
-    return number if name in (shard_name(number), index_name(shard_name(number))) else None
+    return number if name in (_shard_name(number), index_name(_shard_name(number))) else None
 
 
-def _tar_body(kind: int, shard_samples: int) -> bytes:
+def _make_body(path: Path, kind: int, shard_samples: int) -> _Body:
     draw = np.random.default_rng(kind)
     photo = encoded(Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)), "JPEG", quality=50)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "shard.tar"
-        members = [
-            member
-            for number in range(shard_samples)
-            for member in ((f"{number:06d}.cls", str(1 + number % 9).encode()), (f"{number:06d}.{PHOTO}", photo))
-        ]
-        write_shard(path, members)
-        return path.read_bytes()
+    members = (
+        member
+        for number in range(shard_samples)
+        for member in ((f"{number:06d}.cls", str(1 + number % 9).encode()), (f"{number:06d}.{PHOTO}", photo))
+    )
+    write_shard(path, members)
+    body = path.read_bytes()
+    index = index_shard(io.BytesIO(body), shard=_shard_name(0), size=len(body))
+    return _Body(path, len(body), checksum(body), index)
 
 
 def _kind(request: NodeConnection) -> str:
     path, _, query = request.path.partition("?")
-    name = path.rpartition("/")[2]
     if path.startswith("/v1/objects/") and "pid=" not in query:
         return "redirect"
     if request.command == "GET" and (path == f"/v1/buckets/{BUCKET}" or "list-type=2" in query):
         return "list"
-    for kind, ending in {"shard": ".tar", "index": index_name("").lstrip("-"), "manifest": manifest_name("")}.items():
-        if request.command == "GET" and name.endswith(ending):
-            return kind
-    return "other"
+    endings = {"shard": ".tar", "index": index_name("").lstrip("-"), "manifest": manifest_name("")}
+    kinds = [kind for kind, ending in endings.items() if path.endswith(ending)]
+    return kinds[0] if kinds and request.command == "GET" else "other"

@@ -1,7 +1,7 @@
 """Emulate a training step: the time between receiving a batch and asking for the next one.
 
-On the CPU the step is a sleep. A real step runs on an accelerator, so the emulated one must leave the cores to the
-decoders; MLPerf Storage emulates it in the same way. On CUDA the step is a chain of matrix products on the stream that
+On the CPU the step is a sleep, as MLPerf Storage emulates it: a real step runs on an accelerator, so the emulated one
+must leave the cores to the decoders. On CUDA the step is a chain of matrix products on the stream that
 the batch was delivered on, as many as take that long on an idle device, and the host waits for them. So decoding on the
 GPU shares the device with a step, as it does in training. After a sleep it would have the whole device, and beside a
 spinning kernel of one thread a device that only looks busy.
@@ -29,12 +29,8 @@ def open_step(compute_s: float, *, device: str) -> Step:
         device: ``cpu`` or ``cuda``, where batches are delivered.
     """
     if compute_s <= 0:
-        return _no_step
+        return lambda share: None
     return _cuda_step(compute_s) if device == "cuda" else lambda share: time.sleep(compute_s * share)
-
-
-def _no_step(share: float) -> None:
-    del share
 
 
 def _cuda_step(compute_s: float) -> Step:
@@ -53,17 +49,11 @@ def _cuda_step(compute_s: float) -> Step:
         over.synchronize()
 
     multiply(8)  # the library chooses its kernel
-    times = 1
-    while True:
+    times, elapsed = 1, 0.0
+    while elapsed < CALIBRATION_S:
+        times *= 2
         started = time.perf_counter()
         multiply(times)
         elapsed = time.perf_counter() - started
-        if elapsed >= CALIBRATION_S:
-            break
-        times *= 2
     per_second = times / elapsed
-
-    def step(share: float) -> None:
-        multiply(max(1, round(compute_s * share * per_second)))
-
-    return step
+    return lambda share: multiply(max(1, round(compute_s * share * per_second)))

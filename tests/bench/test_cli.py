@@ -3,28 +3,15 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-import bench.commands
 from bench.cli import SCENARIOS, scenario_class
 from bench.cli import bench as bench_command
 
 NAMES = bench_command.list_commands(click.Context(bench_command))
-COMMANDS = Path(bench.commands.__file__).parent
-
-
-def files(folder: Path) -> set[str]:
-    return {path.stem for path in folder.glob("*.py")} - {"__init__"}
-
-
-def test_every_command_has_a_file_and_a_line() -> None:
-    """No file is forgotten in the tables, and no line is without its file; run and sweep share one."""
-    assert set(NAMES) - set(SCENARIOS) - {"sweep"} == files(COMMANDS) - {"options", "running"}
-    assert set(SCENARIOS) == files(COMMANDS.parent / "scenarios") - {"feed_loaders", "on_shards"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -43,7 +43,7 @@ def options(
         num_threads=2,
         seed=7,
         preadv_threads=preadv_threads,
-        order=np.tile(np.arange(data.num_samples)[::-1], passes),
+        order=np.tile(np.arange(len(data.keys))[::-1], passes),
         keys=True,
     )
 

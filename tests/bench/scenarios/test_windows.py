@@ -71,10 +71,10 @@ def test_fitting_window_without_room_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fractions": (1.0, 0.0)}, r"fractions must be in \(0, 1\], got \(1.0, 0.0\)"),
+        ({"fractions": (1.0, 0.0)}, r"fractions must be in \(0, 1\], each once, got \(1.0, 0.0\)"),
         ({"fractions": (1.5,)}, r"fractions must be in \(0, 1\]"),
         ({"fractions": ()}, r"fractions must be in \(0, 1\]"),
-        ({"fractions": (0.5, 0.5)}, "fractions must not repeat"),
+        ({"fractions": (0.5, 0.5)}, r"fractions must be in .*, each once, got \(0.5, 0.5\)"),
         ({"latencies_ms": (-1,)}, r"latencies_ms must be in \[0, 60000\)"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import dali_pipes as dp
-from bench.tools.simulated_bucket import BODIES, BUCKET, PREFIX, SimulatedBucket
+from bench.tools.simulated_bucket import BODIES, BUCKET, PREFIX, SimulatedBucket, simulated_bucket
 from dali_pipes.data_set.indexing import index_in_memory, read_index, read_manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.base import Store
@@ -17,7 +17,7 @@ NUM_SHARDS = 2500
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[SimulatedBucket]:
-    with SimulatedBucket(NUM_SHARDS, shard_samples=3, page_latency_s=0.0) as running:
+    with simulated_bucket(NUM_SHARDS, shard_samples=3, page_latency_s=0.0) as running:
         yield running
 
 
@@ -36,9 +36,9 @@ def store(request: pytest.FixtureRequest, bucket: SimulatedBucket, monkeypatch: 
 
 def test_all_names_are_listed_in_pages(bucket: SimulatedBucket, store: Store) -> None:
     """Each shard, each index and the manifest once, with their sizes; 1,000 names a page."""
-    before = bucket.counts()
+    before = bucket.requests.copy()
     found = {entry.name: entry.size for entry in store.list(PREFIX)}
-    asked = bucket.counts() - before
+    asked = bucket.requests - before
     assert len(found) == 2 * NUM_SHARDS + 1
     assert asked["list"] == 6
     assert found[f"{PREFIX}00002499.tar"] == len(store.read(f"{PREFIX}00002499.tar"))
@@ -60,7 +60,7 @@ def test_manifest_is_that_of_the_shards(store: Store) -> None:
 
 def test_loader_lists_nothing(bucket: SimulatedBucket, store: Store) -> None:
     """The manifest is one request; the first batches come from a few shards of many."""
-    before = bucket.counts()
+    before = bucket.requests.copy()
     with dp.loader(
         f"{store.url.rstrip('/')}/{PREFIX}",
         dp.classification_eval(resize=16, crop=16),
@@ -71,7 +71,7 @@ def test_loader_lists_nothing(bucket: SimulatedBucket, store: Store) -> None:
     ) as loader:
         assert len(loader) == NUM_SHARDS // 2
         next(loader)
-    asked = bucket.counts() - before
+    asked = bucket.requests - before
     assert asked["manifest"] == 1
     assert asked["list"] == 0
     assert 0 < asked["shard"] < NUM_SHARDS / 4
