@@ -111,7 +111,6 @@ def _make_directory(out: Path) -> None:
 
 
 def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tuple[ShardSet, Manifest]:
-    """Make the shards in the bucket, draw the contact sheet from there, and return local copies of the shards."""
     with _step("photos") as say:
         photos = demo_photos(count=samples, seed=seed, show_progress=True)
         say(f"{len(photos.records)} with masks, cut from {len(photos.classes)} photographs of scikit-image")
@@ -140,7 +139,6 @@ def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tu
 
 
 def _copy_out(store: AisStore, directory: Path) -> None:
-    """Copy shuffled shards, indexes, manifest and class table; delete older files that have their prefix."""
     local = LocalStore(directory)
     wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
     for name in progress(wanted, what="copy", unit="object"):
@@ -186,7 +184,7 @@ def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) 
 
 def _compare_and_time(shards: ShardSet, *, seed: int, bystanders: set[int]) -> dict[str, Any]:
     from bench.compare.run import LoaderScenario
-    from bench.engine.run import run_scenario
+    from bench.engine.scenario import run_scenario
     from bench.loaders.protocol import LoaderOptions
     from bench.loaders.registry import LoaderSpec
     from bench.loaders.workers import fitting_batch_size

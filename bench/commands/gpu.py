@@ -148,7 +148,6 @@ def gpu(
 
 
 def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, json_path: Path | None) -> list[str]:
-    """The scenarios to run."""
     wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
     if unknown := [name for name in wanted if name not in SCENARIOS]:
         raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
@@ -161,13 +160,7 @@ def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, jso
 
 @contextlib.contextmanager
 def _opened_workload(
-    *,
-    shards: str | None,
-    photo: str | None,
-    mask: str | None,
-    num_photos: int,
-    endpoint: str | None,
-    embedded_dir: Path | None,
+    *, shards: str | None, photo: str | None, mask: str | None, num_photos: int, **where: Any
 ) -> Iterator[tuple[Workload, set[int], Path]]:
     """Open photos and shards; yields them, the processes that were started to serve them, and an empty directory."""
     with contextlib.ExitStack() as stack:
@@ -177,7 +170,7 @@ def _opened_workload(
             found, servers = draw_shards(folder.new(), num=num_photos), set[int]()
             photo, mask = photo or PHOTO, mask or MASK
         else:
-            found, servers = stack.enter_context(opened_shards(shards, endpoint=endpoint, embedded_dir=embedded_dir))
+            found, servers = stack.enter_context(opened_shards(shards, **where))
             photo, mask = find_components(found, photo=photo, mask=mask)
         workload = Workload(
             found, photo=photo, mask=mask or "", num_photos=num_photos, directory=folder.new(), is_drawn=shards is None

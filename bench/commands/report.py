@@ -53,10 +53,9 @@ def report(
 
     Reads the records. Writes the files that are named.
     """
-    from bench.reports.documents import update_document
     from bench.reports.record import read_run, write_text
     from bench.reports.summary import restricted
-    from bench.reports.tables import markdown_page, report_text
+    from bench.reports.tables import markdown_page, report_text, update_document
 
     if check and not documents:
         raise ValueError("--check goes with --update DOCUMENT")
@@ -79,10 +78,10 @@ def report(
             print_note(f"wrote {markdown_path}, {len(records)} records")
     would_change = False
     for document in documents:
-        updated = update_document(document, write=not check)
-        changed = "as they were" if not updated.changed else "would change" if check else "changed"
-        print_note(f"{document}: {updated.num_tables} tables, {changed}")
-        would_change |= check and updated.changed
+        num_tables, changes = update_document(document, write=not check)
+        outcome = "as they were" if not changes else "would change" if check else "changed"
+        print_note(f"{document}: {num_tables} tables, {outcome}")
+        would_change |= check and changes
     if records and plots_dir is None and markdown_path is None:
         several = len(reports) > 1
         click.echo(

@@ -1,17 +1,14 @@
 """Find how many accelerators each loader feeds, decoding photos and not: the scenario of ``bench run --au``.
 
 Each number of accelerators that is tried is emulated: that many ranks, each a process with a loader of its own over its
-share of the shards, that sleeps after each batch for as long as the accelerator computes, and then waits for the
-others. `bench.compare.turn` runs them, as in `bench run`. A turn of a loader is a whole search.
+share of the shards, that sleeps after each batch for as long as the accelerator computes, and then waits for the others
+(`bench.compare.turn`). A turn of a loader is a whole search.
 
 AU = total compute time / total running time (mlcommons/storage v2.0, ``Submission_guidelines.md``, "Performance
-Metrics"). The rules leave out the input of the first step, because a pipeline is being filled then. DLIO, which they
-run, does so in each epoch (argonne-lcf/dlio_benchmark 2.0.0, ``dlio_benchmark/utils/statscounter.py``,
-``compute_metrics_train``): it leaves the first step out of both sums, takes the mean over the epochs of a rank, and
-then over the ranks. The end of an epoch, where a loader says that there are no more batches, counts.
-
-There is one difference. DLIO adds up how long its sleeps took, so on a busy host a sleep that ends late counts as
-compute time. Here a step has its nominal time, as in the rules' text, and being late lowers the utilisation.
+Metrics"). As in DLIO, which they run, each epoch's first step is in neither sum (argonne-lcf/dlio_benchmark 2.0.0,
+``dlio_benchmark/utils/statscounter.py``, ``compute_metrics_train``); then the mean over the epochs of a rank, and over
+the ranks. The end of an epoch, where a loader says that there are no more batches, counts. Other than in DLIO, a step
+has its nominal time, as in the rules' text: a sleep that ends late lowers the utilisation.
 """
 
 import statistics
@@ -91,8 +88,6 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 
 class AuPoint(NamedTuple):
-    """What was measured with one number of accelerators."""
-
     accelerators: int
     utilisation: float
     samples_per_s: float
@@ -132,11 +127,9 @@ class AuScenario(LoaderScenario):
         object.__setattr__(self, "settings", (one,))
 
     def check_data(self, data: DataSets) -> None:
-        """Refuse too few samples for one accelerator."""
-        self._limit(data.open(self.settings[0])[1])
+        self._limit(data.facts(self.settings[0]))
 
     def _limit(self, facts: DataFacts) -> int:
-        """The largest number of accelerators that can be tried."""
         needed = EPOCH_STEPS * self.accelerator.batch_size
         if facts.num_samples < needed:
             raise ValueError(
@@ -147,13 +140,11 @@ class AuScenario(LoaderScenario):
         return min(self.most, facts.num_shards, facts.num_samples // needed)
 
     def name_of(self, subject: Contender) -> str:
-        """``loader 'dali', classification``."""
         return f"loader '{subject.spec}', {subject.recipe}"
 
     def measure(self, made: Inputs, subject: Contender, number: int) -> list[AuPoint]:
-        """Search; each trial is emulated by processes of its own."""
         points: list[AuPoint] = []
-        facts = made.data.open(subject.setting)[1]
+        facts = made.data.facts(subject.setting)
 
         def trial(accelerators: int) -> float:
             steps_in_epoch = facts.num_samples // (accelerators * self.accelerator.batch_size)
@@ -166,7 +157,6 @@ class AuScenario(LoaderScenario):
         return points
 
     def repeat(self, made: Inputs, subject: Contender, row: Any) -> dict[str, Any]:
-        """Return the figures of one search, and every trial."""
         found = {point.accelerators: point.utilisation for point in row}
         fed, share = num_fed(found, target=self.target)
         at = next(point for point in row if point.accelerators == max(fed, 1))
@@ -202,7 +192,7 @@ class AuScenario(LoaderScenario):
 
     def notes(self, made: Inputs, rounds: Rounds[Contender, Any]) -> list[str]:
         one = self.accelerator
-        limit = self._limit(made.data.open(self.settings[0])[1])
+        limit = self._limit(made.data.facts(self.settings[0]))
         wanted = "" if one.mlperf_target is None else f"; MLPerf Storage asks for {one.mlperf_target:.0%}"
         notes = [
             f"Accelerator '{one.name}': a batch of {one.batch_size} every {1000 * one.compute_s:g} ms, "
@@ -248,13 +238,9 @@ def point_of(turn: LoaderTurn, accelerator: Accelerator) -> AuPoint:
 
 
 def search(measure: Callable[[int], float], *, target: float, limit: int) -> dict[int, float]:
-    """Look for the largest number of accelerators with a utilisation of ``target`` or more.
+    """Look for the largest number of accelerators with a utilisation of ``target`` or more; return all that were tried.
 
-    Tries 1, 2, 4, ... until one is too many, then halves the gap. So it is taken for granted that more accelerators are
-    not used better.
-
-    Returns:
-        Number -> utilisation of all that were tried, in the order of the trials.
+    Tries 1, 2, 4, ... until one is too many, then halves the gap: more accelerators are taken not to be used better.
 
     >>> list(search(lambda number: 3.5 / number, target=1.0, limit=64))
     [1, 2, 4, 3]
@@ -272,15 +258,14 @@ def search(measure: Callable[[int], float], *, target: float, limit: int) -> dic
 
 
 def num_fed(found: Mapping[int, float], *, target: float) -> tuple[int, float]:
-    """Return how many accelerators are fed, whole and with a fraction.
+    """Return how many accelerators are fed: the largest number below the first one that is starved; and with a
+    fraction.
 
-    The whole number is the largest below the first one that is starved. For the fraction: the smallest number that is
-    starved takes all that the host can deliver, and ``target`` of fewer accelerators' needs is that much.
+    For the fraction: the smallest number that is starved takes all that the host can deliver, and ``target`` of fewer
+    accelerators' needs is that much.
 
     >>> num_fed({1: 0.45}, target=0.9)
     (0, 0.5)
-    >>> num_fed({1: 0.99, 2: 0.98, 3: 0.75}, target=0.9)[0]
-    2
     """
     starved = min((number for number, value in found.items() if value < target), default=None)
     whole = max((number for number in found if starved is None or number < starved), default=0)

@@ -70,17 +70,24 @@ class DataSets:
         if store.endpoint is not None and not self._direct:
             check_upstream(store.endpoint)
 
-    def open(self, setting: TurnSetting) -> tuple[ShardSet, DataFacts]:
-        """Return the shards of a setting where they lie, and their description."""
+    def shards(self, setting: TurnSetting) -> ShardSet:
+        """Return the shards of a setting where they lie."""
+        return self._open(setting)[0]
+
+    def facts(self, setting: TurnSetting) -> DataFacts:
+        """Return the description of a setting's shards."""
+        return self._open(setting)[1]
+
+    def _open(self, setting: TurnSetting) -> tuple[ShardSet, DataFacts]:
         key = self._key(setting)
         if key not in self._sets:
             shards = self._make(setting)
-            self._sets[key] = shards, self._facts(shards)
+            self._sets[key] = shards, self._describe(shards)
         return self._sets[key]
 
     def turn_job(self, spec: LoaderSpec, setting: TurnSetting, *, options: LoaderOptions, epochs: int) -> TurnJob:
         """Return the job of a turn's processes; start a gateway if the setting needs one."""
-        shards, _ = self.open(setting)
+        shards = self.shards(setting)
         endpoint, counter = shards.store.endpoint, None
         if endpoint is not None and not self._direct:
             place = endpoint, (setting.latency_ms or 0.0) / 1000
@@ -100,7 +107,7 @@ class DataSets:
 
     def prepared(self, loader: str, setting: TurnSetting) -> list[Prepared | None]:
         """Return what the loader made of each rank's shards; it is made once for each data set."""
-        shards, _ = self.open(setting)
+        shards = self.shards(setting)
         made = []
         for rank in range(setting.ranks):
             key = (loader, self._key(setting), rank, setting.ranks)
@@ -117,16 +124,15 @@ class DataSets:
 
         Files in shared memory stay, because they have no other place; so do those of a cluster.
         """
-        shards, _ = self.open(setting)
-        paths = [one.directory for one in prepared if one is not None]
+        shards = self.shards(setting)
+        paths = [path for one in prepared if one is not None for path in one.directory.rglob("*")]
         if shards.store.directory is not None:
             paths += [Path(shards.store.locate(name)) for name in shards.names]
         for path in paths:
-            for name in [path] if path.is_file() else path.rglob("*"):
-                if name.is_file():
-                    with name.open("rb") as file:
-                        os.fsync(file.fileno())  # a page that is not written yet cannot be dropped
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # a page that is not written yet cannot be dropped
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     @property
     def bystanders(self) -> set[int]:
@@ -134,7 +140,6 @@ class DataSets:
         return {gateway.pid for gateway in self._gateways.values()} | ({self._server.pid} if self._server else set())
 
     def _is_served(self, setting: TurnSetting) -> bool:
-        """Whether loaders read it from a bucket."""
         return self._shards.store.cluster is not None or setting.latency_ms is not None
 
     def _key(self, setting: TurnSetting) -> tuple[object, ...]:
@@ -170,18 +175,14 @@ class DataSets:
             index_shards(shards)
         return shards
 
-    def _facts(self, shards: ShardSet) -> DataFacts:
+    def _describe(self, shards: ShardSet) -> DataFacts:
         found = IndexedSet(shards)
         components = ";".join(filter(None, (self._options.photo, self._options.mask, LABEL_COMPONENT))).split(";")
+        sizes = [index.sizes[name] for _, index in found.each() for name in components if name in index.sizes]
         return DataFacts(
             num_samples=found.manifest.num_samples,
             num_shards=len(shards.names),
             shard_bytes=found.manifest.total_bytes,
-            needed_bytes=sum(
-                int(index.sizes[component].sum())
-                for _, index in found.each()
-                for component in components
-                if component in index.sizes
-            ),
+            needed_bytes=sum(int(column.sum()) for column in sizes),
             digest=found.manifest.digest,
         )

@@ -1,10 +1,8 @@
 """Compare one epoch of a loader with Pillow and torchvision, sample by sample, before anything is timed.
 
-Parts that a loader does not give (`LoaderEntry.gives`) are not compared, and are named in the result.
-
-The reference reads each sample's bytes again, decodes them and transforms them with torchvision. It keeps only the
-place of each sample, so memory does not grow with the photos. Shards in a bucket are copied to a temporary directory
-for as long as the comparison takes.
+Parts that a loader does not give (`LoaderEntry.gives`) are not compared, and are named in the result. The reference
+keeps only the place of each sample, so memory does not grow with the photos. Shards in a bucket are copied to a
+temporary directory for as long as the comparison takes.
 """
 
 import contextlib
@@ -57,19 +55,16 @@ This holds for turbo, too: torchvision 0.29 and Pillow 13 gave the same levels o
 sample, and of JPEGs of all subsamplings, gray and CMYK. A wheel that was built with another libjpeg would fail here."""
 
 GPU = Tolerance(max_abs=4.8, mean_abs=0.07)
-"""These limits were not measured, so they are wide. nvJPEG repeats chroma where the CPU's decoder interpolates it;
-expect a difference of one or two levels on average, and of up to a hundred at the edge of two colours. So any single
-value passes, and four levels on average do not. ``bench gpu --scenarios parity`` measures what should stand here."""
+"""Not measured, so wide: nvJPEG repeats chroma where the CPU's decoder interpolates it. Any single value passes, and
+four levels on average do not. ``bench gpu --scenarios parity`` measures what should stand here."""
 
 
 RESIZED = Tolerance(max_abs=0.8, mean_abs=0.01)
 """The classification recipe, for loaders that do not resize with Pillow.
 
-Measured on the 292 photos of an Oxford-IIIT Pet sample, crops resized to 224 and to 96 pixels. DALI's filter differs by
-0.25 levels of 255 on average over the values of the worst photo, and by up to 21 at its edge: at the edge of the crop
-DALI repeats the last pixel, where Pillow leaves the filter's rest out. torchvision's resampling of tensors differs by
-one level, 0.04 on average. A crop that is one row off differs by at least 1.26 levels on average at 224 pixels, and by
-0.58 at 96, on each of these photos; the limit is 0.57."""
+Measured on the 292 photos of an Oxford-IIIT Pet sample: DALI's filter differs by 0.25 levels of 255 on average over the
+values of the worst photo, and by up to 21 at its edge; torchvision's resampling of tensors by one level. A crop that is
+one row off differs by at least 0.58 levels on average; the limit is 0.57."""
 
 
 def tolerance_of(*, decode: str, device: str, recipe: Recipe = "segmentation") -> Tolerance:
@@ -81,8 +76,6 @@ def tolerance_of(*, decode: str, device: str, recipe: Recipe = "segmentation") -
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The result of comparing one loader's epoch. A difference above the tolerance is an error instead."""
-
     loader: str
     num_samples: int
     max_photo_difference: float | None
@@ -279,7 +272,7 @@ def compare_outputs(
     compared: dict[tuple[object, ...], Comparison] = {}
     found: dict[tuple[LoaderSpec, TurnSetting], Comparison] = {}
     for setting in settings:
-        shards, _ = data.open(setting)
+        shards = data.shards(setting)
         kind = (shards.url, tuple(shards.names), setting.crop)
         if missing := [spec for spec in specs if spec not in failed and (spec, *kind) not in compared]:
             shared = replace(options, crop=setting.crop)

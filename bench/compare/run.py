@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_BASELINE = "webloader"
 
 _SOURCES = {"local": "local files", "ais": "AIStore", "s3": "S3", "cloud": "a cloud's bucket"}
-BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
+_BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
 """The fields of `LoaderOptions` that each setting has itself."""
 
 
@@ -64,11 +64,8 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
     work_option = "--work"
 
     shards: "ShardSet"
-    """The shards that every loader reads."""
     loaders: Sequence[LoaderSpec]
-    """The loaders, in the order of the table."""
     options: LoaderOptions = field(default_factory=LoaderOptions)
-    """The options that all loaders share."""
     settings: Sequence[TurnSetting] = ()
     """Each loader is timed under each of these settings. If there are none, it is timed under ``options``, with a warm
     cache."""
@@ -98,17 +95,15 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_specs(self.loaders, self.baseline)
-        if not self.settings:
-            of = self.options
-            only = TurnSetting(threads=of.num_threads, batch_size=of.batch_size, crop=of.crop)
-            object.__setattr__(self, "settings", (only,))
-        if not self.recipes:
-            object.__setattr__(self, "recipes", (self.options.recipe,))
+        of = self.options
+        only = TurnSetting(threads=of.num_threads, batch_size=of.batch_size, crop=of.crop)
+        object.__setattr__(self, "settings", self.settings or (only,))
+        object.__setattr__(self, "recipes", self.recipes or (of.recipe,))
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Inputs:
         """Make the data sets, compare the outputs, and convert the shards for loaders with a format of their own.
 
-        A peer that fails is left out; its error is in the record.
+        A peer that fails is left out; its error is in the record. An error of one of our own loaders is raised.
         """
         data = DataSets(
             self.shards,
@@ -126,7 +121,9 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         for recipe in self.recipes:
             errors: dict[LoaderSpec, str] = {}
             options = replace(self.options, recipe=recipe)
-            specs = [spec for spec in self.loaders if self._is_due(spec, recipe)]
+            specs = list(self.loaders)
+            if recipe == "encoded":  # without decoding, a loader with two decoders has one turn
+                specs = list({spec.name: spec for spec in reversed(specs)}.values())[::-1]
             found = compare_outputs(
                 data, specs, self.settings, options=options, timeout_s=self.timeout_s, failed=errors
             )
@@ -135,10 +132,6 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         # All jobs now: the conversions take the cores, and must not run while a clock does.
         jobs = {one: self.job_of(data, one, one.setting, epochs=self.epochs) for one in comparisons}
         return Inputs(data, comparisons, jobs, failed)
-
-    def _is_due(self, spec: LoaderSpec, recipe: Recipe) -> bool:
-        """Without decoding, a loader with two decoders has one turn."""
-        return recipe != "encoded" or next(other for other in self.loaders if other.name == spec.name) == spec
 
     def check_data(self, data: DataSets) -> None:
         """Refuse data that do not allow the run, before outputs are compared."""
@@ -150,11 +143,9 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         return list(made.jobs)
 
     def name_of(self, subject: Contender) -> str:
-        """``loader 'dali' (threads 2, batch 64)``."""
         return f"loader '{subject.spec}' ({subject.setting})"
 
     def goes_on_without(self, subject: Contender) -> bool:
-        """Return whether the loader is a peer, and not the only loader."""
         return is_peer(subject.spec.name) and len(self.loaders) > 1
 
     def measure(self, made: Inputs, subject: Contender, number: int) -> Any:
@@ -169,22 +160,28 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         return self.take_turn(made, job)
 
     def take_turn(self, made: Inputs, job: TurnJob) -> LoaderTurn:
-        """Run a job, and check that the timed data is the compared data."""
+        """Run a job; over all ranks every epoch must have every sample: the timed data is the compared data."""
         turn = run_turn(job, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
-        check_counts(job.spec, turn, made.data.open(job.setting)[1])
+        for name in ("first", "steady"):
+            drawn = [getattr(rank, name) for rank in turn.ranks]
+            if drawn[0] is not None:
+                found = sum(one.num_samples for one in drawn)
+                wanted = len(drawn[0].epochs) * made.data.facts(job.setting).num_samples
+                if found != wanted:
+                    raise OutputError(f"loader '{job.spec}': {found} samples came in its {name} epochs, not {wanted}")
         return turn
 
     def repeat(self, made: Inputs, subject: Contender, row: Any) -> dict[str, Any]:
-        return {"figures": figures_of(row, setting=subject.setting, facts=made.data.open(subject.setting)[1])}
+        return {"figures": figures_of(row, setting=subject.setting, facts=made.data.facts(subject.setting))}
 
     def record(self, made: Inputs, subject: Contender, rows: Sequence[Any]) -> dict[str, Any]:
         """Return every turn of one loader under one setting as it was measured, and what its outputs differed by."""
         record = super().record(made, subject, rows)
         if not rows:
             return record | {"loader": str(subject.spec), "setting": subject.setting.to_json()}
-        one, job = rows[-1].ranks[0], made.jobs[subject]
-        prepared = [part for part in job.prepared if part is not None]
-        facts = made.data.open(subject.setting)[1]
+        one = rows[-1].ranks[0]
+        parts = [part for part in made.jobs[subject].prepared if part is not None]
+        cost = {"wall_s": sum(part.wall_s for part in parts), "num_bytes": sum(part.num_bytes for part in parts)}
         return record | {
             "loader": subject.spec.name,
             "decode": one.decode,
@@ -193,18 +190,13 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
             "gives": list(one.gives),
             "parts": sorted(PARTS[subject.recipe]),
             "setting": subject.setting.to_json(),
-            "prepared": {
-                "wall_s": sum(part.wall_s for part in prepared),
-                "num_bytes": sum(part.num_bytes for part in prepared),
-            }
-            if prepared
-            else None,
-            "data": self._facts(made).index(facts),
+            "prepared": cost if parts else None,
+            "data": self._facts(made).index(made.data.facts(subject.setting)),
             "outputs": asdict(made.comparisons[subject]),
         }
 
     def _facts(self, made: Inputs) -> list[DataFacts]:
-        return list(dict.fromkeys(made.data.open(setting)[1] for setting in self.settings))
+        return list(dict.fromkeys(made.data.facts(setting) for setting in self.settings))
 
     def data(self, made: Inputs) -> list[dict[str, Any]]:
         return [asdict(one) for one in self._facts(made)]
@@ -216,12 +208,9 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
 
     def options_json(self) -> dict[str, Any]:
         return {
-            **{name: value for name, value in asdict(self.options).items() if name not in BY_SETTING},
+            **{name: value for name, value in asdict(self.options).items() if name not in _BY_SETTING},
             "loaders": [str(spec) for spec in self.loaders],
-            "repeats": self.repeats,
-            "epochs": self.epochs,
-            "direct": self.direct,
-            "timeout_s": self.timeout_s,
+            **{name: getattr(self, name) for name in ("repeats", "epochs", "direct", "timeout_s")},
             "source": _SOURCES[place_of(self.shards)],
         }
 
@@ -231,23 +220,11 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
 
 
 def check_specs(specs: Sequence[LoaderSpec], baseline: LoaderSpec | None, *, is_served: bool = False) -> None:
-    """Refuse loaders that cannot be timed together."""
+    """Refuse loaders that cannot be timed together, or that must read from a bucket and cannot."""
     if not specs:
         raise ValueError("loaders must name at least one loader")
-    if len(set(specs)) != len(specs):
-        raise ValueError(f"loaders must not repeat, got {', '.join(map(str, specs))}")
     if baseline is not None and baseline not in specs:
         raise ValueError(f"baseline must be one of the loaders, {', '.join(map(str, specs))}, got '{baseline}'")
     for spec in specs if is_served else ():
         if not {"ais", "converted"} & set(LOADERS[spec.name].source):
             raise ValueError(f"loader '{spec}' reads shards in a directory, but a latency needs shards in a bucket")
-
-
-def check_counts(spec: LoaderSpec, turn: LoaderTurn, facts: DataFacts) -> None:
-    """Check that every epoch had every sample, over all ranks, so that the timed data is the compared data."""
-    for name in ("first", "steady"):
-        drawn = [getattr(rank, name) for rank in turn.ranks]
-        if drawn[0] is not None:
-            found, wanted = sum(one.num_samples for one in drawn), len(drawn[0].epochs) * facts.num_samples
-            if found != wanted:
-                raise OutputError(f"loader '{spec}': {found} samples came in its {name} epochs, expected {wanted}")

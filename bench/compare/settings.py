@@ -30,7 +30,6 @@ class TurnSetting:
     ranks: int = option(1, help="Processes, each with its own loader over its share of the shards.")
     batch_size: int = option(64, help="Samples a batch of each rank.")
     crop: int = 350
-    """Side of the crop."""
     cache: Cache = option(
         "warm",
         type=click.Choice(get_args(Cache)),
@@ -69,11 +68,9 @@ class TurnSetting:
 
     @property
     def num_threads(self) -> int:
-        """Threads of one rank."""
         return self.threads or max(1, available_cores() // self.ranks)
 
     def apply(self, options: LoaderOptions) -> LoaderOptions:
-        """Return a run's options with the values of this setting."""
         return replace(
             options,
             batch_size=self.batch_size,

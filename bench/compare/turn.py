@@ -99,8 +99,6 @@ class TurnJob:
 
 
 class TimedEpoch(NamedTuple):
-    """One epoch of one rank."""
-
     num_samples: int
     elapsed_s: float
     """From asking for the first batch to learning that the epoch is over."""
@@ -110,9 +108,7 @@ class TimedEpoch(NamedTuple):
     end_s: float
     """From asking for a further batch to learning that the epoch is over."""
     first_samples: int
-    """Samples of the first step."""
     first_step_s: float
-    """From asking for the first batch to the end of the first step."""
     computed_s: float
     """How long the emulated steps really took, the first one included."""
 
@@ -142,8 +138,6 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTurn:
-    """The measurements of one rank."""
-
     first: Drawn
     steady: Drawn | None
     """The timed epochs after the first; ``None`` in a cold turn."""

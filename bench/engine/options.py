@@ -24,12 +24,10 @@ FORMS = "ais://bucket/prefix, a glob of local tars, or a directory."
 
 
 def at_least(minimum: int) -> click.IntRange:
-    """A whole number of ``minimum`` or more."""
     return click.IntRange(min=minimum)
 
 
 def words(text: str) -> list[str]:
-    """The words of ``a, b``."""
     return [word.strip() for word in text.split(",")]
 
 
@@ -144,11 +142,10 @@ def opened_shards(
 
 
 def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:
-    """Make the command that runs a scenario.
+    """Make the command that runs a scenario: ``kind`` is its name, the class's docstring the help.
 
-    Args:
-        kind: The scenario's class. Its ``kind`` is the command's name, its docstring the help; its fields that were
-            made by `option` are the options. With a field ``shards``, the command opens the shards that it names.
+    The fields that were made by `option` are its options. With a field ``shards``, the command opens the shards that it
+    names.
     """
     options = field_options(kind)
     reads_shards = "shards" in options
@@ -175,7 +172,7 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None)
 
     If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
     """
-    from bench.engine.run import run_scenario
+    from bench.engine.scenario import run_scenario
 
     def keep(report: dict[str, Any]) -> None:
         _tell(report, json_path=json_path)

@@ -1,15 +1,27 @@
-"""Describe a benchmark to the engine: its settings, what it prepares, what each turn measures, and its record."""
+"""The engine of all benchmarks: `Scenario` says what is special about one, `run_scenario` takes its turns.
 
+A round has one turn of every subject, so a drift of the machine affects all subjects alike. If Ctrl-C, SIGTERM or a
+turn that fails ends a run before its last round, the complete rounds before it are kept. A caller may also keep the
+record around every turn, and go on with it later, in another process.
+"""
+
+import os
 import random
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from bench.tools.folders import RunFolder, check_writable
+from bench.engine.turn_process import call_apart, fork_server
+from bench.reports.record import stamped
+from bench.tools.environment import describe_environment
+from bench.tools.folders import RunFolder, check_writable, remove_leftovers
+from dali_pipes.commands.output import print_note
 from dali_pipes.errors import PipesError, printable
+from dali_pipes.progress import bar
 
 TURN_S = 7200.0
 MAX_ERROR_CHARS = 600
@@ -37,13 +49,11 @@ class Rounds(Generic[Subject, Row]):
 
     subjects: Sequence[Subject]
     wanted: int
-    """Number of rounds."""
     rows: dict[Subject, list[Row]] = field(init=False)
     """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
     """The errors of failed subjects, in a scenario that continues without them (see `goes_on_without`)."""
     at: str = ""
-    """The turn that is being taken, in words."""
 
     def __post_init__(self) -> None:
         self.rows = {subject: [] for subject in self.subjects}
@@ -60,7 +70,7 @@ class Rounds(Generic[Subject, Row]):
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario(ABC, Generic[Made, Subject, Row]):
-    """A benchmark, without the loop that all benchmarks share: `bench.engine.run.run_scenario` has that.
+    """A benchmark, without the loop that all benchmarks share: `run_scenario` has that.
 
     A scenario is a frozen dataclass. Its fields are its settings, and those made by `bench.engine.options.option` are
     the options of its command, with the class's docstring as help. Whole numbers among them, except the seed, must be
@@ -105,14 +115,11 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
 
     @abstractmethod
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Made:
-        """Make the inputs of all turns. Nothing is timed yet.
+        """Make the inputs of all turns, which go through pickle, unless `measure` runs in this process. Nothing is
+        timed yet.
 
-        Args:
-            folder: Gives directories that are deleted at the end, or by a later run if this one is killed.
-            stack: For servers and the like; it is closed before the folder.
-
-        Returns:
-            What every turn is given; it goes through pickle, unless `measure` runs in this process.
+        ``folder`` gives directories that are deleted at the end, or by a later run if this one is killed. ``stack`` is
+        for servers and the like; it is closed before the folder.
         """
 
     @abstractmethod
@@ -192,3 +199,91 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     def order(self, subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
         """Return the order of round ``number``; it changes, so that no subject always follows the same other one."""
         return random.Random(f"{self.seed} {number}").sample(subjects, len(subjects))
+
+
+def run_scenario(
+    scenario: Scenario[Made, Subject, Row],
+    *,
+    keep: Callable[[dict[str, Any]], None] | None = None,
+    keep_turns: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Prepare, take turns, and report.
+
+    Args:
+        scenario: What to do.
+        keep: Called with the record of the complete rounds, if there is at least one, when something ends the run
+            before its last round. The exception that ended it is raised afterwards.
+        keep_turns: Called before and after every turn with the record so far; ``at`` names the turn that is being
+            taken, so that a reader knows what a killed process was doing.
+
+    Returns:
+        The scenario's report with ``format``, ``version``, ``command``, ``environment``, ``complete``, ``num_rounds``
+        and ``stopped``: the turn in which it ended early, or ``None``.
+    """
+    load_at_start = round(os.getloadavg()[0], 2)
+    if left := remove_leftovers(scenario.work):
+        print_note(f"removed the leftovers of runs that were killed: {', '.join(map(str, left))}")
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(scenario.work))
+        if scenario.runs_in == "fork":
+            fork_server()  # loads libraries while nothing is timed
+        made = scenario.prepare(folder, stack)
+        rounds: Rounds[Subject, Row] = Rounds(scenario.subjects(made), wanted=scenario.repeats)
+        scenario.take_over(rounds)
+        at_start = {} if keep_turns is None else describe_environment()  # it asks git, so not around every turn
+
+        def record(environment: Mapping[str, Any]) -> dict[str, Any]:
+            is_complete = rounds.num_whole == rounds.wanted
+            report = {
+                "environment": {**environment, "load_at_start": load_at_start},
+                **scenario.report(made, rounds),
+                "complete": is_complete,
+                "num_rounds": rounds.num_whole,
+                "stopped": None if is_complete else rounds.at,
+            }
+            return stamped(report, kind=scenario.kind)
+
+        def tell(at: str | None) -> None:
+            if keep_turns is not None:
+                keep_turns({**record(at_start), "at": at})
+
+        try:
+            _take_turns(scenario, made, rounds, tell)
+            return record(describe_environment())
+        except BaseException:
+            if rounds.num_whole and keep is not None:
+                keep(record(describe_environment()))
+            raise
+
+
+def _take_turns(
+    scenario: Scenario[Made, Subject, Row],
+    made: Made,
+    rounds: Rounds[Subject, Row],
+    tell: Callable[[str | None], None],
+) -> None:
+    with bar(what=scenario.title, total=rounds.wanted * len(rounds.subjects), unit="turn") as line:
+        for number in range(rounds.wanted):
+            for subject in scenario.order(rounds.subjects, number):
+                is_late = scenario.deadline is not None and time.monotonic() > scenario.deadline
+                is_due = subject not in rounds.errors and len(rounds.rows[subject]) <= number
+                if is_due and not is_late:
+                    name = scenario.name_of(subject)
+                    rounds.at = f"round {number + 1} of {rounds.wanted}, {name}"
+                    tell(name)
+                    line.set_postfix_str(name)
+                    try:
+                        rounds.rows[subject].append(_measure(scenario, made, subject, number))
+                    except Exception as exc:
+                        if not scenario.goes_on_without(subject):
+                            raise
+                        rounds.errors[subject] = failure_text(exc)
+                    tell(None)
+                line.update(1)
+
+
+def _measure(scenario: Scenario[Made, Subject, Row], made: Made, subject: Subject, number: int) -> Row:
+    if scenario.runs_in == "caller":
+        return scenario.measure(made, subject, number)
+    name, is_fresh = scenario.name_of(subject), scenario.runs_in == "interpreter"
+    return call_apart(scenario.measure, made, subject, number, name=name, timeout_s=scenario.timeout_s, fresh=is_fresh)

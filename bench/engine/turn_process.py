@@ -1,8 +1,7 @@
 """Run a part of a turn in a process of its own, which is started for it, watched from here, and gone afterwards.
 
-Every turn starts from the same state. By default its process is forked from a server that has loaded torch, DALI and
-the loaders' libraries, has used none of them and started no thread. So a turn meets nothing that an earlier one left
-behind, neither memory that was not given back nor a library's first use, and no turn pays for imports.
+By default its process is forked from a server that has loaded torch, DALI and the loaders' libraries, has used none of
+them and started no thread. So a turn meets nothing that an earlier one left behind, and pays for no imports.
 """
 
 import contextlib

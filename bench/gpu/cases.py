@@ -1,14 +1,10 @@
 """List the ways to decode that `bench gpu` times, and the settings of each: its points.
 
 A case is a pipeline that runs batch after batch; a point is a case at a setting, one setting changed at a time.
-
 ``decode`` and ``rn50`` hold the two recipes of DALI's own ``hw_decoder_bench.py``, operator for operator, so that their
-figures can be compared with those that DALI's authors publish. The others are ours: loaders with our graphs, masks
-decoded on the CPU or beside the photos, a window decoded against a whole photo, a loader beside a training step. Each
-also runs on the CPU, as far as DALI supports it there. ``path`` and ``parity`` are checks (`bench.gpu.checks`).
-
-DALI's memory pools keep what a case has freed: memory is not released between points, so that no point pays for
-allocating it again. The points of a scenario share a process, and scenarios do not.
+figures can be compared with those that DALI's authors publish. Each case also runs on the CPU, as far as DALI supports
+it there. ``path`` and ``parity`` are checks (`bench.gpu.checks`). DALI's memory pools keep what a case has freed, so
+that no point pays for allocating it again; the points of a scenario share a process, and scenarios do not.
 """
 
 import contextlib
@@ -39,8 +35,6 @@ STEP_SAMPLES_PER_S = 7010
 
 
 class Running(NamedTuple):
-    """An open case."""
-
     step: Callable[[], int]
     """Draws a batch and returns the number of its samples."""
     step_s: float = 0.0
@@ -49,8 +43,6 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One way to decode."""
-
     scenario: str
     variant: str
     _: KW_ONLY
@@ -202,10 +194,6 @@ CHECKS = ("path", "parity")
 SCENARIOS = tuple(dict.fromkeys(case.scenario for case in CASES))
 """The scenarios in the order of their worth: first the checks, without which figures mean nothing."""
 
-HW_DECODER_LOADS = (0.0, 0.12, 0.25, 0.5, 0.65, 0.8, 1.0)
-BATCH_SIZES = (64, 128, 256, 512)
-PHOTO_SIDES = (256, 512, 1024, 2048)
-PROGRESSIVE_SHARES = (0.0, 0.25, 0.5, 1.0)
 SWEPT = {
     "rn50": ("batch_size", "num_threads"),
     "masks": ("num_threads",),
@@ -225,8 +213,6 @@ PUBLISHED_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPoint:
-    """A case at a setting."""
-
     case: Case
     setting: GpuSetting
     label: str
@@ -234,19 +220,19 @@ class GpuPoint:
 
     @property
     def name(self) -> str:
-        """``decode, batch_size=64``."""
         return f"{self.case.variant}, {self.label}"
 
 
 def default_sweeps(device: str) -> dict[str, tuple[Any, ...]]:
     """Return the values of each setting that is swept. The CPU has no JPEG engines to set."""
     cores = available_cores()
+    engines = {"hw_decoder_load": (0.0, 0.12, 0.25, 0.5, 0.65, 0.8, 1.0), "size_hint": (1024,)}
     return {
-        **({"hw_decoder_load": HW_DECODER_LOADS, "size_hint": (1024,)} if device == "gpu" else {}),
+        **(engines if device == "gpu" else {}),
         "num_threads": tuple(sorted({max(1, cores // 4), max(1, cores // 2), cores})),
-        "batch_size": BATCH_SIZES,
-        "photo_side": PHOTO_SIDES,
-        "progressive_share": PROGRESSIVE_SHARES,
+        "batch_size": (64, 128, 256, 512),
+        "photo_side": (256, 512, 1024, 2048),
+        "progressive_share": (0.0, 0.25, 0.5, 1.0),
     }
 
 
@@ -256,7 +242,6 @@ def points_of(
     """Return all cases of a scenario at the base setting, then with one setting changed at a time.
 
     The most important points come first, and those that are compared stand together: the time may end before the last.
-    Checks that need masks are left out of data without.
     """
     changes: dict[str, dict[str, Any]] = {"base": {}}
     if scenario == "rn50" and base.device == "gpu":

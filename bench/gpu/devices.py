@@ -35,10 +35,10 @@ class Nvml:
         self._device = ctypes.c_void_p()
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
         # CUDA does not say whether a device is a GPU or a MIG instance.
-        ask = self._library.nvmlDeviceGetHandleByUUID
-        code = ask(f"GPU-{bare}".encode(), ctypes.byref(self._device))
-        if code != _SUCCESS:
-            code = ask(f"MIG-{bare}".encode(), ctypes.byref(self._device))
+        for name in (f"GPU-{bare}", f"MIG-{bare}"):
+            code = self._library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(self._device))
+            if code == _SUCCESS:
+                break
         _check("nvmlDeviceGetHandleByUUID", code)
 
     def sample(self) -> dict[str, float]:
@@ -54,7 +54,6 @@ class Nvml:
         return found
 
     def driver_version(self) -> str:
-        """Return the driver's version."""
         text = ctypes.create_string_buffer(96)
         _check("nvmlSystemGetDriverVersion", self._library.nvmlSystemGetDriverVersion(text, len(text)))
         return text.value.decode()
@@ -85,7 +84,6 @@ def has_video_library() -> bool:
 
 
 def describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
-    """Describe the current GPU for a record."""
     import torch
 
     found: dict[str, Any] = {"name": torch.cuda.get_device_name(), "video_library": has_video_library()}

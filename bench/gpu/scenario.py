@@ -19,8 +19,7 @@ import click
 import torch
 
 from bench.engine.options import at_least, option
-from bench.engine.run import run_scenario
-from bench.engine.scenario import Measured, Rounds, Scenario
+from bench.engine.scenario import Measured, Rounds, Scenario, run_scenario
 from bench.engine.turn_process import call_apart
 from bench.gpu.cases import CHECKS, PUBLISHED_NOTE, GpuPoint, points_of
 from bench.gpu.devices import SETTLED_S, Nvml, describe_gpu, sampling
@@ -42,8 +41,6 @@ _SAME = ("commit", "versions", "gpus", "python")
 
 
 class Session(NamedTuple):
-    """The sources from which turns measure."""
-
     nvml: Nvml | None
     gpu: dict[str, Any] | None
     """The description of the GPU for the record; ``None``: none is used."""
@@ -60,7 +57,6 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
     needs_one = False
 
     name: str
-    """One of `SCENARIOS`."""
     workload: Workload
     """Photos and shards; several scenarios share one."""
     device: Device
@@ -92,27 +88,15 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         if self.name in CHECKS:
             object.__setattr__(self, "repeats", 1)
 
-    @property
-    def base_setting(self) -> GpuSetting:
-        """The setting from which each sweep departs."""
-        return GpuSetting(
-            device=self.device,
-            num_threads=self.num_threads,
-            batch_size=self.batch_size,
-            hw_decoder_load=self.hw_decoder_load,
-        )
-
     def goes_on_without(self, subject: GpuPoint) -> bool:
         """Go on unless the error broke the CUDA context: all later points would fail, so another process goes on."""
-        if self.device == "gpu":
-            try:
-                torch.cuda.synchronize()
-            except RuntimeError:
-                return False
+        try:
+            _synchronise(self.device)
+        except RuntimeError:
+            return False
         return True
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Session:
-        """Open NVML, if there is a GPU."""
         # Later it may be too late, so the figures of a point would depend on the points before it in its process.
         pool_host_memory()
         tree = ProcessTree(bystanders=self.bystanders)
@@ -127,19 +111,18 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         return Session(nvml, {**describe_gpu(nvml), "nvml": nvml_error or "read"}, tree)
 
     def subjects(self, made: Session) -> Sequence[GpuPoint]:
-        """Return the points."""
-        return points_of(self.name, self.base_setting, self.sweeps, has_masks=bool(self.workload.stored.masks))
+        names = ("device", "num_threads", "batch_size", "hw_decoder_load")
+        base = GpuSetting(**{name: getattr(self, name) for name in names})
+        return points_of(self.name, base, self.sweeps, has_masks=bool(self.workload.stored.masks))
 
     def order(self, subjects: Sequence[GpuPoint], number: int) -> Sequence[GpuPoint]:
         """Keep the order in every round, the most important first: the time may end before the last subject."""
         return subjects
 
     def name_of(self, subject: GpuPoint) -> str:
-        """``decode, batch_size=64``."""
         return subject.name
 
     def take_over(self, rounds: Rounds[GpuPoint, Measured]) -> None:
-        """Take over the turns and errors of the earlier record."""
         if self.earlier is None:
             return
         by_name = {point.name: point for point in rounds.subjects}
@@ -148,7 +131,6 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         rounds.errors |= {by_name[name]: error for name, error in self.earlier["errors"].items()}
 
     def measure(self, made: Session, subject: GpuPoint, number: int) -> Measured:
-        """Take one step of a check, or time one point."""
         setting, case = subject.setting, subject.case
         if case.needs_masks and not self.workload.stored.masks:
             raise ValueError(f"not all samples have a mask '{self.workload.mask}'; name the component: --mask")
@@ -160,37 +142,33 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
             while num_warm_up < NUM_WARM_UP or time.perf_counter() - warm_up_start < self.warm_up_s:
                 running.step()
                 num_warm_up += 1
-            _synchronise(setting)
+            _synchronise(setting.device)
             num_samples = 0
             cpu_start, start = made.tree.cpu_s(), time.perf_counter()
             after_s = SETTLED_S if self.seconds > SETTLED_S else 0.0
             with sampling(None if made.nvml is None else made.nvml.sample, after_s=after_s) as used:
                 while time.perf_counter() - start < self.seconds or not num_samples:
                     num_samples += running.step()
-                _synchronise(setting)
+                _synchronise(setting.device)
                 elapsed = time.perf_counter() - start
             cpu_s = made.tree.cpu_s() - cpu_start
-        return {
-            "figures": {
-                "samples_per_s": num_samples / elapsed,
-                "cpu_ms_per_sample": 1000 * cpu_s / num_samples,
-                "cpu_share": cpu_s / elapsed / available_cores(),
-                **used,
-                # As MLPerf Storage defines it: the time of the steps over all the time.
-                "step_share": num_samples * running.step_s / elapsed if running.step_s else None,
-            },
-            "num_samples": num_samples,
-            "seconds": elapsed,
-            "photos": self.workload.photos(setting).to_json(),
+        figures = {
+            "samples_per_s": num_samples / elapsed,
+            "cpu_ms_per_sample": 1000 * cpu_s / num_samples,
+            "cpu_share": cpu_s / elapsed / available_cores(),
+            **used,
+            # As MLPerf Storage defines it: the time of the steps over all the time.
+            "step_share": num_samples * running.step_s / elapsed if running.step_s else None,
         }
+        photos = self.workload.photos(setting).facts
+        return {"figures": figures, "num_samples": num_samples, "seconds": elapsed, "photos": photos}
 
     def record(self, made: Session, subject: GpuPoint, rows: Sequence[Measured]) -> dict[str, Any]:
-        setting = {"change": subject.label, **({"scenario": self.name} if self.name in CHECKS else {})}
         return {
             "loader": subject.case.variant,
             "decode": "none",
             "device": "cuda" if subject.setting.device == "gpu" else "cpu",
-            "setting": setting,
+            "setting": {"change": subject.label, **({"scenario": self.name} if self.name in CHECKS else {})},
             "full_setting": asdict(subject.setting),
             "data": 0,
             "repeats": list(rows),
@@ -201,40 +179,39 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         return {
             **{name: getattr(self, name) for name in _OPTIONS},
             "sweeps": {name: list(values) for name, values in self.sweeps.items()},
-            "photos": self.workload.stored.to_json(),
+            "photos": self.workload.stored.facts,
             "num_shards": len(self.workload.shards.names),
         }
 
     def report(self, made: Session, rounds: Rounds[GpuPoint, Measured]) -> dict[str, Any]:
         """Return all turns, also those of rounds that are not complete: the time often ends before."""
-        left_out = [
-            point.name
-            for point, turns in rounds.rows.items()
-            if len(turns) < rounds.wanted and point not in rounds.errors
-        ]
+        turns = rounds.rows.items()
+        is_short = {point: len(rows) < rounds.wanted and point not in rounds.errors for point, rows in turns}
+        left_out = [point.name for point in rounds.rows if is_short[point]]
+        notes = self._conditions(made)
+        if self.name == "rn50":
+            notes.append(PUBLISHED_NOTE)
+        if left_out:
+            notes.append(f"left out, the time was over: {'; '.join(left_out)}")
         return {
             "scenario": self.name,
             "options": self.options_json(),
             "baseline": None,
             "data": [{"num_samples": len(self.workload.stored.photos), "num_shards": len(self.workload.shards.names)}],
-            "records": [self.record(made, point, turns) for point, turns in rounds.rows.items() if turns],
+            "records": [self.record(made, point, rows) for point, rows in turns if rows],
             "failed": self.failed(made, rounds),
             "left_out": left_out,
             "errors": {point.name: error for point, error in rounds.errors.items()},
             "gpu": made.gpu,
-            "notes": [
-                *self._conditions(made),
-                *([PUBLISHED_NOTE] if self.name == "rn50" else []),
-                *([f"left out, the time was over: {'; '.join(left_out)}"] if left_out else []),
-            ],
+            "notes": notes,
         }
 
     def _conditions(self, made: Session) -> list[str]:
         photos = self.workload.stored
-        kind = "drawn, not photographs" if photos.is_drawn else "as stored in the shards"
+        kind, facts = "drawn, not photographs" if photos.is_drawn else "as stored in the shards", photos.facts
         notes = [
-            f"{len(photos.photos)} photos, {kind}: {photos.encoded_bytes / 1024:.1f} KiB and {photos.pixels / 1e6:.2f} "
-            "megapixels on average."
+            f"{facts['num_photos']} photos, {kind}: {facts['encoded_bytes_mean'] / 1024:.1f} KiB and "
+            f"{facts['pixels_mean'] / 1e6:.2f} megapixels on average."
         ]
         if made.gpu is None:
             return [*notes, "Decoded on the CPU: nothing here says anything about a GPU."]
@@ -244,21 +221,28 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
         return notes
 
 
-def _synchronise(setting: GpuSetting) -> None:
-    if setting.device == "gpu":
+def _synchronise(device: Device) -> None:
+    if device == "gpu":
         torch.cuda.synchronize()
 
 
 def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
-    """Run a scenario in processes of its own, or go on with its record, and return the record.
+    """Run a scenario in processes of its own, or go on with its record, which is the file ``path``; return the record.
 
-    Args:
-        scenario: With the deadline, which holds for checks, too.
-        path: The record's file.
+    The scenario's deadline holds for checks, too. A record of other options or of another machine is refused: figures
+    would not belong together.
     """
     if path.exists():
         earlier = read_record(path)
-        _check_same(scenario, earlier)
+        options = json.loads(json.dumps(scenario.options_json()))
+        here = describe_environment()
+        changed = [name for name, value in options.items() if earlier["options"].get(name) != value]
+        changed += [name for name in _SAME if here[name] != earlier["environment"][name]]
+        if changed:
+            raise DataError(
+                f"the record of '{scenario.name}' that is there was made with other options or on another machine "
+                f"(other {', '.join(changed)}); name another directory, or delete the record"
+            )
         if earlier["at"] is not None:  # a killed command was taking this turn; it is taken again
             write_record({**earlier, "at": None}, path)
     while not _is_over(scenario) and not (path.exists() and is_done(read_record(path))):
@@ -278,9 +262,12 @@ def take_scenario(scenario: GpuScenario, path: Path) -> dict[str, Any]:
     return read_record(path)
 
 
-def is_done(report: dict[str, Any]) -> bool:
-    """Whether every turn of a record has a result or failed."""
+def is_done(report: Mapping[str, Any]) -> bool:
     return not report["left_out"]
+
+
+def _is_over(scenario: GpuScenario) -> bool:
+    return scenario.deadline is not None and time.monotonic() > scenario.deadline
 
 
 def run_kept(scenario: GpuScenario, path: Path) -> None:
@@ -288,20 +275,3 @@ def run_kept(scenario: GpuScenario, path: Path) -> None:
     going_on = replace(scenario, earlier=read_record(path) if path.exists() else None)
     report = run_scenario(going_on, keep_turns=lambda report: write_record(report, path))
     write_record({**report, "at": None}, path)
-
-
-def _is_over(scenario: GpuScenario) -> bool:
-    return scenario.deadline is not None and time.monotonic() > scenario.deadline
-
-
-def _check_same(scenario: GpuScenario, earlier: Mapping[str, Any]) -> None:
-    """Refuse to go on with a record of other options or of another machine: figures would not belong together."""
-    options = json.loads(json.dumps(scenario.options_json()))
-    here = describe_environment()
-    changed = [name for name, value in options.items() if earlier["options"].get(name) != value]
-    changed += [name for name in _SAME if here[name] != earlier["environment"][name]]
-    if changed:
-        raise DataError(
-            f"the record of '{scenario.name}' that is there was made with other options or on another machine (other "
-            f"{', '.join(changed)}); name another directory, or delete the record"
-        )

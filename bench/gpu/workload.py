@@ -6,9 +6,11 @@ photos.
 
 import functools
 import io
+import operator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from PIL import Image
@@ -16,7 +18,7 @@ from PIL import Image
 import dali_pipes as dp
 from bench.loaders.encoded import samples_of, shard_urls
 from bench.tools.environment import available_cores
-from bench.tools.repeat import QUALITY, encoded
+from bench.tools.repeat import QUALITY, encoded, scaled
 from dali_pipes.errors import DataError
 from dali_pipes.graph.definition import Graph
 from dali_pipes.store.shard_set import ShardSet
@@ -31,13 +33,10 @@ MAX_REENCODED = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSetting:
-    """One point of a sweep."""
-
     device: Device
     num_threads: int
     batch_size: int
     hw_decoder_load: float = 0.65
-    """DALI's default."""
     photo_side: int | None = None
     """Longer side in pixels of photos that are encoded again; ``None``: as they are stored."""
     progressive_share: float | None = None
@@ -47,7 +46,6 @@ class GpuSetting:
 
     @property
     def decoder_device(self) -> Literal["mixed", "cpu"]:
-        """The ``device=`` of decoders."""
         return "mixed" if self.device == "gpu" else "cpu"
 
 
@@ -56,34 +54,20 @@ class Photos:
     """JPEG files in memory, and a mask for each."""
 
     photos: tuple[bytes, ...]
-    masks: tuple[bytes, ...]
+    masks: tuple[bytes, ...] = ()
     """PNGs; empty unless all samples have one."""
     is_drawn: bool
 
     @functools.cached_property
-    def encoded_bytes(self) -> float:
-        """Mean bytes of a photo."""
-        return sum(len(photo) for photo in self.photos) / len(self.photos)
-
-    @functools.cached_property
-    def pixels(self) -> float:
-        """Mean pixels of a photo."""
-        sizes = [photo_header(photo)[1:] for photo in self.photos]
-        return sum(height * width for height, width in sizes) / len(sizes)
-
-    @functools.cached_property
-    def progressive_share(self) -> float:
-        """Share of progressive photos, which JPEG engines do not decode."""
-        return sum(photo_header(photo)[0] for photo in self.photos) / len(self.photos)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the properties of photos that figures depend on."""
+    def facts(self) -> dict[str, Any]:
+        """What figures depend on. JPEG engines do not decode progressive photos."""
+        is_progressive, heights, widths = zip(*map(photo_header, self.photos), strict=True)
         return {
             "num_photos": len(self.photos),
             "drawn": self.is_drawn,
-            "encoded_bytes_mean": round(self.encoded_bytes, 1),
-            "pixels_mean": round(self.pixels, 1),
-            "progressive_share": round(self.progressive_share, 4),
+            "encoded_bytes_mean": round(fmean(map(len, self.photos)), 1),
+            "pixels_mean": round(fmean(map(operator.mul, heights, widths)), 1),
+            "progressive_share": round(fmean(is_progressive), 4),
         }
 
 
@@ -98,13 +82,11 @@ class Workload:
     """The shards with the photos and masks, as loaders read them."""
     _: KW_ONLY
     photo: str
-    """The photo's component."""
     mask: str
     """The mask's component; empty if there is none."""
     num_photos: int
     """The number of photos to keep in memory."""
     directory: Path
-    """A temporary directory."""
     is_drawn: bool
     """Whether the photos were drawn, and are not photographs."""
 
@@ -113,12 +95,10 @@ class Workload:
 
     @functools.cached_property
     def stored(self) -> Photos:
-        """The photos as the shards hold them."""
         return read_photos(self.shards, photo=self.photo, mask=self.mask, num=self.num_photos, is_drawn=self.is_drawn)
 
     @functools.cached_property
     def _first_shards(self) -> ShardSet:
-        """Choose as many shards as fit `LOADER_BYTES`, at least one."""
         names: list[str] = []
         total = 0
         for name in self.shards.names:
@@ -144,12 +124,10 @@ class Workload:
         )
 
     def photos(self, setting: GpuSetting) -> Photos:
-        """Return the photos in the size and of the kind that a setting asks for."""
         if (setting.photo_side, setting.progressive_share) == (None, None):
             return self.stored
-        paths = sorted(self.files(setting).rglob("*.jpg"))
-        photos = tuple(path.read_bytes() for path in paths)
-        return Photos(photos=photos, masks=(), is_drawn=self.is_drawn)
+        photos = tuple(path.read_bytes() for path in sorted(self.files(setting).rglob("*.jpg")))
+        return Photos(photos=photos, is_drawn=self.is_drawn)
 
     def files(self, setting: GpuSetting) -> Path:
         """Return a directory whose folder ``photos`` holds the photos as files, as DALI's file reader needs it."""
@@ -187,8 +165,8 @@ def read_photos(shards: ShardSet, *, photo: str, mask: str, num: int, is_drawn: 
 def reencode(photos: Photos, *, side: int | None, progressive_share: float | None) -> Photos:
     """Encode the first 256 photos again, with a longer side of ``side`` pixels, at quality 90, 4:2:0.
 
-    Without a ``side`` each photo keeps its size. ``progressive_share``, 0 to 1, is spread evenly over the photos; its
-    default is 0. If both are ``None``, the photos are returned unchanged.
+    Without a ``side`` each photo keeps its size. ``progressive_share``, 0 to 1, is spread evenly over the photos. If
+    both are ``None``, the photos are returned unchanged.
     """
     if side is None and progressive_share is None:
         return photos
@@ -198,18 +176,16 @@ def reencode(photos: Photos, *, side: int | None, progressive_share: float | Non
     def encode(number: int) -> bytes:
         image = Image.open(io.BytesIO(chosen[number])).convert("RGB")
         if side is not None:
-            scale = side / max(image.size)
-            image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+            image = scaled(image, side, Image.Resampling.BICUBIC)
         # Spread evenly: progressive where the whole part of the count goes up.
         is_progressive = int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
         return encoded(image, "JPEG", quality=QUALITY, subsampling=2, progressive=is_progressive)
 
     with ThreadPoolExecutor(max_workers=min(32, available_cores())) as pool:
         made = tuple(pool.map(encode, range(len(chosen))))
-    return Photos(photos=made, masks=photos.masks[:MAX_REENCODED], is_drawn=photos.is_drawn)
+    return replace(photos, photos=made, masks=photos.masks[:MAX_REENCODED])
 
 
 def photo_header(data: bytes) -> tuple[bool, int, int]:
-    """Return whether a JPEG is progressive, its height and its width."""
     with Image.open(io.BytesIO(data)) as image:
         return bool(image.info.get("progressive", 0)), image.height, image.width

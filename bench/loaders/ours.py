@@ -86,8 +86,6 @@ class GivenCrops(Random):
         self._crops: Any = None
 
     def resized_crop(self, component: str, **_: Any) -> tuple[Any, Any]:
-        """Return the nodes of the given crop's start and shape."""
-
         @once_a_batch
         def crops(batch: Batch) -> Int32s:
             height, width = self._components.size(component)(batch)
@@ -101,7 +99,6 @@ class GivenCrops(Random):
         )
 
     def coin_flip(self, *_: Any, **__: Any) -> Any:
-        """Return the node that says whether the given crop is flipped."""
         return self._components.array(lambda batch: self._crops(batch)[:, 4])
 
 

@@ -2,13 +2,10 @@
 
 ``segmentation`` is a centre crop of photo and mask, normalised. ``classification`` is a crop of any size at any place,
 resized to one size, flipped or not, and normalised, as `torchvision.transforms.RandomResizedCrop` prepares a photo for
-training. A crop that each loader drew for itself could not be compared: some would decode larger crops than others, and
-their outputs would differ. So the crops are given: each photo has one of `NUM_CROPS` crops, in all loaders and epochs.
-They were drawn as ``RandomResizedCrop`` draws them from a square photo, and are stored as shares of height and width.
-A photo's crop follows from the size of its file in bytes, which every loader knows before it decodes. The number of
-decoded and resized pixels is so that of a training, and drawing random numbers, a few microseconds a sample, is not
-timed. ``encoded`` decodes nothing: a batch has the files of its photos, one after the other in one tensor, with the
-place of each.
+training. So that outputs can be compared, the crops are given: each photo has one of `NUM_CROPS` crops, drawn as
+``RandomResizedCrop`` draws them from a square photo, in all loaders and epochs. It follows from the size of the photo's
+file in bytes, which every loader knows before it decodes. ``encoded`` decodes nothing: a batch has the files of its
+photos, one after the other in one tensor, with the place of each.
 """
 
 import functools
@@ -41,11 +38,6 @@ class Crop(NamedTuple):
     height: int
     width: int
     is_flipped: bool
-
-    @property
-    def box(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom, as Pillow takes them."""
-        return self.left, self.top, self.left + self.width, self.top + self.height
 
 
 @functools.cache

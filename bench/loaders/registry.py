@@ -187,7 +187,6 @@ class LoaderSpec:
         return self.name if self.decode is None else f"{self.name}:{self.decode}"
 
     def apply(self, options: LoaderOptions) -> LoaderOptions:
-        """Return the run's options with this loader's decoder."""
         return options if self.decode is None else replace(options, decode=self.decode)
 
 

@@ -44,13 +44,10 @@ def s3_place(shards: ShardSet) -> S3Place:
 
 
 def by_address(endpoint: str) -> str:
-    """Return an endpoint with its host's IP address, in the form that DALI's client needs.
+    """Return an endpoint with its host's IP address: with a name, DALI's client would ask
+    ``http://pets.localhost:51080``.
 
-    The client would put the bucket before a name and request ``http://pets.localhost:51080/...``. With TLS the name
-    stays, because the certificate contains it.
-
-    >>> by_address("http://127.0.0.1:51080/")
-    'http://127.0.0.1:51080'
+    With TLS the name stays, because the certificate contains it.
     """
     parts = urlsplit(endpoint)
     if parts.scheme == "https" or parts.hostname is None:
@@ -66,9 +63,8 @@ def by_address(endpoint: str) -> str:
 def client_environment(shards: ShardSet, **variables: str | None) -> Iterator[None]:
     """Set the variables that configure a peer's S3 client while its loader is open, for its workers too.
 
-    Args:
-        shards: A bucket of AIStore gets credentials that it ignores; another keeps the user's own.
-        variables: Further variables; ``None`` leaves one as it is.
+    A bucket of AIStore gets credentials that it ignores; another keeps the user's own. A variable that is ``None``
+    stays as it is.
     """
     added = {name: value for name, value in variables.items() if value is not None}
     if shards.store.endpoint is not None:

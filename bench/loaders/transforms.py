@@ -1,8 +1,8 @@
-"""Decode components to tensors as a PyTorch user would write it.
+"""Decode components to tensors as a PyTorch user would write it, for all recipes.
 
 `SampleDecoder` is the reference and takes one sample at a time. `BatchDecoder` is for the peers that decode in Python;
 it makes whole batches in less time. Both decode the whole photo and cut the window out of it: neither Pillow nor
-torchvision can decode a part. Both know all recipes (`bench.loaders.recipe`).
+torchvision can decode a part.
 """
 
 import io
@@ -29,8 +29,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class TensorSample(TypedDict):
-    """One row of a `BenchBatch`."""
-
     image: NotRequired[Tensor]
     """float32 [3, crop, crop]; not of the encoded recipe."""
     mask: NotRequired[Tensor]
@@ -108,10 +106,9 @@ class SampleDecoder:
 class BatchDecoder:
     """A callable from encoded samples, each a dict of bytes as WebDataset has it, to a `BenchBatch`; can be pickled.
 
-    A photo's window is copied from the decoder into its row of the batch and normalised there: there is no tensor for
-    each sample, and nothing to stack. In a worker of a ``DataLoader`` the batch lies in shared memory from the start,
-    as a batch of ``default_collate`` does. ``ToTensor`` and ``Normalize`` are one step, x / (255 std) - mean / std: a
-    photo differs by rounding, 4.8e-7 at most.
+    A photo's window is copied from the decoder into its row of the batch and normalised there, in one step: x / (255
+    std) - mean / std. In a worker of a ``DataLoader`` the batch lies in shared memory from the start, as a batch of
+    ``default_collate`` does.
     """
 
     def __init__(self, options: LoaderOptions) -> None:

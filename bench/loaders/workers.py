@@ -25,9 +25,9 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where torch puts tensors that pr
 def worker_context() -> ForkServerContext:
     """Return a context that forks workers from a clean process, which has loaded the heavy modules already.
 
-    A plain fork would copy this process while threads of DALI or CUDA may hold locks. A spawn would import torch in
-    every worker, which takes seconds that must not be timed. The server starts once, and ends with this process and its
-    workers. Each worker holds the pipe on which the server waits, so workers must end by themselves (`end_with_main`).
+    A plain fork would copy this process while threads of DALI or CUDA may hold locks; a spawn would import torch in
+    every worker, on the clock. Each worker holds the pipe on which the server waits for its end, so workers must end by
+    themselves (`end_with_main`).
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torchvision", "webdataset", "aistore", "bench.loaders.transforms"])
@@ -38,8 +38,8 @@ def opener_for_workers(shards: ShardSet) -> Callable[[int], None]:
     """Return a ``worker_init_fn`` after which WebDataset reads buckets through this project's stores.
 
     WebDataset's own openers start a program for each shard, ``ais`` or ``curl``, which may not be installed. This one
-    makes one GET for each shard and reads it as a stream, with the redirects, token and TLS that this project uses
-    everywhere. The worker also ends when the calling process ends, for any reason.
+    makes one GET for each shard and reads it as a stream. The worker also ends when the calling process ends, for any
+    reason.
     """
     return functools.partial(
         _register_opener,

@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BenchFigure:
     """The description of a number in a table."""
 
     title: str
     unit: str
-    better: Literal["high", "low"]
     digits: int
     """Digits after the decimal point."""
     about: str
     """An explanation for the reader of a report."""
+    better: Literal["high", "low"] = "low"
     scale: float = 1.0
     """Factor from the value in a record to the value that is shown."""
     least: float = 0.0
@@ -24,17 +25,14 @@ class BenchFigure:
     """Whether the figure depends on the machine and its load: seconds, and figures computed from seconds."""
 
 
-def _time(title: str, unit: str, digits: int, about: str, better: Literal["high", "low"] = "low") -> BenchFigure:
-    return BenchFigure(title=title, unit=unit, better=better, digits=digits, about=about, of_the_machine=True)
+_time = partial(BenchFigure, of_the_machine=True)
 
 
 def _share(title: str, about: str, better: Literal["high", "low"] = "low") -> BenchFigure:
-    return BenchFigure(title=title, unit="%", better=better, digits=1, about=about, scale=100, of_the_machine=True)
+    return _time(title, "%", 1, about, better, scale=100)
 
 
-def _low(title: str, unit: str, digits: int, about: str, *, least: float = 0.0) -> BenchFigure:
-    return BenchFigure(title=title, unit=unit, better="low", digits=digits, about=about, least=least)
-
+_IN_SHM = "Cache files in /dev/shm are not included; they have a figure."
 
 FIGURES: Mapping[str, BenchFigure] = {
     "samples_per_s": _time("samples/s", "samples/s", 0, "Samples of all ranks over the timed seconds.", "high"),
@@ -65,24 +63,20 @@ FIGURES: Mapping[str, BenchFigure] = {
         "time, over the running time without the wait for the first batch.",
         "high",
     ),
-    "peak_memory_mib": _low(
+    "peak_memory_mib": BenchFigure(
         "memory",
         "MiB",
         0,
         "The largest resident memory of all processes, libraries included, shared pages counted once. Measured once a "
-        "second in the first epoch, and at the end. Cache files in /dev/shm are not included; they have a figure.",
+        f"second in the first epoch, and at the end. {_IN_SHM}",
     ),
-    "loader_memory_mib": _low(
-        "loader memory",
-        "MiB",
-        0,
-        "The part of it that was added after the libraries were loaded. Cache files in /dev/shm are not included; "
-        "they have a figure.",
+    "loader_memory_mib": BenchFigure(
+        "loader memory", "MiB", 0, f"The part of it that was added after the libraries were loaded. {_IN_SHM}"
     ),
-    "memory_mib_per_sample": _low(
+    "memory_mib_per_sample": BenchFigure(
         "memory/sample", "MiB a sample", 2, "The same, for each sample of a batch of all ranks."
     ),
-    "shared_memory_mib": _low(
+    "shared_memory_mib": BenchFigure(
         "/dev/shm",  # noqa: S108 (a title)
         "MiB",
         0,
@@ -90,20 +84,20 @@ FIGURES: Mapping[str, BenchFigure] = {
         "are in its memory, too.",
         least=4,
     ),
-    "fetched_ratio": _low(
+    "fetched_ratio": BenchFigure(
         "fetched/needed",
         "bytes a byte",
         2,
         "Bytes of the server's answers in the timed epochs, over the bytes of photos, masks and labels. A gateway "
         "counts them, and all requests go through it.",
     ),
-    "first_fetched_ratio": _low(
+    "first_fetched_ratio": BenchFigure(
         "fetched first", "bytes a byte", 2, "The same in the first epoch, in which a loader may fill a cache."
     ),
     "first_epoch_s": _time("first epoch", "s", 2, "From before the loader is made to the end of its first epoch."),
     # `bench feed`
-    "faults_per_sample": _low("faults", "faults a sample", 1, "Minor page faults of the loader's processes."),
-    "read_ratio": _low(
+    "faults_per_sample": BenchFigure("faults", "faults a sample", 1, "Minor page faults of the loader's processes."),
+    "read_ratio": BenchFigure(
         "read/delivered", "bytes a byte", 3, "Bytes that system calls read, over the bytes of photos and masks."
     ),
     # `bench run --au`
@@ -128,17 +122,17 @@ FIGURES: Mapping[str, BenchFigure] = {
     "data_wait": _share("data wait", "The share of the timed epochs in which the decode pipeline waits for shards."),
     "cold_samples_per_s": _time("cold: samples/s", "samples/s", 0, "Of the first epoch, with opening.", "high"),
     "cold_data_wait": _share("cold: data wait", "The share of the first epoch."),
-    "peak_cache_mib": _low("peak cache", "MiB", 1, "The largest number of blocks that the cache file had."),
+    "peak_cache_mib": BenchFigure("peak cache", "MiB", 1, "The largest number of blocks that the cache file had."),
     # `bench resume`
-    "first_batch_s": BenchFigure(
-        title="first batch", unit="ms", better="low", digits=0, scale=1000, about="To it.", of_the_machine=True
+    "first_batch_s": _time("first batch", "ms", 0, "To it.", scale=1000),
+    "num_held": BenchFigure(
+        "held back", "shards", 0, "Shards that the loader asked for, and that the server held back."
     ),
-    "num_held": _low("held back", "shards", 0, "Shards that the loader asked for, and that the server held back."),
     # `bench open`
     "open_s": _time("open", "s", 3, "Until the loader is open; of several ranks, the slowest."),
     "open_cpu_s": _time("open CPU-s", "CPU-s", 2, "Of a rank's opening; mean of the ranks."),
-    "opened_mib": _low("opened", "MiB", 0, "A rank's proportional memory, less its imports."),
-    "peak_mib": _low("peak", "MiB", 0, "The peak resident memory of a rank, less its imports."),
+    "opened_mib": BenchFigure("opened", "MiB", 0, "A rank's proportional memory, less its imports."),
+    "peak_mib": BenchFigure("peak", "MiB", 0, "The peak resident memory of a rank, less its imports."),
     "read_s": _time("read", "s", 2, "For the batches after the opening."),
     "list_s": _time("list", "s", 1, "To list every name of the bucket."),
     "next_window_s": _time("next window", "s", 4, "Median of the nine windows after the first."),
@@ -147,13 +141,11 @@ FIGURES: Mapping[str, BenchFigure] = {
     "gpu_share": _share("GPU", "The share of its time in which the GPU works.", "high"),
     "jpeg_share": _share("JPEG engines", "The share of their time in which the JPEG engines work.", "high"),
     "step_share": _share("step", "The share of the time that is the emulated training step's.", "high"),
-    "checked": BenchFigure(title="samples", unit="samples", better="high", digits=0, about="Keys, each once, finite."),
-    "equal_share": BenchFigure(
-        title="equal", unit="%", better="high", digits=2, scale=100, about="Values that are equal on both sides."
-    ),
-    "mean_difference": _low("mean", "levels", 3, "Mean difference: grey levels of 255; of graphs, deviations."),
-    "p9999_difference": _low("99.99 %", "levels", 0, "The difference that 99.99 % of the values do not exceed."),
-    "max_difference": _low("max", "levels", 2, "The largest difference."),
+    "checked": BenchFigure("samples", "samples", 0, "Keys, each once, finite.", "high"),
+    "equal_share": BenchFigure("equal", "%", 2, "Values that are equal on both sides.", "high", scale=100),
+    "mean_difference": BenchFigure("mean", "levels", 3, "Mean difference: grey levels of 255; of graphs, deviations."),
+    "p9999_difference": BenchFigure("99.99 %", "levels", 0, "The difference that 99.99 % of the values do not exceed."),
+    "max_difference": BenchFigure("max", "levels", 2, "The largest difference."),
 }
 """All figures, in the order of a report."""
 

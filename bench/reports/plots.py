@@ -1,9 +1,8 @@
-"""Draw the figures of a run with matplotlib, as SVG.
+"""Draw the figures of a run with matplotlib, as SVG; the same records give the same SVG.
 
-There are two kinds of plots: a row for each loader under one setting, with every repeat as a dot; and a line for each
-loader over a setting that was swept. Both begin at zero, so that twice as long is twice as much. A dot is a repeat, a
-band or whisker the 95 % interval, a line or mark the median. Text and axes have the text colour of the page that the
-SVG stands in, which suits light and dark pages. The same records give the same SVG.
+A row for each loader under one setting, or a line for each loader over a setting that was swept; both begin at zero. A
+dot is a repeat, a band or whisker the 95 % interval, a line or mark the median. Text and axes have the text colour of
+the page that the SVG stands in.
 """
 
 import io
@@ -14,14 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.loaders.registry import LOADERS, is_ours
 from bench.reports.figures import FIGURES, SETTING_TITLES, BenchFigure
 from bench.reports.summary import (
-    Measured,
     Record,
     Report,
+    format_interval,
     format_setting,
     label_of,
-    measured,
+    median_interval,
     setting_names,
     shown_figures,
+    values_of,
 )
 from dali_pipes.errors import PipesError
 
@@ -52,8 +52,10 @@ class Mark(NamedTuple):
     """One figure of one record in a plot."""
 
     record: Record
-    measured: Measured
-    x: float | str
+    figure: BenchFigure
+    values: Sequence[float]
+    """One for each repeat."""
+    x: float | str = 0.0
     """The value of the setting that was swept."""
 
     @property
@@ -69,7 +71,7 @@ class Mark(NamedTuple):
     @property
     def ends(self) -> tuple[float, float, float]:
         """Lower end, median and upper end in the figure's unit; without an interval they are equal."""
-        interval, scale = self.measured.interval, self.measured.figure.scale
+        interval, scale = median_interval(self.values), self.figure.scale
         low, high = (interval.median if end is None else end for end in (interval.low, interval.high))
         return scale * low, scale * interval.median, scale * high
 
@@ -99,8 +101,8 @@ def plots_of(report: Report) -> dict[str, str]:
     plots = {}
     for name in shown_figures(report):
         for number, (where, group) in enumerate(groups.items(), start=1):
-            found = [(record, measured(report, record, name)) for record in group]
-            marks = [Mark(record, one, _place(record, axis)) for record, one in found if one is not None]
+            found = [(record, values_of(record, name)) for record in group]
+            marks = [Mark(one, FIGURES[name], values, _place(one, axis)) for one, values in found if values]
             if not marks:
                 continue
             title, unit = FIGURES[name].title, FIGURES[name].unit
@@ -121,15 +123,15 @@ def _place(record: Record, axis: str | None) -> float | str:
 
 def draw_rows(marks: Sequence[Mark]) -> "Drawing":
     """Draw a row for each loader: a dot for each repeat, a bar for the interval, a line for the median."""
-    figure = marks[0].measured.figure
+    figure = marks[0].figure
     drawing, axes = _new(figure, height=1.0 + ROW_HEIGHT * len(marks))
     for place, mark in enumerate(marks):
-        values = [figure.scale * value for value in mark.measured.values]
+        values = [figure.scale * value for value in mark.values]
         low, median, high = mark.ends
         axes.scatter(values, [place] * len(values), s=14, color=mark.colour, alpha=0.55, linewidths=0)
         axes.barh(place, high - low, left=low, height=0.6, color=mark.colour, alpha=0.25)
         axes.plot([median] * 2, [place - 0.36, place + 0.36], color=mark.colour, linewidth=2.2)
-        axes.text(1.02, place, mark.measured.shown(), transform=axes.get_yaxis_transform(), va="center")
+        axes.text(1.02, place, format_interval(figure, mark.values), transform=axes.get_yaxis_transform(), va="center")
     axes.set_yticks(range(len(marks)), [label_of(mark.record) for mark in marks])
     for name, mark in zip(axes.get_yticklabels(), marks, strict=True):
         name.set_fontweight("bold" if mark.is_ours else "normal")
@@ -142,7 +144,7 @@ def draw_rows(marks: Sequence[Mark]) -> "Drawing":
 
 def draw_lines(marks: Sequence[Mark], *, x_title: str) -> "Drawing":
     """Draw a line for each loader over the setting ``x_title``, with its interval at every point."""
-    figure = marks[0].measured.figure
+    figure = marks[0].figure
     drawing, axes = _new(figure, height=HEIGHT)
     values = list(dict.fromkeys(mark.x for mark in marks))
     are_words = any(isinstance(value, str) for value in values)

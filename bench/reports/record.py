@@ -1,12 +1,9 @@
 """Write records of benchmarks, whole or not at all, and read them.
 
-Every record says which benchmark wrote it (``format``), in which version of the format, by which command, at which
-commit and on what machine. All benchmarks have one form::
+All benchmarks have one form; every repeat is kept as it was measured, and tables compute medians from them::
 
     {"format", "version", "command", "environment", "options", "baseline", "data": [{"num_samples", ...}],
      "records": [{"loader", "decode", "device", "setting": {...}, "data": 0, "repeats": [{"figures": {...}}]}]}
-
-Every repeat is kept as it was measured. Tables, plots and comparisons compute medians and intervals from them.
 """
 
 import json
@@ -65,11 +62,7 @@ def _is_special(path: Path) -> bool:
 
 
 def stamped(report: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
-    """Return the report with the fields that every record begins with: format, version and command.
-
-    >>> stamped({"records": []}, kind="fetch")["format"]
-    'dali-pipes-bench-fetch'
-    """
+    """Return the report with the fields that every record begins with: format, version and command."""
     return {"format": f"{FORMAT}-{kind}", "version": VERSION, "command": shown_command(sys.argv), **report}
 
 
@@ -83,19 +76,12 @@ def shown_command(arguments: Sequence[str]) -> str:
     # `python -m dali_pipes` is the same program.
     shown = [PROGRAM if Path(program).name == "__main__.py" else Path(program).name]
     for word in words:
-        option, mark, value = word.partition("=")
-        if word.startswith("--") and mark:
-            shown.append(f"{option}={_without_place(value)}")
-        else:
-            shown.append(_without_place(word))
+        option, mark, value = word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
+        value = _URL_HOST.sub(r"\1ENDPOINT", value)
+        if "://" not in value and value.startswith((os.sep, "~")):
+            value = f".../{Path(value).name}"
+        shown.append(f"{option}{mark}{value}")
     return " ".join(shown)
-
-
-def _without_place(word: str) -> str:
-    word = _URL_HOST.sub(r"\1ENDPOINT", word)
-    if "://" in word or not word.startswith((os.sep, "~")):
-        return word
-    return f".../{Path(word).name}"
 
 
 def read_record(path: Path) -> dict[str, Any]:

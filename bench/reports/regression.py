@@ -1,13 +1,10 @@
 """Compare two runs: which figures became worse, by how much and how surely; or why the two cannot be compared.
 
-The repeats of two runs are not paired (`bench.reports.intervals.unpaired_ratio`): the runs share only what they
-measured. A figure has regressed if it is worse by more than a threshold, and its whole interval is on the worse side.
-The threshold covers what no interval knows: the machine may have changed between the runs. Each figure of each loader
-is judged alone, at 95 %. Of many figures that did not change, one in forty looks worse; the threshold hides most of
-these.
-
-A busier machine slows all loaders alike, and this can be taken out: then each figure that depends on the machine is
-replaced by its ratio to one loader's, round by round within each run, and these ratios are compared.
+A figure has regressed if it is worse by more than a threshold, and its whole 95 % interval is on the worse side. The
+threshold covers what no interval knows: the machine may have changed between the runs. Of many figures that did not
+change, one in forty looks worse; the threshold hides most of these. A busier machine slows all loaders alike, and this
+can be taken out: then each figure that depends on the machine is replaced by its ratio to one loader's, round by round
+within each run.
 """
 
 import math
@@ -16,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from bench.reports.figures import FIGURES, SETTING_TITLES
+from bench.reports.figures import FIGURES, SETTING_TITLES, BenchFigure
 from bench.reports.summary import (
     Interval,
     Record,
@@ -57,7 +54,6 @@ NOTHING = 1e-3
 """A repeat that measured 0 counts as this share of the smallest other value."""
 
 Outcome = Literal["worse", "better", "equal", "within the threshold", "not told apart", "too few repeats"]
-WHEN = ("before", "after")
 
 
 class FigureChange(NamedTuple):
@@ -66,23 +62,13 @@ class FigureChange(NamedTuple):
     record: Record
     """The record of the later run."""
     figure: str
+    shown: BenchFigure
+    """The figure as it is shown; a ratio to another loader's figure has no scale."""
     before: Sequence[float]
     after: Sequence[float]
     ratio: Interval
     """The later value divided by the earlier one."""
     outcome: Outcome
-    relative_to: str | None = None
-    """``before`` and ``after`` are ratios to this loader's figure."""
-
-    @property
-    def title(self) -> str:
-        relative = "" if self.relative_to is None else f" / {self.relative_to}'s"
-        return f"{FIGURES[self.figure].title}{relative}"
-
-    def shown(self, values: Sequence[float]) -> str:
-        """Return values as a cell of a table; a ratio to a loader has no unit and no scale."""
-        figure = FIGURES[self.figure]
-        return format_interval(figure if self.relative_to is None else replace(figure, scale=1.0, digits=2), values)
 
 
 class Verdict(NamedTuple):
@@ -118,8 +104,20 @@ def compare_runs(
         anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have.
             Records that become equal in this way are not compared.
     """
-    _check(before, after, figures=figures, threshold=threshold, relative_to=relative_to, anyway=anyway)
-    runs = dict(zip(WHEN, (before, after), strict=True))
+    runs = {"before": before, "after": after}
+    if unknown := [figure for figure in figures if figure not in FIGURES]:
+        raise ValueError(f"--figures must be of {', '.join(FIGURES)}, got '{unknown[0]}'")
+    if not threshold >= 0:
+        raise ValueError(f"--threshold must be at least 0, got {threshold:g}")
+    if not anyway and (differences := differences_of(before, after)):
+        raise ValueError(
+            f"the runs are not comparable: {'; '.join(differences)}. Take both in the same way, or pass --anyway; the "
+            "verdict then includes these differences"
+        )
+    for when, run in runs.items():
+        if relative_to is not None and not named(run["records"], relative_to):
+            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
+            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
     names = ({name for one in run["records"] for name in one["setting"]} for run in runs.values())
     fields = set.intersection(*names) if anyway else None
     records = {when: _by_key(run, fields) for when, run in runs.items()}
@@ -145,24 +143,6 @@ def compare_runs(
     return Verdict(changes, tuple(notes))
 
 
-def _check(
-    before: Report, after: Report, *, figures: Sequence[str], threshold: float, relative_to: str | None, anyway: bool
-) -> None:
-    if unknown := [figure for figure in figures if figure not in FIGURES]:
-        raise ValueError(f"--figures must be of {', '.join(FIGURES)}, got '{unknown[0]}'")
-    if not threshold >= 0:
-        raise ValueError(f"--threshold must be at least 0, got {threshold:g}")
-    if not anyway and (differences := differences_of(before, after)):
-        raise ValueError(
-            f"the runs are not comparable: {'; '.join(differences)}. Take both in the same way, or pass --anyway; the "
-            "verdict then includes these differences"
-        )
-    for when, run in zip(WHEN, (before, after), strict=True):
-        if relative_to is not None and not named(run["records"], relative_to):
-            there = ", ".join(dict.fromkeys(record["loader"] for record in run["records"]))
-            raise ValueError(f"--relative-to must be in both runs, got '{relative_to}'; {when} are: {there}")
-
-
 def differences_of(before: Report, after: Report) -> list[str]:
     """List the differences that forbid a comparison of two runs; versions and commits may differ."""
     first, second = _conditions(before), _conditions(after)
@@ -170,7 +150,6 @@ def differences_of(before: Report, after: Report) -> list[str]:
 
 
 def _conditions(report: Report) -> dict[str, object]:
-    """Return the conditions that two runs must have in common."""
     environment, options = report["environment"], report["options"]
     cpu, gib = environment.get("cpu", {}), environment.get("memory_gib")
     same = ("recipe", "photo", "mask", "seed", "device", "epochs", "passes", "source", "direct")
@@ -189,14 +168,14 @@ def _conditions(report: Report) -> dict[str, object]:
 def format_verdict(verdict: Verdict) -> str:
     """Return a row for each figure, the worse ones first, and a line for each regression."""
     varied = setting_names([change.record for change in verdict.changes])
-    rows = [[*(SETTING_TITLES[name] for name in varied), "loader", "figure", *WHEN, "after/before", ""]]
+    rows = [[*(SETTING_TITLES[name] for name in varied), "loader", "figure", "before", "after", "after/before", ""]]
     rows += [
         [
             *(format_setting(change.record["setting"].get(name)) for name in varied),
             label_of(change.record),
-            change.title,
-            change.shown(change.before),
-            change.shown(change.after),
+            change.shown.title,
+            format_interval(change.shown, change.before),
+            format_interval(change.shown, change.after),
             format_ratio(change.ratio),
             change.outcome,
         ]
@@ -204,9 +183,9 @@ def format_verdict(verdict: Verdict) -> str:
     ]
     lines = [format_rows(rows, left=len(varied) + 2), ""]
     for change in verdict.regressions:
-        better = "more" if FIGURES[change.figure].better == "high" else "less"
-        ratio = format_ratio(change.ratio)
-        lines.append(f"worse: {_name(change.record)}: {change.title} is {ratio} of what it was ({better} is better)")
+        ratio, better = format_ratio(change.ratio), "more" if change.shown.better == "high" else "less"
+        title = change.shown.title
+        lines.append(f"worse: {_name(change.record)}: {title} is {ratio} of what it was ({better} is better)")
     undecided = sum(change.outcome in ("not told apart", "too few repeats") for change in verdict.changes)
     if not verdict.regressions:
         lines.append("nothing is known to be worse" if undecided else "nothing is worse")
@@ -223,16 +202,18 @@ def _change(
     threshold: float,
     relative_to: str | None,
 ) -> FigureChange | None:
-    known = FIGURES[figure]
-    relative_to = relative_to if known.of_the_machine else None
+    shown = FIGURES[figure]
+    relative_to = relative_to if shown.of_the_machine else None
     first, second = (_values(*side, figure, relative_to=relative_to) for side in (before, after))
     if not first or not second:
         return None
     ratio, middles = _ratio(first, second), (statistics.median(first), statistics.median(second))
-    outcome = _outcome(ratio, more_is_better=known.better == "high", threshold=threshold)
-    if relative_to is None and abs(middles[1] - middles[0]) < known.least:
+    outcome = _outcome(ratio, more_is_better=shown.better == "high", threshold=threshold)
+    if relative_to is not None:
+        shown = replace(shown, title=f"{shown.title} / {relative_to}'s", scale=1.0, digits=2)
+    elif abs(middles[1] - middles[0]) < shown.least:
         outcome = "within the threshold"
-    return FigureChange(after[1], figure, first, second, ratio, outcome, relative_to)
+    return FigureChange(after[1], figure, shown, first, second, ratio, outcome)
 
 
 def _values(run: Report, record: Record, figure: str, *, relative_to: str | None) -> list[float]:

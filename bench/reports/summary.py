@@ -1,8 +1,7 @@
 """Summarise the record of a benchmark: medians, 95 % intervals, and ratios to the baseline.
 
-Repeats are few, seven or so, and skewed: a machine is sometimes slower than usual, and never faster than it can be. So
-nothing here assumes a normal distribution, and nothing resamples: with seven values the bootstrap's interval of a
-median contains it less often than it claims. The methods here need only independent repeats:
+Repeats are few and skewed, so nothing here assumes a normal distribution, and nothing resamples. Both methods need only
+independent repeats:
 
 * For one figure, and for the ratio of two loaders that took turns: the sign test's interval, interpolated between
   neighbouring order statistics (T. P. Hettmansperger and S. J. Sheather, "Confidence intervals based on interpolated
@@ -14,7 +13,7 @@ median contains it less often than it claims. The methods here need only indepen
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,20 +47,16 @@ class Interval:
         """Return whether ``value`` is within. Without an interval no value is excluded."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
-    def mapped(self, function: Callable[[float], float]) -> "Interval":
-        """Apply an increasing function to the median and to both ends."""
-        low, high = (None if end is None else function(end) for end in (self.low, self.high))
-        return Interval(median=function(self.median), low=low, high=high)
+    def exp(self) -> "Interval":
+        """Return the interval of ratios, from that of their logarithms."""
+        low, high = (None if end is None else math.exp(end) for end in (self.low, self.high))
+        return Interval(median=math.exp(self.median), low=low, high=high)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
     """Return the median of repeats and its interval; fewer than `MIN_REPEATS` values have no interval.
 
     With seven values, each end lies 0.73 of the way from the outermost value to the next one.
-
-    >>> found = median_interval([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 30.0])
-    >>> f"{found.median} [{found.low:.2f}-{found.high:.2f}]"
-    '13.0 [10.73-19.00]'
     """
     ordered, n = sorted(values), len(values)
     middle = statistics.median(ordered)
@@ -80,36 +75,27 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
-    """Return the median of ``values / baseline``, turn by turn, and its interval.
+    """Return the median of ``values / baseline``, turn by turn, and its interval; ``None`` if a value is not positive.
 
-    They are computed on logarithms, so the inverse ratio has the inverse interval. ``baseline`` has the values of the
-    same turns in the same order. The result is ``None`` if a value is not positive: an epoch was too short for the
-    clock, or there was no wait at all.
-
-    >>> paired_ratio([2.0, 4.0, 6.0], [2.0, 4.0, 6.0])
-    Interval(median=1.0, low=None, high=None)
+    They are computed on logarithms, so the inverse ratio has the inverse interval.
     """
     if not _all_positive(values) or not _all_positive(baseline):
         return None
-    return median_interval([math.log(a) - math.log(b) for a, b in zip(values, baseline, strict=True)]).mapped(math.exp)
+    return median_interval([math.log(a) - math.log(b) for a, b in zip(values, baseline, strict=True)]).exp()
 
 
 def unpaired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Interval | None:
     """Return the median of ``values / baseline`` over all pairs of two runs at different times, and its interval.
 
-    The result is ``None`` if a value is not positive. There is no interval if there are too few values, such as three
-    and three.
-
-    >>> found = unpaired_ratio([20.0, 21.0, 22.0, 23.0], [10.0, 10.0, 10.0, 10.0])
-    >>> f"{found.median:.2f} [{found.low:.2f}-{found.high:.2f}]"
-    '2.15 [2.00-2.30]'
+    It is ``None`` if a value is not positive. There is no interval if there are too few values, such as three and
+    three.
     """
     if not _all_positive(values) or not _all_positive(baseline):
         return None
     differences = sorted(math.log(a) - math.log(b) for a in values for b in baseline)
     k = _rank_sum_cut(len(values), len(baseline))
-    low, high = (None, None) if k == 0 else (differences[k - 1], differences[-k])
-    return Interval(median=statistics.median(differences), low=low, high=high).mapped(math.exp)
+    low, high = (differences[k - 1], differences[-k]) if k else (None, None)
+    return Interval(median=statistics.median(differences), low=low, high=high).exp()
 
 
 def _rank_sum_cut(num_values: int, num_baseline: int) -> int:
@@ -157,50 +143,21 @@ EQUAL_WITHIN = 0.05
 """Two loaders are called equal if the whole interval of their ratio is this close to 1; a wide one shows nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One figure of one record, over the repeats."""
+def ratio_cell(report: Report, record: Record, name: str) -> str:
+    """Return a figure's ratio to the baseline under the same setting, taken turn by turn, as a cell of a table.
 
-    figure: BenchFigure
-    values: Sequence[float]
-    """One for each repeat, in their order."""
-    interval: Interval
-    ratio: Interval | None
-    """The ratio to the baseline under the same setting, taken turn by turn; ``None`` if the baseline's was not
-    measured, or a value is not positive."""
-    is_baseline: bool
-
-    def shown(self, *, with_interval: bool = True) -> str:
-        """The figure as a cell of a table."""
-        return format_interval(self.figure, self.values, with_interval=with_interval)
-
-    def ratio_shown(self) -> str:
-        """The ratio as a cell of a table.
-
-        It ends with "equal" if its whole interval is close to 1, and with "?" if its interval contains 1 and is wider.
-        """
-        ratio = self.ratio
-        if ratio is None:
-            return "-"
-        if self.is_baseline or ratio.low is None or ratio.high is None:
-            return f"{ratio.median:.2f}"
-        within = ratio.low >= 1 / (1 + EQUAL_WITHIN) and ratio.high <= 1 + EQUAL_WITHIN
-        return format_ratio(ratio) + ("" if not ratio.holds(1.0) else " equal" if within else " ?")
-
-
-def measured(report: Report, record: Record, name: str) -> Measured | None:
-    """Return a figure of a record; ``None`` if it was not measured in each repeat."""
-    if not (values := values_of(record, name)):
-        return None
-    baseline = baseline_of(report, record)
+    It ends with "equal" if its whole interval is close to 1, and with "?" if its interval contains 1 and is wider. It
+    is a dash if one of them was not measured, or a value is not positive.
+    """
+    values, baseline = values_of(record, name), baseline_of(report, record)
     theirs = values_of(baseline, name)
-    return Measured(
-        figure=FIGURES[name],
-        values=values,
-        interval=median_interval(values),
-        ratio=paired_ratio(values, theirs) if len(theirs) == len(values) else None,
-        is_baseline=record is baseline,
-    )
+    ratio = paired_ratio(values, theirs) if len(theirs) == len(values) else None
+    if ratio is None:
+        return "-"
+    if record is baseline or ratio.low is None or ratio.high is None:
+        return f"{ratio.median:.2f}"
+    within = ratio.low >= 1 / (1 + EQUAL_WITHIN) and ratio.high <= 1 + EQUAL_WITHIN
+    return format_ratio(ratio) + ("" if not ratio.holds(1.0) else " equal" if within else " ?")
 
 
 def values_of(record: Record, figure: str) -> list[float]:

@@ -1,10 +1,14 @@
-"""Write tables and notes of records, as text or Markdown."""
+"""Write tables and notes of records, as text or Markdown, also into documents such as the README."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
+
+import click
 
 from bench.loaders.registry import LOADERS
 from bench.reports.figures import FIGURES, SETTING_TITLES
-from bench.reports.record import kind_of
+from bench.reports.record import kind_of, read_run, write_text
 from bench.reports.summary import (
     EQUAL_WITHIN,
     MIN_REPEATS,
@@ -12,17 +16,21 @@ from bench.reports.summary import (
     Record,
     Report,
     baseline_of,
+    format_interval,
     format_setting,
     is_telling,
     label_of,
-    measured,
     missing_parts,
     named,
+    ratio_cell,
+    restricted,
     rounds_of,
     setting_names,
     setting_text,
     shown_figures,
+    values_of,
 )
+from dali_pipes.errors import DataError
 
 UNITS = ("%", "ms", "s", "MiB")
 """Units that a column's title must add; the other titles are units themselves."""
@@ -81,11 +89,11 @@ def format_table(
     for record in records:
         row = [format_setting(record["setting"].get(name)) for name in varied] + [label_of(record)]
         for name in chosen:
-            found = measured(report, record, name)
+            values = values_of(record, name)
             with_interval = intervals or name in RATIOS or kind_of(report) not in ("run", "feed")
-            row.append("-" if found is None else found.shown(with_interval=with_interval))
+            row.append(format_interval(FIGURES[name], values, with_interval=with_interval) if values else "-")
             if name in RATIOS and has_ratios:
-                row.append("-" if found is None else found.ratio_shown())
+                row.append(ratio_cell(report, record, name))
         rows.append(row)
     return format_rows(rows, markdown=markdown, left=len(varied) + 1)
 
@@ -187,3 +195,69 @@ def markdown_page(reports: Sequence[tuple[str, Report]]) -> str:
     ]
     parts += ["## What the figures are", "\n".join(definitions)]
     return "\n\n".join(parts) + "\n"
+
+
+START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"
+STOP = "<!-- end of bench report -->"
+_START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)
+_STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
+_MARK = click.Command(
+    "mark",
+    params=[
+        click.Argument(["record"]),
+        click.Argument(["figures"], nargs=-1),
+        click.Option(["--baseline"]),
+        click.Option(["--loaders"]),
+    ],
+    add_help_option=False,
+)
+"""The words of a mark."""
+
+
+def update_document(path: Path, *, write: bool = True) -> tuple[int, bool]:
+    """Write a document's tables again, from the records that its marks name.
+
+    The lines between pairs of lines like `START` and `STOP` are replaced, unless ``write`` is false.
+
+    Returns:
+        The number of tables, and whether one of them changed, or would change.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise DataError(f"'{path}': expected a Markdown document: {exc}") from exc
+    parts: list[str] = []
+    at = 0
+    starts = list(_START.finditer(text))
+    if not starts:
+        raise DataError(f"'{path}': no line like '{START}' says where a table goes, and of what")
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        where = f"'{path}', line {text.count(chr(10), 0, start.start()) + 1}"
+        stop = _STOP.search(text, start.end(), following.start() if following else len(text))
+        if stop is None:
+            raise DataError(f"{where}: the table that begins here has no end; add a line '{STOP}'")
+        try:
+            table = _table(start["words"], path.parent)
+        except ValueError as exc:
+            raise DataError(f"{where}: {exc}") from exc
+        parts += [text[at : start.end()], "\n\n", table, "\n\n"]
+        at = stop.start()
+    updated = "".join([*parts, text[at:]])
+    if write and updated != text:
+        write_text(updated, path)
+    return len(starts), updated != text
+
+
+def _table(words: str, folder: Path) -> str:
+    """Return what goes between a pair of marks, whose first line has these words."""
+    try:
+        given = _MARK.make_context("mark", words.split()).params
+    except click.UsageError as exc:
+        raise ValueError(f"{exc.format_message()} In '{words}'") from exc
+    figures = given["figures"]
+    if unknown := [figure for figure in figures if figure not in FIGURES]:
+        raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
+    loaders = None if given["loaders"] is None else given["loaders"].split(",")
+    shown = restricted(read_run(folder / given["record"]), baseline=given["baseline"], loaders=loaders)
+    notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown))
+    return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"

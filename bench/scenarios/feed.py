@@ -51,8 +51,6 @@ Expected = Mapping[str, tuple[Any, ...]]
 
 
 class FeedPoint(NamedTuple):
-    """A loader under one setting."""
-
     photo_kb: int
     masks: bool
     batch_size: int
@@ -118,7 +116,6 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
         return (photo, mask) if mask and self.masks != "without" else (photo,)
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> _Made:
-        """Write the shards, and compare the outputs of all loaders."""
         sources: Mapping[int | None, ShardSet]
         if self.shards is not None:
             sources = {None: self.shards}

@@ -79,8 +79,6 @@ class Objects(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The cost of fetching all objects."""
-
     wall_s: float
     cpu_s: float
     """User and system time of all threads, or of the program."""

@@ -2,8 +2,8 @@
 
 The bucket is simulated (`bench.tools.simulated_bucket`) and answers as AIStore and as S3 do. Each turn starts new
 interpreters, one for each rank, that import everything first; then all of them open a loader at the same time. When the
-last one is open, their memory is measured; then each reads some batches in shuffled order. The server counts the
-requests: a loader must not list the bucket. One more turn for each server lists the whole bucket, as `prep index` does.
+last one is open, their memory is measured; then each reads some batches. The server counts the requests: a loader must
+not list the bucket. One more turn for each server lists the whole bucket, as `prep index` does.
 """
 
 import itertools
@@ -42,8 +42,6 @@ class Opening(NamedTuple):
 
 
 class OpenInputs(NamedTuple):
-    """The running server."""
-
     bucket: SimulatedBucket
     cache: Path
     window_bytes: int
@@ -132,7 +130,6 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
         return record
 
     def notes(self, made: OpenInputs, rounds: Rounds[Opening, Measured]) -> list[str]:
-        """The requests of the first round."""
         firsts = [(self.name_of(subject), rounds.whole(subject)[0]["requests"]) for subject in rounds.subjects]
         requests = (
             f"{name}: {', '.join(f'{count} {kind}' for kind, count in sorted(found.items()))}" for name, found in firsts

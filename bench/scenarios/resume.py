@@ -1,13 +1,10 @@
 """Time the first batch of a resumed loader and of an epoch's start: warm and cold.
 
 Warm: every shard is resident. One situation times `set_epoch` against `load_state_dict` into the middle of the same
-epoch, in an open loader. The other includes the opening of the loader, which takes its position from ``state=``. Each
-turn of an open loader first waits until the batches decoded ahead are done, since both cases would have to wait for
-them.
-
-Cold: the cache is empty, and the samples are packed anew into more shards than a batch names, on a server of our own.
-*Told later*: the loader is opened without a state, begins to stage its epoch 0, and then gets its position from
-`load_state_dict`.
+epoch, in an open loader, after the batches decoded ahead are done. The other includes the opening of the loader, which
+takes its position from ``state=``. Cold: the cache is empty, and the samples are packed anew into more shards than a
+batch names, on a server of our own. *Told later*: the loader begins to stage its epoch 0, and then gets its position
+from `load_state_dict`.
 """
 
 import itertools

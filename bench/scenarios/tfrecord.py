@@ -57,8 +57,6 @@ MAX_BYTES = 256 << 20
 
 
 class Work(NamedTuple):
-    """A writer, or a reader with its decoders."""
-
     work: Literal["write", "decode"]
     loader: str
 
@@ -112,7 +110,6 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         return sum(entry.size for entry in self.given.entries())
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WrittenFiles:
-        """Write both formats, and compare the readers' outputs."""
         if find_manifest(self.given) is None:
             raise DataError(f"'{self.given.url}' is not indexed: dali-pipes prep index {self.given.url}")
         # Tars, TFRecord files, the files of a writer in its turn, and the loader's own copy, which by default is in

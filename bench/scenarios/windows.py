@@ -1,12 +1,9 @@
 """Time a loader with caches of several sizes, which may be smaller than the data set, and with several latencies.
 
-A turn opens the loader on an empty cache and draws a cold epoch, then the timed epochs, including the change from one
-epoch to the next. If the cache holds the whole data set, nothing is fetched after the cold epoch; if it holds less,
-every epoch fetches every shard again. The order of the samples, and so the work of decoding, is the same in all turns:
-the shuffle window is chosen for the smallest cache, which holds two windows. No training step uses the batches, so the
-decode pipeline asks for data as fast as it can decode.
-
-The server is a process on the same machine, and takes cores from the loader. So its CPU time is measured as well.
+A turn opens the loader on an empty cache and draws a cold epoch, then the timed epochs. If the cache holds the whole
+data set, nothing is fetched after the cold epoch; if it holds less, every epoch fetches every shard again. The order of
+the samples is the same in all turns: the shuffle window is chosen for the smallest cache, which holds two windows. No
+training step uses the batches. The server is a process on the same machine, so its CPU time is measured as well.
 """
 
 import bisect

@@ -1,15 +1,11 @@
 """Stand between loaders and their cluster: delay every request, and count the bytes of every answer.
 
 The gateway is a process on loopback, in front of the embedded node or of any cluster. All loaders get its address as
-the endpoint. So all of their HTTP requests to AIStore go through it, from an SDK, S3 or sockets. The gateway rewrites
-redirects, such as those of the proxy to its targets, so that they lead through the gateway again.
+the endpoint. It rewrites redirects, such as those of the proxy to its targets, so that they lead through it again.
 
-It delays as a network with a longer round trip does: each request waits once, and a new connection waits once more for
-its handshake. Connections do not wait for each other, and bodies are passed on as they come: this adds latency and does
-not limit bandwidth. It does not imitate TCP's slow start, which takes longer over a long distance.
-
-It counts the bytes of all answers that it has sent, heads and bodies, in the same way for all loaders. The count
-includes bytes that a loader has requested ahead and not used.
+Each request waits once, and a new connection waits once more for its handshake. Connections do not wait for each other,
+and bodies are passed on as they come: this adds latency and does not limit bandwidth. TCP's slow start is not imitated.
+The bytes of all answers are counted, heads and bodies, also those that a loader has requested ahead and not used.
 """
 
 import argparse
@@ -155,7 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing for a request."""
 
     def _ask(self, body: bytes) -> http.client.HTTPResponse:
-        """Pass the request on; returns the head of the answer."""
         if self._upstream.sock is None:
             self._upstream.sock = socket.create_connection(self.server.upstream, timeout=_CONNECT_S)
             self._upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

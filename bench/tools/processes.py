@@ -36,7 +36,6 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written to)
 
 
 def child_pids() -> set[int]:
-    """The processes below this one, now."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
@@ -53,8 +52,7 @@ class ProcessTree:
         root: Its number; ``None``: the calling process. Workers that a fork server starts are the server's children,
             so a rank that measures passes the process that started the server.
         bystanders: Processes that are not measured, such as an embedded AIS node. They must outlive the measurement:
-            when a process ends, the kernel adds its whole CPU time to the process that waited for it, this one. A node
-            that has spent 30 s and is stopped between two calls of `cpu_s` would show up as 30 s.
+            when a process ends, the kernel adds its whole CPU time to the process that waited for it, this one.
     """
 
     def __init__(self, *, root: int | None = None, bystanders: Collection[int] = ()) -> None:
@@ -62,10 +60,11 @@ class ProcessTree:
         self._bystanders = frozenset(bystanders)
 
     def cpu_s(self) -> float:
-        """Seconds of CPU, user and system, spent so far; take the difference of two calls.
+        """Seconds of CPU, user and system, spent so far; take the difference of two calls. The kernel's ticks are 10
+        ms.
 
-        The kernel adds a process that has ended to the one that waited for it. So a worker that lives for one epoch
-        only is counted, too. The kernel's ticks are 10 ms.
+        The kernel adds a process that has ended to the one that waited for it, so a worker of one epoch is counted,
+        too.
         """
         total = 0.0
         for process in self._processes():
@@ -80,8 +79,8 @@ class ProcessTree:
     def pss_bytes(self) -> int:
         """Resident memory, shared pages divided among those that map them: what would be free without the processes.
 
-        The kernel walks the page tables for it, 50 ms for a process of 800 MB, so do not ask while a clock runs.
-        It does not count files in shared memory that no process maps, such as cache files; `shared_memory_bytes` does.
+        The kernel walks the page tables for it, 50 ms for a process of 800 MB, so do not ask while a clock runs. Files
+        in shared memory that no process maps do not count; `shared_memory_bytes` has them.
         """
         total = 0
         for process in self._processes():

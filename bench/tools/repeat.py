@@ -39,18 +39,17 @@ def repeat_shards(
     mask: str | None = "trimap.png",
     option: str = "--work",
 ) -> ShardSet:
-    """Write samples into new shards, and return those.
+    """Write samples, all held in memory, into new shards in the empty ``directory``, and return those.
 
     Round *r* of sample ``a/001`` has the key ``r0/a/001``, ``r1/a/001``, ...; its bytes are the original's, unless
     photos are scaled. The last round may be incomplete.
 
     Args:
-        shards: Where the samples come from; all of them are held in memory.
-        directory: An empty directory for the new shards.
+        shards: Where the samples come from.
+        directory: For the new shards.
         num_samples: Samples to write; ``None``: as many as there are.
         num_shards: Shards to write, evenly filled; ``None``: as many as there were.
-        photo_side: The longer side of each photo, in pixels; its mask gets the same size. ``None``: photos keep
-            their size.
+        photo_side: The longer side of each photo and mask, in pixels; ``None``: they keep their size.
         photo: Component that holds the photo, or alternatives: ``jpg;jpeg``; a scaled photo is written as a JPEG.
         mask: Component that holds the mask; ``None`` if there is none to scale.
         option: The command's option that names the directory, for errors.
@@ -93,7 +92,6 @@ def upload_shards(shards: ShardSet, endpoint: str, bucket: str) -> ShardSet:
 
 
 def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Write a tar of these members, names and bytes."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for name, data in members:
             member = tarfile.TarInfo(name)
@@ -111,7 +109,6 @@ def _mask(data: bytes, side: int) -> bytes:
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """Encode an image as a file."""
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()

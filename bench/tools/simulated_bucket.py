@@ -1,8 +1,7 @@
 """Serve a bucket of up to a million shards that exist nowhere: each is made from its number when it is asked for.
 
 The server is the embedded node, over a storage that stores nothing. Its answers are those of AIStore and, below
-``/s3``, of S3: listings of 1,000 names a page, redirects, ranges, checksums. So loaders and commands read the bucket as
-any other. `BODIES` different tars stand for all shards, so that the manifest's checksums are cheap to compute. The
+``/s3``, of S3. `BODIES` different tars stand for all shards, so that the manifest's checksums are cheap to compute. The
 index of each shard has the shard's own name.
 """
 

@@ -1,10 +1,8 @@
 """Emulate a training step: the time between receiving a batch and asking for the next one.
 
-On the CPU the step is a sleep, as MLPerf Storage emulates it: a real step runs on an accelerator, so the emulated one
-must leave the cores to the decoders. On CUDA the step is a chain of matrix products on the stream that
-the batch was delivered on, as many as take that long on an idle device, and the host waits for them. So decoding on the
-GPU shares the device with a step, as it does in training. After a sleep it would have the whole device, and beside a
-spinning kernel of one thread a device that only looks busy.
+On the CPU the step is a sleep, as MLPerf Storage emulates it: a real step runs on an accelerator, and leaves the cores
+to the decoders. On CUDA it is a chain of matrix products on the stream that the batch was delivered on, as many as take
+that long on an idle device, and the host waits for them. So decoding on the GPU shares the device with a step.
 """
 
 import time

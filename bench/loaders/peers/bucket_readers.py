@@ -1,21 +1,18 @@
 """Load shards of a bucket with AIStore's and Amazon's own data sets for PyTorch, and a ``DataLoader``.
 
-``aistore``: settings for aistore 2.0: ``AISIterDataset`` over an object group that names the shards, so that no worker
-lists the bucket. It yields a whole shard at a time. On a real AIS 4.9 fetching the 116 MiB of an epoch in this way took
-0.16 to 0.18 CPU-s in two tries. It took no less with ``AISBatchIterDataset`` (Get-Batch, streamed: 0.17; multipart:
-0.62) and ``AISParallelMapDataset`` (0.18). ``AISShardReader`` took 0.43, of which cutting is about 0.08; it turns
-``0/pet_1.image.jpg`` into the key ``pet_1`` and the component ``jpg``.
+``aistore``, for aistore 2.0: ``AISIterDataset`` over an object group that names the shards, so that no worker lists the
+bucket. It yields a whole shard at a time. ``AISBatchIterDataset`` (Get-Batch) and ``AISParallelMapDataset`` took no
+less CPU time, ``AISShardReader`` took twice as much and cuts keys otherwise.
 
-``s3torchconnector``: settings for s3torchconnector 1.5 (README): ``S3IterableDataset`` over objects that are named, so
-that no worker lists the bucket; ``enable_sharding`` gives each worker its part of them.
-``S3ReaderConstructor.sequential()``, the default, is "best for full reads": the library fetches an object ahead in
-parts of 8 MiB, and the tar is cut while it comes. Path style, because a server on an IP address needs it.
+``s3torchconnector``, for s3torchconnector 1.5 (README): ``S3IterableDataset`` over objects that are named;
+``enable_sharding`` gives each worker its part of them; ``S3ReaderConstructor.sequential()``, the default, is "best for
+full reads": an object is fetched ahead in parts of 8 MiB, and the tar is cut while it comes. Path style, because a
+server on an IP address needs it.
 
-In both there is one worker for each core, kept for all epochs, each with one torch thread (torch's default in a
-worker). Neither library shuffles: each epoch names the shards in a new order, as `webloader` does. Neither keeps
-fetched shards: each epoch fetches again. This module cuts shards into samples. Each photo is decoded as a whole where
-the batch is made (``collate_fn``), straight into the batch in shared memory. A worker gets whole shards, so the last
-batch of each one is short.
+In both there is one worker for each core, kept for all epochs. Neither library shuffles: each epoch names the shards in
+a new order, as `webloader` does. Neither keeps fetched shards. This module cuts shards into samples. Each photo is
+decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory. A worker gets
+whole shards, so its last batch is short.
 """
 
 import contextlib

@@ -3,16 +3,13 @@
 Samples come in the order of the files in each epoch: nothing is shuffled. TFRecord files are those that
 `bench.scenarios.tfrecord` writes.
 
-``dali-s3`` reads a bucket's shards with ``s3://`` URLs: one ranged GET for each component of each sample. Settings, for
-DALI 2.4: readers take ``s3://`` URLs (release notes of 1.38); ``AWS_ENDPOINT_URL`` names the server (its
-``s3_client_manager.h``; the documentation does not say). ``index_paths`` (user guide, "Data Loading: Webdataset") are
-local files; without them the reader would first read the headers of all members. It asks for one range after the other
-over one connection, whatever ``num_threads`` says: seen with 8, and so in ``webdataset_loader.cc``. Its
-``prefetch_queue_depth`` is raised, as its documentation recommends if the pipeline waits for the reader.
-
-An ``s3://`` bucket is read where the user's own ``AWS_*`` variables say. AIStore serves S3 below ``/s3``, and must
-answer at the proxy's own address (see `_check_reads_ranges`). The first reader of a process makes its S3 client, so one
-process reads from one server.
+``dali-s3`` reads a bucket's shards with ``s3://`` URLs (DALI's release notes of 1.38): one ranged GET for each
+component of each sample, over one connection, whatever ``num_threads`` says. ``AWS_ENDPOINT_URL`` names the server.
+``index_paths`` (user guide, "Data Loading: Webdataset") are local files; without them the reader would first read the
+headers of all members. Its ``prefetch_queue_depth`` is raised, as its documentation recommends if the pipeline waits
+for the reader. An ``s3://`` bucket is read where the user's own ``AWS_*`` variables say. AIStore serves S3 below
+``/s3``, and must answer at the proxy's own address (see `_check_reads_ranges`). The first reader of a process makes its
+S3 client, so one process reads from one server.
 """
 
 import contextlib

@@ -3,12 +3,10 @@
 Settings, for litdata 0.2.76 (README): chunks of 64 MB, not compressed ("What chunk_bytes should I use?"); ``shuffle``,
 and no ``drop_last``, so that every sample comes; one worker for each core ("Pause, resume": ``os.cpu_count()``), kept
 for all epochs. Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the batch in
-shared memory, which the library's hook for single samples (``transform``) cannot do. A local directory is mapped in
-place and not copied into a cache ("POSIX-fast", on by default). The photo keeps its bytes: LitData's own JPEG field is
-decoded by torchvision too, or by Pillow if there is EXIF, whose orientation it applies and the other loaders do not.
-
-``litdata-s3`` has the library's defaults for a bucket (README, "Stream from the cloud"): chunks are downloaded ahead
-into ``cache_dir``, and stay there while they fit into ``max_cache_size``.
+shared memory. A local directory is mapped in place ("POSIX-fast", on by default). The photo keeps its bytes: LitData's
+own JPEG field applies EXIF's orientation, which the other loaders do not. ``litdata-s3`` has the library's defaults for
+a bucket (README, "Stream from the cloud"): chunks are downloaded ahead into ``cache_dir``, and stay there while they
+fit into ``max_cache_size``.
 """
 
 import contextlib
@@ -81,9 +79,8 @@ class _ChunkSamples(StreamingDataset):  # type: ignore[misc]  # not installed wh
 def _optimize() -> None:
     """Write the chunks of the job that `prepare` sends to standard input, with a process on each core.
 
-    `optimize` changes how its process starts all later processes. It starts its workers with everything that the caller
-    has imported, unless they are forked. So it runs in a new process, which may change such settings, and which can
-    fork workers because it has loaded neither DALI nor CUDA.
+    `optimize` changes how its process starts all later processes, and copies what it has imported into its workers
+    unless they are forked. So it runs in a new process, which has loaded neither DALI nor CUDA.
     """
     job = json.load(sys.stdin)
     urls, endpoint = job["urls"], job["endpoint"]

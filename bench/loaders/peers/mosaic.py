@@ -1,13 +1,12 @@
 """Load MDS shards, converted from shards, with Mosaic Streaming's ``StreamingDataset`` and ``StreamingDataLoader``.
 
-Settings, for mosaicml-streaming 0.13 (documentation): shards of 64 MiB, not compressed, no hashes ("Basic Dataset
-Conversion", the writer's defaults); ``shuffle`` with the default ``py1e``, the recommended algorithm ("Shuffling"); the
-data set is told the batch size too, and workers are kept for all epochs, because they start slowly ("FAQs and Tips");
-one worker for each core. Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the
-batch in shared memory, and not in ``__getitem__`` of a subclass as in the how-to guide for CIFAR10. The MDS shards lie
-in a local directory, with no remote ("Shard Retrieval"), so nothing is downloaded or evicted. ``mosaic-s3`` has the
-library's defaults for a remote: ``predownload`` of eight batches, no ``cache_limit``, so that the first epoch downloads
-each MDS shard once into ``local``, and later epochs read files.
+Settings, for mosaicml-streaming 0.13 (documentation): shards of 64 MiB, not compressed, no hashes (the writer's
+defaults); ``shuffle`` with the default ``py1e``, the recommended algorithm ("Shuffling"); the data set is told the
+batch size too, and workers, one for each core, are kept for all epochs, because they start slowly ("FAQs and Tips").
+Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory. The
+MDS shards lie in a local directory, with no remote ("Shard Retrieval"). ``mosaic-s3`` has the library's defaults for a
+remote: ``predownload`` of eight batches, no ``cache_limit``, so that the first epoch downloads each MDS shard once into
+``local``, and later epochs read files.
 """
 
 import atexit
@@ -83,8 +82,7 @@ def _alone() -> Iterator[None]:
 def _release(dataset: Any) -> None:
     """Free the shared memory and the lock files of a data set whose workers have ended.
 
-    The library frees them by name when the process exits. By then another process may own that name, so this module
-    frees them now and cancels the library's cleanup.
+    The library frees them by name when the process exits, when another process may own that name.
     """
     owned = [
         dataset._locals_shm,

@@ -1,21 +1,16 @@
 """Decode with DALI's own operators, in plain pipelines like those of a script that does not use `dali_pipes`.
 
 Photo and mask are decoded only in the window that the crop keeps (``fn.decoders.image_slice``), then normalised or
-padded by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop`` computes the window itself, but it refuses a window
-that is larger than the photo, and it rounds the start differently than ``CenterCrop``, with which outputs are compared.
-So a photo's size is read from its header here.
+padded by ``fn.crop_mirror_normalize``. ``fn.decoders.image_crop`` refuses a window that is larger than the photo, and
+rounds the start differently than ``CenterCrop``, so a photo's size is read from its header here.
 
 ``dali-external`` loads with ``fn.external_source``: Python streams the tars in a worker process. Settings, for DALI 2.4
-(user guide, "Parallel External Source", and the arguments of ``fn.external_source``): an iterable of batches with
-``batch=True, parallel=True``. DALI runs it in one worker process, whatever ``py_num_workers`` says, because a stream
-cannot be asked for the n-th sample as the callables that several workers share can be. DALI's tutorial prefers those
-callables (the sample mode). In a tar that is read front to back, from a bucket over one connection, the n-th sample
-cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars, while DALI decodes with one
-thread for each core. ``prefetch_queue_depth`` batches are read ahead into shared memory; ``bytes_per_sample_hint``
-avoids growing it. In a rank without CUDA the worker is forked ("Parallel External Source - Fork"): all its libraries
-are loaded there, and none of their threads runs. With CUDA, and in a command's own process, which has threads, the
-worker is spawned, and its imports take about 0.4 s. Shards are shuffled and samples are not, because dSort has shuffled
-the samples, as in `webloader`.
+(user guide, "Parallel External Source"): an iterable of batches with ``batch=True, parallel=True``, which DALI runs in
+one worker process. DALI's tutorial prefers callables that several workers share, but in a tar that is read front to
+back the n-th sample cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars, while
+DALI decodes with one thread for each core. In a rank without CUDA the worker is forked: all its libraries are loaded
+there, and none of their threads runs. Otherwise it is spawned, and its imports take about 0.4 s. Shards are shuffled
+and samples are not, as in `webloader`.
 """
 
 import contextlib

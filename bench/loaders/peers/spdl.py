@@ -1,15 +1,12 @@
 """Load with Meta's SPDL: its pipeline in threads of this process, its tar reader, and decoders that release the GIL.
 
-Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one process, because the heavy stages release the
-GIL and threads have the least overhead; the stages in the order shown there, read, ``aggregate``, then a transform of
-whole batches, one thread for each core; a continuous source, so that the pipeline lives for all epochs.
-``iter_tarfile`` is given a whole shard in memory, the fastest of its ways ("Benchmark tarfile"). Shards are shuffled
-and samples are not, because dSort has shuffled the samples, as in `webloader`.
+Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one process; the stages in the order shown there,
+read, ``aggregate``, then a transform of whole batches, one thread for each core; a continuous source, so that the
+pipeline lives for all epochs. ``iter_tarfile`` is given a whole shard in memory, the fastest of its ways ("Benchmark
+tarfile"). Shards are shuffled and samples are not, as in `webloader`.
 
-SPDL's own decoder is FFmpeg, which must be installed on the machine. Its photos differ from Pillow's: with FFmpeg 5.1,
-on 120 pets, by up to 39 of 255 levels and 0.22 on average at the most accurate of three settings. They took 3.0 to 3.9
-CPU-ms each; Pillow took 1.8 and torchvision 1.3. So each photo is decoded as a whole as in `webloader`, straight into
-the batch, in this process's own memory.
+SPDL's own decoder is FFmpeg, which must be installed on the machine, took twice the CPU time of Pillow, and gives other
+pixels. So each photo is decoded as a whole as in `webloader`, straight into the batch, in this process's own memory.
 """
 
 import contextlib

@@ -1,21 +1,15 @@
 """Load with WebDataset: tuned by us, and as AIStore's tutorial does.
 
-``webloader`` has the fastest settings that we found within the library's own interface. The workers make whole batches,
-so the main process only receives them. There is one worker for each core, with one torch thread (torch's default in a
-worker), kept for all epochs. Each photo is decoded as a whole and normalised straight into a batch in shared memory
-(`BatchDecoder`). Shards are shuffled and samples are not, because dSort has shuffled the samples.
-
-Shards of a bucket are kept with ``cache_dir=`` in the directory for temporary files, unless there is only one epoch
-(`LoaderOptions.keeps_shards`): the first epoch writes them, later epochs read files. A shard is read only when it is
-complete, so the first batch comes later, by 0.3 to 1.5 s for shards of 29 MiB that are 20 ms away, on two busy cores.
-CPU time is the same. webdataset 1.0.2 writes each shard under a temporary name, and renames it when it is complete. The
-final name is the last part of the shard's URL, so shards with one name in several folders would be confused
-(``url_to_name=`` is not passed on). Such shards are not kept, but fetched in each epoch.
+``webloader`` has the fastest settings that we found within the library's own interface. The workers, one for each core,
+kept for all epochs, make whole batches. Each photo is decoded as a whole and normalised straight into a batch in shared
+memory (`BatchDecoder`). Shards are shuffled and samples are not, because dSort has shuffled the samples. Shards of a
+bucket are kept with ``cache_dir=`` in the directory for temporary files, unless there is only one epoch
+(`LoaderOptions.keeps_shards`), whose first batch would come later: a shard is read only when it is complete. The
+library names a kept shard by the last part of its URL, so shards with one name in several folders are not kept.
 
 ``webloader-tutorial`` follows https://aistore.nvidia.com/blog/2023/06/09/aisio-transforms-with-webdataset-pt-3, with
 its numbers (16, 1000) and its defaults: small batches from workers, shuffled and batched in one process. In the
-tutorial the cluster crops; here the workers decode the whole photo and crop it, one sample at a time. Fetched bytes are
-not kept.
+tutorial the cluster crops; here the workers decode the whole photo and crop it, one sample at a time.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from bench.compare.au import (
 )
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import Drawn, LoaderTurn, RankPace, RankTurn, TimedEpoch
-from bench.engine.run import run_scenario
+from bench.engine.scenario import run_scenario
 from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LoaderSpec

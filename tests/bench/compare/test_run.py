@@ -23,7 +23,7 @@ from bench.compare.outputs import OutputError
 from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TimedEpoch, TurnJob, run_turn
-from bench.engine.run import run_scenario
+from bench.engine.scenario import run_scenario
 from bench.loaders.protocol import ALL_PARTS, BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import LoaderSpec, open_loader
 from bench.reports.record import check_target, read_run, write_record
@@ -209,7 +209,7 @@ def test_run_json_that_cannot_be_written_is_refused_first(
     def never(*arguments: object, **keywords: object) -> None:
         raise AssertionError("timed")
 
-    monkeypatch.setattr("bench.engine.run.run_scenario", never)
+    monkeypatch.setattr("bench.engine.scenario.run_scenario", never)
     for option, path, message in (
         ("--json", tmp_path, "expected a file, found a directory"),
         ("--json", tmp_path / "none" / "run.json", "no such directory"),

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from bench.engine.run import run_scenario
-from bench.engine.scenario import Scenario
+from bench.engine.scenario import Scenario, run_scenario
 from bench.engine.turn_process import call_apart
 from bench.tools.folders import RunFolder
 from dali_pipes.errors import PipesError

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
+from bench.reports.figures import FIGURES
 from bench.reports.plots import Mark, draw_lines, draw_rows, plots_of
-from bench.reports.summary import measured, median_interval
+from bench.reports.summary import median_interval, values_of
 from bench.reports.tables import markdown_page
 from dali_pipes.errors import PipesError
 
@@ -33,10 +34,10 @@ SWEEP = report(
 
 def marks_of(run: dict[str, Any], axis: str | None = None) -> list[Mark]:
     """A mark for the samples/s of each record."""
+    name = "samples_per_s"
     return [
-        Mark(row, one, 0.0 if axis is None else row["setting"][axis])
+        Mark(row, FIGURES[name], values_of(row, name), 0.0 if axis is None else row["setting"][axis])
         for row in run["records"]
-        if (one := measured(run, row, "samples_per_s")) is not None
     ]
 
 
@@ -53,7 +54,7 @@ def test_rows_lie_in_their_places() -> None:
     assert axes.get_ylim() == (1.5, -0.5)
     for place, (mark, dots) in enumerate(zip(marks, axes.collections, strict=True)):
         found = np.asarray(dots.get_offsets())
-        assert found[:, 0].tolist() == pytest.approx(mark.measured.values)
+        assert found[:, 0].tolist() == pytest.approx(mark.values)
         assert set(found[:, 1]) == {place}
     medians = [float(np.asarray(line.get_xdata())[0]) for line in axes.lines]
     assert medians == pytest.approx([1.5, 4])
@@ -82,7 +83,7 @@ def test_lines_lie_in_their_places(values: list[float | str], scale: str) -> Non
     line, _, (whiskers,) = bars
     assert np.asarray(line.get_xdata()).tolist() == expected
     assert np.asarray(line.get_ydata()).tolist() == pytest.approx([500] * len(values))
-    interval = median_interval(marks[0].measured.values)
+    interval = median_interval(marks[0].values)
     expected_ends = pytest.approx([interval.low, interval.high])
     assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [expected_ends] * len(values)
     assert axes.get_xscale() == ("log" if scale == "log" else "linear")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
-from bench.engine.run import run_scenario
+from bench.engine.scenario import run_scenario
 from bench.reports.tables import report_text
 from bench.scenarios.feed import FeedScenario, check_epoch, expected_samples
 from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied

@@ -11,7 +11,7 @@ import xxhash
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.engine.run import run_scenario
+from bench.engine.scenario import run_scenario
 from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
 from bench.tools.processes import touch_memory
 from dali_pipes.errors import DataError

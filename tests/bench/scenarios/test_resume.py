@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.engine.run import run_scenario
+from bench.engine.scenario import run_scenario
 from bench.scenarios import resume
 from bench.scenarios.resume import SITUATIONS, ResumeScenario
 from dali_pipes.errors import DataError

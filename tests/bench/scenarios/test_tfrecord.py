@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
-from bench.engine.run import run_scenario
+from bench.engine.scenario import run_scenario
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, webdataset_index, write_webdataset_indexes
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.reports.tables import report_text
@@ -135,7 +135,7 @@ def test_tfrecord_reader_that_differs_is_named_and_nothing_is_timed(
             yield Wrong(loader)
 
     monkeypatch.setattr("bench.scenarios.tfrecord.open_loader", wrong)
-    monkeypatch.setattr("bench.engine.run.call_apart", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr("bench.engine.scenario.call_apart", lambda *_, **__: pytest.fail("timed"))
     with pytest.raises(OutputError, match=r"loader 'tar, readers.webdataset'.*label"):
         run_scenario(TfrecordScenario(shards=shards, batch_size=5, crop=CROP, device="cpu", repeats=1, work=tmp_path))
     assert list(tmp_path.iterdir()) == []
