@@ -81,7 +81,11 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     from bench.tools.processes import child_pids
 
     started = time.perf_counter()
-    _make_directory(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as exc:
+        raise PipesError(f"cannot write into --out '{out}': {exc.strerror}; name another directory") from exc
     with ExitStack() as stack:
         others = child_pids()
         with _step("AIStore") as say:
@@ -100,14 +104,6 @@ def demo(*, out: Path, samples: int, seed: int, as_json: bool, endpoint: str | N
     }
     write_record(report, out / "report.json")
     click.echo(json.dumps(report) if as_json else _summary(report, out))
-
-
-def _make_directory(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as exc:
-        raise PipesError(f"cannot write into --out '{out}': {exc.strerror}; name another directory") from exc
 
 
 def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tuple[ShardSet, Manifest]:
@@ -131,21 +127,17 @@ def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tu
         manifest = index_shards(shards, show_progress=True)
         say(f"{manifest.num_samples} samples, manifest {store.locate(SHUFFLED_PREFIX)}manifest.safetensors")
     with _step("copy") as say:
-        _copy_out(store, out / "shards")
+        local = LocalStore(out / "shards")
+        wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
+        for name in progress(wanted, what="copy", unit="object"):
+            local.write(name, store.read(name))
+        for entry in local.list(SHUFFLED_PREFIX):
+            if entry.name not in wanted:  # of an earlier run
+                local.delete(entry.name)
         say(f"{manifest.num_shards} shards to {out / 'shards'}")
     with _step("contact sheet") as say:
         say(str(_draw_sheet(shards, manifest, out / "contact-sheet.png", seed=seed)))
     return resolve_shards(out / "shards" / SHUFFLED_PREFIX, endpoint=None), manifest
-
-
-def _copy_out(store: AisStore, directory: Path) -> None:
-    local = LocalStore(directory)
-    wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
-    for name in progress(wanted, what="copy", unit="object"):
-        local.write(name, store.read(name))
-    for entry in local.list(SHUFFLED_PREFIX):
-        if entry.name not in wanted:
-            local.delete(entry.name)
 
 
 def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) -> Path:

@@ -23,7 +23,7 @@ _AU_RECIPES: Mapping[str, Sequence[Recipe]] = {
     "decoded": ("classification",),
     "files": ("encoded",),
 }
-"""What ``--au-photos`` stands for, as recipes."""
+"""``--au-photos`` -> recipes."""
 _OF_SETTING, _OF_SCENARIO = field_options(TurnSetting), field_options(LoaderScenario)
 _OF_SEARCH = {name: made for name, made in field_options(AuScenario).items() if name not in _OF_SCENARIO}
 
@@ -96,10 +96,9 @@ def run(**given: Any) -> None:
     With --au the loaders feed emulated accelerators instead: their number grows until they wait too much for batches.
     """
     of_au = {name: given.pop(name) for name in ("au", "au_photos", *_OF_SEARCH)}
+    context, typed = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
     flags = {
-        parameter.name: parameter.opts[-1]
-        for parameter in click.get_current_context().command.params
-        if _is_on_command_line(str(parameter.name))
+        one.name: one.opts[-1] for one in context.command.params if context.get_parameter_source(str(one.name)) is typed
     }
     if of_au["au"] is None:
         if needing := [flag for name, flag in flags.items() if name in of_au]:
@@ -138,15 +137,8 @@ def sweep(over: tuple[str, ...], **given: Any) -> None:
     time_loaders(given, over=over)
 
 
-def _is_on_command_line(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
 def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[str, Any] | None = None) -> None:
-    """Check everything that was asked for, then run it and report.
-
-    ``of_au`` holds the values of the options that begin with ``--au``; without it loaders feed no accelerators.
-    """
+    """Check everything that was asked for, then run it and report; ``of_au`` holds the options that begin with --au."""
     accelerator = None if of_au is None else Accelerator.parse(of_au["au"])
     base = TurnSetting(**{name: given[name] for name in _OF_SETTING})
     settings_of(base, over)  # refuses what is wrong before any shard is read

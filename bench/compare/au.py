@@ -11,6 +11,7 @@ the ranks. The end of an epoch, where a loader says that there are no more batch
 has its nominal time, as in the rules' text: a sleep that ends late lowers the utilisation.
 """
 
+import contextlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,7 +49,7 @@ class Accelerator:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that it takes in a second, if it never waits."""
+        """If it never waits."""
         return self.batch_size / self.compute_s
 
     @classmethod
@@ -60,17 +61,15 @@ class Accelerator:
         """
         if text in ACCELERATORS:
             return ACCELERATORS[text]
-        try:
+        with contextlib.suppress(ValueError):
             name, batch_size, compute_s = text.split(":")
             found = cls(name=name, batch_size=int(batch_size), compute_s=float(compute_s))
-        except ValueError:
-            found = None
-        if found is None or not found.name or found.batch_size < 1 or not 0 < found.compute_s < 60:
-            raise ValueError(
-                f"--au expects one of {', '.join(ACCELERATORS)}, or NAME:BATCH:SECONDS such as mine:256:0.11, with at "
-                f"least 1 sample and less than 60 s, got '{text}'"
-            )
-        return found
+            if name and found.batch_size >= 1 and 0 < found.compute_s < 60:
+                return found
+        raise ValueError(
+            f"--au expects one of {', '.join(ACCELERATORS)}, or NAME:BATCH:SECONDS such as mine:256:0.11, with at "
+            f"least 1 sample and less than 60 s, got '{text}'"
+        )
 
 
 ACCELERATORS: Mapping[str, Accelerator] = {
@@ -122,8 +121,8 @@ class AuScenario(LoaderScenario):
         super().__post_init__()
         if self.most > MAX_RANKS:
             raise ValueError(f"--au-most must be at most {MAX_RANKS}, got {self.most}")
-        step = {"batch_size": self.accelerator.batch_size, "compute_ms": 1000 * self.accelerator.compute_s}
-        one = replace(self.settings[0], ranks=1, cache="warm", **step)  # type: ignore[arg-type]
+        batch_size, compute_ms = self.accelerator.batch_size, 1000 * self.accelerator.compute_s
+        one = replace(self.settings[0], ranks=1, cache="warm", batch_size=batch_size, compute_ms=compute_ms)
         object.__setattr__(self, "settings", (one,))
 
     def check_data(self, data: DataSets) -> None:

@@ -79,28 +79,17 @@ class SampleDecoder:
 
     def __init__(self, options: LoaderOptions) -> None:
         self._options = options
-        self._photo_transform = photo_transform(options.crop)
-        self._mask_transform = mask_transform(options.crop)
+        self._photo, self._mask = photo_transform(options.crop), mask_transform(options.crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> TensorSample:
         photo, mask, label, key = components_of(sample, self._options)
         if self._options.recipe == "encoded":
             return {"encoded": _as_tensor(photo), "label": label, "key": key}
-        if mask is None:
-            return {"image": _transformed(photo, "RGB", self._cropped(photo)), "label": label, "key": key}
-        return {
-            "image": _transformed(photo, "RGB", self._photo_transform),
-            "mask": _transformed(mask, "L", self._mask_transform),
-            "label": label,
-            "key": key,
-        }
-
-    def _cropped(self, data: bytes) -> Callable[[Image.Image], Tensor]:
-        def transform(image: Image.Image) -> Tensor:
-            crop = crop_of(len(data), height=image.height, width=image.width)
-            return normalised_tensor(cropped_photo(image, crop, self._options.crop))
-
-        return transform
+        image = _opened(photo, "RGB")
+        if mask is not None:
+            return {"image": self._photo(image), "mask": self._mask(_opened(mask, "L")), "label": label, "key": key}
+        crop = crop_of(len(photo), height=image.height, width=image.width)
+        return {"image": normalised_tensor(cropped_photo(image, crop, self._options.crop)), "label": label, "key": key}
 
 
 class BatchDecoder:
@@ -112,7 +101,7 @@ class BatchDecoder:
     """
 
     def __init__(self, options: LoaderOptions) -> None:
-        self._options, self._crop = options, options.crop
+        self._options = options
         put, put_crop = (_put_turbo, _put_crop_turbo) if options.decode == "turbo" else (_put_pil, _put_crop_pil)
         self._put_mask = put
         self._put_photo = put_crop if options.recipe == "classification" else put
@@ -122,24 +111,20 @@ class BatchDecoder:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
         """Return the batch of ``samples``, in their order."""
+        found = [components_of(sample, self._options) for sample in samples]
         if self._options.recipe == "encoded":
-            encoded = [components_of(sample, self._options) for sample in samples]
-            return encoded_batch(encoded)
-        images = _new_tensor((len(samples), 3, self._crop, self._crop), torch.float32)
-        masks = None
+            return encoded_batch(found)
+        side = self._options.crop
+        images = _new_tensor((len(samples), 3, side, side), torch.float32)
+        batch: BenchBatch = {"image": images, **_labels_and_keys(found)}
         if self._options.mask is not None:
-            masks = _new_tensor((len(samples), 1, self._crop, self._crop), torch.uint8)
-        labels, keys = [], []
-        for row, sample in enumerate(samples):
-            photo, mask, label, key = components_of(sample, self._options)
+            batch["mask"] = _new_tensor((len(samples), 1, side, side), torch.uint8)
+        for row, (photo, mask, _, _) in enumerate(found):
             self._put_photo(photo, images[row])
             images[row].mul_(self._scale).sub_(self._shift)
-            if masks is not None:
-                self._put_mask(mask, masks[row])
-            labels.append(label)
-            keys.append(key)
-        batch: BenchBatch = {"image": images, "label": torch.tensor(labels, dtype=torch.int64), "key": keys}
-        return batch if masks is None else {**batch, "mask": masks}
+            if mask is not None:
+                self._put_mask(mask, batch["mask"][row])
+        return batch
 
 
 def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
@@ -149,27 +134,27 @@ def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
     place = joined.numpy()
     for (photo, *_), start, end in zip(samples, ends[:-1], ends[1:], strict=True):
         place[start:end] = np.frombuffer(photo, np.uint8)
-    return {
-        "encoded": joined,
-        "cu_seqlens": torch.from_numpy(ends.astype(np.int32)),
-        "label": torch.tensor([label for _, _, label, _ in samples], dtype=torch.int64),
-        "key": [key for *_, key in samples],
-    }
+    return {"encoded": joined, "cu_seqlens": torch.from_numpy(ends.astype(np.int32)), **_labels_and_keys(samples)}
 
 
-def _transformed(data: bytes, mode: str, transform: Callable[[Image.Image], Tensor]) -> Tensor:
+def _labels_and_keys(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
+    labels = torch.tensor([label for _, _, label, _ in samples], dtype=torch.int64)
+    return {"label": labels, "key": [key for *_, key in samples]}
+
+
+def _opened(data: bytes, mode: str) -> Image.Image:
+    """Decode an image, as RGB or gray."""
     with Image.open(io.BytesIO(data)) as image:
+        image.load()
         # convert() copies even an RGB photo, which takes a tenth of the time; so call it only if needed.
-        return transform(image if image.mode == mode else image.convert(mode))
+        return image if image.mode == mode else image.convert(mode)
 
 
 def _put_pil(data: bytes, row: Tensor) -> None:
     """Decode into the centre of ``row``, [channels, crop, crop], of any dtype; levels stay as they are."""
-    with Image.open(io.BytesIO(data)) as image:
-        mode = "RGB" if len(row) == 3 else "L"
-        photo = image if image.mode == mode else image.convert(mode)
-        (left, width), (top, height), place = _centre(photo.width, photo.height, row)
-        pixels = np.asarray(photo.crop((left, top, left + width, top + height)))
+    photo = _opened(data, "RGB" if len(row) == 3 else "L")
+    (left, width), (top, height), place = _centre(photo.width, photo.height, row)
+    pixels = np.asarray(photo.crop((left, top, left + width, top + height)))
     place.numpy()[...] = pixels.reshape(height, width, len(row)).transpose(2, 0, 1)
 
 
@@ -182,10 +167,9 @@ def _put_turbo(data: bytes, row: Tensor) -> None:
 
 def _put_crop_pil(data: bytes, row: Tensor) -> None:
     """Decode, and put the classification recipe's crop into ``row``, [3, crop, crop]; levels stay as they are."""
-    with Image.open(io.BytesIO(data)) as image:
-        photo = image if image.mode == "RGB" else image.convert("RGB")
-        crop = crop_of(len(data), height=photo.height, width=photo.width)
-        pixels = np.asarray(cropped_photo(photo, crop, row.shape[-1]))
+    photo = _opened(data, "RGB")
+    crop = crop_of(len(data), height=photo.height, width=photo.width)
+    pixels = np.asarray(cropped_photo(photo, crop, row.shape[-1]))
     row.numpy()[...] = pixels.transpose(2, 0, 1)
 
 

@@ -101,8 +101,10 @@ def plots_of(report: Report) -> dict[str, str]:
     plots = {}
     for name in shown_figures(report):
         for number, (where, group) in enumerate(groups.items(), start=1):
-            found = [(record, values_of(record, name)) for record in group]
-            marks = [Mark(one, FIGURES[name], values, _place(one, axis)) for one, values in found if values]
+            found = [(record, values_of(record, name), record["setting"].get(axis, 0.0)) for record in group]
+            marks = [
+                Mark(one, FIGURES[name], values, "as it is" if x is None else x) for one, values, x in found if values
+            ]
             if not marks:
                 continue
             title, unit = FIGURES[name].title, FIGURES[name].unit
@@ -114,11 +116,6 @@ def plots_of(report: Report) -> dict[str, str]:
                     drawing.axes[0].set_title(f"{title}, {where}", loc="left")
                 plots[f"{name}-{number}" if len(groups) > 1 else name] = svg_of(drawing, label=label)
     return plots
-
-
-def _place(record: Record, axis: str | None) -> float | str:
-    value = 0.0 if axis is None else record["setting"].get(axis)
-    return value if isinstance(value, str) else "as it is" if value is None else float(value)
 
 
 def draw_rows(marks: Sequence[Mark]) -> "Drawing":
