@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.compare.settings import DataFacts, TurnSetting
 from bench.compare.turn import TurnJob
+from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LoaderSpec, Prepared, prepare_loader, remove_prepared
 from bench.tools.folders import RunFolder
@@ -99,7 +100,7 @@ class DataSets:
             setting=setting,
             options=options,
             epochs=epochs,
-            urls=tuple(shards.store.locate(name) for name in shards.names),
+            urls=tuple(shard_urls(shards)),
             prepared=tuple(self.prepared(spec.name, setting)),
             endpoint=endpoint,
             counter=counter,
@@ -127,7 +128,7 @@ class DataSets:
         shards = self.shards(setting)
         paths = [path for one in prepared if one is not None for path in one.directory.rglob("*")]
         if shards.store.directory is not None:
-            paths += [Path(shards.store.locate(name)) for name in shards.names]
+            paths += map(Path, shard_urls(shards))
         for path in paths:
             if path.is_file():
                 with path.open("rb") as file:

@@ -22,6 +22,7 @@ import torch
 from bench.compare.data import DataSets
 from bench.compare.settings import TurnSetting
 from bench.engine.scenario import failure_text
+from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import PARTS, BenchBatch, LoaderOptions, Recipe, num_rows
 from bench.loaders.registry import LOADERS, LoaderSpec, is_peer, open_loader
 from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD, SampleDecoder, TensorSample
@@ -114,13 +115,11 @@ class Reference:
     @contextlib.contextmanager
     def open(cls, shards: "ShardSet", *, options: LoaderOptions) -> Iterator["Reference"]:
         """Open the reference of shards, wherever they lie."""
-        names = [shards.store.locate(name) for name in shards.names]
-        with contextlib.ExitStack() as stack:
-            if shards.store.directory is not None:
-                paths = [Path(name) for name in names]
-            else:
-                copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dali-pipes-compare-")))
-                paths = [copies / f"{row:06d}.tar" for row in range(len(names))]
+        names = shard_urls(shards)
+        with tempfile.TemporaryDirectory(prefix="dali-pipes-compare-") as copies:
+            paths = [Path(name) for name in names]
+            if shards.store.directory is None:
+                paths = [Path(copies) / f"{row:06d}.tar" for row in range(len(names))]
                 for path, name in zip(paths, progress(shards.names, what="copy shards", unit="shard"), strict=True):
                     with shards.store.open(name) as source, path.open("wb") as target:
                         shutil.copyfileobj(source, target, 1 << 20)

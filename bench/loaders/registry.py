@@ -12,8 +12,8 @@ To add a peer, write one file and one line:
 A peer that decodes in this process calls ``torch.set_num_threads(1)``, as `bench.loaders.peers.spdl` does. Otherwise
 torch's threads compete with its own, and the comparison is unfair. Readers lower-case the names of components.
 
-The commands, the comparison of outputs, the contract tests and the reports find the peer in `LOADERS`. The module is
-imported when the loader is opened, so a missing library affects only its own loader.
+Commands, tests and reports find the peer in `LOADERS`. The module is imported when the loader is opened, so a missing
+library affects only its own loader.
 """
 
 import contextlib

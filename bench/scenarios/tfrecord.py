@@ -24,7 +24,7 @@ from bench.compare.outputs import Comparison, Reference, compare_epoch, toleranc
 from bench.compare.turn import delivered
 from bench.engine.options import FORMS, at_least, cache_option, option
 from bench.engine.scenario import Measured, Rounds
-from bench.loaders.encoded import components_of, samples_of
+from bench.loaders.encoded import components_of, samples_of, shard_urls
 from bench.loaders.ours import open_dali
 from bench.loaders.peers.dali_readers import (
     ENCODED,
@@ -123,12 +123,11 @@ class TfrecordScenario(ShardsScenario[WrittenFiles, Work, Measured]):
         indexes = write_webdataset_indexes(indexed, folder.new())
         tar_bytes = indexed.manifest.total_bytes
         record_paths, record_indexes = (sorted(records.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
-        tar_paths = [Path(shards.store.locate(name)) for name in shards.names]
         made = WrittenFiles(
             place=folder.new(),
             shards=shards,
             files={
-                WEBDATASET: ReaderFiles(kind="webdataset", paths=tar_paths, index_paths=indexes),
+                WEBDATASET: ReaderFiles(kind="webdataset", paths=shard_urls(shards), index_paths=indexes),
                 TFRECORD: ReaderFiles(kind="tfrecord", paths=record_paths, index_paths=record_indexes),
             },
             num_bytes={

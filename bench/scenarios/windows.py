@@ -49,23 +49,16 @@ class WindowsCell(NamedTuple):
     latency_ms: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowInputs:
+class WindowInputs(NamedTuple):
     """The data set, on one server for each latency."""
 
     names: Sequence[str]
     servers: Mapping[float, tuple[str, int]]
     """Latency in milliseconds -> endpoint and process."""
     directory: Path
-    """The directory in which caches are made."""
-    num_samples: int
-    shard_bytes: int
-    extent_bytes: int
-    """Bytes of a cache file that holds the whole data set."""
-    window_bytes: int
-    """The shuffle window of all turns."""
-    source: str
-    """The name of the samples, for the record."""
+    """In it caches are made."""
+    facts: dict[str, Any]
+    """The record's description, with the bytes of a whole cache file, and of the shuffle window of all turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +115,17 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
         )
         alignment = extent_alignment(folder.parent)
         extent_bytes = int(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment)[-1])
-        return WindowInputs(
-            names=manifest.names,
-            servers={latency_ms: (server.endpoint, server.pid) for latency_ms, server in servers.items()},
-            directory=folder.new(),
-            num_samples=manifest.num_samples,
-            shard_bytes=manifest.total_bytes,
-            extent_bytes=extent_bytes,
-            window_bytes=fitting_window(
-                manifest,
-                cache_bytes=int(extent_bytes * min(self.fractions)),
-                batch_size=self.batch_size,
-                alignment=alignment,
-            ),
-            source=source,
-        )
+        smallest = int(extent_bytes * min(self.fractions))
+        facts = {
+            "num_samples": manifest.num_samples,
+            "num_shards": len(manifest.names),
+            "shard_bytes": manifest.total_bytes,
+            "extent_bytes": extent_bytes,
+            "shuffle_window": fitting_window(manifest, smallest, batch_size=self.batch_size, alignment=alignment),
+            "source": source,
+        }
+        processes = {latency_ms: (server.endpoint, server.pid) for latency_ms, server in servers.items()}
+        return WindowInputs(manifest.names, processes, folder.new(), facts)
 
     def subjects(self, made: WindowInputs) -> Sequence[WindowsCell]:
         return [WindowsCell(*pair) for pair in itertools.product(self.fractions, self.latencies_ms)]
@@ -147,7 +136,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
     def measure(self, made: WindowInputs, subject: WindowsCell, number: int) -> Measured:
         """Load a cold epoch and the timed ones through an empty cache, which is removed afterwards."""
         endpoint, server_pid = made.servers[subject.latency_ms]
-        tree, cache_dir = ProcessTree(), made.directory / "cache"
+        tree, cache_dir, num_samples = ProcessTree(), made.directory / "cache", made.facts["num_samples"]
 
         def spent(loader: "Loader | None" = None) -> NDArray[np.float64]:
             """Seconds so far: wall time, the wait for data, CPU time of the loader and of the server."""
@@ -161,46 +150,38 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
                 [f"ais://{BUCKET}/{name}" for name in made.names],
                 endpoint,
                 cache_dir=cache_dir,
-                cache_bytes=int(made.extent_bytes * subject.cache),
-                window_bytes=made.window_bytes,
+                cache_bytes=int(made.facts["extent_bytes"] * subject.cache),
+                window_bytes=made.facts["shuffle_window"],
                 ramp_up=self.ramp_up,
             ) as loader:
-                _draw(loader, made.num_samples)
+                _draw(loader, num_samples)
                 cold_end = spent(loader)
                 for _ in range(self.epochs):
-                    _draw(loader, made.num_samples)
+                    _draw(loader, num_samples)
                 end = spent(loader)
         finally:
             shutil.rmtree(cache_dir)
         cold_s, cold_wait_s, *_ = (cold_end - start).tolist()
         epoch_s, wait_s, client_s, server_s = ((end - cold_end) / self.epochs).tolist()
         figures = {
-            "samples_per_s": made.num_samples / epoch_s,
+            "samples_per_s": num_samples / epoch_s,
             "data_wait": wait_s / epoch_s,
             "server_cores": server_s / epoch_s,
             "client_cores": client_s / epoch_s,
-            "cold_samples_per_s": made.num_samples / cold_s,
+            "cold_samples_per_s": num_samples / cold_s,
             "cold_data_wait": cold_wait_s / cold_s,
         }
         return {"figures": figures}
 
     def data(self, made: WindowInputs) -> list[dict[str, Any]]:
-        return [
-            {
-                "num_samples": made.num_samples,
-                "num_shards": len(made.names),
-                "shard_bytes": made.shard_bytes,
-                "extent_bytes": made.extent_bytes,
-                "shuffle_window": made.window_bytes,
-                "source": made.source,
-            }
-        ]
+        return [made.facts]
 
     def notes(self, made: WindowInputs, rounds: Rounds[WindowsCell, Measured]) -> list[str]:
-        shard_mib = made.shard_bytes / MIB / len(made.names)
+        facts = made.facts
+        shard_mib = facts["shard_bytes"] / MIB / len(made.names)
         return [
-            f"{made.num_samples:,} samples in {len(made.names)} shards of {shard_mib:.1f} MiB, shuffle window "
-            f"{made.window_bytes / MIB:.1f} MiB; a whole cache has {made.extent_bytes / MIB:.1f} MiB, in "
+            f"{facts['num_samples']:,} samples in {len(made.names)} shards of {shard_mib:.1f} MiB, shuffle window "
+            f"{facts['shuffle_window'] / MIB:.1f} MiB; a whole cache has {facts['extent_bytes'] / MIB:.1f} MiB, in "
             f"{file_system(made.directory)}.",
             "Each turn has a cold epoch, with the loader's opening, and then those of the figures. Server and loader "
             f"share {available_cores()} cores.",
@@ -208,7 +189,7 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
 
 
 def fitting_window(
-    manifest: "Manifest", *, cache_bytes: int, batch_size: int, alignment: int = EXTENT_ALIGNMENT
+    manifest: "Manifest", cache_bytes: int, *, batch_size: int, alignment: int = EXTENT_ALIGNMENT
 ) -> int:
     """The largest ``shuffle_window``, in bytes of shards, of which two fit a cache of ``cache_bytes``."""
     extent_bytes = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes, alignment=alignment))

@@ -3,7 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from bench.cli import bench as bench_command
 from bench.engine.turn_process import fork_server as start_fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LOADERS, LoaderSpec, available_loaders
@@ -76,6 +78,13 @@ def options() -> LoaderOptions:
 @pytest.fixture(scope="session")
 def keys() -> set[str]:
     return {sample.key for sample in samples()}
+
+
+def invoke(*arguments: object) -> Result:
+    """Run a command of ``bench`` that must end well; what it raises is raised."""
+    done = CliRunner().invoke(bench_command, [str(word) for word in arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done
 
 
 def loader_cases(*sources: str, each_decoder: bool = True) -> list[Any]:

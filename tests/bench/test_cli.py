@@ -6,10 +6,10 @@ import sys
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from bench.cli import SCENARIOS, scenario_class
 from bench.cli import bench as bench_command
+from tests.bench.conftest import invoke
 
 NAMES = bench_command.list_commands(click.Context(bench_command))
 
@@ -21,8 +21,7 @@ def test_help_of_a_command_names_its_options(name: str) -> None:
     assert command is not None
     assert command.name == name
     assert command.help
-    done = CliRunner().invoke(bench_command, [name, "--help"], catch_exceptions=False)
-    assert done.exit_code == 0
+    invoke(name, "--help")
     told = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
     assert told in ([], ["device"]), "what is named says what it is; a choice of devices says it itself"
 

@@ -177,21 +177,11 @@ def test_points_change_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found[0].setting.batch_size, found[0].setting.hw_decoder_load) == (408, 0.12)
     assert found[4].setting == dataclasses.replace(found[2].setting, batch_size=32)
     assert [point.label for point in points("rn50", "cpu")] == ["base", "base"]
+    # What a case fixes is swept in none of its points.
+    shares = {point.setting.hw_decoder_load for point in points("roi", photo_side=(512,)) if point.case.change}
+    assert shares == {1.0}
     assert "hw_decoder_load" in default_sweeps("gpu")
     assert "hw_decoder_load" not in default_sweeps("cpu")
-
-
-def test_a_case_fixes_its_setting() -> None:
-    """The engines' window is decoded by the engines alone, at every size; the engines' share is not swept there."""
-    shares = {point.case.variant: point.setting.hw_decoder_load for point in points("roi", photo_side=(512,))}
-    assert shares == {
-        "whole, then window": 0.65,
-        "window only": 0.65,
-        "whole, then window, all on engines": 1.0,
-        "window only, all on engines": 1.0,
-    }
-    case = next(point.case for point in points("roi") if point.setting.hw_decoder_load == 1.0)
-    assert case.change == {"hw_decoder_load": 1.0}
 
 
 def test_a_point_that_fails_is_recorded_and_the_others_go_on(shards: ShardSet, tmp_path: Path) -> None:
@@ -306,17 +296,6 @@ def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, mo
     assert len(workload.stored.photos) == 10
     found = {record["loader"]: record["repeats"][0]["figures"] for record in run("path", workload)["records"]}
     assert found["segmentation"]["checked"] == 5
-
-
-def test_path_that_fails_is_told_as_failed(shards: ShardSet, tmp_path: Path) -> None:
-    """The report says so; it is not an internal error of the session."""
-    workload = Workload(shards, photo="image.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
-    assert workload.stored.masks
-    workload.photo = "photo.jpg"
-    report = run("path", workload)
-    assert len(report["failed"]) == 4
-    assert all("'photo.jpg'" in row["error"] for row in report["failed"])
-    assert "classification_train (scenario path, setting base) failed" in report_text(report)
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:

@@ -87,22 +87,6 @@ def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
 # dali-external
 
 
-def test_shard_batches_have_an_order_of_their_own_each_epoch(shards: ShardSet, options: LoaderOptions) -> None:
-    """Whole shards in another order, the same in every run; the last batch is short."""
-
-    def orders() -> list[list[str]]:
-        batches = ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options)
-        return [[key.tobytes().decode() for _, _, _, keys in batches for key in keys] for _ in range(6)]
-
-    first = orders()
-    assert len({tuple(order) for order in first}) > 1
-    assert orders() == first
-    sizes = [
-        len(keys) for _, _, _, keys in ShardBatches(shard_urls(shards), endpoint=shards.store.endpoint, options=options)
-    ]
-    assert sizes == [5, 5, 5, 5, 2]
-
-
 def test_shard_batches_hold_the_components_as_they_are(bucket: ShardSet, options: LoaderOptions) -> None:
     """Streamed out of a bucket, byte for byte."""
     found = {}

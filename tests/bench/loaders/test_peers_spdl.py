@@ -19,18 +19,6 @@ from tests.builders import make_samples, write_tar
 ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
 
 
-def test_spdl_epochs_have_orders_of_their_own(shards: ShardSet) -> None:
-    """Shards are shuffled anew each epoch, and the same in each run."""
-
-    def orders() -> list[list[str]]:
-        with open_loader("spdl", shards, options=ONE_THREAD) as loader:
-            return [[key for batch in loader.epoch() for key in batch["key"]] for _ in range(4)]
-
-    first = orders()
-    assert len({tuple(order) for order in first}) > 1
-    assert orders() == first
-
-
 def test_spdl_closed_leaves_no_thread_and_torch_as_it_was(shards: ShardSet, options: LoaderOptions) -> None:
     """In mid-epoch too, its iterator still held: what runs in this process is this process's."""
     torch.set_num_threads(2)

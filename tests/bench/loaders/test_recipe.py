@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
-from bench.loaders.protocol import PARTS, LoaderOptions
+from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, compare_epoch, tolerance_of
+from bench.loaders.protocol import PARTS, BenchBatch, LoaderOptions
 from bench.loaders.recipe import ChosenRecipe, choose_recipe, crop_of, crop_table, crops_of
 from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
 from dali_pipes.errors import DataError
@@ -22,15 +22,27 @@ from tests.bench.conftest import NUM_SAMPLES, loader_cases
 from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
 
 
-@pytest.fixture(scope="module")
-def classification(options: LoaderOptions) -> LoaderOptions:
-    return replace(options, recipe="classification", mask=None)
+@pytest.fixture(scope="module", params=["classification", "encoded"])
+def chosen(request: pytest.FixtureRequest, options: LoaderOptions) -> LoaderOptions:
+    return replace(options, recipe=request.param, mask=None)
 
 
 @pytest.fixture(scope="module")
-def reference(shards: ShardSet, classification: LoaderOptions) -> Iterator[Reference]:
-    with Reference.open(shards, options=classification) as opened:
+def reference(shards: ShardSet, chosen: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(shards, options=chosen) as opened:
         yield opened
+
+
+def compare_two_epochs(name: str, shards: ShardSet, options: LoaderOptions, reference: Reference) -> BenchBatch:
+    """Compare what the loader gives, and return a batch of it."""
+    gives = LOADERS[name].gives
+    with open_loader(name, shards, options=options) as loader:
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe=options.recipe)
+        for _ in range(2):
+            found = compare_epoch(loader.epoch(), reference, loader=name, tolerance=tolerance, gives=gives)
+            assert found.num_samples == NUM_SAMPLES
+            assert found.not_compared == tuple(sorted(PARTS[options.recipe] - gives))
+        return next(iter(loader.epoch()))
 
 
 def test_crops_are_those_of_a_random_resized_crop() -> None:
@@ -63,24 +75,39 @@ def test_crop_lies_in_its_photo(num_bytes: int, height: int, width: int) -> None
 
 
 @pytest.mark.parametrize("spec", loader_cases("local", "converted"))
-def test_loader_makes_what_torchvision_makes(
-    spec: LoaderSpec, shards: ShardSet, classification: LoaderOptions, reference: Reference
+def test_loader_makes_what_the_recipe_says(
+    spec: LoaderSpec, shards: ShardSet, chosen: LoaderOptions, reference: Reference
 ) -> None:
-    """The same crop of each photo, in every epoch; no mask."""
-    with open_loader(spec.name, shards, options=spec.apply(classification)) as loader:
-        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
-        for _ in range(2):
-            found = compare_epoch(
-                loader.epoch(), reference, loader=spec.name, tolerance=tolerance, gives=LOADERS[spec.name].gives
-            )
-            assert found.num_samples == NUM_SAMPLES
-            assert found.not_compared == tuple(sorted(PARTS["classification"] - LOADERS[spec.name].gives))
-        assert "mask" not in next(iter(loader.epoch()))
+    """The same crop of each photo, as torchvision makes it; or each file, unchanged. In every epoch; no mask."""
+    if chosen.recipe == "encoded" and spec.decode not in (None, *LOADERS[spec.name].decodes[:1]):
+        pytest.skip("nothing is decoded")
+    batch = compare_two_epochs(spec.name, shards, spec.apply(chosen), reference)
+    assert set(batch) & {"mask", "image", "encoded"} == {"image" if chosen.recipe == "classification" else "encoded"}
+
+
+@pytest.mark.parametrize("name", ["dali", "dali-s3", "webloader"])
+def test_loader_hands_over_the_files_of_a_bucket(name: str, bucket: ShardSet, options: LoaderOptions) -> None:
+    """Each file once an epoch, unchanged."""
+    encoded = replace(options, recipe="encoded", mask=None)
+    with Reference.open(bucket, options=encoded) as reference:
+        compare_two_epochs(name, bucket, encoded, reference)
+
+
+@pytest.mark.parametrize("name", ["dali", "memory"], ids=["a list", "a tensor"])
+def test_file_of_another_photo_is_found(name: str, shards: ShardSet, options: LoaderOptions) -> None:
+    """A loader that gives a file with one other byte is refused."""
+    encoded = replace(options, recipe="encoded", mask=None)
+    with Reference.open(shards, options=encoded) as reference, open_loader(name, shards, options=encoded) as loader:
+        batch: Any = next(loader.epoch())
+        files = batch["encoded"]
+        batch["encoded"] = [data ^ 1 for data in files] if isinstance(files, list) else files ^ 1
+        with pytest.raises(OutputError, match="the photo's file differs"):
+            compare_epoch([batch], reference, loader=name, tolerance=SAME_PIXELS)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 4], ids=["row", "column", "height", "flip"])
 def test_crop_that_is_one_pixel_off_is_found(
-    place: int, shards: ShardSet, classification: LoaderOptions, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    place: int, shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tolerance for another filter does not hide another crop."""
 
@@ -90,10 +117,12 @@ def test_crop_that_is_one_pixel_off_is_found(
         return crops
 
     monkeypatch.setattr("bench.loaders.ours.crops_of", off)
-    with open_loader("dali", shards, options=classification) as loader:
-        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe="classification")
-        with pytest.raises(OutputError, match="photo differs from Pillow and torchvision"):
-            compare_epoch(loader.epoch(), reference, loader="dali", tolerance=tolerance)
+    own = replace(options, recipe="classification", mask=None)
+    with (
+        Reference.open(shards, options=own) as reference,
+        pytest.raises(OutputError, match="photo differs from Pillow and torchvision"),
+    ):
+        compare_two_epochs("dali", shards, own, reference)
 
 
 def shards_of(directory: Path, *components: tuple[str, ...], index: bool = True) -> ShardSet:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.protocol import ALL_PARTS, DECODES, LoaderOptions, num_rows
+from bench.loaders.protocol import LoaderOptions, num_rows
 from bench.loaders.registry import (
     GROUPS,
     LOADERS,
@@ -62,12 +62,6 @@ def test_registry_missing_package_is_named_with_its_extra(
         prepare_loader(name, shards, directory=tmp_path)
     with pytest.raises(PipesError, match=pattern):
         select_loaders([name])
-
-
-def test_registry_decoders_that_are_not_dali_take_the_whole_photo() -> None:
-    """What a report says beside the figures: who decodes no more of a photo than is looked at."""
-    windowed = {name for name, entry in LOADERS.items() if entry.decodes_window}
-    assert windowed == set(filter(GROUPS["dali-decode"], LOADERS)) == {"dali", "memory", "dali-s3", "dali-external"}
 
 
 def test_registry_package_that_is_nowhere_is_missing(monkeypatch: pytest.MonkeyPatch, shards: ShardSet) -> None:
@@ -138,11 +132,3 @@ def test_open_loader_reads_what_was_prepared(
         with open_loader("copied", shards, options=options, prepared=prepared) as loader:
             assert sum(num_rows(batch) for batch in loader.epoch()) == 14
     assert (tmp_path / shards.names[1]).exists()
-
-
-def test_registry_entries_name_known_parts_and_decoders() -> None:
-    """A part or decoder that nobody knows would not be compared; samples are compared by their keys."""
-    for name, entry in LOADERS.items():
-        assert entry.gives <= ALL_PARTS, name
-        assert not entry.gives or "key" in entry.gives, name
-        assert set(entry.decodes) <= set(DECODES), name

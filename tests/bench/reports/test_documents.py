@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from bench.cli import bench as bench_command
 from bench.reports.tables import STOP, update_document
 from dali_pipes.errors import DataError
+from tests.bench.conftest import invoke
 
 from .records import record, report
 
@@ -128,13 +129,13 @@ def test_report_of_some_loaders_against_another(document: Path) -> None:
     """The command takes the same; of a document's tables the marks say it, and a loader that is not there is named."""
     run = str(document.parent / "results" / "run.json")
     arguments = ["report", run, "--baseline", "dali", "--loaders", "webloader,dali"]
-    shown = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    shown = invoke(*arguments)
     assert shown.stdout.splitlines()[0].count("x dali") == 2
     with pytest.raises(ValueError, match=r"--baseline must be of dali, webloader:pil, got 'spdl'"):
-        CliRunner().invoke(bench_command, ["report", run, "--baseline", "spdl"], catch_exceptions=False)
+        invoke("report", run, "--baseline", "spdl")
     arguments = ["report", "--update", str(document), "--baseline", "dali"]
     with pytest.raises(ValueError, match="for a document's tables they stand in its marks"):
-        CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+        invoke(*arguments)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
@@ -142,13 +143,12 @@ def test_every_committed_record_can_be_shown(path: Path, tmp_path: Path) -> None
     """Those of every benchmark; one of an example is no benchmark's, and said to be none."""
     if path.stem.startswith("pets-iou"):
         with pytest.raises(DataError, match=r"expected a benchmark's record, format .*, found 'None'"):
-            CliRunner().invoke(bench_command, ["report", str(path)], catch_exceptions=False)
+            invoke("report", str(path))
         return
     page = tmp_path / "page.md"
-    done = CliRunner().invoke(bench_command, ["report", str(path), "--markdown", str(page)], catch_exceptions=False)
-    assert done.exit_code == 0
+    invoke("report", str(path), "--markdown", str(page))
     assert path.stem in page.read_text()
-    shown = CliRunner().invoke(bench_command, ["report", str(path)], catch_exceptions=False)
+    shown = invoke("report", str(path))
     assert len(shown.stdout.splitlines()) > 2
 
 
@@ -156,7 +156,7 @@ def test_report_draws_the_plots_of_runs(document: Path, tmp_path: Path) -> None:
     """A file each, into a directory that is made."""
     run = document.parent / "results" / "run.json"
     arguments = ["report", str(run), "--plots", str(tmp_path / "plots")]
-    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
+    done = invoke(*arguments)
     assert done.stdout == ""
     assert f"wrote 4 plots to {tmp_path / 'plots'}" in done.stderr
     names = ("cpu_ms_per_sample", "samples_per_s", "time_to_first_batch_s", "wait_share")
@@ -166,6 +166,6 @@ def test_report_draws_the_plots_of_runs(document: Path, tmp_path: Path) -> None:
 def test_report_needs_something_to_show() -> None:
     """Neither a record nor a document."""
     with pytest.raises(ValueError, match=r"name at least one record, or a document"):
-        CliRunner().invoke(bench_command, ["report"], catch_exceptions=False)
+        invoke("report")
     with pytest.raises(ValueError, match="--check goes with --update DOCUMENT"):
-        CliRunner().invoke(bench_command, ["report", "a.json", "--check"], catch_exceptions=False)
+        invoke("report", "a.json", "--check")

@@ -1,10 +1,11 @@
 """Records are written whole, say what they are, and are read again; other versions are refused."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.reports.record import read_run, shown_command, stamped, write_record
+from bench.reports.record import check_target, read_run, shown_command, stamped, write_record
 from dali_pipes.errors import DataError
 
 from .records import record, report
@@ -71,3 +72,14 @@ def test_every_record_begins_with_what_it_is() -> None:
 def test_command_is_shown_without_places_and_hosts(words: list[str], shown: str) -> None:
     """A record may be shown to anybody."""
     assert shown_command(words) == shown
+
+
+def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> None:
+    """A link stays a link; /dev/null stays a device."""
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
+    for path in (tmp_path / "link.json", Path("/dev/null")):
+        check_target(path)
+        write_record({"records": []}, path)
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "run.json").read_text()) == {"records": []}
+    assert Path("/dev/null").is_char_device()

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
 from bench.engine.scenario import run_scenario
 from bench.reports.tables import report_text
@@ -17,7 +15,7 @@ from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.bench.conftest import NUM_SAMPLES
+from tests.bench.conftest import NUM_SAMPLES, invoke
 from tests.builders import Sample, photo_bytes, write_tar
 
 COMPONENTS = ("image.jpg", "trimap.png")
@@ -99,8 +97,7 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
     arguments = ["feed", "--data-bytes", "200kB", "--photo-kb", "20,10", "--batch-sizes", "4,64", "--passes", "2"]
     arguments += ["--masks", "without", "--loaders", "dali-pipes,webdataset,preadv"]
     arguments += ["--repeats", "1", "--num-threads", "2", "--cache", str(cache), "--json", str(out)]
-    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
+    done = invoke(*arguments)
     report = json.loads(out.read_text())
     assert [data["num_samples"] for data in report["data"]] == [10, 20]
     found = [
@@ -117,7 +114,7 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
             assert figures["read_ratio"] == pytest.approx(1, abs=0.1)
     assert report_text(report) in done.stdout
     assert list(cache.iterdir()) == []
-    compared = CliRunner().invoke(bench_command, ["compare", str(out), str(out)], catch_exceptions=False)
+    compared = invoke("compare", str(out), str(out))
     assert compared.exit_code == 0
     assert "dali-pipes CPU-us/sample" in " ".join(compared.stdout.split())
 
@@ -164,8 +161,6 @@ def test_feed_of_shards_without_masks_reads_photos(tmp_path: Path) -> None:
         ({"batch_sizes": (64, 64)}, "batch_sizes must name each value once, got '64,64'"),
         ({"loaders": ()}, "loaders must name each value once, got ''"),
         ({"loaders": ("dali",)}, "loaders must be among dali-pipes, webdataset, .*, got 'dali'"),
-        ({"passes": 0}, "passes must be at least 1, got 0"),
-        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),
     ],
 )
 def test_feed_bad_options_are_refused(options: dict[str, object], message: str) -> None:

@@ -4,18 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from bench.cli import bench as bench_command
 from bench.scenarios.open import OpenScenario
+from tests.bench.conftest import invoke
 
 
 def test_open_measures_ranks_and_listings(tmp_path: Path) -> None:
     """No opening lists the bucket; each rank asks for the manifest once."""
     out = tmp_path / "open.json"
     arguments = ["open", "--num-shards", "300", "--shard-samples", "3", "--ranks", "1,2", "--repeats", "1"]
-    done = CliRunner().invoke(bench_command, [*arguments, "--json", str(out)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = invoke(*arguments, "--json", str(out))
     records = json.loads(out.read_text())["records"]
     assert [(one["setting"]["server"], one["setting"]["ranks"]) for one in records] == [
         ("AIStore", 1), ("AIStore", 2), ("AIStore", "listing"), ("S3", 1), ("S3", 2), ("S3", "listing"),

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
 from bench.engine.scenario import run_scenario
 from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, webdataset_index, write_webdataset_indexes
@@ -24,7 +22,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
-from tests.bench.conftest import CROP, NUM_SAMPLES
+from tests.bench.conftest import CROP, NUM_SAMPLES, invoke
 from tests.builders import Sample, make_samples, photo_bytes, write_tar
 
 
@@ -95,8 +93,7 @@ def test_tfrecord_writes_a_record_for_each_reader_and_writer(
     arguments += ["--json", str(out)]
     if source == "bucket":
         arguments += ["--endpoint", found.store.endpoint]  # type: ignore[attr-defined]
-    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
+    done = invoke(*arguments)
     report = json.loads(out.read_text())
     assert [(record["setting"]["work"], record["loader"]) for record in report["records"]] == [
         *(("write", name) for name in WRITER_NAMES),

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from bench.cli import bench as bench_command
 from bench.scenarios.windows import WindowsScenario, fitting_window
 from dali_pipes.cache.extents import extent_starts
 from dali_pipes.order.passes import cut_windows
+from tests.bench.conftest import invoke
 from tests.simulated import simulated_manifest
 
 
@@ -22,8 +21,7 @@ def test_windows_writes_a_record_for_each_pair(small_shards: Path, tmp_path: Pat
     arguments = ["windows", "--shards", str(small_shards), "--samples", "48", "--num-shards", "12", "--repeats", "2"]
     arguments += ["--batch-size", "5", "--crop", "32", "--device", "cpu", "--num-threads", "1", "--epochs", "2"]
     arguments += ["--fractions", "1.0,0.5", "--latencies-ms", "0,1", "--cache", str(cache), "--json", str(out)]
-    done = CliRunner().invoke(bench_command, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
+    done = invoke(*arguments)
     assert "48 samples in 12 shards" in done.stdout
     report = json.loads(out.read_text())
     pairs = [(record["setting"]["cache"], record["setting"]["latency_ms"]) for record in report["records"]]
@@ -49,7 +47,7 @@ def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float)
     manifest = dataclasses.replace(manifest, shard_bytes=shard_bytes, index_bytes=manifest.index_bytes // 20)
     extents = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes))
     cache_bytes = int(extents.sum() * fraction)
-    window_bytes = fitting_window(manifest, cache_bytes=cache_bytes, batch_size=64)
+    window_bytes = fitting_window(manifest, cache_bytes, batch_size=64)
     for seed in range(20):
         order = np.random.default_rng(seed).permutation(num_shards)
         cuts = list(cut_windows(shard_bytes[order], shuffle_window=window_bytes, ramp_up=False))
@@ -65,7 +63,7 @@ def test_fitting_window_without_room_is_refused() -> None:
         ValueError,
         match=r"a cache of 200000000 bytes does not hold two windows of one shard, .* take more --num-shards",
     ):
-        fitting_window(manifest, cache_bytes=200_000_000, batch_size=64)
+        fitting_window(manifest, 200_000_000, batch_size=64)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +74,6 @@ def test_fitting_window_without_room_is_refused() -> None:
         ({"fractions": ()}, r"fractions must be in \(0, 1\]"),
         ({"fractions": (0.5, 0.5)}, r"fractions must be in .*, each once, got \(0.5, 0.5\)"),
         ({"latencies_ms": (-1,)}, r"latencies_ms must be in \[0, 60000\)"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"work": Path("/nowhere")}, "--cache '/nowhere': no such directory"),
     ],
 )
 def test_windows_bad_options_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
@@ -89,4 +85,4 @@ def test_windows_bad_options_are_refused(tmp_path: Path, options: dict[str, obje
 def test_windows_fractions_that_are_no_numbers_are_refused() -> None:
     """By the option's name."""
     with pytest.raises(ValueError, match="--fractions must be numbers with commas between them, got 'half'"):
-        CliRunner().invoke(bench_command, ["windows", "--fractions", "half"], catch_exceptions=False)
+        invoke("windows", "--fractions", "half")
