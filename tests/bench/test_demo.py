@@ -40,7 +40,7 @@ def _one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> None:
-    """A second run makes the same shards again; another seed makes others."""
+    """A second run makes the same shards again."""
     out = tmp_path / "demo-out"
     first = run_demo(out)
     assert "dali and webloader gave the same 32 samples" in first.stdout
@@ -62,8 +62,6 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
 
     again = json.loads(run_demo(out, "--json").stdout)
     assert again["demo"]["manifest_digest"] == report["demo"]["manifest_digest"]
-    other = json.loads(run_demo(out, "--seed", "8", "--json").stdout)
-    assert other["demo"]["manifest_digest"] != report["demo"]["manifest_digest"]
 
 
 @pytest.mark.slow

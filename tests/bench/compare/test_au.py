@@ -244,11 +244,6 @@ def test_ranks_take_their_steps_together_until_one_has_no_more() -> None:
     assert all(min(counts) >= 1 for counts in seen)
 
 
-def test_single_rank_waits_for_nobody() -> None:
-    """So it has no pace."""
-    assert RankPace.of(1, fork_server()) is None
-
-
 def _in_threads(calls: Sequence[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.loaders.encoded import shard_urls
 from bench.loaders.peers import dali_readers
-from bench.loaders.peers.plain_dali import ShardBatches
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import open_loader
 from bench.loaders.s3 import by_address, client_environment, s3_place
@@ -18,7 +16,6 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.bench.conftest import samples
 from tests.builders import Sample, write_tar
 
 SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
@@ -85,24 +82,6 @@ def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
 
 
 # dali-external
-
-
-def test_shard_batches_hold_the_components_as_they_are(bucket: ShardSet, options: LoaderOptions) -> None:
-    """Streamed out of a bucket, byte for byte."""
-    found = {}
-    for photos, masks, labels, keys in ShardBatches(
-        shard_urls(bucket), endpoint=bucket.store.endpoint, options=options
-    ):
-        for photo, mask, label, key in zip(photos, masks, labels, keys, strict=True):
-            found[key.tobytes().decode()] = (photo.tobytes(), mask.tobytes(), int(label))
-    assert found == {
-        sample.key: (
-            sample.components["image.jpg"],
-            sample.components["trimap.png"],
-            int(sample.components["cls"]),
-        )
-        for sample in samples()
-    }
 
 
 @pytest.mark.parametrize(

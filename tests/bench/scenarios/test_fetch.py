@@ -107,25 +107,14 @@ def test_fetch_does_not_touch_a_bucket_that_is_there(server: ServerProcess, tmp_
 
 @pytest.mark.parametrize("client", CLIENT_PARAMS)
 def test_client_reads_all_and_leaves_nothing(task: Objects, client: str) -> None:
-    """Each client gets every byte; what it stored is gone."""
-    cost = CLIENTS[client](task)
-    assert cost.cpu_s > 0
-    assert list(task.directory.iterdir()) == []
-
-
-@pytest.mark.parametrize("client", CLIENT_PARAMS)
-def test_client_that_got_other_bytes_is_found(task: Objects, client: str) -> None:
-    """The checksum of one object a turn is held against what was stored there."""
-    wrong = [checksum ^ 1 for checksum in task.checksums]
+    """What it stored is gone. The size of every object, and the checksum of one a turn, are those that were stored."""
+    assert CLIENTS[client](task).cpu_s > 0
     with pytest.raises(DataError, match="xxhash2"):
-        CLIENTS[client](task._replace(checksums=wrong))
-
-
-@pytest.mark.parametrize("client", CLIENT_PARAMS[1:])
-def test_client_that_got_another_size_is_found(task: Objects, client: str) -> None:
-    """The size of every object is."""
-    with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
-        CLIENTS[client](task._replace(object_bytes=1234))
+        CLIENTS[client](task._replace(checksums=[checksum ^ 1 for checksum in task.checksums]))
+    if client != "ours":  # which asks for so many bytes
+        with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
+            CLIENTS[client](task._replace(object_bytes=1234))
+    assert list(task.directory.iterdir()) == []
 
 
 def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
