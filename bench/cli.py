@@ -18,7 +18,6 @@ SCENARIOS = {
     "tfrecord": "Write and load the same samples as tars and as TFRecord files.",
     "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
 }
-"""Name -> line in the help of `dali-pipes bench`."""
 
 
 def scenario_class(name: str) -> Any:
@@ -34,7 +33,6 @@ _COMMANDS = {
     "sweep": "Time loaders as run does, over threads, ranks, latencies, sizes, ...",
 }
 _FILES = {"sweep": "run", "compare": "report"}
-"""Command -> its file, if that has another name."""
 
 
 class _BenchGroup(LazyGroup):

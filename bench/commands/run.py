@@ -23,7 +23,6 @@ _AU_RECIPES: Mapping[str, Sequence[Recipe]] = {
     "decoded": ("classification",),
     "files": ("encoded",),
 }
-"""``--au-photos`` -> recipes."""
 _OF_SETTING, _OF_SCENARIO = field_options(TurnSetting), field_options(LoaderScenario)
 _OF_SEARCH = {name: made for name, made in field_options(AuScenario).items() if name not in _OF_SCENARIO}
 
@@ -59,7 +58,6 @@ timing_options = join_options(
     json_option,
     cluster_options,
 )
-"""Options that `bench run` and `bench sweep` share."""
 
 
 _au_options = join_options(
@@ -79,7 +77,6 @@ _au_options = join_options(
     *_OF_SEARCH.values(),
 )
 _NOT_WITH_AU = ("batch_size", "compute_ms", "ranks", "epochs", "cache", "baseline", "recipe", "mask")
-"""Options that the accelerators decide."""
 
 
 @click.command()

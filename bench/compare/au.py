@@ -41,9 +41,7 @@ class Accelerator:
 
     name: str
     batch_size: int
-    """Samples of a step."""
     compute_s: float
-    """Seconds of a step."""
     mlperf_target: float | None = None
     """The utilisation that MLPerf Storage asks for, if the accelerator is one of theirs."""
 
@@ -102,9 +100,7 @@ class AuScenario(LoaderScenario):
     title = "feed accelerators"
 
     accelerator: Accelerator
-    """What is emulated."""
     recipes: Sequence[Recipe] = ("classification", "encoded")
-    """What is made of a sample: a decoded crop, or nothing."""
     target: float = option(
         TARGET,
         name="--au-target",

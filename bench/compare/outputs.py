@@ -44,7 +44,6 @@ class Tolerance:
     """The allowed differences of a normalised photo from the reference. One grey level of 255 is 0.017."""
 
     max_abs: float
-    """The largest difference of any value."""
     mean_abs: float
     """The largest mean difference over the values of one sample."""
 
@@ -85,7 +84,6 @@ class Comparison:
     max_tolerance: float
     mean_tolerance: float
     not_compared: tuple[str, ...] = ()
-    """The parts that the loader does not give."""
 
 
 class Reference:

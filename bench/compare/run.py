@@ -33,7 +33,6 @@ DEFAULT_BASELINE = "webloader"
 
 _SOURCES = {"local": "local files", "ais": "AIStore", "s3": "S3", "cloud": "a cloud's bucket"}
 _BY_SETTING = ("batch_size", "num_threads", "keeps_shards")
-"""The fields of `LoaderOptions` that each setting has itself."""
 
 
 class Contender(NamedTuple):

@@ -100,9 +100,7 @@ class DataFacts:
 AXES = tuple(field.name for field in fields(TurnSetting))
 """The settings that can be swept; ``--over`` writes their names with dashes."""
 ALIASES = {"num_threads": "threads", "num_shards": "shards"}
-"""Names of options -> axes."""
 _TYPES: dict[str, type] = {"compute_ms": float, "latency_ms": float, "cache": str}
-"""Types of an axis' values where they are not whole numbers."""
 
 
 def sweep(base: TurnSetting, texts: Sequence[str]) -> list[TurnSetting]:

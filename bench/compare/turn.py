@@ -84,12 +84,10 @@ class TurnJob:
     urls: tuple[str, ...]
     """All shards. Each rank reads every ``ranks``-th one: no loader distributes samples, all take shards."""
     prepared: tuple[Prepared | None, ...]
-    """One for each rank."""
     endpoint: str | None = None
     counter: Path | None = None
     """The file in which the gateway counts bytes, if there is a gateway."""
     in_step: bool = False
-    """Ranks wait for each other after each step: see `RankPace`."""
 
     def __str__(self) -> str:
         return f"loader '{self.spec}' ({self.setting})"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
 FORMS = "ais://bucket/prefix, a glob of local tars, or a directory."
-"""The forms that ``--shards`` takes, for its help."""
 
 
 def at_least(minimum: int) -> click.IntRange:

@@ -50,7 +50,6 @@ class Rounds(Generic[Subject, Row]):
     subjects: Sequence[Subject]
     wanted: int
     rows: dict[Subject, list[Row]] = field(init=False)
-    """The measurements of each subject, in the order of the rounds."""
     errors: dict[Subject, str] = field(default_factory=dict)
     """The errors of failed subjects, in a scenario that continues without them (see `goes_on_without`)."""
     at: str = ""
@@ -81,7 +80,6 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     kind: ClassVar[str]
     """Ends the record's format, and is the name of the command."""
     title: ClassVar[str]
-    """The title of the progress bar."""
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "fork"
     """Where `measure` is called: in a process forked from a server that has loaded all libraries; in a new interpreter,
     if it measures memory; or in this process, if it starts the processes of a turn itself."""
@@ -90,7 +88,6 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     needs_one: ClassVar[bool] = True
     """Whether a run in which every subject failed is an error."""
     work_option: ClassVar[str] = "--cache"
-    """The option that names ``work``, for errors."""
 
     repeats: int = 5
     """Rounds: turns of each subject."""
@@ -99,7 +96,6 @@ class Scenario(ABC, Generic[Made, Subject, Row]):
     work: Path | None = None
     """The run makes its folder here; ``None``: in the directory for temporary files."""
     timeout_s: float | None = TURN_S
-    """Limit of one turn."""
     deadline: float | None = None
     """A time of ``time.monotonic()``; turns that would begin later are left out."""
 

@@ -38,7 +38,6 @@ class Running(NamedTuple):
     step: Callable[[], int]
     """Draws a batch and returns the number of its samples."""
     step_s: float = 0.0
-    """Seconds of the emulated training step, for each sample."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,6 @@ CASES: tuple[Case, ...] = (
     ),
     Case("step", "loader", open=_loader(_rn50_graph, step_s=1 / STEP_SAMPLES_PER_S)),
 )
-"""All cases: scenarios in the order of their worth, and cases in the order of the tables."""
 
 
 CHECKS = ("path", "parity")

@@ -58,13 +58,11 @@ class GpuScenario(Scenario[Session, GpuPoint, Measured]):
 
     name: str
     workload: Workload
-    """Photos and shards; several scenarios share one."""
     device: Device
     batch_size: int
     num_threads: int = option(factory=available_cores, type=at_least(1), help="DALI's threads.  [default: cores]")
     hw_decoder_load: float = option(0.65, type=click.FloatRange(0, 1), help="Share of a batch for the JPEG engines.")
     sweeps: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Field of `GpuSetting` -> values; see `default_sweeps`."""
     seconds: float = option(
         2.0,
         type=click.FloatRange(min=0.001, max=20),

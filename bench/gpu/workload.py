@@ -79,16 +79,13 @@ class Workload:
     """
 
     shards: ShardSet
-    """The shards with the photos and masks, as loaders read them."""
     _: KW_ONLY
     photo: str
     mask: str
     """The mask's component; empty if there is none."""
     num_photos: int
-    """The number of photos to keep in memory."""
     directory: Path
     is_drawn: bool
-    """Whether the photos were drawn, and are not photographs."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -62,7 +62,6 @@ class LoaderOptions:
     """DALI's threads, or worker processes: one for each core, for every loader."""
     crop: int = 350
     decode: str = "pil"
-    """One of `DECODES`; loaders that decode with DALI ignore it."""
     recipe: Recipe = "segmentation"
     photo: str = "image.jpg"
     """A component, or alternatives as graphs take them: ``jpg;jpeg``."""

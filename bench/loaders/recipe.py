@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 NUM_CROPS = 64
 """A power of two: the crop's number is the last bits of the file's size."""
 WHOLE = 256
-"""Crops are stored in shares of this."""
 
 
 class Crop(NamedTuple):

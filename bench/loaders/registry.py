@@ -38,7 +38,6 @@ PLACES: Mapping[str, str] = {
     "s3": "in a bucket of S3",
     "cloud": "in a bucket of another cloud",
 }
-"""Where shards lie -> the words for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +46,11 @@ class LoaderEntry:
 
     module: str
     opens: str = "open_loader"
-    """The function of the module that opens it."""
     prepares: str | None = None
     """The function that converts the shards; ``None``: the loader reads the shards themselves."""
     extra: str | None = None
     """The extra of this project that installs what the loader needs beyond ``bench``."""
     requires: tuple[str, ...] = ()
-    """Import names of the packages that must be installed."""
     decodes: tuple[str, ...] = ()
     """The decoders, of `DECODES`, that ``NAME:DECODE`` can choose; empty if DALI decodes, or nothing does."""
     gives: frozenset[str] = ALL_PARTS
@@ -133,7 +130,6 @@ LOADERS: dict[str, LoaderEntry] = {
     "mosaic-s3": _peer("mosaic", **_MOSAIC, **_BY_S3, makes="its own shards in the bucket, by one process"),
     "synthetic": LoaderEntry(module=_OURS, opens="open_synthetic", gives=frozenset()),
 }
-"""Name to entry, in the order of a table that shows all of them."""
 
 
 def is_peer(name: str) -> bool:

@@ -13,9 +13,7 @@ class BenchFigure:
     title: str
     unit: str
     digits: int
-    """Digits after the decimal point."""
     about: str
-    """An explanation for the reader of a report."""
     better: Literal["high", "low"] = "low"
     scale: float = 1.0
     """Factor from the value in a record to the value that is shown."""
@@ -147,7 +145,6 @@ FIGURES: Mapping[str, BenchFigure] = {
     "p9999_difference": BenchFigure("99.99 %", "levels", 0, "The difference that 99.99 % of the values do not exceed."),
     "max_difference": BenchFigure("max", "levels", 2, "The largest difference."),
 }
-"""All figures, in the order of a report."""
 
 SETTING_TITLES: Mapping[str, str] = {
     "photo_kb": "photo kB",

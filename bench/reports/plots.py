@@ -54,9 +54,7 @@ class Mark(NamedTuple):
     record: Record
     figure: BenchFigure
     values: Sequence[float]
-    """One for each repeat."""
     x: float | str = 0.0
-    """The value of the setting that was swept."""
 
     @property
     def colour(self) -> str:

@@ -22,7 +22,6 @@ PROGRAM = "dali-pipes"
 FORMAT = f"{PROGRAM}-bench"
 VERSION = 2
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
-"""Exceptions that a malformed record may raise while its fields are read."""
 _URL_HOST = re.compile(r"(https?://)[^/\s,]+")
 
 

@@ -25,7 +25,6 @@ from bench.reports.record import kind_of
 Record = Mapping[str, Any]
 """One loader under one setting."""
 Report = Mapping[str, Any]
-"""The record of a benchmark."""
 
 CONFIDENCE = 0.95
 

@@ -211,7 +211,6 @@ _MARK = click.Command(
     ],
     add_help_option=False,
 )
-"""The words of a mark."""
 
 
 def update_document(path: Path, *, write: bool = True) -> tuple[int, bool]:

@@ -38,16 +38,13 @@ Batch = Mapping[str, Any]
 """``label``, int64 [B]; for each component, int64 [B, 2 or more]: height, width and further numbers; ``key``, B texts.
 Without keys, sizes may be left out."""
 Epoch = Callable[[], Iterator[Batch]]
-"""Yields the batches of the next epoch."""
 
 
 class FeedData(NamedTuple):
     """The shards that all loaders read, and the places of their components."""
 
     shards: ShardSet
-    """Local shards, with their indexes."""
     cache: Path
-    """The directory of our loader's cache file."""
     index_paths: Sequence[Path]
     """The index of each shard for DALI's reader."""
     keys: Sequence[str]
@@ -104,9 +101,7 @@ class FeedOptions:
     """The photo, and the mask if it is taken."""
     batch_size: int
     passes: int
-    """Passes over the samples in an epoch."""
     num_threads: int
-    """DALI's threads."""
     seed: int
     preadv_threads: int = 1
     order: Array | None = None

@@ -41,7 +41,6 @@ from dali_pipes.store.http.objects import ObjectFetcher
 MIB = 1 << 20
 GIB = 1 << 30
 PREFIX = "dali-pipes-bench-fetch"
-"""The bucket that the benchmark makes, and the prefix of its objects."""
 CURL_OPTIONS = ("--disable", "--parallel", "--parallel-immediate", "--location", "--fail", "--silent", "--show-error")
 
 
@@ -52,13 +51,11 @@ class Objects(NamedTuple):
     names: Sequence[str]
     object_bytes: int
     checksums: Sequence[int]
-    """XXH64 of each."""
     directory: Path
     """The directory in which clients store what they fetch."""
     server_pid: int | None
     """``None``: the server is not ours."""
     connections: int
-    """Objects in flight."""
     bucket: str = PREFIX
     checked: int = 0
     """The index of the object whose bytes are hashed again after the clock has stopped."""
@@ -81,7 +78,6 @@ class Objects(NamedTuple):
 class Cost(NamedTuple):
     wall_s: float
     cpu_s: float
-    """User and system time of all threads, or of the program."""
 
 
 def find_curl() -> str | None:

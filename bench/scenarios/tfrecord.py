@@ -67,7 +67,6 @@ class WrittenFiles(NamedTuple):
     place: Path
     shards: ShardSet
     files: Mapping[str, ReaderFiles]
-    """The files that the two plain readers read."""
     num_bytes: Mapping[str, tuple[int, int]]
     """Bytes of data and of index, for each reader."""
     outputs: Mapping[str, Comparison]

@@ -56,7 +56,6 @@ class WindowInputs(NamedTuple):
     servers: Mapping[float, tuple[str, int]]
     """Latency in milliseconds -> endpoint and process."""
     directory: Path
-    """In it caches are made."""
     facts: dict[str, Any]
     """The record's description, with the bytes of a whole cache file, and of the shuffle window of all turns."""
 

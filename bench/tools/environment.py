@@ -26,7 +26,6 @@ PACKAGES = (
     "litdata",
     "mosaicml-streaming",
 )
-"""Packages whose versions may change a figure."""
 
 EXTRAS = ("matplotlib", "psutil", "torchvision")
 

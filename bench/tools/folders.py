@@ -15,7 +15,6 @@ from dali_pipes.commands.options import format_bytes
 PREFIX = "dali-pipes-bench-"
 LOCK = ".owner"
 _BYTE = 0
-"""The byte of the lock file that is locked."""
 
 
 class RunFolder:

@@ -43,7 +43,6 @@ class Gateway(ServerProcess):
     """
 
     counter: Path
-    """The file that `read_counter` reads."""
 
     def __init__(self, endpoint: str, *, latency_s: float = 0.0) -> None:
         check_upstream(endpoint)

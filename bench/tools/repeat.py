@@ -25,7 +25,6 @@ PHOTO, MASK = "image.jpg", "trimap.png"
 # Width and height of drawn photos. The shorter side of some is below a crop of 350, as in the pets sample.
 DRAWN_SIZES = ((500, 375), (375, 500), (500, 333), (400, 300), (640, 480), (300, 225))
 MASK_CELL = 40
-"""Side in pixels of a drawn mask's rectangles."""
 
 
 def repeat_shards(

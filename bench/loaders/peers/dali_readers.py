@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 ENCODED, KEY, LABEL = "image/encoded", "image/filename", "image/class/label"
 """The features of photo, key and label in a TFRecord file. A mask has the name of its component."""
 S3_PREFETCH = 4
-"""Batches that the reader of a bucket keeps ready."""
 ANSWER_TIMEOUT_S = 10.0
 
 READER = "reader"
@@ -51,11 +50,9 @@ class ReaderFiles:
     """The files that one of DALI's readers reads."""
 
     kind: str
-    """``webdataset`` or ``tfrecord``."""
     paths: Sequence[Path | str]
     """Paths, or URLs if the reader takes them."""
     index_paths: Sequence[Path]
-    """One for each of ``paths``."""
     prefetch_queue_depth: int = 1
     """Batches that the reader keeps ready; DALI's default."""
 

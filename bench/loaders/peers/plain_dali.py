@@ -37,7 +37,6 @@ PREFETCH_QUEUE_DEPTH = 2  # DALI's default
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 SOURCE_PREFETCH = 4
-"""Batches that the worker of an external source reads ahead."""
 BYTES_PER_SAMPLE = 256 << 10
 """Shared memory for one component of one sample; it grows if necessary."""
 

@@ -35,7 +35,6 @@ READERS = 2
 """Shards read at a time; each is in memory until its samples are decoded. The documentation recommends 16 to 32
 for files of one sample."""
 SINK_BATCHES = 2
-"""Batches that are ready, besides the batches in the making."""
 READ_BYTES = 1 << 20
 
 
