@@ -271,30 +271,29 @@ def compare_outputs(
     for setting in settings:
         shards = data.shards(setting)
         kind = (shards.url, tuple(shards.names), setting.crop)
-        if missing := [spec for spec in specs if spec not in failed and (spec, *kind) not in compared]:
-            shared = replace(options, crop=setting.crop)
-            with Reference.open(shards, options=shared) as reference:
-                for spec in missing:
-                    try:
-                        (prepared,) = data.prepared(spec.name, replace(setting, ranks=1))
-                        with (
-                            _limited(timeout_s, what=f"loader '{spec}' ({replace(setting, ranks=1)})"),
-                            open_loader(spec.name, shards, options=spec.apply(shared), prepared=prepared) as loader,
-                        ):
-                            compared[spec, *kind] = compare_epoch(
-                                loader.epoch(),
-                                reference,
-                                loader=str(spec),
-                                tolerance=tolerance_of(
-                                    decode=loader.decode, device=loader.device, recipe=shared.recipe
-                                ),
-                                gives=LOADERS[spec.name].gives,
-                                show=f"compare {spec}",
-                            )
-                    except Exception as exc:
-                        if not is_peer(spec.name) or len(failed) + 1 == len(specs):
-                            raise
-                        failed[spec] = failure_text(exc)
+        missing = [spec for spec in specs if spec not in failed and (spec, *kind) not in compared]
+        shared, alone = replace(options, crop=setting.crop), replace(setting, ranks=1)
+        with Reference.open(shards, options=shared) if missing else contextlib.nullcontext() as reference:
+            for spec in missing:
+                assert reference is not None
+                try:
+                    (prepared,) = data.prepared(spec.name, alone)
+                    with (
+                        _limited(timeout_s, what=f"loader '{spec}' ({alone})"),
+                        open_loader(spec.name, shards, options=spec.apply(shared), prepared=prepared) as loader,
+                    ):
+                        compared[spec, *kind] = compare_epoch(
+                            loader.epoch(),
+                            reference,
+                            loader=str(spec),
+                            tolerance=tolerance_of(decode=loader.decode, device=loader.device, recipe=shared.recipe),
+                            gives=LOADERS[spec.name].gives,
+                            show=f"compare {spec}",
+                        )
+                except Exception as exc:
+                    if not is_peer(spec.name) or len(failed) + 1 == len(specs):
+                        raise
+                    failed[spec] = failure_text(exc)
         found |= {(spec, setting): compared[spec, *kind] for spec in specs if spec not in failed}
     return {key: comparison for key, comparison in found.items() if key[0] not in failed}
 

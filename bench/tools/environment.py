@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import PipesError
+from dali_pipes.tuning import Machine
 
 PACKAGES = (
     "dali-pipes",
@@ -54,7 +55,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "versions": _versions(),
         "cpu": {
-            "model": _cpu_model(),
+            "model": Machine.here(None).cpu,
             "cores": os.cpu_count(),
             "cores_available": available_cores(),
             "load_average_1min": round(os.getloadavg()[0], 2),
@@ -72,12 +73,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
 
 
 def _commit() -> dict[str, Any]:
