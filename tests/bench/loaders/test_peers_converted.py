@@ -83,7 +83,7 @@ def test_converted_samples_with_other_components_are_refused(name: str, tmp_path
     target = tmp_path / "converted"
     target.mkdir()
     found = "key 's00002': its components are cls, image.jpg, expected cls, image.jpg, trimap.png"
-    with pytest.raises(PipesError, match=f"^shard '{shards.store.locate(shards.names[0])}', {found} as of the first"):
+    with pytest.raises(PipesError, match=f"shard '{shards.store.locate(shards.names[0])}', {found} as in the first"):
         prepare_loader(name, shards, directory=target)
 
 
