@@ -199,7 +199,7 @@ def test_workers_end_with_a_killed_main_process(name: str, place: str, num_proce
         finally:
             main.kill()
         assert len(below) >= num_processes
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60  # on a busy machine
         while (alive := [process for process in below if _is_running(process)]) and time.monotonic() < deadline:
             time.sleep(0.05)
         for process in alive:
