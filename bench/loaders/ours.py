@@ -19,7 +19,7 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.indexed_set import IndexedSet
 
 if TYPE_CHECKING:
-    from dali_pipes.graph.batch_inputs import BatchInputs
+    from dali_pipes.graph.decode import BatchInputs
     from dali_pipes.graph.definition import Graph
     from dali_pipes.order.plan import Plan
 
@@ -112,7 +112,7 @@ def open_memory(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
 
     from dali_pipes.data_set.data_set import DataSet
     from dali_pipes.graph.decode import DecodePipeline
-    from dali_pipes.graph.outputs import CU_SEQLENS
+    from dali_pipes.graph.definition import CU_SEQLENS
     from dali_pipes.order.inputs import OrderInputs
     from dali_pipes.order.plan import Plan, num_steps
     from dali_pipes.order.randomness import Stream
@@ -132,7 +132,7 @@ def open_memory(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
     data = [np.frombuffer(shards.store.read(name), np.uint8) for name in manifest.names]
     rows = samples.rows(np.arange(len(samples)))
     components = {}
-    for component in decode.read_components:
+    for component in decode.inputs.read:
         places = rows.places(component)
         located = zip(rows.shard.tolist(), places.offset.tolist(), places.size.tolist(), strict=True)
         components[component] = [data[shard][offset : offset + size] for shard, offset, size in located]

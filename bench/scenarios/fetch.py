@@ -32,10 +32,10 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.progress import progress
 from dali_pipes.store.cluster import embedded_node
+from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore, ais_client
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.objects import StoredObjects, object_url
-from dali_pipes.store.cluster.proxies import ClusterAccess
 from dali_pipes.store.http.objects import ObjectFetcher
 
 MIB = 1 << 20
