@@ -1,6 +1,7 @@
 """``dali-pipes cache``: list, fill and empty the cache files that loaders on this node share."""
 
 import contextlib
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -39,21 +40,9 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for directory in _caches(cache_dir):
         with contextlib.closing(NodeCache(directory)) as opened:
-            rows += [
-                {
-                    "cache": str(directory),
-                    "image": status.key,
-                    "source": status.source,
-                    "num_shards": status.num_shards,
-                    "num_resident": status.num_resident,
-                    "num_held": status.num_held,
-                    "resident_bytes": status.resident_bytes,
-                    "image_bytes": status.file_bytes,
-                    "pids": list(status.pids),
-                    "keep": status.keep,
-                }
-                for status in opened.status()
-            ]
+            for found in map(dataclasses.asdict, opened.status()):
+                named = {"cache": str(directory), "image": found.pop("key"), "image_bytes": found.pop("file_bytes")}
+                rows.append(named | found)
     if as_json:
         click.echo(json.dumps(rows))
         return

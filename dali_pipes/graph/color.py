@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from nvidia.dali import fn, math, types
@@ -26,19 +26,6 @@ _NEUTRAL = np.array([1, 1, 1, 0], np.float64)
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # [order, place]
 
 
-class OperationSlots(NamedTuple):
-    """Operators that run for all samples one after the other; each sample's own order uses some of them.
-
-    A saturation can come before or after the hue, so there are two operators for it, and a sample uses one of them.
-    Brightness and contrast may come before, between and after these, in either order.
-    """
-
-    kinds: tuple[str, ...]
-    """``"light"`` (brightness or contrast), ``"saturation"``, ``"hue"``, in the order in which they run."""
-    uses: Int64s
-    """int64 [order, slot]: the operation for which an order uses the slot; -1 if it does not use it."""
-
-
 class ColorJitter:
     """Brightness, contrast, saturation and hue that were drawn for each sample; call it with decoded photos.
 
@@ -51,7 +38,7 @@ class ColorJitter:
         self._components = components
         self.draw = once_a_batch(lambda batch: draw(uniforms(batch), ranges, p))
         """Computes factors and orders of a batch, see `draw`."""
-        self._slots = slots([operation for operation in range(4) if ranges[operation] is not None])
+        self._kinds, self._uses = slots([operation for operation in range(4) if ranges[operation] is not None])
 
     def __call__(self, pixels: Any) -> Any:
         """Change photos: a node of uint8 [H, W, 3], RGB, on either device, to another such node.
@@ -61,7 +48,7 @@ class ColorJitter:
         array = self._components.array
         factors = array(self._slot_factors)
         on_device = factors.gpu() if pixels.device == "gpu" else factors
-        for number, kind in enumerate(self._slots.kinds):
+        for number, kind in enumerate(self._kinds):
             if kind == "light":
                 pixels = _light(pixels, factors[number], self._uses_contrast(number))
             elif kind == "saturation":
@@ -73,14 +60,14 @@ class ColorJitter:
     def _slot_factors(self, batch: Batch) -> Float32s:
         """Compute each slot's factor, float32 [B, slot]: that of its operation, or one that changes nothing."""
         drawn, orders = self.draw(batch)
-        uses = self._slots.uses[orders]  # [B, slot]
+        uses = self._uses[orders]  # [B, slot]
         factors = np.take_along_axis(drawn, np.maximum(uses, 0), axis=1)
-        neutral = np.array([0 if kind == "hue" else 1 for kind in self._slots.kinds])
+        neutral = np.array([0 if kind == "hue" else 1 for kind in self._kinds])
         return np.where(uses >= 0, factors, neutral).astype(np.float32)
 
     def _uses_contrast(self, slot: int) -> Any | None:
         """A node of float32 scalars, 1 where the slot is for a contrast; ``None`` if it never is."""
-        uses = self._slots.uses[:, slot] == CONTRAST  # [order]
+        uses = self._uses[:, slot] == CONTRAST  # [order]
         if not uses.any():
             return None
         return self._components.array(lambda batch: uses[self.draw(batch)[1]].astype(np.float32))
@@ -129,10 +116,17 @@ def draw(uniforms: Float64s, ranges: Sequence[Range | None], p: float) -> tuple[
     return factors, np.argmax((places[:, None] == _ORDERS).all(axis=2), axis=1)
 
 
-def slots(operations: Sequence[int]) -> OperationSlots:
-    """Arrange the slots for some of the four operations.
+def slots(operations: Sequence[int]) -> tuple[tuple[str, ...], Int64s]:
+    """Arrange operators that run one after the other, so that each sample's own order of operations uses some of them.
 
-    >>> slots([BRIGHTNESS, SATURATION]).kinds
+    A saturation can come before or after the hue, so there are two operators for it, and a sample uses one of them.
+    Brightness and contrast (``"light"``) may come before, between and after these, in either order.
+
+    Returns:
+        The kinds of the slots in the order in which they run; and int64 [order, slot], the operation for which an order
+        uses the slot, -1 if it does not use it.
+
+    >>> slots([BRIGHTNESS, SATURATION])[0]
     ('light', 'saturation', 'light')
     """
     num_lights = sum(operation in operations for operation in (BRIGHTNESS, CONTRAST))
@@ -151,7 +145,7 @@ def slots(operations: Sequence[int]) -> OperationSlots:
                 slot = next(number for number in range(slot, len(kinds)) if kinds[number] == kind)
                 row[slot] = operation
                 slot += 1
-    return OperationSlots(tuple(kinds), uses)
+    return tuple(kinds), uses
 
 
 def _light(pixels: Any, factor: Any, uses_contrast: Any | None) -> Any:

@@ -22,19 +22,14 @@ T = TypeVar("T")
 DecoderDevice = Literal["cpu", "mixed"]
 ArrayFunction = Callable[[Batch], npt.NDArray[Any]]
 
-_DALI_TYPES = {
-    np.dtype(np.float32): types.FLOAT,
-    np.dtype(np.int32): types.INT32,
-    np.dtype(np.int64): types.INT64,
-    np.dtype(np.uint8): types.UINT8,
+# dtype -> what DALI calls it.
+_DALI_TYPES: dict[np.dtype[Any], Any] = {
+    np.dtype(types.to_numpy_type(kind)): kind for kind in (types.FLOAT, types.INT32, types.INT64, types.UINT8)
 }
 # More dtypes are allowed where the graph names one. A computed array may be float64 by accident.
 _PARSED_DALI_TYPES = _DALI_TYPES | {
-    np.dtype(np.float16): types.FLOAT16,
-    np.dtype(np.float64): types.FLOAT64,
-    np.dtype(np.int8): types.INT8,
-    np.dtype(np.int16): types.INT16,
-    np.dtype(np.bool_): types.BOOL,
+    np.dtype(types.to_numpy_type(kind)): kind
+    for kind in (types.FLOAT16, types.FLOAT64, types.INT8, types.INT16, types.BOOL)
 }
 
 
