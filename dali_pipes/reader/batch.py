@@ -5,7 +5,7 @@ one segment, or of a few shards; a `Batch` is a run of these rows.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -211,66 +211,47 @@ class Rows:
         return part.table.name, part.table.key(int(part.rows[np.searchsorted(part.where, position)]))
 
 
+@dataclass(eq=False, repr=False)
 class Batch:
     """One batch: the rows from ``start`` to ``stop``. All arrays are [B], in the order of the batch."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        start: int,
-        stop: int,
-        occurrences: Int64s,
-        *,
-        num_valid: int,
-        stream: Callable[[str], Stream],
-        substituted: tuple[int, ...] = (),
-        shape: tuple[int, int] | None = None,
-    ) -> None:
-        self.rows = rows
-        self._start, self._stop = start, stop
-        self.ordinals = rows.ordinals[start:stop]
+    rows: Rows
+    start: int
+    stop: int
+    occurrences: Int64s
+    """int64 [B]: how often the epoch had each sample before."""
+    num_valid: int
+    stream: Callable[[str], Stream]
+    substituted: tuple[int, ...] = ()
+    """Positions at which another sample replaces a bad one."""
+    shape: tuple[int, int] | None = None
+    """Height and width of the batch's bucket; ``None`` without buckets."""
+
+    def __post_init__(self) -> None:
+        self.ordinals = self.rows.ordinals[self.start : self.stop]
         """int64 [B]."""
-        self.occurrences = occurrences
-        """int64 [B]: how often the epoch had each sample before."""
-        self.num_valid = num_valid
-        self.substituted = substituted
-        """Positions at which another sample replaces a bad one."""
-        self.shape = shape
-        """Height and width of the batch's bucket; ``None`` without buckets."""
-        self._stream = stream
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return self.stop - self.start
 
     def replaced(
         self, ordinals: Int64s, occurrences: Int64s, *, substituted: tuple[int, ...], rows: Rows | None = None
     ) -> "Batch":
         """Make a batch of other samples in the place of this one, from its own shards or from those of ``rows``."""
-        return Batch(
-            (rows or self.rows).of(ordinals),
-            0,
-            len(ordinals),
-            occurrences,
-            num_valid=self.num_valid,
-            stream=self._stream,
-            substituted=substituted,
-            shape=self.shape,
-        )
+        taken, stop = (rows or self.rows).of(ordinals), len(ordinals)
+        return replace(self, rows=taken, start=0, stop=stop, occurrences=occurrences, substituted=substituted)
 
     def places(self, component: str) -> Places:
         """Locate one component of each sample; see `Rows.places`."""
-        return self.rows.places(component).part(slice(self._start, self._stop))
+        return self.rows.places(component).part(slice(self.start, self.stop))
 
     @property
     def labels(self) -> Int64s:
         """The class ids: int64 [B]."""
-        return self.rows.labels[self._start : self._stop]
+        return self.rows.labels[self.start : self.stop]
 
     def size(self, component: str, *, orient: bool = False) -> tuple[Int32s, Int32s]:
-        """Return heights and widths of a component's photos: of the upright ones if ``orient``, else as stored.
-
-        They are int32 [B] each.
-        """
+        """Heights and widths of a component's photos, int32 [B]: of the upright ones if ``orient``, else as stored."""
         height, width = self.places(component).sizes(orient=orient)
         return height.astype(np.int32), width.astype(np.int32)
 
@@ -286,8 +267,8 @@ class Batch:
 
     def name(self, position: int) -> tuple[str, str]:
         """Return the shard and the key of one sample."""
-        return self.rows.name(self._start + position)
+        return self.rows.name(self.start + position)
 
     def uniforms(self, stream: str, num: int) -> npt.NDArray[np.float64]:
         """Draw ``num`` numbers in [0, 1) for each sample, by its ordinal and the epoch: float64 [B, num]."""
-        return self._stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)
+        return self.stream(stream).uniforms(self.ordinals, num, occurrence=self.occurrences)
