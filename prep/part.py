@@ -18,11 +18,7 @@ _TEXT = re.compile("([0-9]{1,9})/([0-9]{1,9})")
 
 @dataclass(frozen=True, kw_only=True)
 class JobPart:
-    """Part ``number`` of ``total``, counted from 1.
-
-    Raises:
-        ValueError: If the number is not in [1, total].
-    """
+    """Part ``number`` of ``total``, counted from 1."""
 
     number: int = 1
     total: int = 1
@@ -36,11 +32,7 @@ class JobPart:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The part that ``"3/16"`` names; raises `ValueError` for other texts.
-
-        >>> JobPart.parse("3/16")
-        JobPart(number=3, total=16)
-        """
+        """The part that ``"3/16"`` names; raises `ValueError` for other texts."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"a part must be I/N, such as 3/16, got '{text}'")
@@ -48,7 +40,6 @@ class JobPart:
 
     @property
     def is_all(self) -> bool:
-        """Whether the job has this part only."""
         return self.total == 1
 
     def of(self, items: Sequence[Item]) -> Sequence[Item]:

@@ -22,11 +22,11 @@ def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[P
     """
     if spool_dir is None and target.directory is not None:
         place = target.directory / prefix
-        base, name = place.parent, f".partial-{_digest(place.name.encode())}"
+        base, start, text = place.parent, ".partial-", place.name
     else:
-        digest = _digest(target.locate(prefix).encode("utf-8", "surrogateescape"))
-        base, name = spool_dir or Path(tempfile.gettempdir()), f"dali-pipes-shuffle-{os.getuid()}-{digest}"
-    folder = base / name
+        base, start = spool_dir or Path(tempfile.gettempdir()), f"dali-pipes-shuffle-{os.getuid()}-"
+        text = target.locate(prefix)
+    folder = base / (start + hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -56,10 +56,6 @@ def open_spool(target: Store, prefix: str, spool_dir: Path | None) -> Iterator[P
         raise StoreError(f"another process is writing '{target.locate(prefix)}' from '{folder}'; wait for it") from exc
     finally:
         os.close(lock)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=6).hexdigest()
 
 
 def _empty(folder: Path) -> None:

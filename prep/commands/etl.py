@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from prep.part import JobPart
 
 
-FUNCTION_HELP = "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
+_FUNCTION_HELP = (
+    "pets, the tutorial's transform, or MODULE:FUNCTION, of a module in the current directory or installed."
+)
 
-replace_option = overwrite_option("what is there under these names")
+_replace_option = overwrite_option("what is there under these names")
 
 
 @click.command()
-@click.argument("urls", metavar="URL... OUT", nargs=-1, required=True)
-@click.option("--function", metavar="TRANSFORM", required=True, help=FUNCTION_HELP)
-@replace_option
+@click.argument("urls", metavar="URL...", nargs=-1, required=True)
+@click.argument("out")
+@click.option("--function", metavar="TRANSFORM", required=True, help=_FUNCTION_HELP)
+@_replace_option
 @jobs_option("Processes")
 @on_option
 @part_option("every N-th shard")
@@ -33,6 +36,7 @@ replace_option = overwrite_option("what is there under these names")
 @json_option
 def transform(
     urls: tuple[str, ...],
+    out: str,
     *,
     function: str,
     part: "JobPart",
@@ -53,26 +57,18 @@ def transform(
     from dali_pipes.data_set.named import list_shards
     from prep.etl.run import open_output, transform_shards
 
-    *inputs, out = inputs_and_output(urls)
-    with endpoint_for(inputs, endpoint, embedded_dir, writes=[out]) as answering:
-        shards = list_shards(inputs, endpoint=answering)
+    with endpoint_for(urls, endpoint, embedded_dir, writes=[out]) as answering:
+        shards = list_shards(urls, endpoint=answering)
         own = part.of_shards(shards)
         if not own.names:
             print_empty_part(part, own.url, as_json=as_json)
             return
         output = open_output(out, endpoint=answering)
         report = transform_shards(own, output, transform=function, whole=shards, show_progress=not as_json, **options)
-    print_report(report, function, as_json=as_json)
+    _print_report(report, function, as_json=as_json)
 
 
-def inputs_and_output(urls: tuple[str, ...]) -> tuple[str, ...]:
-    """The arguments ``URL... OUT``, of which there must be two at least."""
-    if len(urls) < 2:
-        raise click.UsageError("expected URL... and OUT")
-    return urls
-
-
-def print_report(report: "TransformReport", what: str, *, as_json: bool) -> None:
+def _print_report(report: "TransformReport", what: str, *, as_json: bool) -> None:
     """Print the result of ``what``, a function or an ETL."""
     line = (
         f"transformed {counted(len(report.shards), 'shard')} by {what}, {format_bytes(report.num_bytes)} in "
@@ -95,7 +91,7 @@ _endpoint_option = click.option(
 # The ETL: a running one, or one that is started for this command.
 _etl_options = join_options(
     click.option("--etl", "name", metavar="NAME", help="A running ETL; see etl start."),
-    click.option("--function", metavar="TRANSFORM", help=f"Start one for this command alone. {FUNCTION_HELP}"),
+    click.option("--function", metavar="TRANSFORM", help=f"Start one for this command alone. {_FUNCTION_HELP}"),
     _image_option,
 )
 
@@ -163,28 +159,27 @@ def get_command(
 
     if not file.parent.is_dir():
         raise click.BadParameter(f"no directory '{file.parent}'; make it", param_hint="FILE")
-    with _cluster(url, endpoint, embedded_dir, function) as answering:
+    if not url.endswith(".tar"):
+        raise ValueError(f"'{url}' names no shard; expected one such as ais://pets/samples-000000.tar")
+    with _running_etl(url, endpoint, embedded_dir, name, function, image) as (answering, running):
         store, shard = open_store(url, endpoint=answering)
-        if not shard.endswith(".tar"):
-            raise ValueError(f"'{url}' names no shard; expected one such as ais://pets/samples-000000.tar")
         bucket = store.need_cluster("an ETL reads from a bucket")
-        with (
-            _running(bucket, name, function, image) as running,
-            LocalStore(file.parent).replacing(file.name) as stream,
-        ):
+        with LocalStore(file.parent).replacing(file.name) as stream:
             num_bytes = get_transformed(bucket, shard, stream, etl=running)
     result = {"url": url, "file": str(file), "etl": name, "function": function, "num_bytes": num_bytes}
     print_result(f"read {url} through ETL, {format_bytes(num_bytes)} -> {file}", result, as_json=as_json)
 
 
 @etl.command("run", short_help="Transform shards, bucket to bucket.")
-@click.argument("urls", metavar="URL... OUT", nargs=-1, required=True)
+@click.argument("urls", metavar="URL...", nargs=-1, required=True)
+@click.argument("out")
 @_etl_options
-@replace_option
+@_replace_option
 @cluster_options
 @json_option
 def run_command(
     urls: tuple[str, ...],
+    out: str,
     *,
     name: str | None,
     function: str | None,
@@ -203,47 +198,44 @@ def run_command(
     from dali_pipes.store.urls import is_remote
     from prep.etl.run import open_output, run_offline
 
-    *inputs, out = inputs_and_output(urls)
-    if local := next((url for url in (*inputs, out) if not is_remote(url)), None):
+    if local := next((url for url in (*urls, out) if not is_remote(url)), None):
         raise ValueError(
             f"'{local}' is not a bucket, a cluster's ETL goes from bucket to bucket; here: dali-pipes prep transform"
         )
-    with _cluster(inputs[0], endpoint, embedded_dir, function) as answering:
-        shards = list_shards(inputs, endpoint=answering)
-        with _running(shards.store.need_cluster("an ETL reads from a bucket"), name, function, image) as running:
-            output = open_output(out, endpoint=answering)
-            report = run_offline(shards, output, etl=running, overwrite=overwrite, show_progress=not as_json)
-    print_report(report, function or running, as_json=as_json)
+    with _running_etl(urls[0], endpoint, embedded_dir, name, function, image) as (answering, running):
+        shards = list_shards(urls, endpoint=answering)
+        output = open_output(out, endpoint=answering)
+        report = run_offline(shards, output, etl=running, overwrite=overwrite, show_progress=not as_json)
+    _print_report(report, function or running, as_json=as_json)
 
 
 @contextlib.contextmanager
-def _cluster(url: str, endpoint: str | None, embedded_dir: Path | None, function: str | None) -> Iterator[str]:
-    """Yield an endpoint. If this command starts an embedded node, the node may run this function, and no other."""
+def _running_etl(
+    url: str, endpoint: str | None, embedded_dir: Path | None, name: str | None, function: str | None, image: str
+) -> Iterator[tuple[str, str]]:
+    """Yield an endpoint and the name of an ETL: the running one, or one that runs until this ends.
+
+    If this command starts an embedded node, the node may run this function, and no other.
+    """
     from dali_pipes.store.urls import is_remote
+    from prep.etl.run import running_etl
     from prep.etl.transforms import load_transform
 
     if not is_remote(url):
         raise ValueError(f"'{url}' is not a bucket, an ETL reads from one; here: dali-pipes prep transform")
+    if (name is None) == (function is None):
+        raise click.UsageError("expected --etl NAME or --function TRANSFORM, one of them")
     if endpoint is None:
         if function is None:
             raise click.UsageError("--etl NAME needs --endpoint; an embedded node's ETLs end with it: use --function")
         load_transform(function)
     with endpoint_for(url, endpoint, embedded_dir, etl_function=function) as answering:
-        yield cast("str", answering)
-
-
-@contextlib.contextmanager
-def _running(store: "Bucket", name: str | None, function: str | None, image: str) -> Iterator[str]:
-    """The name of the ETL: the running one, or one that runs until this ends."""
-    from prep.etl.run import running_etl
-
-    if (name is None) == (function is None):
-        raise click.UsageError("expected --etl NAME or --function TRANSFORM, one of them")
-    if name is not None:
-        yield name
-    else:
-        with running_etl(store, transform=cast("str", function), image=image) as started:
-            yield started
+        assert answering is not None, "a bucket has one"
+        if name is not None:
+            yield answering, name
+        else:
+            with running_etl(_any_bucket(answering), transform=cast("str", function), image=image) as started:
+                yield answering, started
 
 
 def _any_bucket(endpoint: str) -> "Bucket":

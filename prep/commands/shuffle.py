@@ -179,13 +179,12 @@ def _shuffle_urls(
     from dali_pipes.errors import StoreError
     from dali_pipes.store.shard_names import extension_of
     from dali_pipes.store.urls import is_remote, open_store
-    from prep.shuffle.key_map import Grouping
+    from prep.shuffle.key_map import Grouping, KeyMap
     from prep.shuffle.order import Algorithm
     from prep.shuffle.request import Request, epoch_prefix, epoch_seed, load_key_map
     from prep.shuffle.shuffle import shuffle as shuffle_shards
 
-    output, seed, epoch = options["output"], options["seed"], options["epoch"]
-    ekm, extension = options["ekm"], options["extension"]
+    output, seed, epoch, ekm = options["output"], options["seed"], options["epoch"], options["ekm"]
     algorithm = Algorithm(
         kind=options["kind"],
         seed=seed if epoch is None else epoch_seed(seed, epoch),
@@ -193,8 +192,9 @@ def _shuffle_urls(
         component=options["component"] or "",
         key_type=options["key_type"],
     )
-    shares = parse_shares(options["splits"], option="--splits")
-    grouping = Grouping(by=options["by"], shares=shares, seed=seed) if options["by"] else None
+    mapped: Grouping | KeyMap | None = None
+    if options["by"]:
+        mapped = Grouping(by=options["by"], shares=parse_shares(options["splits"], option="--splits"), seed=seed)
     with endpoint_for((*urls, ekm or ""), endpoint, embedded_dir, writes=[output]) as answering:
         try:
             shards = list_shards(urls, endpoint=answering, compressed=True, allow_missing=options["allow_missing"])
@@ -203,17 +203,17 @@ def _shuffle_urls(
                 raise
             raise StoreError(f"{exc}; every URL is an input here, and --output names the output") from exc
         target, prefix = open_store(output, endpoint=answering) if is_remote(output) else (None, output)
-        key_map = None
         if ekm:
-            key_map = load_key_map(ekm, endpoint=answering, extension=extension or extension_of(shards.names[0]))
+            extension = options["extension"] or extension_of(shards.names[0])
+            mapped = load_key_map(ekm, endpoint=answering, extension=extension)
         request = Request(
             shards,
             output_prefix=prefix if epoch is None else epoch_prefix(prefix, epoch),
             target=target,
             algorithm=algorithm,
             shard_bytes=options["shard_bytes"],
-            mapped=key_map or grouping,
-            extension=extension or "",
+            mapped=mapped,
+            extension=options["extension"] or "",
             **common,
         )
         return shuffle_shards(request)

@@ -104,7 +104,6 @@ class NodeConnection(BaseHTTPRequestHandler):
             yield data
 
     def read_json(self) -> dict[str, Any]:
-        """Return the body as a JSON object, which is empty for an empty body."""
         if self._unread_bytes > _MAX_JSON_BYTES:
             self.close_connection = True
             raise RefusalError(413, f"a message of more than {_MAX_JSON_BYTES} bytes is too long")
@@ -119,21 +118,13 @@ class NodeConnection(BaseHTTPRequestHandler):
     # The answer
 
     def answer(self, status: int, body: bytes = b"", *, headers: Headers = (), length: int | None = -1) -> None:
-        """Send an answer.
-
-        Args:
-            status: HTTP's status.
-            body: The body.
-            headers: Headers beside length, date and the connection's.
-            length: -1 means the length of ``body``; ``None`` sends the body as HTTP chunks.
-        """
+        """Send an answer. A ``length`` of -1 means that of ``body``; ``None`` sends the body as HTTP chunks."""
         head = self._begin(status, headers, length=len(body) if length == -1 else length)
         if length is None:
             body = (b"%x\r\n%s\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
         self.connection.sendall(head + (b"" if self.command == "HEAD" else body))
 
     def _begin(self, status: int, headers: Headers, *, length: int | None) -> bytes:
-        """The head of the answer."""
         self.has_answered = True
         self.connection.settimeout(None)
         self.close_connection |= self._waits_to_send
@@ -148,7 +139,6 @@ class NodeConnection(BaseHTTPRequestHandler):
         return "\r\n".join([*(_CONTROL.sub(" ", line).strip() for line in lines), "", ""]).encode()
 
     def answer_json(self, value: object) -> None:
-        """Send status 200 and JSON."""
         body = json.dumps(value).encode() + b"\n"
         self.answer(200, body, headers=[("Content-Type", "application/json; charset=utf-8")])
 

@@ -64,14 +64,7 @@ def parse_job_spec(message: Mapping[str, Any]) -> DsortSpec:
 
 
 class SortJob:
-    """Runs a spec in a thread of its own.
-
-    Args:
-        spec: The job.
-        storage: The node's objects.
-        node: The target's name in errors.
-        endpoint: Address of the node; key maps are read from there only.
-    """
+    """Runs a spec in a thread of its own; ``node`` is the target's name in errors."""
 
     def __init__(self, spec: DsortSpec, storage: Storage, node: str, *, endpoint: str) -> None:
         self._spec, self._storage, self._node, self._endpoint = spec, storage, node, endpoint
@@ -83,11 +76,9 @@ class SortJob:
 
     @property
     def is_done(self) -> bool:
-        """Whether the job has ended, also by an error."""
         return bool(self._error or self._phases["shard_creation"][1])
 
     def start(self) -> None:
-        """Start the thread."""
         self._storage.created_ns(self._spec.source.name)
         with suppress(BucketExistsError):
             self._storage.create_bucket(self._spec.target.name)  # as AIS does

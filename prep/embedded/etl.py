@@ -23,9 +23,7 @@ _COMMAND = ["python", "-m", "prep.etl"]
 class _Etl:
     """A transform in a process of its own, which does one shard at a time.
 
-    Raises:
-        ValueError: If there is no such transform.
-        PipesError: If the process ended.
+    Raises `ValueError` if there is no such transform, `PipesError` if the process ended.
     """
 
     def __init__(self, name: str, message: dict[str, Any], transform: str) -> None:
@@ -73,14 +71,7 @@ _load = cache(load_transform)
 
 
 class Etls:
-    """The ETLs of one node. Thread-safe; methods raise `RefusalError`.
-
-    Args:
-        storage: The objects.
-        endpoint: The node's address, for messages.
-        node: The target's name in the status of jobs.
-        only: The one transform that may run; ``None`` for any.
-    """
+    """The ETLs of one node. Thread-safe; methods raise `RefusalError`. ``only`` is the one transform that may run."""
 
     def __init__(self, storage: Storage, *, endpoint: str, node: str, only: str | None = None) -> None:
         self._storage, self._endpoint, self._node, self._only = storage, endpoint, node, only
@@ -118,14 +109,12 @@ class Etls:
         self._find(name).close()
 
     def delete(self, name: str) -> None:
-        """Forget a stopped ETL."""
         if self._find(name).is_running:
             raise RefusalError(400, f"ETL[{name}] is running: stop it first")
         with self._lock:
             self._etls.pop(name, None)
 
     def infos(self) -> list[dict[str, Any]]:
-        """List the ETLs, as the answer to ``GET /v1/etl``."""
         with self._lock:
             etls = list(self._etls.values())
         return [{"id": etl.name, "stage": "Running" if etl.is_running else "Aborted", "xaction_id": ""} for etl in etls]
@@ -136,7 +125,6 @@ class Etls:
         return {"init_msg": init, "obj_errors": self._object_errors.get(job, [])}
 
     def transform(self, name: str, bucket: str, object_name: str) -> bytes:
-        """Return an object's transformed bytes."""
         etl = self._find(name)
         if not etl.is_running:  # for a target, it does not exist
             raise self._missing(name)
@@ -191,7 +179,6 @@ class Etls:
         job["is_idle"] = True
 
     def snapshots(self, job_id: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the progress of a job, by target."""
         if job_id not in self._jobs:
             raise RefusalError(404, f'xaction "{job_id}" does not exist', "ErrNotFound")
         return {self._node: [self._jobs[job_id]]}

@@ -75,7 +75,6 @@ class NodeServer(ThreadingMixIn, TCPServer):
             self.etls = Etls(storage, endpoint=self.endpoint, node=self.target_id, only=etl_function)
 
     def server_close(self) -> None:
-        """Stop listening, and end the transforms."""
         super().server_close()
         if self.etls is not None:
             self.etls.close()
@@ -92,7 +91,6 @@ class Handler(NodeConnection):
     _is_target = False
 
     def setup(self) -> None:
-        """Take the node from the server."""
         super().setup()
         self.node: NodeServer = self.server  # type: ignore[assignment]  # socketserver's own type
 
@@ -113,7 +111,6 @@ class Handler(NodeConnection):
         self.answer(403, body, headers=[("Content-Type", "application/json"), ("Hdr-Error", error)])
 
     def dispatch(self) -> None:
-        """Answer one request."""
         self.node.before_request(self)
         self._is_target = False
         try:

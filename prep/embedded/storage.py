@@ -113,7 +113,7 @@ class Storage:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Remove files that were not written completely. Can be called twice."""
+        """Can be called twice."""
         if self._lock >= 0:
             shutil.rmtree(self._scratch, ignore_errors=True)
             os.close(self._lock)
@@ -128,7 +128,6 @@ class Storage:
     # Buckets
 
     def create_bucket(self, bucket: str, props: BucketProps = BucketProps()) -> None:
-        """Create a bucket; raises `BucketExistsError`."""
         made = self._scratch_path()
         made.mkdir()
         (made / _BUCKET_FILE).write_text(json.dumps({"created_ns": time.time_ns()}))
@@ -151,7 +150,6 @@ class Storage:
         shutil.rmtree(dropped, ignore_errors=True)
 
     def list_buckets(self) -> list[str]:
-        """Return the names of all buckets, sorted."""
         return sorted(path.name for path in self._buckets.iterdir() if path.is_dir())
 
     def created_ns(self, bucket: str) -> int:
@@ -159,7 +157,6 @@ class Storage:
         return int(self._read_json(bucket, _BUCKET_FILE)["created_ns"])
 
     def bucket_props(self, bucket: str) -> BucketProps:
-        """Return a bucket's properties."""
         return BucketProps(**self._read_json(bucket, _PROPS_FILE))
 
     def _read_json(self, bucket: str, file: str) -> dict[str, Any]:
@@ -191,18 +188,9 @@ class Storage:
         checksum: str = "",
         checksum_type: str = DEFAULT_CHECKSUM_TYPE,
     ) -> ObjectMeta:
-        """Store an object, which becomes visible when it is complete.
+        """Store an object, which becomes visible when it is complete. If ``chunks`` raises, nothing changes.
 
-        Args:
-            bucket: The bucket.
-            name: The object's name.
-            chunks: Its bytes. If this iterable raises, nothing changes.
-            checksum: If given, the bytes must have this checksum. The stored checksum has the bucket's type.
-            checksum_type: The type of ``checksum``.
-
-        Raises:
-            RefusalError: If the bucket does not exist, or was removed meanwhile, or the bytes have another checksum.
-            OSError: If the disk is full, or the file system refuses to write.
+        The bytes must have the ``checksum``, if one is given; the stored checksum has the bucket's own type.
         """
         own_type = self.bucket_props(bucket).checksum_type
         temporary = self._scratch_path()
@@ -261,19 +249,16 @@ class Storage:
         return file, meta
 
     def read(self, bucket: str, name: str) -> bytes:
-        """Return an object's bytes."""
         file, meta = self.open(bucket, name)
         with file:
             return file.read()[: meta.num_bytes]
 
     def head(self, bucket: str, name: str) -> ObjectMeta:
-        """Return an object's metadata."""
         file, meta = self.open(bucket, name)
         file.close()
         return meta
 
     def delete(self, bucket: str, name: str) -> None:
-        """Remove an object."""
         try:
             self._path(bucket, name).unlink()
         except FileNotFoundError as exc:

@@ -58,11 +58,7 @@ def cluster_map(*, port: int, proxy_id: str, target_id: str, uuid: str, created:
 
 
 def parse_bucket_props(message: dict[str, Any], before: BucketProps) -> BucketProps:
-    """Apply the value of ``create-bck`` or ``set-bprops``, such as ``{"checksum": {"type": "md5"}}``.
-
-    Raises:
-        RefusalError: 400 for an unknown checksum type, 501 for a property that the node does not have.
-    """
+    """Apply the value of ``create-bck`` or ``set-bprops``, such as ``{"checksum": {"type": "md5"}}``."""
     value = field_of(message, "value", dict)
     checksum = field_of(value, "checksum", dict)
     others = [*(value.keys() - {"checksum"}), *(f"checksum.{name}" for name in checksum.keys() - _CHECKSUM_CHOICES)]
@@ -76,7 +72,6 @@ def parse_bucket_props(message: dict[str, Any], before: BucketProps) -> BucketPr
 
 
 def check_checksum_type(name: str) -> None:
-    """Refuse a checksum type that AIS does not know."""
     if name not in CHECKSUM_TYPES:
         raise RefusalError(400, f'invalid checksum type "{name}" (expecting [{" ".join(CHECKSUM_TYPES)}])')
 
@@ -117,11 +112,7 @@ def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:
 
 
 def field_of(message: dict[str, Any], name: str, kind: type[Field]) -> Field:
-    """Return a field of a JSON message; empty or zero if it is missing. A number may also come as text.
-
-    Raises:
-        RefusalError: 400 if the field has another type.
-    """
+    """Return a field of a JSON message; empty or zero if it is missing. A number may also come as text."""
     value = message.get(name)
     if value is None or value == "":
         return kind()
@@ -147,7 +138,6 @@ def check_object_name(name: str) -> None:
 
 
 def check_bucket_name(name: str) -> None:
-    """Refuse a bucket name that AIS refuses."""
     if len(name) > 64:
         raise RefusalError(400, f"bucket name is too long: {len(name)} > 64(max length)")
     if not _BUCKET_NAME.fullmatch(name):
@@ -156,11 +146,7 @@ def check_bucket_name(name: str) -> None:
 
 
 def parse_range(header: str, num_bytes: int, *, what: str) -> tuple[int, int]:
-    """Return the bytes ``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five.
-
-    Raises:
-        RefusalError: 416 if it is not one range within the object.
-    """
+    """Return the bytes ``[start, stop)`` that a ``Range`` header asks for; ``bytes=-5`` means the last five."""
     if "," in header:
         raise RefusalError(416, f"cannot multi-range read {what} - operation not supported", "ErrUnsupp")
     match = re.fullmatch(r"bytes=(\d{0,40})-(\d{0,40})", header.strip())

@@ -34,11 +34,9 @@ class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK pub
         self._of = of
 
     def transform(self, data: bytes, path: str, etl_args: str) -> bytes:
-        """Return the transformed shard."""
         return self._of.transform(data, path, etl_args)
 
     def get_mime_type(self) -> str:
-        """Return the type of the answers."""
         return "application/x-tar"
 
     class RequestHandler(HTTPMultiThreadedServer.RequestHandler):  # type: ignore[misc]  # the same
@@ -48,7 +46,6 @@ class ShardServer(HTTPMultiThreadedServer):  # type: ignore[misc]  # the SDK pub
         """
 
         def parse_request(self) -> bool:
-            """Read a request's head; return whether to go on."""
             if not super().parse_request():
                 return False
             url = urlsplit(self.path)
@@ -84,11 +81,7 @@ def refusal(*, path: str, files: Sequence[str], receivers: Sequence[str], target
     node that takes the result (``Ais-Node-Url``). The SDK's server obeys any client: it would read any file of its
     user, and send results to any address, with the ETL's secret and the token for the cluster.
 
-    Args:
-        path: The request's path, ``/BUCKET/NAME``, unquoted.
-        files: The files that it names as its input, unquoted.
-        receivers: The values of its headers ``Ais-Node-Url``: addresses, separated by commas.
-        target: The URL of the node that started the server.
+    ``path`` and ``files`` are unquoted; ``receivers`` are the headers; ``target`` is the node that started the server.
 
     >>> target = "http://10.0.0.7:51081/v1/etl/_object/name/secret"
     >>> refusal(path="/b/a", files=["/ais/1/@ais/b/%ob/a"], receivers=["http://10.0.0.7:51081/x"], target=target)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.formats.names import classes_name, columns_name, index_name, manifest_name, record_names
@@ -28,7 +28,6 @@ from prep.workers import Report, WorkersKind, open_workers
 
 if TYPE_CHECKING:
     from aistore import Client
-    from aistore.sdk.types import JobSnap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +38,7 @@ class Output:
     prefix: str
 
     def name_of(self, shard: str) -> str:
-        """Return the name of a shard's output: the prefix and the whole name, as in a cluster's ETL.
-
-        >>> from dali_pipes.store.local import LocalStore
-        >>> Output(store=LocalStore(Path("out")), prefix="small/").name_of("train/samples-000000.tar")
-        'small/train/samples-000000.tar'
-        """
+        """Return the name of a shard's output: the prefix and the whole name, as in a cluster's ETL."""
         return f"{self.prefix}{shard}"
 
 
@@ -62,8 +56,7 @@ class TransformReport:
     """The id of the cluster's job, for a transform in a cluster."""
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(NamedTuple):
     transform: str
     source: Store
     shard: str
@@ -95,8 +88,7 @@ def transform_shards(
         ValueError: If the transform does not exist, or an output is an input.
     """
     load_transform(transform)  # so that a wrong name is refused before any work
-    check_output(shards, output, overwrite=overwrite)
-    write_names(whole or shards, output)
+    _prepare(shards, output, whole=whole or shards, overwrite=overwrite)
     started = time.perf_counter()
     tasks = [_Task(transform, shards.store, name, output.store, output.name_of(name)) for name in shards.names]
     with (
@@ -104,12 +96,11 @@ def transform_shards(
         bar(what="transform", total=len(tasks), unit="shards", shown=show_progress) as drawn,
     ):
         workers.check_reach(store.directory for store in (shards.store, output.store) if store.directory is not None)
-        num_bytes = sum(
-            workers.map(
-                _transform_one, tasks, on_progress=drawn.update, name=lambda task: f"'{task.source.locate(task.shard)}'"
-            )
+        sizes = workers.map(
+            _transform_one, tasks, on_progress=drawn.update, name=lambda task: f"'{task.source.locate(task.shard)}'"
         )
-    copy_classes(shards, output)
+        num_bytes = sum(sizes)
+    _copy_classes(shards, output)
     return TransformReport(
         url=output.store.locate(output.prefix),
         shards=tuple(task.name for task in tasks),
@@ -124,13 +115,12 @@ def open_output(url: str | Path, *, endpoint: str | None) -> Output:
     return Output(store=store, prefix=prefix)
 
 
-def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
-    """Refuse outputs that are inputs or exist; create the bucket, and delete files that describe replaced shards.
-
-    Raises:
-        StoreError: If an output exists and ``overwrite`` is false.
-        ValueError: If an output is an input.
+def _prepare(shards: ShardSet, output: Output, *, whole: ShardSet, overwrite: bool) -> None:
+    """Refuse outputs that are inputs or exist; create the bucket, delete what describes replaced shards, and write the
+    record of the outputs of all shards: see `dali_pipes.data_set.written`.
     """
+    from dali_pipes.data_set.written import WrittenShards, read_record, write_record  # not in workers, as below
+
     store, names = output.store, [output.name_of(name) for name in shards.names]
     inputs = {shards.store.identity(name) for name in shards.names}
     if same := next((name for name in names if store.identity(name) in inputs), None):
@@ -140,27 +130,20 @@ def check_output(shards: ShardSet, output: Output, *, overwrite: bool) -> None:
     if there and not overwrite:
         raise StoreError(f"'{store.url}' has {shown(there)} already; pass --overwrite to replace, or another output")
     prefix = output.name_of(shards.prefix)
-    for name in there:
-        store.delete(index_name(name))
+    for name in map(index_name, there):
+        store.delete(name)
     for name in (manifest_name(prefix), columns_name(prefix), *record_names(prefix)) if there else ():
         store.delete(name)
-
-
-def write_names(shards: ShardSet, output: Output) -> None:
-    """Write the record of the outputs of these shards, beside those of earlier runs: `dali_pipes.data_set.written`."""
-    from dali_pipes.data_set.written import WrittenShards, read_record, write_record  # not in workers, as below
-
     folders: dict[str, list[str]] = {}
-    for name in map(output.name_of, shards.names):
+    for name in map(output.name_of, whole.names):
         folders.setdefault(name.rpartition("/")[0], []).append(name)
-    for folder, names in folders.items():
-        prefix = shared_prefix(names)
-        before = read_record(output.store, prefix)
-        own = {name.removeprefix(f"{folder}/") for name in names}.union(before.names if before is not None else ())
-        write_record(output.store, prefix, WrittenShards(names=sorted(own)))
+    for folder, written in folders.items():
+        before = read_record(store, shared_prefix(written))  # of earlier runs
+        own = {name.removeprefix(f"{folder}/") for name in written}.union(before.names if before is not None else ())
+        write_record(store, shared_prefix(written), WrittenShards(names=sorted(own)))
 
 
-def copy_classes(shards: ShardSet, output: Output) -> None:
+def _copy_classes(shards: ShardSet, output: Output) -> None:
     """Copy the class table, if it exists: `prep index` reads it beside the outputs."""
     name = classes_name(shards.prefix)
     if (table := shards.store.find(name)) is not None:
@@ -171,20 +154,20 @@ def copy_classes(shards: ShardSet, output: Output) -> None:
         output.store.write(output.name_of(name), table)
 
 
+_load = lru_cache(maxsize=1)(load_transform)
+
+
 def _transform_one(task: _Task, report: Report) -> int:
     """Transform one shard, in a worker; returns the output's bytes."""
     with tempfile.TemporaryDirectory(prefix="dali-pipes-etl-") as folder:
         # A file, because an upload begins with the length, which is not known before the end.
         path = Path(folder) / "shard.tar"
         with task.source.open(task.shard) as stream, path.open("wb") as file:
-            file.writelines(_transform(task.transform).pieces(stream, shard=task.shard))
+            file.writelines(_load(task.transform).pieces(stream, shard=task.shard))
         task.target.upload(task.name, path)
         num_bytes = path.stat().st_size
     report(1)
     return num_bytes
-
-
-_transform = lru_cache(maxsize=1)(load_transform)
 
 
 # By a cluster
@@ -192,34 +175,29 @@ _transform = lru_cache(maxsize=1)(load_transform)
 IMAGE = "dali-pipes-etl:0.1.0"
 """The image that ``deploy/etl`` builds; a cluster pulls it under the name of its registry."""
 # Seconds between two looks at a job: the first pause and the longest; the pause doubles.
-POLL_S = (0.05, 1.0)
+_POLL_S = (0.05, 1.0)
 # A job over a list of objects does not end by itself. It is done when all targets were idle at this many looks. AIS
 # reports a target as idle after four seconds without work.
-NUM_IDLE = 2
+_NUM_IDLE = 2
 _READ_BYTES = 1 << 20
 
 
-def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE, init_timeout_s: int = 300) -> None:
+def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE) -> None:
     """Start the ETL ``name``, and wait until its pods answer.
 
-    Args:
-        store: Any bucket of the cluster.
-        name: 6 to 32 lower-case letters, digits and dashes.
-        transform: ``pets``, or ``MODULE:FUNCTION`` of a module in the image.
-        image: The image of ``deploy/etl``, or one based on it.
-        init_timeout_s: The cluster waits this long for the pods.
+    ``store`` is any bucket of the cluster, ``transform`` is ``pets`` or ``MODULE:FUNCTION`` of a module in the image.
 
     Raises:
         NoEtlError: If the cluster cannot run ETLs.
         StoreError: If the ETL does not start, for example because the name is taken or the image is not found.
-        ValueError: If the name is invalid.
+        ValueError: If the name is not 6 to 32 lower-case letters, digits and dashes.
     """
     etl = store.client.etl(name)  # raises ValueError
     with asking_etl(store, name):
         etl.init(
             image=image,
             command=["python", "-m", "prep.etl", transform],
-            init_timeout=f"{init_timeout_s}s",
+            init_timeout="300s",
             comm_type="hpush",  # hpull sends clients to the pods, which are not reached from outside Kubernetes
             direct_put=False,  # the server gives its results only to the node that started it, see `refusal`
         )
@@ -282,16 +260,12 @@ def run_offline(
     source, target = shards.store.need_cluster(why), output.store.need_cluster(why)
     with asking_etl(source, etl):
         source.client.etl(etl).view()  # refuses an ETL that does not run, before any output is deleted or created
-    check_output(shards, output, overwrite=overwrite)
-    write_names(shards, output)
+    _prepare(shards, output, whole=shards, overwrite=overwrite)
     started = time.perf_counter()
     names = [output.name_of(name) for name in shards.names]
-    if overwrite:
-        # Deleted, so that all outputs that exist afterwards come from this job.
-        outputs = set(names)
-        for entry in target.list_all(output.name_of(shards.prefix)):
-            if entry.name in outputs:
-                target.delete(entry.name)
+    for entry in target.find_all(names)[0] if overwrite else ():
+        if entry is not None:  # deleted, so that all outputs that exist afterwards come from this job
+            target.delete(entry.name)
     group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))
     to_bucket = target.client.bucket(target.bucket, provider=target.provider)
     with asking_etl(source, etl):
@@ -304,7 +278,7 @@ def run_offline(
             f"ETL job '{job}' at {source.endpoint} left {len(missing)} of {len(names)} shards untransformed, "
             f"{shown(missing)}: {cause}"
         )
-    copy_classes(shards, output)
+    _copy_classes(shards, output)
     return TransformReport(
         url=target.locate(output.prefix),
         shards=tuple(names),
@@ -316,28 +290,25 @@ def run_offline(
 
 def _wait(client: "Client", job: str, *, num_shards: int, show_progress: bool) -> str:
     """Wait until the job is done; return the reason of an abort, or an empty text."""
-    pause, longest = POLL_S
+    pause, longest = _POLL_S
     num_idle = 0
-    watched = client.job(job)
     with bar(what="ETL", total=num_shards, unit="shards", shown=show_progress) as drawn:
         while True:
-            details = watched.get_details()
+            details = client.job(job).get_details()
             snaps = details.list_snapshots()
             done = sum(int(snap.stats.objects) for snap in snaps if snap.stats)
             drawn.update(min(done, num_shards) - drawn.n)
             if details.any_aborted():
                 return next((str(snap.abort_err) for snap in snaps if snap.abort_err), "aborted")
-            num_idle = num_idle + 1 if snaps and all(map(_is_idle, snaps)) else 0
-            if num_idle == NUM_IDLE:
+            # A target's part may also have ended because it was idle for long; 0001 is Go's zero.
+            is_idle = snaps and all(
+                snap.is_idle or (snap.end_time and not snap.end_time.startswith("0001")) for snap in snaps
+            )
+            num_idle = num_idle + 1 if is_idle else 0
+            if num_idle == _NUM_IDLE:
                 return ""
             time.sleep(pause)
             pause = min(2 * pause, longest)
-
-
-def _is_idle(snap: "JobSnap") -> bool:
-    """Whether a target has done its part: it is idle, or its part has ended because it was idle for long."""
-    has_ended = bool(snap.end_time) and not snap.end_time.startswith("0001")  # Go's zero
-    return bool(snap.is_idle or has_ended)
 
 
 def _object_errors(store: Bucket, name: str, job: str) -> str:

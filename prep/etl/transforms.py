@@ -85,18 +85,16 @@ class ShardTransform:
                 f"{where} returned {type(made).__name__}, expected a dict of component to bytes; an empty one leaves "
                 "the sample out"
             )
-        members: dict[str, bytes] = {}
         for component, data in made.items():
-            name = f"{key}.{component}"
-            if not isinstance(component, str) or split_key(name) != (key, component):
-                expected = "an extension such as 'jpg' or 'seg.png'"
-                raise DataError(f"{where} named a component {component!r}, expected {expected}")
-            if component.lower() != component:
-                raise DataError(f"{where} named a component '{component}', expected lower case: readers lower the name")
+            is_name = isinstance(component, str) and split_key(f"{key}.{component}") == (key, component)
+            if not is_name or component.lower() != component:
+                raise DataError(
+                    f"{where} named a component {component!r}, expected an extension in lower case, such as 'jpg' or "
+                    "'seg.png'"
+                )
             if not isinstance(data, bytes):
                 raise DataError(f"{where} made component '{component}' of {type(data).__name__}, expected bytes")
-            members[name] = data
-        return members
+        return {f"{key}.{component}": data for component, data in made.items()}
 
 
 def pets(sample: Sample, *, crop: int = CROP) -> Sample:

@@ -22,7 +22,7 @@ from dali_pipes.arrays import Bools, Int64s, UInt64s
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError, printable, shown
 from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name, split_key
-from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader, Member
+from dali_pipes.formats.tar_reader import BLOCK, LINKS, ArchiveReader
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.shard_names import ObjectEntry
@@ -98,15 +98,7 @@ def read_contents(
     what: str,
     show_progress: bool,
 ) -> Contents:
-    """Read shards, several at a time, and digest every sample.
-
-    Args:
-        store: The store of the shards.
-        names: The shards.
-        workers: Read the shards.
-        components: Lower-case components whose bytes are kept, for an order or a map by content.
-        what: The progress bar's label.
-        show_progress: Draw a bar.
+    """Read shards, several at a time, and digest every sample; keep the bytes of some ``components``, in lower case.
 
     Raises:
         DataError: If a shard is not a complete tar, or a sample has a link or a component twice.
@@ -141,7 +133,12 @@ def _read_shard(store: Store, name: str, report: Report, *, components: Sequence
                 end = member.offset + member.size + -member.size % BLOCK
                 state = component_state(member.component)
                 if member.component in components:
-                    kept[member.component] = _value(member)
+                    if member.size > MAX_VALUE_BYTES:  # those of all samples are in memory at a time
+                        raise DataError(
+                            f"key '{key}': component '{member.component}' has {member.size} bytes, samples are "
+                            f"ordered by at most {MAX_VALUE_BYTES}; choose another component"
+                        )
+                    kept[member.component] = member.read()
                     state.update(kept[member.component])
                 for piece in member.pieces():
                     state.update(piece)
@@ -165,23 +162,9 @@ def key_digest(key: str) -> int:
     return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogateescape")))
 
 
-def _value(member: Member) -> bytes:
-    """The bytes of a component by which samples are ordered: those of all samples are in memory at a time."""
-    if member.size > MAX_VALUE_BYTES:
-        raise DataError(
-            f"key '{member.key}': component '{member.component}' has {member.size} bytes, samples are "
-            f"ordered by at most {MAX_VALUE_BYTES}; choose another component"
-        )
-    return member.read()
-
-
 @contextlib.contextmanager
 def open_shard(store: Store, name: str) -> Iterator[BinaryIO]:
-    """Open a shard's tar, decompressed if the name says that it is compressed.
-
-    Raises:
-        DataError: While the shard is read, if it is not a complete gzip file.
-    """
+    """Open a shard's tar, decompressed if the name says that it is compressed."""
     with store.open(name) as stream:
         if name.endswith(".tar"):
             yield stream
@@ -247,7 +230,6 @@ def _of_shard(
 
 
 def _join(parts: Sequence[Contents]) -> Contents:
-    """Join the contents of several shards, at least one."""
     return Contents(
         shards=tuple(shard for part in parts for shard in part.shards),
         starts=np.cumsum([0, *(part.num_samples for part in parts)], dtype=np.int64),
@@ -262,14 +244,7 @@ def _join(parts: Sequence[Contents]) -> Contents:
 def read_input(request: Request, entries: Sequence[ObjectEntry], workers: Workers) -> Contents:
     """Read the contents of the input, from its shard indexes if that is enough: for a dry run or an exchange.
 
-    Args:
-        request: The shuffle.
-        entries: The shards of the input as the store lists them.
-        workers: Read the shards.
-
-    Raises:
-        StoreError: If parts are asked for, and the input is not indexed.
-        DataError: See `prep.shuffle.shuffle.shuffle`.
+    ``entries`` are the shards as the store lists them. For the errors see `prep.shuffle.shuffle.shuffle`.
     """
     shards, algorithm = request.shards, request.algorithm
     components = {algorithm.component.lower()} if algorithm.component else set()
@@ -326,16 +301,9 @@ def _check_unique(store: Store, contents: Contents) -> None:
 
 
 def check_same(store: Store, went_in: Contents, came_out: Contents, *, kept: Bools | None) -> None:
-    """Refuse an output that does not hold exactly the input's samples.
+    """Refuse an output, in ``store``, that does not hold exactly the input's samples; the error names some of them.
 
-    Args:
-        store: The output's store.
-        went_in: The input's contents.
-        came_out: The output's contents.
-        kept: bool [sample], which of the input's samples should come out; ``None``: all.
-
-    Raises:
-        DataError: If samples are missing, extra or changed; names some of them.
+    ``kept`` is bool [sample], which of the input's samples should come out; ``None``: all.
     """
     expected = went_in.digests if kept is None else went_in.digests[kept]
     rows, inverse = np.unique(np.concatenate([expected, came_out.digests]), axis=0, return_inverse=True)

@@ -219,18 +219,18 @@ class Exchange:
     def __exit__(self, *_: object) -> None:
         self._folder.close()
 
-    def find_done(self, existing: Mapping[str, ObjectEntry]) -> tuple[set[str], list[str]]:
-        """The outputs that exist byte for byte as planned, and the outputs whose names other shards have."""
-        outputs = [output for output in self.plan.own_outputs if output.name in existing]
+    def find_done(self, existing: Mapping[str, ObjectEntry]) -> set[str]:
+        """The names of the outputs that exist byte for byte as planned."""
         tasks = []
-        for output in outputs:
+        for output in self.plan.own_outputs:
+            if output.name not in existing:
+                continue
             task, entry = self._task(output), existing[output.name]
             if not task.is_tar or entry.size == task.num_bytes:
                 stored = task.output.known_checksum(entry) or task.output.file(entry.name, size=entry.size)
                 tasks.append(replace(task, stored=stored))
         same = self._run(is_stored, tasks, what="compare")
-        done = {task.name for task, is_same in zip(tasks, same, strict=True) if is_same}
-        return done, [output.name for output in outputs if output.name not in done]
+        return {task.name for task, is_same in zip(tasks, same, strict=True) if is_same}
 
     def write(self, outputs: Sequence[PlannedShard]) -> None:
         """Write these outputs of the plan, replacing objects of the same names; each is read back and compared.

@@ -95,15 +95,10 @@ class KeyMap:
         return rows
 
     def cut(self, groups: Sequence[int], sizes: Sequence[int], *, target: int) -> list[tuple[int, str, list[int]]]:
-        """Cut samples into the map's shards, template by template.
+        """Cut samples, in output order, into the map's shards, template by template.
 
         This is dSort's rule for key maps: a shard that already holds more than ``target`` bytes takes no further
-        sample.
-
-        Args:
-            groups: The row of each sample's template, in output order; -1: the sample is left out.
-            sizes: Bytes of each sample; dSort counts 512 more for each member.
-            target: Bytes.
+        sample. ``groups`` are the rows of their templates (-1: left out), ``sizes`` their bytes, and 512 a member.
 
         Returns:
             The row of its template, the name without extension, and the positions of the samples of each shard.
@@ -136,13 +131,7 @@ class KeyMap:
 
 
 def parse_key_map(data: bytes, *, where: str, separator: str = "\t", extension: str = ".tar") -> KeyMap:
-    """Read a map in either of AIS's forms.
-
-    Args:
-        data: JSON, or lines.
-        where: Names the map in errors.
-        separator: Stands between key and template in a line.
-        extension: The shards' extension; a template may end in it.
+    """Read a map in either of AIS's forms; a template may end in the shards' ``extension``.
 
     Raises:
         DataError: If the data has neither form, maps no key or maps a key twice, or if a template or regular
@@ -213,13 +202,8 @@ def group_by(
                 ``PREFIXtrain-{..}`` and ``PREFIXval-{..}``; see `split_of`
     ==========  ======================================================================================================
 
-    Args:
-        names: The name of each sample's first member.
-        grouping: The rule.
-        prefix: The beginning of the shards' names.
-        labels: The class id of each sample, for ``class`` and ``balanced``.
-        num_shards: For ``balanced``.
-        seed: Draws the samples of a class's part of a shard, for ``balanced``.
+    ``names`` are those of the samples' first members. ``labels``, the class id of each sample, are for ``class`` and
+    ``balanced``; ``num_shards`` and ``seed``, which draws the samples of a class's part of a shard, for ``balanced``.
 
     Raises:
         DataError: If a key has no directory, or one that cannot be part of a name; or if a split gets no sample.

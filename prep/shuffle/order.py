@@ -95,13 +95,8 @@ def cut(sizes: Iterable[int], *, target: int) -> list[int]:
 def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> int | float | bytes:
     """Parse the value by which ``content`` sorts a sample; white space around a number is allowed.
 
-    Args:
-        data: The component's bytes; ``None``: the sample lacks the component.
-        algorithm: Names the component and its type.
-        where: Describes the sample in errors: ``shard 'a-0.tar', key '7'``.
-
     Raises:
-        DataError: If the component is missing, or is not a number of this type.
+        DataError: If the component is missing (``None``), or is not a number of this type; names the sample, ``where``.
     """
     if data is None:
         raise DataError(f"{where}: no component '{algorithm.component}' to sort by")
@@ -125,15 +120,10 @@ def parse_content(data: bytes | None, *, algorithm: Algorithm, where: str) -> in
     )
 
 
-def arrange(
-    names: Sequence[str], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] | None = None
-) -> list[int]:
+def arrange(names: Sequence[str], *, algorithm: Algorithm, contents: Sequence[int | float | bytes] = ()) -> list[int]:
     """The positions of samples in output order. Samples with equal values stay in input order.
 
-    Args:
-        names: The name of each sample's first member, in input order.
-        algorithm: The order.
-        contents: For ``content``: the value of each sample, see `parse_content`.
+    ``names`` are those of the samples' first members; ``contents`` are the values for ``content``: see `parse_content`.
     """
     if algorithm.kind == "none":
         return list(range(len(names)))
@@ -143,7 +133,6 @@ def arrange(
         # As in AIS, the bytes of the whole name are compared: 'a-b.jpg' comes before 'a.jpg'.
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         return sorted(range(len(names)), key=encoded.__getitem__, reverse=algorithm.decreasing)
-    assert contents is not None
     return sorted(range(len(names)), key=contents.__getitem__, reverse=algorithm.decreasing)
 
 

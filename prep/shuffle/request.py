@@ -94,7 +94,13 @@ class Request:
         if self.outputs is None:
             # A rule adds the name of a class, a folder or a split.
             adds_name = isinstance(self.mapped, Grouping) and self.mapped.by != "balanced"
-            _check_prefix(f"{self.output_prefix}{'x-' if adds_name else ''}", url=self.output_store.url)
+            prefix = f"{self.output_prefix}{'x-' if adds_name else ''}"
+            if not re.fullmatch(r"[^{}\s]*[^{}\s/0-9]", prefix):
+                raise ValueError(
+                    "a prefix must not hold braces or white space, and end in a name's start that is not a digit, such "
+                    f"as 'shuffled-', got '{prefix}'"
+                )
+            check_object_name(prefix, url=f"{self.output_store.url}/{prefix}")
         object.__setattr__(self, "extension", self.extension or self.input_extension)
         if self.engine not in get_args(Engine):
             raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}, got '{self.engine}'")
@@ -136,7 +142,6 @@ class Request:
 
     @property
     def output_store(self) -> Store:
-        """The store of the output."""
         return self.target or self.shards.store
 
     @property
@@ -153,16 +158,6 @@ class Request:
     def needs_labels(self) -> bool:
         """Whether samples are grouped by class."""
         return isinstance(self.mapped, Grouping) and self.mapped.by in ("class", "balanced")
-
-
-def _check_prefix(prefix: str, *, url: str) -> None:
-    if not prefix or re.search(r"[{}\s]", prefix):
-        raise ValueError(f"a prefix must not be empty or hold braces or white space, got '{prefix}'")
-    if prefix.endswith("/") or prefix[-1].isdigit():
-        raise ValueError(
-            f"a prefix must end in a name's start that is not a digit, such as 'shuffled-', got '{prefix}'"
-        )
-    check_object_name(prefix, url=f"{url}/{prefix}")
 
 
 def common_prefix(names: Sequence[str]) -> str:
@@ -399,14 +394,11 @@ def _template(text: str, extension: str, *, what: str) -> tuple[Template, str]:
 def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Request:
     """The request that a dSort spec describes.
 
-    Args:
-        spec: The spec.
-        endpoint: The cluster.
-        options: Fields of `Request` that a spec does not have, and ``dry_run``.
+    ``options`` are fields of `Request` that a spec does not have, and ``dry_run``.
 
     Raises:
         StoreError: If no shard has the input's prefix, or the key map cannot be read.
-        DataError: If the key map is invalid: see `parse_key_map`.
+        DataError: If the key map is invalid.
         ValueError: See `Request`.
     """
     store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
@@ -430,12 +422,7 @@ def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Reques
 
 
 def load_key_map(where: str, *, endpoint: str | None, separator: str = "", extension: str = ".tar") -> KeyMap:
-    """Read an external key map from a file, an object (``ais://...``) or a URL.
-
-    Raises:
-        StoreError: If it cannot be read.
-        DataError: If it is not a key map: see `parse_key_map`.
-    """
+    """Read an external key map from a file, an object (``ais://...``) or a URL; see `parse_key_map`."""
     if where.startswith(("http://", "https://")):
         data = _download(where)
     elif is_remote(where):

@@ -87,7 +87,6 @@ def shuffle(request: Request) -> ShuffleReport:
         spec = None if request.is_local else spec_of(plan)
         engine = _choose_engine(plan)
         existing = find_existing(plan)
-        existing_shards = [name for name in existing if plan.is_output(name)]
         planned: tuple[dict[str, Any], ...] = tuple(
             {"name": output.name, "num_samples": len(output.positions), "num_bytes": output.num_bytes(contents)}
             for output in plan.own_outputs
@@ -95,6 +94,7 @@ def shuffle(request: Request) -> ShuffleReport:
         if request.dry_run:
             names, num_written = tuple(shard["name"] for shard in planned), 0
             num_bytes = sum(shard["num_bytes"] for shard in planned)
+            existing_shards = [name for name in existing if plan.is_output(name)]
             if existing_shards and not request.overwrite:
                 _log.warning(
                     "%d shards are there already, from '%s': if they are not as planned, the shuffle will need "
@@ -102,11 +102,11 @@ def shuffle(request: Request) -> ShuffleReport:
                 )  # fmt: skip
         else:
             with Exchange(plan, workers) as exchange:
-                done = _find_done(exchange, existing, existing_shards, engine=engine)
-                engine = _write(exchange, spec, existing, done=done or set(), engine="exchange" if done else engine)
+                done = _find_done(exchange, existing, engine=engine)
+                engine = _write(exchange, spec, existing, done=done, engine="exchange" if done else engine)
             made = _finish(plan, workers, engine=engine)
             names, num_bytes = tuple(entry.name for entry in made), sum(entry.size for entry in made)
-            num_written = len(names) - len(done or ())
+            num_written = len(names) - len(done)
     return ShuffleReport(
         url=request.output_store.locate(shared_prefix(names) if isinstance(request.mapped, KeyMap) else request.prefix),
         shards=names,
@@ -135,33 +135,27 @@ def _choose_engine(plan: ShufflePlan) -> str:
     return "exchange"
 
 
-def _find_done(
-    exchange: Exchange, existing: dict[str, ObjectEntry], existing_shards: list[str], *, engine: str
-) -> set[str]:
-    """The outputs of this part that exist as planned.
+def _find_done(exchange: Exchange, existing: dict[str, ObjectEntry], *, engine: str) -> set[str]:
+    """The outputs of this part that exist as planned: an earlier run wrote them.
 
     Raises:
         StoreError: If other shards have the output's names and must stay.
     """
     plan, request = exchange.plan, exchange.plan.request
-    if not existing_shards:
-        return set()
-    done: set[str] = set()
-    if engine == "exchange" or (request.engine == "auto" and not request.overwrite):
-        done, others = exchange.find_done(existing)
-        if not others and set(existing_shards) <= set(plan.names):
-            # An earlier run wrote these outputs. A cluster cannot write only the missing ones.
-            return done
-    if not request.overwrite:
-        if isinstance(request.mapped, KeyMap):
-            where, other = request.output_store.url, f"name others in {request.mapped.where}"
-        else:
-            where, other = request.output_store.locate(request.prefix), request.way_out
-        raise StoreError(
-            f"'{where}' holds {len(existing_shards)} shards already, from '{existing_shards[0]}'; --overwrite replaces "
-            f"them, or {other}"
-        )
-    return done
+    of_others = set(plan.names).difference(output.name for output in plan.own_outputs)
+    shards = [name for name in existing if plan.is_output(name)]
+    # A cluster cannot write only the missing ones.
+    is_compared = engine == "exchange" or (request.engine == "auto" and not request.overwrite)
+    done = exchange.find_done(existing) if is_compared else set()
+    if request.overwrite or all(name in done or name in of_others for name in shards):
+        return done
+    if isinstance(request.mapped, KeyMap):
+        where, other = request.output_store.url, f"name others in {request.mapped.where}"
+    else:
+        where, other = request.output_store.locate(request.prefix), request.way_out
+    raise StoreError(
+        f"'{where}' holds {len(shards)} shards already, from '{shards[0]}'; --overwrite replaces them, or {other}"
+    )
 
 
 def _write(
@@ -180,9 +174,8 @@ def _write(
     if not target.exists():
         target.create()
     # Files that describe the output are deleted first: they must not stand beside other shards.
-    others = set(plan.names).difference(output.name for output in missing)
-    kept = {name for output in others for name in (output, index_name(output))}
-    kept |= set(plan.names) if engine == "exchange" else set()
+    complete = set(plan.names).difference(output.name for output in missing)
+    kept = (set(plan.names) if engine == "exchange" else complete) | set(map(index_name, complete))
     for name in existing:
         if name not in kept:
             target.delete(name)

@@ -32,16 +32,16 @@ def open_workers(
     isolated: bool = False,
     advice: str | None = None,
 ) -> Workers:
-    """Workers of a kind; a context manager.
+    """Workers of a kind; a context manager. For the other arguments see `Workers`.
 
     Args:
         on: ``"processes"`` of this machine, or ``"ray"``: the cluster that ``RAY_ADDRESS`` names, or else a Ray on this
             machine, which is started and ended.
         jobs: The number of tasks at a time; ``None``: the number of cores, at most 16, or a Ray cluster's CPUs.
-        at_most: An upper limit of the number of processes; of no effect on Ray, whose processes are not ours.
-        setup: Each worker process calls it once, before its first task.
-        isolated: Use a worker process also for one job; so does Ray always.
-        advice: The end of the error when a process dies; ``None``: the kind's own.
+        at_most: Of no effect on Ray, whose processes are not ours.
+        setup: A function of a module.
+        isolated: Ray's always are.
+        advice: ``None``: the kind's own.
 
     Raises:
         PipesError: If Ray is not installed, or cannot be reached.

@@ -34,13 +34,7 @@ _LOOKS = 5
 
 
 class RayWorkers(Workers):
-    """Workers that are tasks of Ray; see `Workers`.
-
-    Args:
-        jobs: Tasks at a time; by default the cluster's CPUs, as they are when a task is sent.
-        setup: Each worker process calls it once, before its first task.
-        advice: The end of the error when a task's process died again and again.
-    """
+    """Workers that are tasks of Ray; by default as many at a time as the cluster has CPUs when a task is sent."""
 
     def __init__(
         self, jobs: int | None = None, *, setup: Callable[[], object] | None = None, advice: str = _ADVICE
@@ -53,7 +47,6 @@ class RayWorkers(Workers):
         self._sent: tuple[Callable[..., Any], Any, Any] | None = None  # the function, its reference, and Ray's `_run`
 
     def start(self) -> None:
-        """Connect to Ray, or start one."""
         if self._ray is not None:
             return
         # Ray reads it when it is imported. Nobody who prepares data has agreed to it.
@@ -121,21 +114,21 @@ class RayWorkers(Workers):
             if not node["Alive"] or not node["Resources"].get("CPU"):
                 continue
             look = self._ray.remote(num_cpus=0, scheduling_strategy=strategy(node["NodeID"], soft=False))(_marks)
+            different: list[str] = []
             with contextlib.suppress(ray_errors.TaskUnschedulableError, ray_errors.NodeDiedError):  # it gets no task
                 for _ in range(_LOOKS):
-                    theirs = self._ray.get(look.remote(paths))
-                    marks = zip(paths, _marks(paths), theirs, strict=True)
-                    different = [path for path, ours, found in marks if ours != found]
+                    marks = zip(paths, self._ray.get(look.remote(paths)), _marks(paths), strict=True)
+                    different = [path for path, found, ours in marks if ours != found]
                     if not different:
                         break
-                else:
-                    raise PipesError(
-                        f"'{different[0]}' on node '{node['NodeManagerHostname']}' is not the directory that it is "
-                        "here; --on ray needs a bucket, or a file system that all nodes share"
-                    )
+            if different:
+                raise PipesError(
+                    f"'{different[0]}' on node '{node['NodeManagerHostname']}' is not the directory that it is "
+                    "here; --on ray needs a bucket, or a file system that all nodes share"
+                )
 
     def close(self) -> None:
-        """Leave Ray; a Ray that was started here ends. Can be called twice."""
+        """Leave Ray; a Ray that was started here ends."""
         self._connection.close()
         self._ray = None
 
@@ -180,9 +173,7 @@ def _marks(paths: list[str]) -> list[tuple[str, int, int]]:
     return marks
 
 
-@cache
-def _set_up(setup: Callable[[], object]) -> None:
-    setup()
+_set_up = cache(lambda setup: setup())
 
 
 def _run(shared: tuple[str, Callable[[], object] | None, Callable[[Any, Report], Any]], task: Any) -> tuple[Any, int]:

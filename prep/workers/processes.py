@@ -181,7 +181,6 @@ class Workers:
         return self.jobs
 
     def _submit(self, number: int, function: Callable[[Any, Report], Any], task: object, name: str) -> None:
-        """Send a task to a worker that is free."""
         self.start()
         connection = next(each for each in self._connections if each not in self._names)
         self._names[connection] = name
@@ -204,7 +203,6 @@ class Workers:
                 raise value
 
     def _stop_tasks(self) -> None:
-        """End the tasks in flight, after an error or Ctrl-C."""
         self.close()
 
     def close(self) -> None:
@@ -269,8 +267,7 @@ class _Reports:
     """Adds up progress and sends the sum at most every `_REPORT_S`."""
 
     def __init__(self, connection: Connection, number: int) -> None:
-        self._connection, self._number = connection, number
-        self._num, self._sent_at = 0, time.monotonic()
+        self._connection, self._number, self._num, self._sent_at = connection, number, 0, time.monotonic()
 
     def __call__(self, num: int) -> None:
         self._num += num

@@ -22,6 +22,14 @@ def sdk(endpoint: str) -> Client:
     return Client(endpoint, retry_config=once, timeout=30)
 
 
+def put(bucket: Bucket, name: str, data: bytes) -> None:
+    bucket.object(name).get_writer().put_content(data)
+
+
+def get(bucket: Bucket, name: str) -> bytes:
+    return bytes(bucket.object(name).get_reader().read_all())
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[ServerProcess]:
     """A node for this test alone, over ``tmp_path / "ais"``."""

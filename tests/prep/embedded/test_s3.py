@@ -48,8 +48,6 @@ def test_s3_head_tells_size_age_and_checksum(stored: Bucket, name: str) -> None:
     ("wanted", "body", "content_range"),
     [
         ("bytes=0-3", b"0123", "bytes 0-3/10"),
-        ("bytes=4-4", b"4", "bytes 4-4/10"),
-        ("bytes=7-", b"789", "bytes 7-9/10"),
         ("bytes=-2", b"89", "bytes 8-9/10"),
         ("bytes=8-99", b"89", "bytes 8-9/10"),  # what there is
     ],
@@ -77,9 +75,6 @@ def test_s3_get_without_a_range_gives_all(stored: Bucket) -> None:
         ("none", None, {}, 404, "NoSuchKey"),
         ("a", "nosuchbucket", {}, 404, "NoSuchBucket"),
         ("a", None, {"Range": "bytes=10-"}, 416, "ErrRangeNotSatisfiable"),
-        ("a", None, {"Range": "bytes=5-2"}, 416, ""),
-        ("a", None, {"Range": "bytes=a-b"}, 416, ""),
-        ("a", None, {"Range": "octets=1-2"}, 416, ""),
         ("a", None, {"Range": "bytes=0-1,4-5"}, 416, "ErrUnsupp"),
     ],
 )
@@ -119,9 +114,7 @@ def test_s3_of_the_embedded_node_answers_itself(client: Client, stored: Bucket) 
     [
         ("GET", "", 501, "ErrUnsupp"),  # a listing
         ("PUT", "new", 501, "ErrUnsupp"),
-        ("DELETE", "a", 501, "ErrUnsupp"),
         ("GET", "dir%2f..%2fa", 400, "errInvalidObjName"),
-        ("GET", "%00", 400, "errInvalidObjName"),
     ],
 )
 def test_s3_of_the_embedded_node_says_what_it_does_not_do(

@@ -189,8 +189,8 @@ def test_pieces_come_sample_by_sample() -> None:
     [
         ("forget", r"shard 's.tar', key 'd/000': transform 'x' returned NoneType, expected a dict"),
         ("as_text", r"transform 'x' made component 'txt' of str, expected bytes"),
-        ("misname", r"transform 'x' named a component 'a/b', expected an extension such as 'jpg'"),
-        ("capital", r"transform 'x' named a component 'TXT', expected lower case"),
+        ("misname", r"transform 'x' named a component 'a/b', expected an extension in lower case, such as 'jpg'"),
+        ("capital", r"transform 'x' named a component 'TXT', expected an extension in lower case"),
     ],
 )
 def test_what_a_function_returns_is_checked(transform: str, message: str) -> None:
@@ -623,14 +623,14 @@ def test_etl_that_stays(etl_node: str, source: AisStore, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["transform", "in", "--function", "pets"], 2, "expected URL... and OUT"),
+        (["transform", "in", "--function", "pets"], 2, "Missing argument 'URL...'"),
         (["transform", "a-{0..1}.tar", "out", "--function", "dogs"], 2, "a transform is 'pets' or MODULE:FUNCTION"),
         (
             ["etl", "get", "in/s.tar", "o.tar", "--function", "pets"],
             2,
             "'in/s.tar' is not a bucket, an ETL reads from one",
         ),
-        (["etl", "get", "ais://b/s.tar", "o.tar"], 2, "--etl NAME needs --endpoint"),
+        (["etl", "get", "ais://b/s.tar", "o.tar", "--etl", "some-name"], 2, "--etl NAME needs --endpoint"),
         (["etl", "get", "ais://b/s.tar", "no/o.tar", "--function", "pets"], 2, "no directory 'no'; make it"),
         (["etl", "run", "ais://b/s-", "out", "--function", "pets"], 2, "'out' is not a bucket, a cluster's ETL goes"),
         (["etl", "start", "some-name", "--function", "pets"], 2, "Missing option '--endpoint'"),

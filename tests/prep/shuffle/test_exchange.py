@@ -378,25 +378,6 @@ def test_sections_are_bounded_and_complete() -> None:
     assert list(sections(np.zeros(0, np.int64), np.zeros(0, np.int64))) == []
 
 
-def test_unordered_input_reads_each_shard_a_few_times(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One output of all samples: every input is one range, and no byte is read twice."""
-    shards = ShardSet(store=bucket, names=pack(make_source(NUM_SAMPLES), store=bucket, max_count=10).shards)
-    index_shards(shards)
-    asked: list[Any] = []
-    plan_requests = exchange.runs
-
-    def counted(*args: Any) -> Any:
-        asked.extend(plan_requests(*args))
-        return plan_requests(*args)
-
-    monkeypatch.setattr(exchange, "runs", counted)
-    run(shards, "shuffled", shard_bytes=10**9)
-    sizes = find_manifest(shards)
-    assert sizes is not None
-    assert len(asked) == len(shards.names)
-    assert sum(each.stop - each.start for each in asked) <= int(sizes.shard_bytes.sum())
-
-
 @pytest.mark.parametrize("where", ["directory", "bucket"])
 def test_memory_does_not_grow_with_the_shards(
     where: str, bucket: AisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -204,17 +204,9 @@ def _lose(samples: dict[str, dict[str, bytes]]) -> None:
         del samples[key]
 
 
-def _invent(samples: dict[str, dict[str, bytes]]) -> None:
-    samples["new"] = {"json": b"1"}
-
-
 def _flip_a_bit(samples: dict[str, dict[str, bytes]]) -> None:
     photo = samples["folder/0007"]["image.jpg"]
     samples["folder/0007"]["image.jpg"] = photo[:-1] + bytes([photo[-1] ^ 1])
-
-
-def _lose_a_component(samples: dict[str, dict[str, bytes]]) -> None:
-    del samples["folder/0007"]["cls"]
 
 
 def _swap_components(samples: dict[str, dict[str, bytes]]) -> None:
@@ -230,11 +222,9 @@ def _rename(samples: dict[str, dict[str, bytes]]) -> None:
     ("tamper", "message"),
     [
         (_lose, r"43 samples went in, 38 came out of .*: 5 missing \('folder/0000', 'folder/0001', .* and 2 more\)\."),
-        (_invent, r"43 samples went in, 44 came out of .*: 1 extra \('new'\)\. Do not use"),
         (_flip_a_bit, r"1 changed \('folder/0007'\)"),
-        (_lose_a_component, r"1 changed \('folder/0007'\)"),
         (_swap_components, r"1 changed \('folder/0007'\)"),
-        (_rename, r"1 missing \('folder/0007'\), 1 extra \('other'\)"),
+        (_rename, r"1 missing \('folder/0007'\), 1 extra \('other'\)\. Do not use"),
     ],
 )
 def test_shuffle_that_changed_the_data_names_the_keys(

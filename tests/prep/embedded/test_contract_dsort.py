@@ -1,0 +1,331 @@
+"""Test what the project needs of AIStore's dSort: on the embedded node, and on a cluster if one is named."""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from aistore import Client
+from aistore.sdk.bucket import Bucket
+from aistore.sdk.dsort import Dsort
+from aistore.sdk.errors import AISError, ErrBckNotFound
+from aistore.sdk.wait_result import WaitResult
+
+from dali_pipes.errors import StoreError
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
+from prep.shuffle.key_map import Grouping, parse_key_map, split_of
+from prep.shuffle.order import Algorithm
+from prep.shuffle.request import Engine, Request, read_spec, request_of_spec
+from prep.shuffle.shuffle import shuffle
+from tests.builders import read_tar, tar_bytes
+from tests.prep.embedded.conftest import get, put
+
+NUM_SAMPLES = 24
+
+
+@pytest.fixture
+def shards(bucket: Bucket) -> dict[str, bytes]:
+    """24 samples of three members in four shards ``in-0.tar`` ...; all members by name."""
+    members = {}
+    for index in range(NUM_SAMPLES):
+        for component in ("seg.png", "cls", "jpg"):
+            members[f"d/{index:04}.{component}"] = f"{index}/{component}".encode() * 20
+    names = list(members)
+    for shard in range(4):
+        put(bucket, f"in-{shard}.tar", tar_bytes({name: members[name] for name in names[shard * 18 : shard * 18 + 18]}))
+    return members
+
+
+def sort(client: Client, bucket: Bucket, tmp_path: Path, **changes: object) -> tuple[Dsort, WaitResult]:
+    """Run a shuffle with these changes to its spec, and wait for it."""
+    spec = {
+        "description": "contract",
+        "input_extension": ".tar",
+        "input_bck": {"name": bucket.name, "provider": "ais"},
+        "output_bck": {"name": bucket.name, "provider": "ais"},
+        "input_format": {"template": "in-{0..3}"},
+        "output_format": "out-{00..99}",
+        "output_shard_size": "1KB",
+        "algorithm": {"kind": "shuffle", "seed": "7"},
+    } | changes
+    (tmp_path / "spec.json").write_text(json.dumps({key: value for key, value in spec.items() if value is not None}))
+    job = client.dsort()
+    try:
+        job.start(tmp_path / "spec.json")
+    except AISError as exc:
+        if is_without_dsort(exc):
+            pytest.skip(f"this cluster starts no dSort, it answers {exc.status_code}")
+        raise
+    deadline_s = time.monotonic() + 120  # wait() looks once in seconds
+    while time.monotonic() < deadline_s:
+        infos = job.get_job_info().values()
+        if all(info.metrics.shard_creation.finished for info in infos) or all(info.metrics.aborted for info in infos):
+            break
+        time.sleep(0.05)
+    return job, job.wait(timeout=120, verbose=False)
+
+
+def is_without_dsort(exc: BaseException | None) -> bool:
+    """Whether a cluster can start no job at all: AIS 5.0 fails in its own broadcast, others are built without dSort.
+
+    The embedded node always can.
+    """
+    if not isinstance(exc, AISError) or isinstance(exc, ErrBckNotFound) or not os.environ.get("AIS_ENDPOINT"):
+        return False
+    return exc.status_code in (404, 405, 501) or (exc.status_code == 400 and "stats.NodeStatus" in exc.message)
+
+
+def errors_of(job: Dsort) -> str:
+    """Return the errors of all nodes: the node that ``WaitResult`` shows may only know that another node failed."""
+    return "; ".join(error for info in job.get_job_info().values() for error in info.metrics.errors or [])
+
+
+def outputs(bucket: Bucket, prefix: str = "out-") -> dict[str, list[tuple[str, bytes]]]:
+    names = (entry.name for entry in bucket.list_all_objects(prefix=prefix) if not entry.name.endswith(".json"))
+    return {name: read_tar(get(bucket, name)) for name in names}
+
+
+def test_dsort_shuffles_whole_samples(client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path) -> None:
+    """Every member comes out once, unchanged, in shards named by the template; samples stay together, in order."""
+    job, result = sort(client, bucket, tmp_path)
+    assert result.success, result.error
+    found = outputs(bucket)
+    assert list(found) == [f"out-{index:02}.tar" for index in range(len(found))]
+    members = [member for shard in found.values() for member in shard]
+    assert sorted(members) == sorted(shards.items())
+    keys = [name.partition(".")[0] for name, _ in members]
+    assert keys[::3] == keys[1::3] == keys[2::3]
+    assert keys[::3] != sorted(keys[::3])
+    assert {tuple(name.partition(".")[2] for name, _ in members[at : at + 3]) for at in range(0, len(members), 3)} == {
+        ("seg.png", "cls", "jpg")
+    }
+    sizes = [sum(len(data) for _, data in shard) for shard in found.values()]
+    largest_sample = 3 * 20 * len("23/seg.png")
+    assert all(1024 <= size < 1024 + largest_sample for size in sizes[:-1])  # a target; the last takes what is left
+    infos = job.get_job_info().values()
+    assert sum(int(info.metrics.shard_creation.created_count) for info in infos) == len(found)
+    assert sum(int(info.metrics.local_extraction.extracted_record_count) for info in infos) == len(shards)
+
+
+def in_shards(bucket: Bucket) -> ShardSet:
+    endpoint = bucket.client.base_url.removesuffix("/v1")
+    return ShardSet(store=AisStore(endpoint, bucket.name), names=tuple(f"in-{index}.tar" for index in range(4)))
+
+
+def keys_of(bucket: Bucket, names: Iterable[str]) -> list[str]:
+    members = [member for name in names for member, _ in read_tar(get(bucket, name))]
+    return list(dict.fromkeys(name.partition(".")[0] for name in members))
+
+
+def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str, bytes]) -> None:
+    """With ``engine="dsort"`` the cluster does it, or an error says what to do instead, and nothing is written.
+
+    ``auto`` and ``exchange`` put the same samples into new shards on any cluster.
+    """
+    refused: StoreError | None = None
+    try:
+        report = shuffle(Request(in_shards(bucket), output_prefix="out-", algorithm=Algorithm(seed=7), engine="dsort"))
+    except StoreError as exc:
+        if not is_without_dsort(exc.__cause__):
+            raise
+        refused = exc
+    if refused is None:
+        assert report.engine == "dsort"
+        assert sorted(keys_of(bucket, report.shards)) == sorted({name.partition(".")[0] for name in shards})
+    else:
+        endpoint = bucket.client.base_url.removesuffix("/v1")
+        assert str(refused).startswith(f"no dSort that works at {endpoint}: ")
+        assert str(refused).endswith("shuffle from here: --engine exchange")
+        assert outputs(bucket) == {}
+    for engine in ("auto", "exchange"):
+        request = Request(in_shards(bucket), output_prefix=f"{engine}-", algorithm=Algorithm(seed=7), engine=engine)
+        names = shuffle(request).shards
+        assert sorted(member for name in names for member in read_tar(get(bucket, name))) == sorted(shards.items())
+
+
+@pytest.mark.parametrize("engine", ["auto", "exchange"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Algorithm(kind="alphanumeric", decreasing=True),
+        Algorithm(kind="content", component="cls", key_type="string"),
+        Algorithm(kind="none"),
+    ],
+    ids=lambda algorithm: algorithm.kind,
+)
+def test_shuffle_orders_by_every_algorithm(
+    bucket: Bucket, shards: dict[str, bytes], algorithm: Algorithm, engine: Engine
+) -> None:
+    """Both engines give the same order; unlike a shuffle's, it is the same on clusters of any size (but ``none``)."""
+    report = shuffle(Request(in_shards(bucket), algorithm=algorithm, output_prefix="out-", engine=engine))
+    keys = keys_of(bucket, report.shards)
+    ordered = sorted({name.partition(".")[0] for name in shards})
+    if algorithm.kind == "alphanumeric":
+        assert keys == ordered[::-1]
+    elif algorithm.kind == "content":
+        assert keys == sorted(ordered, key=lambda key: shards[f"{key}.cls"])
+    elif report.engine == "exchange":
+        assert keys == ordered
+    else:
+        assert sorted(keys) == ordered
+
+
+@pytest.mark.parametrize("engine", ["auto", "exchange"])
+def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: Engine) -> None:
+    """It also works if the nodes of a cluster refuse each other at their public ports: the target can read the map."""
+    mapped = parse_key_map(
+        b'{"low-{0..9}.tar": ["^d/000", "d/0010"], "rest-{0..9}": ["d/001[1-9]", "^d/002"]}', where="m"
+    )
+    report = shuffle(
+        Request(
+            in_shards(bucket),
+            mapped=mapped,
+            algorithm=Algorithm(kind="alphanumeric"),
+            output_prefix="out-",
+            shard_bytes=2 << 10,
+            engine=engine,
+        )
+    )
+    names = {prefix: [name for name in report.shards if name.startswith(prefix)] for prefix in ("low-", "rest-")}
+    assert keys_of(bucket, names["low-"]) == [f"d/{index:04}" for index in range(11)]
+    assert keys_of(bucket, names["rest-"]) == [f"d/{index:04}" for index in range(11, NUM_SAMPLES)]
+    assert [len(found) for found in names.values()] == [6, 7]  # two samples fill 2 KiB: 512 a member are counted
+    assert [entry.name for entry in bucket.list_all_objects() if "key-map" in entry.name] == []
+
+
+@pytest.mark.parametrize("by", ["balanced", "split"])
+def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
+    """The cluster also applies maps that are made here."""
+    members = {f"d/{index:04}.{component}": b"%d" % (index % 3) for index in range(24) for component in ("cls", "jpg")}
+    names = list(members)
+    for shard in range(4):
+        put(bucket, f"in-{shard}.tar", tar_bytes({name: members[name] for name in names[shard * 12 : shard * 12 + 12]}))
+    shares = {"train": 0.75, "val": 0.25} if by == "split" else {}
+    report = shuffle(
+        Request(
+            in_shards(bucket), mapped=Grouping(by=by, shares=shares), output_prefix="out-", algorithm=Algorithm(seed=4)
+        )
+    )
+    if by == "balanced":
+        assert len(report.shards) == 4
+        for name in report.shards:
+            assert sorted(data for member, data in read_tar(get(bucket, name)) if member.endswith("cls")) == sorted(
+                [b"0", b"1", b"2"] * 2
+            )
+    else:
+        sets = [[name for name in report.shards if name.startswith(f"out-{split}-")] for split in shares]
+        keys = [f"d/{index:04}" for index in range(24)]
+        drawn = [split_of(key, shares, seed=0) for key in keys]
+        assert [sorted(keys_of(bucket, found)) for found in sets] == [
+            [key for key, number in zip(keys, drawn, strict=True) if number == split] for split in range(2)
+        ]
+        assert 12 < drawn.count(0) < 24
+
+
+@pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])
+def test_shuffle_of_compressed_shards(bucket: Bucket, shards: dict[str, bytes], extension: str) -> None:
+    """Shards are written compressed, and read again."""
+    there = shuffle(
+        Request(in_shards(bucket), output_prefix="packed-", extension=extension, algorithm=Algorithm(seed=7))
+    )
+    assert all(name.endswith(extension) for name in there.shards)
+    packed = ShardSet(store=in_shards(bucket).store, names=there.shards)
+    again = shuffle(Request(packed, output_prefix="out-", extension=".tar", algorithm=Algorithm(kind="alphanumeric")))
+    assert sorted(member for name in again.shards for member in read_tar(get(bucket, name))) == sorted(shards.items())
+
+
+def test_shuffle_by_a_spec_as_the_sdk_takes_it(bucket: Bucket, shards: dict[str, bytes], tmp_path: Path) -> None:
+    """A list of shards that are not numbered consecutively goes into another bucket."""
+    target = f"{bucket.name}-out"
+    (tmp_path / "spec.yaml").write_text(
+        f"""
+input_bck: {{name: {bucket.name}, provider: ais}}
+output_bck: {{name: {target}, provider: ais}}
+input_format: {{objnames: [in-3.tar, in-0.tar]}}
+output_format: "out-{{00..99}}"
+output_shard_size: 1KB
+algorithm: {{kind: alphanumeric}}
+"""
+    )
+    endpoint = bucket.client.base_url.removesuffix("/v1")
+    try:
+        report = shuffle(request_of_spec(read_spec(tmp_path / "spec.yaml"), endpoint=endpoint))
+        store = AisStore(endpoint, target)
+        members = [member for name in report.shards for member in read_tar(store.read(name))]
+        names = list(shards)
+        assert sorted(members) == sorted((name, shards[name]) for name in [*names[:18], *names[54:]])
+    finally:
+        AisStore(endpoint, target).client.bucket(target).delete(missing_ok=True)
+
+
+def test_dsort_list_of_names_into_a_new_bucket(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Inputs are listed by name; a missing input is skipped; the output bucket is made."""
+    target = client.bucket(f"{bucket.name}-out")
+    try:
+        _, result = sort(
+            client,
+            bucket,
+            tmp_path,
+            input_format={"objnames": ["in-0.tar", "in-9.tar"]},
+            output_bck={"name": target.name, "provider": "ais"},
+        )
+        assert result.success, result.error
+        assert sorted(name for shard in outputs(target).values() for name, _ in shard) == sorted(shards)[:18]
+    finally:
+        target.delete(missing_ok=True)
+
+
+def test_dsort_absent_input_succeeds_with_nothing(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    """The job succeeds, so a client must check the outputs."""
+    _, result = sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})
+    assert result.success
+    assert bucket.list_all_objects() == []
+
+
+def test_dsort_unbalanced_template_succeeds_with_nothing(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A template without a range names no shards."""
+    _, result = sort(client, bucket, tmp_path, input_format={"template": "in-{0.."})
+    assert result.success
+    assert outputs(bucket) == {}
+
+
+def test_dsort_with_too_few_names_fails_and_says_so(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The error tells the number of names; nothing is written."""
+    job, result = sort(client, bucket, tmp_path, output_format="out-{0..1}")
+    assert not result.success
+    assert "number of shards to be created exceeds expected number of shards (2)" in errors_of(job)
+    assert outputs(bucket) == {}
+
+
+def test_dsort_of_a_missing_bucket(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    """The job is refused at the start."""
+    with pytest.raises(ErrBckNotFound):
+        sort(client, bucket, tmp_path, input_bck={"name": "contract-nosuch", "provider": "ais"})
+
+
+def test_dsort_of_a_broken_shard_fails(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The job fails, and one of its errors names the shard; nothing is written."""
+    put(bucket, "in-2.tar", get(bucket, "in-2.tar")[:2648])  # in a member's bytes
+    job, result = sort(client, bucket, tmp_path)
+    assert not result.success
+    assert "in-2.tar" in errors_of(job)
+    assert outputs(bucket) == {}
+
+
+def test_dsort_unknown_job(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    """404."""
+    sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})  # a server without dSort knows no job
+    with pytest.raises(AISError) as missing:
+        Dsort(client._request_client, "srt-nosuch").get_job_info()
+    assert missing.value.status_code == 404
