@@ -11,8 +11,8 @@ from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.photo_names import ComponentCounts, photo_roles
 from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.patience import PatientThreads
 from dali_pipes.store.shard_set import ShardSet
-from prep.threads import in_threads
 
 NUM_READERS = 16
 """Objects and ranges that are requested at a time, to hide the store's latency."""
@@ -58,4 +58,7 @@ class IndexedSet:
 
     def each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Yield row and index of all shards, in order. The next indexes are read in threads."""
-        yield from enumerate(in_threads(self.read, range(self.manifest.num_shards), NUM_READERS))
+        num_shards, num = self.manifest.num_shards, 4 * NUM_READERS
+        with PatientThreads(NUM_READERS) as threads:
+            for start in range(0, num_shards, num):  # so many are in memory
+                yield from enumerate(threads.map(self.read, range(start, min(start + num, num_shards))), start)

@@ -27,11 +27,11 @@ from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.shapes import Buckets
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
+from dali_pipes.store.patience import PatientThreads
 from dali_pipes.store.shard_set import ShardSet
 from prep.inspect.indexed_set import NUM_READERS, IndexedSet
 from prep.photos.decoders import Undecodable, check_size, count_values, decode, open_decoder
 from prep.photos.details import HEAD_BYTES, PhotoDetails, photo_details
-from prep.threads import in_threads
 from prep.workers import Report, Workers, WorkersKind, open_workers
 
 MAX_BINS = 16
@@ -305,7 +305,8 @@ def _look(
 def _in_threads(
     function: Callable[[Place], Result], num_threads: int, places: list[Place], report: Report
 ) -> list[Result]:
-    found = list(in_threads(function, places, num_threads))
+    with PatientThreads(num_threads) as threads:
+        found = list(threads.map(function, places))
     report(len(found))
     return found
 
