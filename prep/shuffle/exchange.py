@@ -131,11 +131,7 @@ class ExchangeTask(StreamTask):
         try:
             # As a file that ends with the range, it is asked for these bytes alone.
             file = own.access.file(self.shards[run.shard], size=run.stop)
-            view = memoryview(bytearray(files.open(Range(file, run.start, run.stop - run.start))))
-            num = 0
-            while num < len(view):
-                num += files.read_into(view[num:])
-            return view
+            return memoryview(files.read(files.open(Range(file, run.start, run.stop - run.start))))
         finally:
             files.close()
 

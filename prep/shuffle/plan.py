@@ -104,12 +104,7 @@ class ShufflePlan:
 
 
 def make_plan(request: Request, contents: Contents) -> ShufflePlan:
-    """Plan the output.
-
-    Raises:
-        DataError: See `prep.shuffle.shuffle.shuffle`.
-        ValueError: If there are fewer names than output shards.
-    """
+    """Plan the output; for the errors see `prep.shuffle.shuffle.shuffle`."""
     algorithm = request.algorithm
     names = [contents.name(position) for position in range(contents.num_samples)]
     values = contents.values[algorithm.component.lower()] if algorithm.kind == "content" else ()
@@ -122,7 +117,10 @@ def make_plan(request: Request, contents: Contents) -> ShufflePlan:
     if shard_bytes is None:
         num_shards = len(request.shards.names) if request.outputs is None else len(request.outputs)
         shard_bytes = max(1, -(-int(contents.samples["num_bytes"].sum()) // num_shards))
-    plan = (_plan_cut if request.mapped is None else _plan_mapped)(request, contents, names, order, shard_bytes)
+    if request.mapped is None:
+        plan = _plan_cut(request, contents, order, shard_bytes)
+    else:
+        plan = _plan_mapped(request, contents, names, order, shard_bytes)
     if algorithm.kind == "none":
         # Seen on AIS 4.9: it writes samples in the order in which its threads read them, on a single target, too.
         plan.not_by_dsort = "dSort does not keep the order of samples"
@@ -136,7 +134,7 @@ def make_plan(request: Request, contents: Contents) -> ShufflePlan:
     return plan
 
 
-def _plan_cut(request: Request, contents: Contents, _: Sequence[str], order: Int64s, shard_bytes: int) -> ShufflePlan:
+def _plan_cut(request: Request, contents: Contents, order: Int64s, shard_bytes: int) -> ShufflePlan:
     sizes = contents.samples["num_bytes"]
     counts = cut(sizes[order].tolist(), target=shard_bytes)
     template = request.outputs

@@ -38,8 +38,8 @@ def open_workers(
         on: ``"processes"`` of this machine, or ``"ray"``: the cluster that ``RAY_ADDRESS`` names, or else a Ray on this
             machine, which is started and ended.
         jobs: The number of tasks at a time; ``None``: the number of cores, at most 16, or a Ray cluster's CPUs.
-        at_most: Of no effect on Ray, whose processes are not ours.
-        setup: A function of a module.
+        at_most: Of no effect on Ray.
+        setup: See `Workers`.
         isolated: Ray's always are.
         advice: ``None``: the kind's own.
 

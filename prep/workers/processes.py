@@ -64,9 +64,6 @@ class Workers:
         isolated: Use a worker process also for one job: for functions that crash, or write to stderr.
         advice: The end of the error when a process dies: what to do.
         environment: The processes' variables; by default those of this one.
-
-    Raises:
-        ValueError: If ``jobs`` is not positive.
     """
 
     def __init__(
@@ -138,9 +135,7 @@ class Workers:
             max_ahead: The number of tasks that may be started before the first of their results is taken. It limits the
                 results that wait in memory; by default there is no limit.
 
-        Raises:
-            Exception: If a task raised it. The other processes are ended.
-            WorkerDiedError: If a process died.
+        An error of a task is raised here, and the other processes are ended; so it is with `WorkerDiedError`.
         """
         if self._is_local:
             if self._setup is not None:

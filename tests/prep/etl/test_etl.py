@@ -1,32 +1,22 @@
 """A transform gives the same bytes on this machine, inline and offline; its errors name shard and key."""
 
-import http.client
 import io
 import json
 import os
-import re
-import socket
-import subprocess
 import sys
 import tarfile
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 import pytest
-import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 from PIL import Image
 
 from dali_pipes.cli import main
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
 from dali_pipes.store.cluster.transformed import NoEtlError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
@@ -34,7 +24,8 @@ from prep.etl.run import Output, get_transformed, open_output, run_offline, star
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from prep.index import index_shards
 from tests.builders import Sample, read_tar, tar_bytes, write_shards
-from tests.sources import REPOSITORY, encode_mask, encode_photo
+from tests.prep.etl.conftest import make_shard, stub, words
+from tests.sources import encode_mask, encode_photo
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
 THIS = "tests.prep.etl.test_etl"
@@ -77,76 +68,11 @@ def capital(sample: dict[str, bytes]) -> dict[str, bytes]:
     return {"TXT": b""}
 
 
-def make_shard(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    members = {f"{key}.{name}": data for key, components in samples.items() for name, data in components.items()}
-    return tar_bytes(members, mtime=1234, uname="somebody")
-
-
-def words(first: int = 0, count: int = 3) -> bytes:
-    return make_shard({f"d/{n:03d}": {"txt": b"word %d" % n, "cls": b"%d" % n} for n in range(first, first + count)})
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Two shards of text and a class table."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "samples-000000.tar").write_bytes(words())
-    (folder / "samples-000001.tar").write_bytes(words(3, 2))
-    (folder / "samples-classes.json").write_text('{"0": "zero"}')
-    return folder
-
-
-@pytest.fixture(scope="module")
-def etl_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An embedded node that may run transforms."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOW_ETL, "1")
-        with embedded_node.start(tmp_path_factory.mktemp("etl")) as running:
-            yield running.endpoint
-
-
-@pytest.fixture
-def source(etl_node: str, shards: Path, request: pytest.FixtureRequest) -> AisStore:
-    """The shards in a bucket of that node, beside an object that is not a shard."""
-    store = AisStore(etl_node, f"b{abs(hash(request.node.nodeid)):x}")
-    store.create()
-    for path in shards.iterdir():
-        store.write(path.name, path.read_bytes())
-    store.write("samples-manifest.safetensors", b"no tar")
-    return store
-
-
 @contextmanager
 def running(store: AisStore, name: str, transform: str) -> Iterator[str]:
     start_etl(store, name, transform=transform)
     yield name
     stop_etl(store, name)
-
-
-@contextmanager
-def stub(status: int, message: dict[str, object]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that answers every request so, and the bodies that it got."""
-    got: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            got.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            body = json.dumps(message).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST = do_PUT  # noqa: N815  # http.server's names
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", got
-        server.shutdown()
 
 
 # A shard
@@ -437,146 +363,6 @@ def test_cluster_without_kubernetes_is_told_with_the_way_out(answer: tuple[int, 
             assert f"no ETL at {store.endpoint}: {status} {text}; " in said
             assert "on Kubernetes" in said
             assert said.endswith("from here, with no ETL: dali-pipes prep transform URL OUT --function ...")
-
-
-# The server, as AIStore asks it
-
-
-@contextmanager
-def serving(transform: str, *, target: str) -> Iterator[int]:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = int(listening.getsockname()[1])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prep.etl", transform, "--host", "127.0.0.1", "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "AIS_TARGET_URL": target},
-    )
-    try:
-        for _ in range(300):
-            try:
-                if ask(port, "GET", "/health") == (200, b"Running"):
-                    break
-            except OSError:
-                time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0
-
-
-def ask(
-    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request(method, path, body, dict(headers or {}))
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-def test_server_answers_what_aistore_sends(source: AisStore, tmp_path: Path) -> None:
-    """It takes a health check, a body, an object's file, a read from the target, and its own node as receiver."""
-    path = tmp_path / "@ais" / "b" / "%ob" / "s.tar"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(words())
-    wanted = load_transform(f"{THIS}:shout").transform(words(), "s.tar")
-    with serving(f"{THIS}:shout", target=source.endpoint) as port:
-        assert ask(port, "PUT", "/b/s.tar", words()) == (200, wanted)
-        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={quote(str(path))}") == (200, wanted)
-        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={quote(quote(str(path), safe=''))}") == (200, wanted)  # as AIS 5.0
-        assert ask(port, "GET", f"/v1/objects/{source.bucket}/samples-000000.tar") == (200, wanted)
-        other = f"{source.endpoint}/v1/objects/{source.bucket}/direct.tar?provider=ais&pid=x"
-        status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": other})
-        assert (status, body) == (204, b"")
-        assert source.read("direct.tar") == wanted
-
-
-def test_server_gives_results_and_tokens_to_no_stranger(source: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even behind its own node, as a next stage; nor where a path without a slash would name another host."""
-    monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
-    with stub(200, {}) as (url, got), serving(f"{THIS}:shout", target=source.endpoint) as port:
-        for header in (url, f"{url}/v1/objects/b/x", f"{source.endpoint},{url}", f"https{source.endpoint[4:]}"):
-            status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": header})
-            assert status == 403, header
-            assert b"is not the node that started this transform" in body
-        assert ask(port, "GET", f"@{url.removeprefix('http://')}/x")[0] == 403
-        assert got == []
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        "/etc/passwd",
-        "{folder}/private.tar",
-        "{folder}/@ais/b/%ob/../../../private.tar",
-        "{folder}/@ais/other/%ob/private.tar",  # of another bucket than the request's
-        "@ais/b/%ob/private.tar",
-    ],
-)
-def test_server_reads_no_file_but_a_targets_objects(source: AisStore, tmp_path: Path, file: str) -> None:
-    for folder in (tmp_path, tmp_path / "@ais/other/%ob", tmp_path / "@ais/b/%ob"):
-        folder.mkdir(parents=True, exist_ok=True)
-    for folder in (tmp_path, tmp_path / "@ais/other/%ob"):
-        (folder / "private.tar").write_bytes(words())
-    with serving(f"{THIS}:shout", target=source.endpoint) as port:
-        named = quote(file.format(folder=tmp_path))
-        for method, text in (("PUT", named), ("GET", named), ("PUT", quote(named))):
-            status, body = ask(port, method, f"/b/s.tar?etl_fqn={text}", b"" if method == "PUT" else None)
-            assert status == 403, body
-            assert b"is not where a target keeps an object of the bucket 'b'" in body
-
-
-def test_server_tells_which_sample_failed(source: AisStore) -> None:
-    with serving(f"{THIS}:forget", target=source.endpoint) as port:
-        status, body = ask(port, "PUT", "/b/%C3%A4.tar", words())
-        assert status == 422
-        assert "shard 'ä.tar', key 'd/000': transform".encode() in body
-        assert b"returned NoneType" in body
-        assert ask(port, "GET", "/v1/objects/nothing/s.tar")[0] == 404
-
-
-def test_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from prep.etl.__main__ import main as serve
-
-    monkeypatch.delenv("AIS_TARGET_URL", raising=False)
-    assert serve(["dogs"]) == 2
-    assert "error: a transform is 'pets' or MODULE:FUNCTION" in capfd.readouterr().err
-    assert serve(["pets"]) == 1
-    assert "'AIS_TARGET_URL' must be set" in capfd.readouterr().err
-
-
-def test_spec_is_what_start_sends() -> None:
-    """The YAML for `ais etl init` is equal to the request of `prep etl start`."""
-    with stub(200, {}) as (endpoint, got):
-        start_etl(AisStore(endpoint, "b"), "dali-pipes-pets", transform="pets")
-    assert yaml.safe_load((REPOSITORY / "deploy/etl/pets.yaml").read_text()) == json.loads(got[0])
-
-
-def test_image_holds_what_the_server_imports() -> None:
-    """The recipe's files exist, its requirements are pinned, and packages that it leaves out are not needed."""
-    recipe = (REPOSITORY / "deploy/etl/Dockerfile").read_text()
-    copied = re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE)
-    assert all((REPOSITORY / name).exists() for names in copied for name in names.split())
-    lines = (REPOSITORY / "deploy/etl/requirements.txt").read_text().splitlines()
-    wanted = {line for line in lines if not line.startswith("#")}
-    pinned = {line.partition("==")[0] for line in (REPOSITORY / "constraints.txt").read_text().splitlines()}
-    assert wanted <= pinned
-    left_out = "torch nvidia webdataset click google_crc32c fastapi flask uvicorn httpx"
-    script = f"""
-import sys
-sys.modules.update(dict.fromkeys("{left_out}".split()))  # importing one of them fails
-import prep.etl.__main__
-sample = dict(zip(("image.jpg", "trimap.png"), [bytes.fromhex(line) for line in sys.stdin]))
-print(*prep.etl.transforms.load_transform("pets").function(sample))
-"""
-    sample = f"{encode_photo().hex()}\n{encode_mask().hex()}"
-    made = subprocess.run(
-        [sys.executable, "-c", script], input=sample, text=True, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE
-    )
-    assert made.stdout.split() == ["image.npy", "trimap.npy"]
 
 
 # Commands

@@ -14,11 +14,10 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle import shuffle as shuffle_module
-from prep.shuffle.dsort import spec_of
 from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
-from prep.shuffle.shuffle import shuffle
+from prep.shuffle.shuffle import shuffle, spec_of
 from tests.builders import pack, read_tar, tar_bytes
 from tests.sources import make_source
 
@@ -238,7 +237,7 @@ def test_shuffle_that_changed_the_data_names_the_keys(
         members = {f"{key}.{name}": data for key, parts in reversed(samples.items()) for name, data in parts.items()}
         bucket.write("shuffled-000000.tar", tar_bytes(members))
 
-    monkeypatch.setattr(shuffle_module, "run_job", tampering_job)
+    monkeypatch.setattr(shuffle_module, "_run_dsort", tampering_job)
     with pytest.raises(DataError, match=f"dSort changed the data: .*{message}"):
         shuffle(Request(packed))
     assert "shuffled-classes.json" not in _names(bucket, "shuffled-")
@@ -253,13 +252,13 @@ def test_shuffle_that_split_a_sample_in_two_is_noticed(
         members = _read(bucket, packed.names)
         bucket.write("shuffled-000000.tar", tar_bytes([*members[1:], members[0]]))
 
-    monkeypatch.setattr(shuffle_module, "run_job", splitting_job)
+    monkeypatch.setattr(shuffle_module, "_run_dsort", splitting_job)
     with pytest.raises(DataError, match=r"43 samples went in, 44 came out of .*: 1 changed \('folder/0000'\)"):
         shuffle(Request(packed))
 
 
 def test_shuffle_that_wrote_nothing_is_noticed(packed: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_module, "run_job", lambda *_, **__: None)
+    monkeypatch.setattr(shuffle_module, "_run_dsort", lambda *_, **__: None)
     with pytest.raises(DataError, match="reported success and wrote no shard; 5 went in"):
         shuffle(Request(packed))
 

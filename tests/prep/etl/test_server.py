@@ -1,0 +1,161 @@
+"""The server of a pod, as AIStore asks it: what it answers, and what it refuses to strangers."""
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+from dali_pipes.store.cluster.ais import AisStore
+from prep.etl.run import start_etl
+from prep.etl.transforms import load_transform
+from tests.prep.etl.conftest import stub, words
+from tests.prep.etl.test_etl import THIS
+from tests.sources import REPOSITORY, encode_mask, encode_photo
+
+
+@contextmanager
+def serving(transform: str, *, target: str) -> Iterator[int]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = int(listening.getsockname()[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prep.etl", transform, "--host", "127.0.0.1", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "AIS_TARGET_URL": target},
+    )
+    try:
+        for _ in range(300):
+            try:
+                if ask(port, "GET", "/health") == (200, b"Running"):
+                    break
+            except OSError:
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_server_answers_what_aistore_sends(source: AisStore, tmp_path: Path) -> None:
+    """It takes a health check, a body, an object's file, a read from the target, and its own node as receiver."""
+    path = tmp_path / "@ais" / "b" / "%ob" / "s.tar"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(words())
+    wanted = load_transform(f"{THIS}:shout").transform(words(), "s.tar")
+    with serving(f"{THIS}:shout", target=source.endpoint) as port:
+        assert ask(port, "PUT", "/b/s.tar", words()) == (200, wanted)
+        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={quote(str(path))}") == (200, wanted)
+        assert ask(port, "PUT", f"/b/s.tar?etl_fqn={quote(quote(str(path), safe=''))}") == (200, wanted)  # as AIS 5.0
+        assert ask(port, "GET", f"/v1/objects/{source.bucket}/samples-000000.tar") == (200, wanted)
+        other = f"{source.endpoint}/v1/objects/{source.bucket}/direct.tar?provider=ais&pid=x"
+        status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": other})
+        assert (status, body) == (204, b"")
+        assert source.read("direct.tar") == wanted
+
+
+def test_server_gives_results_and_tokens_to_no_stranger(source: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even behind its own node, as a next stage; nor where a path without a slash would name another host."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
+    with stub(200, {}) as (url, got), serving(f"{THIS}:shout", target=source.endpoint) as port:
+        for header in (url, f"{url}/v1/objects/b/x", f"{source.endpoint},{url}", f"https{source.endpoint[4:]}"):
+            status, body = ask(port, "PUT", "/b/s.tar", words(), {"Ais-Node-Url": header})
+            assert status == 403, header
+            assert b"is not the node that started this transform" in body
+        assert ask(port, "GET", f"@{url.removeprefix('http://')}/x")[0] == 403
+        assert got == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/etc/passwd",
+        "{folder}/private.tar",
+        "{folder}/@ais/b/%ob/../../../private.tar",
+        "{folder}/@ais/other/%ob/private.tar",  # of another bucket than the request's
+        "@ais/b/%ob/private.tar",
+    ],
+)
+def test_server_reads_no_file_but_a_targets_objects(source: AisStore, tmp_path: Path, file: str) -> None:
+    for folder in (tmp_path, tmp_path / "@ais/other/%ob", tmp_path / "@ais/b/%ob"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in (tmp_path, tmp_path / "@ais/other/%ob"):
+        (folder / "private.tar").write_bytes(words())
+    with serving(f"{THIS}:shout", target=source.endpoint) as port:
+        named = quote(file.format(folder=tmp_path))
+        for method, text in (("PUT", named), ("GET", named), ("PUT", quote(named))):
+            status, body = ask(port, method, f"/b/s.tar?etl_fqn={text}", b"" if method == "PUT" else None)
+            assert status == 403, body
+            assert b"is not where a target keeps an object of the bucket 'b'" in body
+
+
+def test_server_tells_which_sample_failed(source: AisStore) -> None:
+    with serving(f"{THIS}:forget", target=source.endpoint) as port:
+        status, body = ask(port, "PUT", "/b/%C3%A4.tar", words())
+        assert status == 422
+        assert "shard 'ä.tar', key 'd/000': transform".encode() in body
+        assert b"returned NoneType" in body
+        assert ask(port, "GET", "/v1/objects/nothing/s.tar")[0] == 404
+
+
+def test_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from prep.etl.__main__ import main as serve
+
+    monkeypatch.delenv("AIS_TARGET_URL", raising=False)
+    assert serve(["dogs"]) == 2
+    assert "error: a transform is 'pets' or MODULE:FUNCTION" in capfd.readouterr().err
+    assert serve(["pets"]) == 1
+    assert "'AIS_TARGET_URL' must be set" in capfd.readouterr().err
+
+
+def test_spec_is_what_start_sends() -> None:
+    """The YAML for `ais etl init` is equal to the request of `prep etl start`."""
+    with stub(200, {}) as (endpoint, got):
+        start_etl(AisStore(endpoint, "b"), "dali-pipes-pets", transform="pets")
+    assert yaml.safe_load((REPOSITORY / "deploy/etl/pets.yaml").read_text()) == json.loads(got[0])
+
+
+def test_image_holds_what_the_server_imports() -> None:
+    """The recipe's files exist, its requirements are pinned, and packages that it leaves out are not needed."""
+    recipe = (REPOSITORY / "deploy/etl/Dockerfile").read_text()
+    copied = re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE)
+    assert all((REPOSITORY / name).exists() for names in copied for name in names.split())
+    lines = (REPOSITORY / "deploy/etl/requirements.txt").read_text().splitlines()
+    wanted = {line for line in lines if not line.startswith("#")}
+    pinned = {line.partition("==")[0] for line in (REPOSITORY / "constraints.txt").read_text().splitlines()}
+    assert wanted <= pinned
+    left_out = "torch nvidia webdataset click google_crc32c fastapi flask uvicorn httpx"
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys("{left_out}".split()))  # importing one of them fails
+import prep.etl.__main__
+sample = dict(zip(("image.jpg", "trimap.png"), [bytes.fromhex(line) for line in sys.stdin]))
+print(*prep.etl.transforms.load_transform("pets").function(sample))
+"""
+    sample = f"{encode_photo().hex()}\n{encode_mask().hex()}"
+    made = subprocess.run(
+        [sys.executable, "-c", script], input=sample, text=True, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE
+    )
+    assert made.stdout.split() == ["image.npy", "trimap.npy"]
