@@ -147,7 +147,7 @@ class NodeConnection(BaseHTTPRequestHandler):
         self.answer(200, text.encode(), headers=[("Content-Type", "text/plain; charset=utf-8")])
 
     def wanted_range(self, num_bytes: int, *, what: str) -> tuple[int, int]:
-        """Return the requested bytes ``[start, stop)`` of an object: the range in the headers, or all bytes."""
+        """Return the bytes ``[start, stop)`` that are asked for."""
         wanted = self.headers.get("range")
         return parse_range(wanted, num_bytes, what=what) if wanted else (0, num_bytes)
 

@@ -81,7 +81,6 @@ class Etls:
         self._object_errors: dict[str, list[dict[str, Any]]] = {}  # of a job
 
     def close(self) -> None:
-        """End all ETLs. Can be called twice."""
         with self._lock:
             etls, self._etls = list(self._etls.values()), {}
         for etl in etls:
@@ -105,7 +104,6 @@ class Etls:
         return os.urandom(6).hex()
 
     def stop(self, name: str) -> None:
-        """End an ETL's process; `delete` forgets it."""
         self._find(name).close()
 
     def delete(self, name: str) -> None:

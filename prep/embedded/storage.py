@@ -167,7 +167,6 @@ class Storage:
         return found
 
     def set_bucket_props(self, bucket: str, props: BucketProps) -> None:
-        """Set the properties; objects that are stored already stay as they are."""
         temporary = self._scratch_path()
         try:
             temporary.write_text(json.dumps(asdict(props)))

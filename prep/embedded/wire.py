@@ -66,9 +66,9 @@ def parse_bucket_props(message: dict[str, Any], before: BucketProps) -> BucketPr
         raise unsupported(f"bucket properties {', '.join(sorted(others))}")
     checksum_type = field_of(checksum, "type", str) or before.checksum_type
     check_checksum_type(checksum_type)
-    if checksum.get("enable_read_range") is None:
-        return BucketProps(checksum_type=checksum_type, read_range=before.read_range)
-    return BucketProps(checksum_type=checksum_type, read_range=field_of(checksum, "enable_read_range", bool))
+    is_set = checksum.get("enable_read_range") is not None
+    read_range = field_of(checksum, "enable_read_range", bool) if is_set else before.read_range
+    return BucketProps(checksum_type=checksum_type, read_range=read_range)
 
 
 def check_checksum_type(name: str) -> None:

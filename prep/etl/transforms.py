@@ -62,11 +62,7 @@ class ShardTransform:
     def transform(self, data: bytes, path: str, etl_args: str = "") -> bytes:
         """Return the whole new shard, for an ETL server, which must not send a part of a shard before an error.
 
-        ``path`` is ``BUCKET/NAME``, quoted or not.
-
-        Raises:
-            DataError: For the same reasons as `pieces`.
-            ValueError: If ``etl_args``, the arguments of a request, is not empty.
+        ``path`` is ``BUCKET/NAME``, quoted or not; ``etl_args``, the arguments of a request, must be empty.
         """
         if etl_args:
             raise ValueError(f"transform '{self.name}' takes no arguments with a request, got '{etl_args}'")

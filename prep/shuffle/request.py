@@ -392,15 +392,7 @@ def _template(text: str, extension: str, *, what: str) -> tuple[Template, str]:
 
 
 def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Request:
-    """The request that a dSort spec describes.
-
-    ``options`` are fields of `Request` that a spec does not have, and ``dry_run``.
-
-    Raises:
-        StoreError: If no shard has the input's prefix, or the key map cannot be read.
-        DataError: If the key map is invalid.
-        ValueError: See `Request`.
-    """
+    """The request that a dSort spec describes; ``options`` are fields that a spec does not have, and ``dry_run``."""
     store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
     mapped = None
     if spec.ekm_file:
