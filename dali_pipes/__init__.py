@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dali_pipes.graph.recipes.mix import mixing as mixing
     from dali_pipes.graph.recipes.multi_crop import multi_crop as multi_crop
     from dali_pipes.iterator import Loader as Loader
-    from dali_pipes.opening.loader import loader as loader
+    from dali_pipes.iterator import loader as loader
     from dali_pipes.options import BadSamples as BadSamples
     from dali_pipes.options import Cache as Cache
     from dali_pipes.options import Decode as Decode
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dali_pipes.options import Select as Select
     from dali_pipes.options import Shards as Shards
     from dali_pipes.options import Shuffle as Shuffle
-    from dali_pipes.order.shapes import buckets as buckets
+    from dali_pipes.order.inputs import buckets as buckets
     from dali_pipes.order.state import StateError as StateError
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
@@ -57,10 +57,9 @@ _NAMES = {
     "graph.recipes.detection": "detection",
     "graph.recipes.mix": "mix mixing",
     "graph.recipes.multi_crop": "multi_crop",
-    "iterator": "Loader",
-    "opening.loader": "loader",
+    "iterator": "Loader loader",
     "options": "BadSamples Cache Decode Outputs Select Shards Shuffle",
-    "order.shapes": "buckets",
+    "order.inputs": "buckets",
     "order.state": "StateError",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -12,11 +12,7 @@ from typing import Any, get_args
 
 
 def as_integer(name: str, value: object) -> int:
-    """``value`` as an int.
-
-    Raises:
-        TypeError: If it is not an integer: a float would give another order.
-    """
+    """``value`` as an int; a `TypeError` if it is not an integer: a float would give another order."""
     try:
         if _is_bool(value):
             raise TypeError
@@ -26,38 +22,24 @@ def as_integer(name: str, value: object) -> int:
 
 
 def as_bool(name: str, value: object) -> bool:
-    """``value`` as a bool.
-
-    Raises:
-        TypeError: If it is not a bool: every text that is not empty is true, ``"False"``, too.
-    """
+    """``value`` as a bool; a `TypeError` if it is none: every text that is not empty is true, ``"False"``, too."""
     if not _is_bool(value):
         raise TypeError(f"{name} must be a bool, got {value!r}")
     return bool(value)
 
 
 def as_number(name: str, value: object) -> float:
-    """``value``, an integer or a float of Python or numpy, as a float.
-
-    Raises:
-        TypeError: If it is not a number.
-        ValueError: If it is an integer beyond the range of a float.
-    """
+    """``value``, an integer or a float of Python or numpy, as a float; a `TypeError` if it is no number."""
     if _is_bool(value) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
-    except OverflowError:
-        num_bits = int(value).bit_length()  # type: ignore[call-overload]  # only an integer is too large
-        raise ValueError(f"{name} must be finite, got an integer of {num_bits} bits") from None
+    except OverflowError as exc:
+        raise ValueError(f"{name} must be finite, got an integer that is too large") from exc
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Check the value of an argument whose type is a `Literal`.
-
-    Raises:
-        ValueError: If it is not one of ``choices``.
-    """
+    """Refuse a value that is not one of ``choices``, a `Literal`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 

@@ -10,10 +10,10 @@ shard, else the nearest after it, else the first good sample of the following sh
 and on which samples are bad, and not on the time when they were found.
 
 DALI does not always name the sample that it cannot decode, and loses the batch. But the batch's inputs are still here.
-The repair finds bad samples by decoding sixteenths of the batch, and sixteenths of these, in a retry pipeline apart
-from the batches in flight. The retry pipeline also decodes the repaired batch: by the same graph, on the same device,
-with the same random numbers. It does not use a GPU's JPEG engines: which photos they get depends on the number of
-samples, and they may decode a photo that the other decoders refuse, so parts of a batch would prove nothing.
+The repair decodes sixteenths of the batch, and sixteenths of these, in a retry pipeline apart from the batches in
+flight, which also decodes the repaired batch: by the same graph, on the same device, with the same random numbers. It
+does not use a GPU's JPEG engines: which photos they get depends on the number of samples, and they may decode a photo
+that the other decoders refuse.
 
 # Note [decoders' own lines]: libjpeg, libpng and nvImageCodec write a line to stderr whenever they refuse a photo, from
 DALI's threads, and no option turns that off. So the repair decodes a bad photo as rarely as it can.
@@ -46,8 +46,7 @@ from dali_pipes.reader.samples import StoredSamples
 NUM_PROOFS = 8
 # Parts into which the repair cuts a batch that DALI refuses, see Note [decoders' own lines].
 NUM_PARTS = 16
-# Bad samples that are tried in the place of others, in all batches. Each costs a read and a decoding; this many are no
-# accident, even if each rank's own bad samples are within `max_bad`.
+# Bad samples that are tried in the place of others, in all batches. Each costs a read and a decoding.
 MAX_UNFIT = 1000
 
 _log = logging.getLogger(__name__)
@@ -95,7 +94,6 @@ class BadSamplesSeen:
 
         Raises:
             DecodeError: If bad samples must not be substituted, or there are too many now; names them.
-            StoreError: If the quarantine file cannot be written.
         """
         found: dict[int, BadSample] = {}
         for position, (component, cause) in sorted(problems.items()):
@@ -144,11 +142,7 @@ class Repair:
         self._decoded: BatchInputs | None = None  # one sample that DALI could decode: the graph can be run
 
     def feed(self, batch: Batch, encoded: Mapping[str, Any]) -> BatchInputs:
-        """Make the inputs of a batch, with other samples in the places of those that are known to be bad.
-
-        Raises:
-            DecodeError: If a sample is bad and must not be substituted, or too many are.
-        """
+        """Make the inputs of a batch, with other samples in the places of those that are known to be bad."""
         return self._completed(batch, encoded, set(self._seen.positions(batch)))
 
     def decode(self, inputs: BatchInputs, error: RuntimeError) -> tuple[BatchInputs, dict[str, Any]]:
@@ -189,10 +183,6 @@ class Repair:
             copied = {component: [np.array(data) for data in samples] for component, samples in sample.encoded.items()}
             self._decoded = sample._replace(encoded=copied)
 
-    def close(self) -> None:
-        """Drop the kept sample. Can be called twice."""
-        self._decoded = None
-
     def _culprits(self, retry: DecodePipeline, inputs: BatchInputs, error: RuntimeError) -> dict[int, tuple[str, str]]:
         """Find the samples that DALI cannot decode, each with the reason that it gives for this sample alone."""
         batch = inputs.batch
@@ -214,13 +204,14 @@ class Repair:
         return {at: causes[int(batch.ordinals[at])] for at in positions}
 
     def _check_graph(self, retry: DecodePipeline, batch: Batch, error: RuntimeError) -> None:
-        """Find out whether the graph or the device is at fault when all samples of a batch fail.
-
-        Raises:
-            DecodeError: If a sample fails that was decoded before or, if there is none, other samples fail as well.
-        """
+        """Refuse to blame all samples of a batch if a sample that was decoded before, or neighbours, fail as well."""
+        if self._decoded is not None:
+            proofs: Iterator[BatchInputs] = iter([self._decoded])
+        else:
+            completed = (self._decode.complete(other, self._encoded(other)) for other in self._others(batch, num=1))
+            proofs = itertools.islice((inputs for inputs, problems in completed if not problems), NUM_PROOFS)
         is_tried = False
-        for inputs in self._proofs(batch):
+        for inputs in proofs:
             if _refusal(retry, inputs) is None:
                 self.note_decoded(inputs)
                 return
@@ -230,14 +221,6 @@ class Repair:
                 f"DALI fails on every sample that was tried, also on others than those of the batch of "
                 f"{batch.some_keys}: the graph or the device is at fault: {reason_of(error)}"
             ) from error
-
-    def _proofs(self, batch: Batch) -> Iterator[BatchInputs]:
-        """Yield the sample that was decoded before, or some neighbours of the batch, each alone."""
-        if self._decoded is not None:
-            yield self._decoded
-            return
-        completed = (self._decode.complete(other, self._encoded(other)) for other in self._others(batch, num=1))
-        yield from itertools.islice((inputs for inputs, problems in completed if not problems), NUM_PROOFS)
 
     def _cause(self, inputs: BatchInputs, ordinal: int, error: RuntimeError) -> tuple[str, str]:
         """Find the component at fault, empty if it is not known, and what DALI reports."""
@@ -306,11 +289,7 @@ class Repair:
 
 
 def _sources(num: int, bad: set[int]) -> Int64s | None:
-    """For each position find the nearest good one, which may be itself; ``None`` if no position is good.
-
-    >>> _sources(6, {0, 2, 3}).tolist()
-    [1, 1, 1, 1, 4, 5]
-    """
+    """For each position find the nearest good one, which may be itself; ``None`` if no position is good."""
     good = np.array([position for position in range(num) if position not in bad], np.int64)
     if not len(good):
         return None

@@ -105,10 +105,9 @@ def _fail(text: str, *, code: int) -> int:
     return code
 
 
-# Note [lost interruptions]: Ctrl-C raises an exception wherever Python is. If Python is in a finalizer, such as one
-# that the garbage collector runs, it only reports the exception, and the command would go on. So we raise the exception
-# again a moment later. While Python imports a C++ module, an exception would abort the process: Ctrl-C waits for the
-# import.
+# Ctrl-C raises an exception wherever Python is. If Python is in a finalizer, it only reports the exception, and the
+# command would go on: so it is raised again a moment later. While Python imports a C++ module, an exception would abort
+# the process: Ctrl-C waits for the import.
 @contextlib.contextmanager
 def _interruptions_kept() -> Iterator[None]:
     lost: list[BaseException] = []

@@ -32,8 +32,7 @@ from dali_pipes.graph.decode import BatchInputs
 from dali_pipes.graph.definition import CU_SEQLENS, Packed
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.figures import LOADERS, read_figures
-from dali_pipes.opening.arguments import LoaderArguments
-from dali_pipes.opening.parts import check_late, open_parts
+from dali_pipes.opening import LoaderArguments, check_late, open_parts
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Agreement, find_rank, make_name
 from dali_pipes.reader.aio_reader import in_reader
@@ -87,14 +86,10 @@ def alone(
 
 
 class Delivery:
-    """The batches of one loader, in order, and the position in them.
+    """The batches of one loader, in order, and the position in them; raises what `dali_pipes.loader` raises.
 
     With ``rank="late"`` it opens its parts when they are first needed: by then the process group is there, and with it
     the rank. Otherwise they are open from the beginning.
-
-    Raises:
-        StoreError, DataError: If the shards of a late loader are in a directory, and are not there. Those in a bucket
-            are looked for when it is opened. Else see `dali_pipes.loader`.
     """
 
     parts: LoaderParts
@@ -143,8 +138,7 @@ class Delivery:
                 return
             name = self._name if is_late else make_name(f"world size {process.world_size}")
             self._agreement = Agreement(process=process, name=name)
-            self.pipelines = [parts.decode.pipeline]
-            """The decode pipeline, in the list that DALI's iterator keeps."""
+            self.pipelines = [parts.decode.pipeline]  # the list that DALI's iterator keeps
             # It must not keep this object: a loader that is dropped would never be closed.
             self._next_inputs = functools.partial(parts.epochs.next_inputs, parts.repair.feed)
             parts.decode.feed = self._next_inputs
@@ -156,12 +150,10 @@ class Delivery:
 
     @property
     def is_open(self) -> bool:
-        """Whether the parts are opened; only those of a late loader are not, until they are needed."""
         return "parts" in vars(self)
 
     @property
     def current(self) -> Epoch:
-        """The epoch that is iterated now or next."""
         return self.parts.epochs.current
 
     @property
@@ -174,7 +166,7 @@ class Delivery:
     def num_batches_of(self, epoch: int | None = None) -> int:
         """Batches of a whole epoch; ``None``: the current one."""
         plan = self.current.feed.plan if epoch is None else self.parts.inputs.plan(epoch)
-        return plan.num_steps(**self.parts.batching.of_steps)
+        return plan.num_steps(self.parts.batching)
 
     @alone
     def begin(self) -> None:
@@ -183,12 +175,7 @@ class Delivery:
             self._start_epoch(self.current.number + 1)
 
     def next_batch(self, form: Callable[[dict[str, Any]], Any] | None = None, *, taker: object = "own loop") -> Any:
-        """Return the next batch as a plain dict, or what ``form`` makes of it; remember the ``taker``.
-
-        Raises:
-            StopIteration: At the end of the epoch.
-            DecodeError: See `dali_pipes.loader`.
-        """
+        """Return the next batch as a plain dict, or what ``form`` makes of it; `StopIteration` at the epoch's end."""
         profiling.look_for_profiler()
         # What `alone` does, but without its call: Python would look for Ctrl-C after it, when the batch is counted.
         use = Use("next_batch")
@@ -204,7 +191,10 @@ class Delivery:
                 if epoch.is_over:
                     epoch.end()
                     raise StopIteration
-                self._agreement.check(self._compared, epoch=epoch.number, position=epoch.start)
+                compared = functools.partial(
+                    parts.inputs.compared, parts.batching, epoch=epoch.number, start=epoch.start
+                )
+                self._agreement.check(compared, epoch=epoch.number, position=epoch.start)
                 if epoch.is_cut_short:  # by an exception: go on after the last delivered batch
                     self._start_anew()
                     epochs.begin_again()
@@ -250,10 +240,7 @@ class Delivery:
         return inputs, tensors
 
     def _schedule(self, epoch: Epoch, delivered: int, *, must_come: bool) -> None:
-        """Fill the queue of batches decoded ahead; with ``must_come`` wait for shards if no batch is in flight.
-
-        ``delivered`` counts the epoch's batches that are delivered, or taken to be delivered next.
-        """
+        """Fill the queue of batches decoded ahead; with ``must_come`` wait for shards if no batch is in flight."""
         decode, scheduled = self.parts.decode, self.parts.decode.scheduled
         while epoch.error is None and delivered + len(scheduled) < epoch.num_batches:
             must_wait = must_come and not scheduled
@@ -265,7 +252,6 @@ class Delivery:
             self.parts.epochs.prepare_next(is_read=delivered + len(scheduled) >= epoch.num_batches)
 
     def _hand_over(self, batch: Batch, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the delivered dict: the outputs as torch tensors, and the names added to them."""
         decode, outputs = self.parts.decode, self.arguments.outputs
         is_on_cpu = decode.device_id is None
         delivered: dict[str, Any] = {}
@@ -289,13 +275,12 @@ class Delivery:
 
     @alone
     def reset(self) -> None:
-        """Give up the rest of this epoch and start the next one. Before an epoch's first batch this does nothing."""
+        """See `dali_pipes.iterator.Loader.reset`; so are the methods below."""
         if self.current.next_position:
             self._start_epoch(self.current.number + 1)
 
     @alone
     def set_epoch(self, epoch: int, *, batch: int = 0) -> None:
-        """Start the given epoch; see `dali_pipes.iterator.Loader.set_epoch`."""
         epoch, batch = as_integer("epoch", epoch), as_integer("batch", batch)
         if epoch < 0:
             raise ValueError(f"epoch must not be negative, got {epoch}")
@@ -303,10 +288,9 @@ class Delivery:
         if not 0 <= batch <= num_batches:
             raise ValueError(f"batch must be in [0, {num_batches}], the batches of epoch {epoch}, got {batch}")
         inputs, batching = self.parts.inputs, self.parts.batching
-        self._start_epoch(epoch, start=inputs.plan(epoch).position(batch, **batching.of_steps) if batch else 0)
+        self._start_epoch(epoch, start=inputs.plan(epoch).position(batch, batching) if batch else 0)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
-        """Return the position of the job; see `dali_pipes.iterator.Loader.state_dict`."""
         self._check_process()
         epoch = self.current  # another thread may begin the next one meanwhile
         position = epoch.position
@@ -315,7 +299,7 @@ class Delivery:
             if used < 0:
                 raise ValueError(f"num_samples must not be negative, got {used}")
             start = 0 if from_beginning else epoch.start
-            position = min(epoch.feed.plan.position_of(used, start=start, **self.parts.batching.of_steps), position)
+            position = min(epoch.feed.plan.position_of(used, self.parts.batching, start=start), position)
         elif epoch.has_seen_end:
             return self.state_at(epoch.number + 1)
         return self.parts.inputs.state(epoch.feed.plan, position).to_dict()
@@ -328,7 +312,6 @@ class Delivery:
 
     @alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken; see `dali_pipes.iterator.Loader.load_state_dict`."""
         loaded = LoaderState.from_dict(state)
         self.parts.inputs.check(loaded)
         self._warn_of_random_operators()
@@ -339,7 +322,6 @@ class Delivery:
         return read_figures(self.parts) if self.is_open else {}
 
     def close(self) -> None:
-        """Stop the threads and free the cache share; see `dali_pipes.iterator.Loader.close`."""
         with self._opening:
             if self.is_closed or not self.is_open:
                 self.is_closed = True
@@ -355,7 +337,6 @@ class Delivery:
         try:
             with self._resources:  # closed last, even after an error
                 self.parts.epochs.close()
-                self.parts.repair.close()
                 self.parts.decode.close()
                 self.pipelines.clear()
         finally:
@@ -388,10 +369,6 @@ class Delivery:
             "a loader cannot be copied or sent to another process, such as a DataLoader worker: it has threads and "
             "buffers of its own; use it directly, or with DataLoader(num_workers=0)"
         )
-
-    def _compared(self) -> dict[str, str]:
-        epoch = self.current
-        return self.parts.inputs.compared(self.parts.batching, epoch=epoch.number, start=epoch.start)
 
     def _warn_of_random_operators(self) -> None:
         if self.parts.decode.random_operators:
@@ -429,7 +406,6 @@ class Delivery:
         self.parts.stager.give_up()
 
     def check_usable(self) -> None:
-        """Refuse a loader that is closed, or belongs to another process."""
         self._check_process()
         if self.is_closed:
             raise _closed()

@@ -4,173 +4,45 @@ At most three segments are open at a time: the one that is read, the one opened 
 """
 
 import dataclasses
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from dali_pipes.bad_samples import BadSamplesSeen, Repair
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.errors import DecodeError
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.formats.manifest import Manifest
 from dali_pipes.graph.decode import BatchInputs, DecodePipeline
 from dali_pipes.metrics.counts import Counts, report_span
-from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.plan import Plan
-from dali_pipes.order.reservation import reserved_bytes, slices_read
-from dali_pipes.order.selection import Selection
-from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
-from dali_pipes.order.state import DataVersions, LoaderState, StateError
+from dali_pipes.order.plan import Batching
+from dali_pipes.order.state import PlanInputs
 from dali_pipes.reader.batch import Batch
-from dali_pipes.reader.feed import Batching, Feed
+from dali_pipes.reader.feed import Feed
 
 _log = logging.getLogger(__name__)
-
-NUM_PLANS_KEPT = 3
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanInputs:
-    """The inputs of every epoch's plan."""
-
-    manifest: Manifest
-    set_shards: Sequence[int]
-    """The number of shards of each data set; the data sets follow each other in the manifest."""
-    set_names: Sequence[str]
-    """The names of the data sets, for errors; one empty name if there is only one."""
-    versions: DataVersions
-    """The versions of the data sets."""
-    selection: Selection
-    order: OrderInputs
-    """Its epoch is the one that the loader starts with."""
-    grouping: BucketGrouping | None = None
-    """The bucket of each sample, if there are buckets."""
-    _plans: dict[int, ShapedPlan] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def plan(self, epoch: int) -> Plan:
-        """Plan one epoch."""
-        if epoch in self._plans:
-            return self._plans[epoch]
-        inputs: dict[str, Any] = {
-            "shard_bytes": self.manifest.shard_bytes,
-            "shard_samples": self.manifest.samples,
-            "order": dataclasses.replace(self.order, epoch=epoch),
-            "set_shards": self.set_shards,
-            "selection": self.selection,
-            "set_names": self.set_names,
-        }
-        if self.grouping is None:
-            return Plan(**inputs)
-        # Its steps are known when all samples are grouped, so it is made once. Two are in use: this epoch's, the next.
-        while len(self._plans) >= NUM_PLANS_KEPT:
-            self._plans.pop(next(iter(self._plans)))
-        self._plans[epoch] = ShapedPlan(grouping=self.grouping, **inputs)
-        return self._plans[epoch]
-
-    def reserved_bytes(self, extent_bytes: npt.NDArray[np.int64], batching: Batching) -> int:
-        """Compute the bytes that a loader must be able to hold in any epoch; ``extent_bytes``: int64 [shards]."""
-        process = batching.process
-        return reserved_bytes(
-            extent_bytes,
-            self.manifest.shard_bytes,
-            self.manifest.samples,
-            order=self.order,
-            global_batch_size=batching.global_batch_size,
-            num_slices_read=len(
-                slices_read(
-                    self.order, batch_size=batching.batch_size, rank=process.rank, world_size=process.world_size
-                )
-            ),
-            set_shards=self.set_shards,
-            selection=self.selection,
-        )
-
-    @property
-    def group(self) -> int:
-        """A number that is the same in all loaders that read the same shards in the same order: the ranks of a job."""
-        inputs = (self.manifest.digest, tuple(self.set_shards), self.selection.digest, self.order)
-        return int.from_bytes(hashlib.blake2b(repr(inputs).encode(), digest_size=8).digest(), "little")
-
-    def state(self, plan: Plan, delivered: int) -> LoaderState:
-        """Make the state of a loader that has delivered this number of samples of an epoch's plan."""
-        return LoaderState(
-            manifest=self.manifest.digest,
-            selection=self.selection.digest,
-            order=plan.order,
-            delivered=delivered,
-            data_versions=self.versions.stored,
-            group_size=self._group_size,
-        )
-
-    @property
-    def _group_size(self) -> int | None:
-        """The global batch size, if the order depends on it."""
-        return None if self.grouping is None else self.grouping.group_size
-
-    def compared(self, batching: Batching, *, epoch: int, start: int) -> dict[str, str]:
-        """Name the values that must be the same on every rank, for the comparison before the first batch."""
-        order = dataclasses.replace(self.order, epoch=epoch)
-        values = {
-            "the manifest's digest": self.manifest.digest[:16],
-            "the position in the epoch": str(start),
-            "batch_size": str(batching.batch_size),
-            "last_batch_policy": batching.last_batch_policy,
-            "the selection of samples (dali_pipes.Select)": self.selection.digest[:16],
-        }
-        return values | {field.name: str(getattr(order, field.name)) for field in dataclasses.fields(order)}
-
-    def check(self, state: LoaderState) -> None:
-        """Refuse a state of other shards or another order.
-
-        Raises:
-            StateError: Says what differs.
-        """
-        plan = self.plan(state.order.epoch)
-        state.check(
-            manifest=self.manifest.digest,
-            selection=self.selection.digest,
-            order=self.order,
-            num_samples=plan.num_samples,
-            data=self.versions,
-            group_size=self._group_size,
-        )
-        if plan.last_edge(state.delivered) != state.delivered:
-            raise StateError(
-                f"the state has {state.delivered} samples delivered, and no step of epoch {state.order.epoch} ends "
-                f"there, the last one before it ends at {plan.last_edge(state.delivered)}; it is not whole"
-            )
 
 
 class Epoch:
     """One epoch and the position in it; its methods are the events of an epoch.
 
-    Between `ask` and `deliver` or `lose` the epoch counts as cut short: if the loop is left there, by Ctrl-C for
-    instance, DALI may have taken a part of a batch's inputs, and the decode pipeline must be built anew.
-
-    The epoch begins at position ``start`` of its order, which is greater than 0 only after a resume. ``feed`` has the
-    batches that are still to come.
+    It begins at position ``start`` of its order, which is greater than 0 only after a resume. Between `ask` and
+    `deliver` or `lose` it counts as cut short: if the loop is left there, by Ctrl-C for instance, DALI may have taken a
+    part of a batch's inputs, and the decode pipeline must be built anew.
     """
 
     def __init__(self, feed: Feed, *, start: int, batching: Batching) -> None:
         self.feed, self.start = feed, start
         self.number: int = feed.epoch
-        """The number of the epoch; the first is 0."""
         self.num_samples: int = feed.plan.num_samples
-        """Samples of the epoch over all ranks."""
         self.delivered = 0
         """Batches since ``start`` that were delivered or lost."""
         self.num_lost = 0
         """The last of these, which were lost with an error: the loop has not yet had a batch after them."""
         self._batching = batching
-        self.num_batches = feed.plan.num_steps(start=start, **batching.of_steps)
+        self.num_batches = feed.plan.num_steps(batching, start=start)
         """Batches from ``start`` on."""
-        self.has_seen_end = False
-        """Whether the loop has seen the epoch's end: `StopIteration`."""
+        self.has_seen_end = False  # the loop, by StopIteration
         self.is_cut_short = False
         self.is_running = False
         """Whether a batch was asked for: decoded batches may be in flight."""
@@ -192,16 +64,14 @@ class Epoch:
         return self._position(self.delivered)
 
     def _position(self, num_batches: int) -> int:
-        return self.feed.plan.position(num_batches, start=self.start, **self._batching.of_steps)
+        return self.feed.plan.position(num_batches, self._batching, start=self.start)
 
     @property
     def num_batches_left(self) -> int:
-        """Batches that are still to come."""
         return self.num_batches - self.delivered
 
     @property
     def is_over(self) -> bool:
-        """Whether no batch is left."""
         return self.delivered == self.num_batches
 
     @property
@@ -215,20 +85,18 @@ class Epoch:
         return not is_touched and (self.number, self.start) == (epoch, start)
 
     def end(self) -> None:
-        """Note that the loop has seen the epoch's end."""
         self._owes_end, self.num_lost, self.has_seen_end = False, 0, True
         begun_at, self._begun_at = self._begun_at, None
         if begun_at is not None:
             report_span("epoch", seconds=time.perf_counter() - begun_at, epoch=self.number, start=self.start)
 
     def ask(self) -> None:
-        """Note that a batch is asked for."""
         if not self.is_running:
             self._begun_at = time.perf_counter()
         self.is_running = self.is_cut_short = True
 
     def deliver(self) -> None:
-        """Note that the batch is delivered; see Note [counted last]."""
+        # See Note [counted last].
         self.delivered, self.num_lost, self.is_cut_short = self.delivered + 1, 0, False
 
     def lose(self) -> None:
@@ -238,10 +106,8 @@ class Epoch:
         self.num_lost, self._owes_end = num_lost, self.is_over
 
     def take_error(self) -> Exception:
-        """Return the feed's error, which is to be raised now.
-
-        The epoch stays cut short, so that a new feed reads the next batch. That is the same batch again or, if it has a
-        bad sample, the one after it.
+        """Return the feed's error, to be raised now. The epoch stays cut short: a new feed reads the same batch again
+        or, if it has a bad sample, the one after it.
         """
         error, self.error = self.error, None
         assert error is not None, "the plan has as many steps as len() says"
@@ -257,8 +123,7 @@ class LoaderEpochs:
     ``open_feed(plan, start=)`` opens a feed, which stages its shards from then on.
     """
 
-    current: Epoch
-    """The epoch that is iterated now or next; `begin` sets it."""
+    current: Epoch  # `begin` sets it
 
     def __init__(
         self,
@@ -273,12 +138,11 @@ class LoaderEpochs:
         self._open_feed = open_feed
         self._is_windowed = share.reserved < int(share.extent_bytes.sum())
         self.ahead: Feed | None = None
-        """The next epoch's feed, opened ahead."""
 
     def begin(self, epoch: int, *, start: int = 0) -> None:
         """Begin an epoch at position ``start`` of its order."""
         plan = self._inputs.plan(epoch) if start else None
-        if plan is not None and not plan.num_steps(start=start, **self._batching.of_steps):
+        if plan is not None and not plan.num_steps(self._batching, start=start):
             # The epoch is over: none of its samples is read or staged, because the start of the next one comes next.
             self._close_ahead(unless=epoch + 1)
             feed = self._open(epoch, start=plan.num_samples)
@@ -291,8 +155,7 @@ class LoaderEpochs:
     def begin_again(self) -> None:
         """Begin again the epoch that was cut short, with the batch after the last delivered one."""
         cut = self.current
-        feed = self._open(cut.number, start=cut.next_position)
-        begun = Epoch(feed, start=cut.start, batching=self._batching)
+        begun = Epoch(self._open(cut.number, start=cut.next_position), start=cut.start, batching=self._batching)
         begun.delivered, begun.num_lost = cut.delivered, cut.num_lost
         self.current = begun
 
@@ -310,10 +173,7 @@ class LoaderEpochs:
             return None
 
     def _prepare(self, epoch: int, *, with_reader: bool = True) -> None:
-        """Open the feed of the next epoch, and its reader if the shards are resident.
-
-        An error is not raised here: it comes again when the epoch starts.
-        """
+        """Open the feed of the next epoch, and its reader if the shards are resident; errors come when it starts."""
         try:
             if self.ahead is None:
                 self.ahead = self._open(epoch, start=0)
@@ -339,18 +199,15 @@ class LoaderEpochs:
         self._close_ahead()
 
     def _close_ahead(self, *, unless: int | None = None) -> None:
-        """Close the feed that was opened ahead, unless it is of this epoch."""
         if self.ahead is not None and self.ahead.epoch != unless:
             self.ahead.close()
             self.ahead = None
 
     def _open(self, epoch: int, *, start: int) -> Feed:
-        share, batching = self._share, self._batching
+        share = self._share
         with self._counts.read:
             plan = self._inputs.plan(epoch)
-            needed = plan.bytes_at_a_time(
-                share.extent_bytes, plan.lanes_of(**batching.of_rank), global_batch_size=batching.global_batch_size
-            )
+            needed = plan.bytes_at_a_time(share.extent_bytes, self._batching)
             if needed > share.reserved:
                 share.reserve_more(needed)
             return self._open_feed(plan, start=start)
@@ -358,7 +215,7 @@ class LoaderEpochs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LoaderParts:
-    """The parts of an open loader, which `dali_pipes.opening.parts` has made."""
+    """The parts of an open loader, which `dali_pipes.opening` has made."""
 
     source: str
     """The origin of the shards in one line: URLs and ETL."""

@@ -1,23 +1,28 @@
-"""The loader, which a training loop iterates epoch after epoch. `dali_pipes.opening.loader` makes it.
+"""The loader, which a training loop iterates epoch after epoch, and `loader`, the function that opens it.
 
 It is what users and DALI's loops see of a `dali_pipes.delivery.Delivery`, which does the work.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_pipes.bad_samples import BadSample
+from dali_pipes.data_set.find import Mixture
 from dali_pipes.delivery import Delivery
 from dali_pipes.epoch import LoaderParts
 from dali_pipes.errors import printable
 from dali_pipes.graph.dali_internals import ITERATOR_ATTRIBUTES, set_epoch_size
-from dali_pipes.graph.definition import BatchDict
+from dali_pipes.graph.definition import BatchDict, Graph
 from dali_pipes.integrations.dali_iterator import DaliIterator
-from dali_pipes.integrations.data_loader import DictBatches, EachIter, LoaderBatches, OutputNames
-from dali_pipes.integrations.torch_dataset import LoaderDataset
+from dali_pipes.integrations.data_loader import DictBatches, EachIter, LoaderBatches, LoaderDataset, OutputNames
+from dali_pipes.opening import LoaderArguments
+from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select, Shards, Shuffle
+from dali_pipes.order.plan import LastBatchPolicyName
+from dali_pipes.store.urls import ShardUrls
 
 if TYPE_CHECKING:
     from jax.sharding import Sharding
@@ -36,10 +41,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     end, iterating again, or `reset`, starts the next epoch. `reset` in mid-epoch gives up the rest of it.
 
     On a GPU a batch belongs to the stream of its device that is torch's current one when the batch is taken: that
-    stream waits until the batch is decoded, the host does not. If another stream reads the batch, it must first wait
-    for that one: ``other.wait_stream(torch.cuda.current_stream(device))``. A batch may be dropped at any time: DALI
-    reuses its memory when the GPU has done all that was launched before. Capture a CUDA graph with
-    ``capture_error_mode="thread_local"``, because DALI's threads use the GPU in the meantime.
+    stream waits until the batch is decoded, the host does not. Another stream that reads it must first wait for that
+    one: ``other.wait_stream(torch.cuda.current_stream(device))``. A batch may be dropped at any time. Capture a CUDA
+    graph with ``capture_error_mode="thread_local"``, because DALI's threads use the GPU in the meantime.
     """
 
     # The delivery has these values.
@@ -47,10 +51,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     epoch: int
     """The epoch that is iterated now or next; the first is 0."""
     num_samples: int
-    """The number of samples of this epoch, over all ranks; it is exact before the first batch.
-
-    With several slices each epoch deals the shards to them anew, and slices shorter than the longest repeat their first
-    samples. The number is then that of the longest slice times the number of slices, and may differ in the next epoch.
+    """The number of samples of this epoch, over all ranks; it is exact before the first batch. With several slices it
+    is that of the longest slice times the number of slices, and may differ in the next epoch, unless
     ``Select(epoch_samples=)`` fixes it."""
     num_batches_left: int
     """Batches of the epoch that are still to come; at 0, iterating again starts the next."""
@@ -117,10 +119,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return _description(self.delivery)
 
     def __len__(self) -> int:
-        """The number of batches of this epoch, exact before the first batch; after a resume still of the whole epoch.
-
-        With several slices another epoch may have another number: see `num_samples`.
-        """
+        """The number of batches of this epoch, exact before the first one; after a resume still of the whole epoch."""
         return self.delivery.num_batches_of()
 
     def __iter__(self) -> "Loader":
@@ -131,10 +130,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return [self.delivery.next_batch()]
 
     def stats(self) -> dict[str, float]:
-        """Return the figures of this loader: counters since it was made, and what holds now. It takes some 20 us.
-
-        ``wandb.log(loader.stats())`` and ``mlflow.log_metrics(loader.stats())`` take it as it is. Any thread may call
-        it, also after `close`. The page "Watch a job" lists the figures.
+        """Return the figures of this loader, which the page "Watch a job" lists: counters since it was made, and what
+        holds now. Any thread may call it, also after `close`. It takes some 20 us.
         """
         return self.delivery.stats()
 
@@ -171,8 +168,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken: the next batch begins with the exact next sample.
 
-        No batch is replayed. Batch size and world size may differ from before. A job that is started again passes
-        ``state=`` to `dali_pipes.loader` instead; then the start of the first epoch is not staged.
+        Batch size and world size may differ from before. A job that is started again passes ``state=`` to
+        `dali_pipes.loader` instead; then the start of the first epoch is not staged.
 
         Raises:
             StateError: If the state is of other shards or another order; the loader continues as before.
@@ -219,20 +216,20 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     ) -> DaliIterator:
         """Give the batches to a loop that was written for ``DALIClassificationIterator`` or another DALI iterator.
 
-        With ``output_map=["data", "label"], column_labels=True`` the loop runs unchanged. The arguments after
-        ``reader_name`` are those of DALI's iterators; they change nothing here, and must fit what the loader does.
+        With ``output_map=["data", "label"], column_labels=True`` the loop runs unchanged. The arguments from
+        ``reader_name`` on are those of DALI's iterators; they change nothing here, and must fit what the loader does.
 
         Args:
             output_map: New names of the graph's outputs, in their order; ``None``: the graph's own names.
             column_labels: Give ``"label"`` as [batch, 1] instead of [batch].
             auto_reset: Start the next epoch when one has ended, as DALI does.
-            reader_name: What the attribute ``_reader_name`` is to be; a loader has no reader of that name.
+            reader_name: What the attribute ``_reader_name`` is to be.
             size: -1, or the samples of this rank in an epoch.
             fill_last_batch: ``True`` if the loader was opened with ``FILL``, ``False`` if with ``PARTIAL``.
             last_batch_padded: ``True``: after ``FILL`` each epoch begins with its first sample.
             last_batch_policy: The one with which the loader was opened.
             dynamic_shape: Anything.
-            prepare_first_batch: The first batch is decoded when it is asked for, in any case.
+            prepare_first_batch: Anything.
 
         Raises:
             ValueError: If the names do not fit the graph's outputs, or there is no label; if an argument contradicts
@@ -298,6 +295,84 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         from dali_pipes.integrations.jax import JaxBatches
 
         return JaxBatches(self.delivery, outputs=outputs, sharding=sharding, each_iter=each_iter)
+
+
+def loader(
+    shards: ShardUrls | Shards | Mixture,
+    graph: Graph,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool | Shuffle = True,
+    select: Select = Select(),  # noqa: B008 (frozen, as those below)
+    bad_samples: BadSamples = BadSamples(),  # noqa: B008
+    cache: Cache = Cache(),  # noqa: B008
+    decode: Decode = Decode(),  # noqa: B008
+    outputs: Outputs = Outputs(),  # noqa: B008
+    state: Mapping[str, Any] | None = None,
+    rank: int | Literal["late"] | None = None,
+    world_size: int | None = None,
+    last_batch_policy: LastBatchPolicyName | Literal["fill", "drop", "partial"] | LastBatchPolicy = "PARTIAL",
+    device: str | torch.device = "auto",
+    endpoint: str | None = None,
+) -> Loader:
+    """Open a loader over shards in buckets or directories.
+
+    Args:
+        shards: ``"ais://pets/shuffled-{000000..000003}.tar"``, ``"ais://pets/shuffled-"``, a glob, a directory or a
+            list; `Shards`, to read through an ETL; or a `Mixture` of several data sets. A prefix, a directory or a glob
+            stands for the shards that their manifest lists, whatever the store lists; ``"ais://pets/shuffled-@3"`` for
+            version 3 of the data set, otherwise the newest is read. Shards without an index
+            (``dali-pipes prep index``) are indexed each time when a loader opens, which reads all of them.
+        graph: ``dali_pipes.segmentation(...)``, another graph of `dali_pipes.graph.pipelines`, or your own function
+            ``graph(components, random)``.
+        batch_size: Samples in a batch, on this rank.
+        seed: Fixes the order, and every augmentation that is drawn from the graph's second argument, for each epoch.
+            It also seeds DALI's own random operators, but their numbers depend on the batches before.
+        shuffle: ``True``: an exact global shuffle; all shards must fit the cache. ``False``: the manifest's order.
+            `Shuffle`: windows for shards that do not fit, and slices for several nodes.
+        select: Which samples an epoch has, and how often: see `Select`.
+        bad_samples: What to do about samples that cannot be read or decoded: see `BadSamples`.
+        cache: Where shards are staged: see `Cache`.
+        decode: Threads, batches decoded ahead, the GPU's JPEG engines: see `Decode`.
+        outputs: Keys and a validity mask beside the graph's outputs, and the kind of class ids: see `Outputs`.
+        state: The result of `Loader.state_dict`, of a loader with the same order. The job continues at the exact next
+            sample, with the batches that `Loader.load_state_dict` would give. The shards of this sample's
+            batch are fetched first; the start of epoch 0 is not staged. Batch size and world size may differ. ``None``:
+            from the start, so that one line serves both cases: ``state=checkpoint["loader"] if checkpoint else None``.
+        rank: Number of this process among those that share the order. If rank and ``world_size`` are ``None``, they
+            come from `torch.distributed`, else from `jax.distributed`, else from the variables of torchrun, Slurm or
+            MPI; else this is the only process. The first batch is refused if another rank is found by then.
+            ``"late"``: the loader is opened, and its rank found, when its length, its first batch or anything else of
+            it is asked for. This is for frameworks that start the process group after the program has made its loaders.
+        world_size: Number of processes that share the order. Leave it out if you leave out the rank.
+        last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
+            which are not ``valid``, ``"DROP"`` leaves it out. Lower case and DALI's `LastBatchPolicy` serve as well.
+        device: ``"cpu"``; ``"cuda:1"``: that CUDA device; ``"gpu"`` or ``"cuda"``: the current CUDA device or, if the
+            process has not set one, the device with the number that the launcher gave this process on its host;
+            ``"auto"``: as ``"gpu"``, or the CPU if there is no CUDA device. A `torch.device` serves as well.
+        endpoint: AIStore's proxy, or several of one cluster with commas between them. ``None``: ``AIS_ENDPOINT``; if
+            that is not set, an embedded node is started for ``ais://``, and buckets of clouds (``s3://``, ``gs://``,
+            ``az://``) are read without AIStore. ``"direct"``: as if nothing were set.
+
+    Raises:
+        DecodeError: While iterating: if a sample is bad, or too many are.
+        DataError: If the shards differ from their index, or a sample lacks a component that the graph takes; if the ETL
+            returns other bytes than when it was indexed; if the tuning file is missing or broken.
+        StateError: If ``state`` is not a state, or is of other shards or another order. Nothing has been staged then.
+        StoreError: If a shard of the manifest (see `Select.allow_missing`), the store or the ETL is missing, also while
+            iterating; a `NoEtlError` if the cluster cannot run ETLs.
+        CacheError: If two windows do not fit the cache; says how many bytes are needed.
+        WorkerProcessError: If this is a DataLoader's worker process.
+        ValueError: If ``DROP`` leaves an epoch without a batch. While iterating: if the rank is not the one that the
+            process group or the launcher gives by then, two processes have the same rank, or the ranks read different
+            orders.
+
+    The first batch's shards are staged while the graph is checked: a loader that is refused for its graph may have
+    staged them in vain.
+    """
+    # The names stand here and in LoaderArguments, nowhere else.
+    return Loader(Delivery(LoaderArguments(**locals())))
 
 
 # The attributes that `Loader` annotates.

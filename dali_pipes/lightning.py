@@ -1,11 +1,8 @@
 """A data module for Lightning's trainer, made of the arguments of `dali_pipes.loader`.
 
 Lightning numbers the epochs and keeps the position: its fit loop puts the train loader's state into each checkpoint,
-and loads it before the first batch. The trainer gets an object that iterates the loader and starts the trainer's
-current epoch.
-
-The fit loop can load a state only into an open loader, which has begun to stage epoch 0 by then. So the data module
-keeps the same state. The trainer restores it before it asks for the loader, which is then opened at that position.
+and loads it before the first batch, but only into an open loader, which has begun to stage epoch 0 by then. So the data
+module keeps the same state. The trainer restores it before it asks for the loader, which is then opened there.
 
 # Note [whose epoch]: the fit loop asks for its first iterator before it knows that the epoch of a checkpoint was over.
 Therefore the epoch is looked up when its first batch is needed, not when the iterator is made.
@@ -22,10 +19,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, Trainer
 
     from dali_pipes.iterator import Loader
-
-
-# Arguments of a loader that the trainer gives.
-_OF_THE_TRAINER = ("rank", "world_size", "state")
 
 
 def _find_package() -> Any:
@@ -81,6 +74,8 @@ class DataModule(LightningDataModule):
         predict: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        from dali_pipes.iterator import loader
+
         super().__init__()
         described = {"train": train, "val": val, "test": test, "predict": predict}
         if not any(described.values()):
@@ -90,7 +85,12 @@ class DataModule(LightningDataModule):
             if arguments is not None:
                 defaults = {} if stage == "train" else {"shuffle": False}
                 self._arguments[stage] = defaults | options | dict(arguments)
-                _check_arguments(stage, self._arguments[stage])
+                if given := self._arguments[stage].keys() & {"rank", "world_size", "state"}:
+                    raise ValueError(f"{stage}: the trainer gives '{min(given)}'; leave it out")
+                try:
+                    inspect.signature(loader).bind(**self._arguments[stage])
+                except TypeError as exc:
+                    raise TypeError(f"{stage}: not the arguments of dali_pipes.loader: {exc}") from None
             else:
                 # The trainer takes an overridden hook as a sign that there is such a loader.
                 name = f"{stage}_dataloader"
@@ -132,7 +132,7 @@ class DataModule(LightningDataModule):
     def _open(self, stage: str) -> "_Batches":
         """Open the stage's loader; with ``reload_dataloaders_every_n_epochs`` the trainer asks for it again."""
         from dali_pipes.integrations.data_loader import OWN_LOADER
-        from dali_pipes.opening.loader import loader
+        from dali_pipes.iterator import loader
 
         if stage not in self._batches:
             trainer = self.trainer
@@ -215,18 +215,6 @@ class _TrainBatches(_Batches):
         num_more = len(self) - self.loader.num_batches_left - counted.ready
         for name in ("ready", "started", "processed", "completed"):
             setattr(counted, name, getattr(counted, name) + num_more)
-
-
-def _check_arguments(stage: str, arguments: Mapping[str, Any]) -> None:
-    from dali_pipes.opening.loader import loader
-
-    for name in _OF_THE_TRAINER:
-        if name in arguments:
-            raise ValueError(f"{stage}: the trainer gives '{name}'; leave it out")
-    try:
-        inspect.signature(loader).bind(**arguments)
-    except TypeError as exc:
-        raise TypeError(f"{stage}: not the arguments of dali_pipes.loader: {exc}") from None
 
 
 class LightningCallback(Callback):

@@ -6,15 +6,15 @@ Each class is frozen and checks types and values when it is made; of numpy's it 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_origin
 
-from dali_pipes.arguments import as_bool, as_integer, as_number
+from dali_pipes.arguments import as_bool, as_integer, as_number, check_choice
 from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.photo_header import MAX_PIXELS
-from dali_pipes.order.shapes import Buckets
+from dali_pipes.order.inputs import Buckets
 from dali_pipes.store.patience import PATIENCE_S, as_seconds
 
 if TYPE_CHECKING:
@@ -48,8 +48,30 @@ class Shards:
             raise TypeError(f"etl must be the name of an ETL, got {self.etl!r}")
 
 
+class _Options:
+    """Checks the fields that are bools, integers, choices or paths, and keeps them as plain Python values."""
+
+    _may_be_zero: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # a subclass is a dataclass
+            name, kind = field.name, field.type
+            value: Any = getattr(self, name)
+            if kind is bool:
+                value = as_bool(name, value)
+            elif kind is int or (kind == int | None and value is not None):
+                value = as_integer(name, value)
+                if value < (at_least := 0 if name in self._may_be_zero else 1):
+                    raise ValueError(f"{name} must {'be positive' if at_least else 'not be negative'}, got {value}")
+            elif kind == str | Path | None and not isinstance(value, str | Path | None):
+                raise TypeError(f"{name} must be a path or None, got {value!r}")
+            elif get_origin(kind) is Literal:
+                check_choice(name, value, kind)
+            object.__setattr__(self, name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Select:
+class Select(_Options):
     """Which samples an epoch has. All these values are inputs of the order."""
 
     exclude: Paths = ()
@@ -79,6 +101,7 @@ class Select:
     Without them it is another data set, with another order. ``False``: a missing shard is an error."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.exclude, str | Path):
             object.__setattr__(self, "exclude", tuple(self.exclude))
         if self.where is not None and not callable(self.where):
@@ -89,13 +112,10 @@ class Select:
             )
         if self.buckets is not None and not isinstance(self.buckets, Buckets):
             raise TypeError(f"buckets must be what dali_pipes.buckets(...) gives, or None, got {self.buckets!r}")
-        _check_choice("missing", self.missing, Missing)
-        _keep_bool(self, "allow_missing")
-        _keep_integer(self, "epoch_samples", at_least=1, none=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shuffle:
+class Shuffle(_Options):
     """Options of the shuffle. All these values are inputs of the order."""
 
     window_bytes: int | Literal["all"] = "all"
@@ -109,19 +129,20 @@ class Shuffle:
     """``False`` reads in the manifest's order, as ``shuffle=False`` does, with the windows and slices given here."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.window_bytes != "all":
             try:
-                _keep_integer(self, "window_bytes", at_least=1)
-            except (TypeError, ValueError):
+                object.__setattr__(self, "window_bytes", as_integer("window_bytes", self.window_bytes))
+                is_positive = self.window_bytes > 0
+            except TypeError:
+                is_positive = False
+            if not is_positive:
                 expected = "window_bytes must be 'all' or a positive number of bytes"
-                raise ValueError(f"{expected}, got {self.window_bytes!r}") from None
-        _keep_bool(self, "ramp_up")
-        _keep_integer(self, "slices", at_least=1)
-        _keep_bool(self, "enabled")
+                raise ValueError(f"{expected}, got {self.window_bytes!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadSamples:
+class BadSamples(_Options):
     """The treatment of samples that cannot be read or decoded."""
 
     on_error: OnError = "raise"
@@ -138,15 +159,11 @@ class BadSamples:
     number. ``None``: ``quarantine-DIGEST-rank{rank}.tsv`` in the working directory, with the manifest's digest. It is
     made with the first bad sample, and only for ``on_error="substitute"``."""
 
-    def __post_init__(self) -> None:
-        _check_choice("on_error", self.on_error, OnError)
-        _keep_integer(self, "max_bad", at_least=0)
-        _keep_integer(self, "max_pixels", at_least=1)
-        _check_path("quarantine", self.quarantine)
+    _may_be_zero = ("max_bad",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class Cache(_Options):
     """Options of the cache, in which shards are staged."""
 
     directory: str | Path | None = None
@@ -174,17 +191,13 @@ class Cache:
     """Draw a bar while the first window is staged, if stderr is a terminal; on rank 0 only."""
 
     def __post_init__(self) -> None:
-        _check_path("directory", self.directory)
-        _keep_integer(self, "max_bytes", at_least=1, none=True)
-        _keep_integer(self, "fetchers", at_least=1)
-        _check_choice("verify", self.verify, Verify)
+        super().__post_init__()
         for name in ("patience_s", "start_patience_s"):
             object.__setattr__(self, name, as_seconds(name, getattr(self, name)))
-        _keep_bool(self, "show_progress")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode:
+class Decode(_Options):
     """Options of decoding. No value here is an input of the order."""
 
     threads: int | None = None
@@ -210,20 +223,16 @@ class Decode:
     4,294,967,296, which is 1,000 photos of 4 million pixels; at least ``BadSamples.max_pixels``."""
 
     def __post_init__(self) -> None:
-        _keep_integer(self, "threads", at_least=1, none=True)
-        _keep_integer(self, "queue_depth", at_least=1, none=True)
-        _keep_integer(self, "max_batch_pixels", at_least=1, none=True)
+        super().__post_init__()
         if self.engine_share is not None:
             share = as_number("engine_share", self.engine_share)
             if not 0 <= share <= 1:
                 raise ValueError(f"engine_share must be in [0, 1], got {share}")
             object.__setattr__(self, "engine_share", share)
-        _check_path("tuning", self.tuning)
-        _check_choice("reader", self.reader, ReaderKind)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Outputs(_Options):
     """Additional outputs of batches, and the kind of class ids."""
 
     keys: bool = False
@@ -233,34 +242,3 @@ class Outputs:
     repeats a sample, and where a rank has no sample left in a ``PARTIAL`` last step."""
     labels: Labels = "raw"
     """``"raw"``: class ids as ``cls`` holds them. ``"contiguous"``: from 0, by the manifest's class table."""
-
-    def __post_init__(self) -> None:
-        _keep_bool(self, "keys")
-        _keep_bool(self, "valid")
-        _check_choice("labels", self.labels, Labels)
-
-
-def _keep_integer(options: object, name: str, *, at_least: int, none: bool = False) -> None:
-    """Check one attribute of an option class, and keep it as a plain int."""
-    if none and getattr(options, name) is None:
-        return
-    value = as_integer(name, getattr(options, name))
-    if value < at_least:
-        expected = "be positive" if at_least else "not be negative"
-        raise ValueError(f"{name} must {expected}, got {value}")
-    object.__setattr__(options, name, value)
-
-
-def _keep_bool(options: object, name: str) -> None:
-    """Check one attribute of an option class, and keep it as a plain bool."""
-    object.__setattr__(options, name, as_bool(name, getattr(options, name)))
-
-
-def _check_choice(name: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
-
-
-def _check_path(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, str | Path):
-        raise TypeError(f"{name} must be a path or None, got {value!r}")

@@ -1,8 +1,7 @@
 """Show a loader's stages as ranges on a time axis: in NVTX, in ``torch.profiler``, and in a Chrome trace.
 
-`dali_pipes.metrics.counts` times the stages, and begins a range for each of them here, a few times per batch, never
-once per sample. Without a listener this costs the reading of one variable. Listeners see the whole process, as
-profilers do: they do not distinguish loaders.
+`dali_pipes.metrics.counts` begins a range for each stage here, a few times per batch. Without a listener this costs the
+reading of one variable. Listeners see the whole process, as profilers do: they do not distinguish loaders.
 """
 
 import contextlib
@@ -84,11 +83,7 @@ class Trace:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Trace]:
-    """Record what all loaders of this process do inside this context.
-
-    Raises:
-        RuntimeError: If another recording is running.
-    """
+    """Record what all loaders of this process do inside this context; one recording at a time."""
     trace = Trace()
     if _listeners.setdefault("trace", trace.range) != trace.range:
         raise RuntimeError("stages are being recorded already; one recording at a time")

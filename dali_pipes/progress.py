@@ -36,12 +36,11 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def current_verbosity() -> Verbosity:
-    """Return the verbosity of this process."""
     return _now
 
 
 def use_verbosity(verbosity: Verbosity) -> None:
-    """Set it for this process, and for those that it starts from now on."""
+    """Use it in this process, and in those that it starts from now on."""
     global _now
     _now = verbosity
     if verbosity == "normal":

@@ -1,15 +1,12 @@
 """Hugging Face's ``Trainer`` over loaders.
 
-``Trainer`` names each epoch, and resumes by the number of its steps: it skips the batches of the steps that were made.
-`LoaderBatches` does both without reading what is skipped. So a subclass whose ``get_train_dataloader`` returns
-``loader.as_dataloader()`` resumes exactly; this one also refuses settings with which samples would be lost, repeated
-or counted twice.
+``Trainer`` names each epoch, and resumes by the number of its steps: `LoaderBatches` does not read what is skipped. The
+subclass also refuses settings with which samples would be lost, repeated or counted twice.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from dali_pipes.integrations.data_loader import OWN_LOADER, LoaderBatches
-from dali_pipes.integrations.torch_dataset import LoaderDataset
+from dali_pipes.integrations.data_loader import OWN_LOADER, LoaderBatches, LoaderDataset
 from dali_pipes.iterator import Loader
 from dali_pipes.order.state import LoaderState, StateError
 
@@ -49,8 +46,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         self.add_callback(_Position())
 
+    # The loader's batches as they are.
+
     def get_train_dataloader(self) -> Any:
-        """Return the loader's batches as they are."""
         if not _is_of_loader(batches := self.train_dataset):
             return super().get_train_dataloader()
         self._check(batches, "per_device_train_batch_size", self.args.train_batch_size)
@@ -59,18 +57,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return batches
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader's batches as they are."""
         batches = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(batches, str):
             batches = self.eval_dataset[batches]
         return self._checked(batches) if _is_of_loader(batches) else super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the loader's batches as they are."""
         return self._checked(test_dataset) if _is_of_loader(test_dataset) else super().get_test_dataloader(test_dataset)
 
     def _checked(self, batches: LoaderBatches) -> LoaderBatches:
-        """Return the batches if the results of all ranks can be gathered."""
+        # Whether the results of all ranks can be gathered.
         self._check(batches, "per_device_eval_batch_size", self.args.eval_batch_size)
         batching = batches.delivery.parts.batching
         if batches.delivery.parts.inputs.grouping is not None:
@@ -89,7 +85,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return batches
 
     def _check(self, batches: LoaderBatches, name: str, batch_size: int) -> None:
-        """Refuse a loader of another batch size or number of processes than the trainer's."""
         if batches.batch_size != batch_size:
             raise ValueError(
                 f"{name} makes {batch_size} samples a batch, the loader gives {batches.batch_size}; pass the same to "
@@ -143,11 +138,11 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         saved_at = (position.order.epoch, position.delivered)
         plan = inputs.plan(position.order.epoch)
-        if not plan.num_steps(start=position.delivered, **batching.of_steps):
+        if not plan.num_steps(batching, start=position.delivered):
             saved_at = (position.order.epoch + 1, 0)  # DROP leaves samples out
         num_steps = -(-len(batches) // args.gradient_accumulation_steps)
         epoch, step = divmod(state.global_step, num_steps)
-        skipped = plan.position(step * args.gradient_accumulation_steps, **batching.of_steps)
+        skipped = plan.position(step * args.gradient_accumulation_steps, batching)
         if (epoch, skipped) != saved_at:
             raise StateError(
                 f"the checkpoint was written after {position.delivered} samples of epoch {position.order.epoch}, and "

@@ -1,10 +1,8 @@
 """Read and write tuning files: the decode settings that ``dali-pipes tune`` found to be fastest on a machine.
 
-A file is used only on the machine that it was made on: the same processor, number of cores and GPU. A caller's own
-settings take precedence. No setting changes the order: with a file or without one, batches hold the same samples, and
-on the CPU the same pixels. On a GPU the JPEG engines and CUDA kernels may round a photo differently (``bench gpu
---scenarios parity`` shows by how much). ``hw_decoder_load`` and a photo's position in the batch decide whether the
-engines or the kernels decode it.
+A file is used only on the machine that it was made on: the same processor, number of cores and GPU. No setting changes
+the order, nor the pixels on the CPU. On a GPU the JPEG engines and CUDA kernels may round a photo differently (``bench
+gpu --scenarios parity`` shows by how much).
 """
 
 import json
@@ -38,7 +36,6 @@ class Machine:
     """The machine for which settings hold."""
 
     cpu: str
-    """The processor's name."""
     cores: int
     """Cores that a rank may keep busy, see `dali_pipes.processes.ranks.cores_of_rank`."""
     gpu: str | None
@@ -77,21 +74,13 @@ class Tuning:
     """The measurements behind the settings, for people to read."""
 
     def write(self, path: Path) -> None:
-        """Write the file, or replace it atomically.
-
-        Raises:
-            StoreError: If the directory does not exist or is not writable.
-        """
+        """Write the file, or replace it atomically."""
         report = {"format": FORMAT, **asdict(self), "measured": dict(self.measured)}
         LocalStore(path.resolve().parent).write(path.name, (json.dumps(report, indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
-        """Read the file at ``path``.
-
-        Raises:
-            DataError: If the file is missing, or is not a tuning file of this version.
-        """
+        """Read the file; a `DataError` if it is missing, or is not a tuning file of this version."""
         try:
             report = read_json(path.read_text())
             if report["format"] != FORMAT:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.plan import Plan
+from dali_pipes.order.plan import Batching, Plan
 
 NUM_SHARDS, SHARD_SAMPLES = 8, 24
 SIDE, GAP, TOP = 240, 28, 46
@@ -31,7 +31,7 @@ def order_picture() -> str:
             shard_samples=np.full(NUM_SHARDS, SHARD_SAMPLES),
             order=OrderInputs(seed=7, **options),
         )
-        order = np.concatenate([step.ordinals for step in plan.steps(batch_size=num)])
+        order = np.concatenate([step.ordinals for step in plan.steps(Batching(batch_size=num))])
         parts.append(f'<text x="{left}" y="16" class="title">{title.replace(chr(34), "&quot;")}</text>')
         parts.append(f'<text x="{left}" y="34">{text}</text>')
         parts.append(f'<rect x="{left}" y="{TOP}" width="{SIDE}" height="{SIDE}" class="frame"/>')

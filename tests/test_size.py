@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_000, 15),
+    "dali_pipes": (3_500, 16),
     "dali_pipes/cache": (2_160, 8),
     "dali_pipes/commands": (1_760, 7),
     "dali_pipes/data_set": (2_140, 6),
@@ -19,7 +19,6 @@ MOST = {
     "dali_pipes/graph/recipes": (660, 4),
     "dali_pipes/integrations": (920, 5),
     "dali_pipes/metrics": (840, 6),
-    "dali_pipes/opening": (640, 3),
     "dali_pipes/order": (2_140, 9),
     "dali_pipes/processes": (480, 2),
     "dali_pipes/reader": (1_520, 6),

@@ -28,7 +28,7 @@ PRELOAD = (
     "webdataset",
     "aistore",
     "nvidia.dali.fn",
-    "dali_pipes.opening.loader",
+    "dali_pipes.iterator",
     "dali_pipes.graph.pipelines",
     "bench.loaders.transforms",
 )

@@ -114,7 +114,7 @@ def open_memory(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
     from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.graph.definition import CU_SEQLENS
     from dali_pipes.order.inputs import OrderInputs
-    from dali_pipes.order.plan import Plan, num_steps
+    from dali_pipes.order.plan import Batching, Plan
     from dali_pipes.order.randomness import Stream
     from dali_pipes.reader.samples import Samples, StoredSamples
 
@@ -138,7 +138,7 @@ def open_memory(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
         components[component] = [data[shard][offset : offset + size] for shard, offset, size in located]
 
     def fed(plan: "Plan") -> Iterator["BatchInputs"]:
-        for step in plan.steps(batch_size=batch_size, last_batch_policy="PARTIAL"):
+        for step in plan.steps(Batching(batch_size=batch_size)):
             batch = Batch(
                 samples.rows(step.ordinals),
                 0,
@@ -159,7 +159,7 @@ def open_memory(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
         plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
         batches = fed(plan)
         decode.feed = lambda: next(batches, None)
-        for step in range(num_steps(plan.num_samples, global_batch_size=batch_size, last_batch_policy="PARTIAL")):
+        for step in range(plan.num_steps(Batching(batch_size=batch_size))):
             if step == 0:
                 for _ in range(PREFETCH_QUEUE_DEPTH):
                     decode.schedule()

@@ -162,7 +162,7 @@ def _open_rank(meet: Meet, subject: Opening, rank: int, made: OpenInputs) -> dic
     import nvidia.dali.plugin.pytorch  # noqa: F401 (all that a training script has imported)
 
     import dali_pipes as dp
-    import dali_pipes.opening.loader
+    import dali_pipes.iterator
 
     process = psutil.Process()
     imported_mib, imported_pss = _status_mib("VmRSS"), process.memory_full_info().pss

@@ -29,7 +29,7 @@ from dali_pipes.cache.extents import EXTENT_ALIGNMENT, extent_starts
 from dali_pipes.cache.placement import extent_alignment, file_system
 from dali_pipes.errors import DataError
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.reservation import reserved_bytes
+from dali_pipes.order.passes import reserved_bytes
 from dali_pipes.store.cluster import embedded_node
 
 if TYPE_CHECKING:

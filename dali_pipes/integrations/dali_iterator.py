@@ -20,8 +20,8 @@ _AUTO_RESET = {False: False, None: False, "no": False, True: True, "yes": True} 
 class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     """A loader that gives batches as DALI's ``DALIClassificationIterator`` does. Made by `Loader.as_dali`.
 
-    It has no state of its own: iterating or closing it iterates or closes the loader. All other attributes are those of
-    the ``loader``, a `dali_pipes.iterator.Loader`; ``arguments`` are those of its method, by name.
+    It has no state of its own: iterating or closing it iterates or closes the loader, whose attributes it has.
+    ``arguments`` are those of the method, by name.
     """
 
     _last_batch_padded = True  # as DALI's iterators say it: after FILL the next epoch begins at its beginning
@@ -114,7 +114,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         if plan.order.shapes is None:
             num_steps = -(-position // batching.global_batch_size)
         else:
-            num_steps = plan.num_steps(**batching.of_steps) - plan.num_steps(start=position, **batching.of_steps)
+            num_steps = plan.num_steps(batching) - plan.num_steps(batching, start=position)
         return num_steps * batching.batch_size
 
 

@@ -1,8 +1,7 @@
-"""A loader for trainers: an object that they take for a data loader, and neither reshard nor replace.
+"""A loader for trainers: an object that they take for a data loader, and neither reshard nor replace; and a data set.
 
-Trainers of other people iterate a data loader once an epoch, name the epoch, save a state and load it. `LoaderBatches`
-says what each of these means for a loader, which only knows where it stands. The position is the loader's own; a face
-adds the epoch that ``set_epoch`` named, and which of its iterators is the newest.
+Trainers iterate a data loader once an epoch, name the epoch, save a state and load it. The position is the loader's
+own; `LoaderBatches` adds the epoch that ``set_epoch`` named, and which of its iterators is the newest.
 
 What the first batch of a new iterator is, with the loader in epoch e:
 
@@ -18,9 +17,9 @@ has given the last batch, or seen the end   the first of epoch e + 1  the same  
 
 ``set_epoch(n)`` comes before this table: the first of epoch n, except in its first three lines if n is e.
 
-This is decided when an iterator is asked for its first batch, not when it is made: some trainers make the iterator
-first, and name the epoch or load the state afterwards. A state says what the next batch will be: when the loop has
-seen the end of epoch e, or the next iterator is made, it is a state of epoch e + 1.
+This is decided when an iterator is asked for its first batch, not when it is made: some trainers name the epoch or load
+the state afterwards. A state says what the next batch will be: when the loop has seen the end of epoch e, or the next
+iterator is made, it is a state of epoch e + 1.
 
 Trainers ask ``sampler``, ``batch_sampler`` and ``dataset`` for lengths, and name epochs through them. Samples cannot be
 had by number: a loader reads whole batches in its own order. So ``batch_sampler`` gives tokens instead of numbers, and
@@ -33,12 +32,13 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias, get_args
+from types import FrameType
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 from torch import distributed
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dali_pipes.arguments import as_integer
+from dali_pipes.arguments import as_integer, check_choice
 from dali_pipes.delivery import Delivery, Use, alone
 from dali_pipes.graph.definition import LABEL_OUTPUT, BatchDict, label_advice
 from dali_pipes.processes.ranks import GIVEN
@@ -52,11 +52,10 @@ OWN_LOADER = (
 """What to do where several processes share the batches of one data-parallel rank."""
 
 EachIter: TypeAlias = Literal["next", "rest", "same"]
-"""What each iteration of `LoaderBatches` gives."""
-
 OutputNames: TypeAlias = Sequence[str] | Mapping[str, str] | None
-"""Names of outputs for tuples, new names with the loader's names for dicts, or ``None``."""
 
+# Classes that give the batches of rank 0's data set to all ranks, or each rank a part of the batches of its own.
+_DEALERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
 _USE = "iterate what as_dataloader() gave, and do not let a trainer prepare, split or shuffle it"
 
 
@@ -72,8 +71,7 @@ class LoaderBatches:
     prefetch_factor = None  # as torch has it without workers
 
     def __init__(self, delivery: Delivery, *, outputs: OutputNames, each_iter: EachIter) -> None:
-        if each_iter not in get_args(EachIter):
-            raise ValueError(f"each_iter must be one of {', '.join(get_args(EachIter))}, got {each_iter!r}")
+        check_choice("each_iter", each_iter, EachIter)
         self.delivery = delivery
         self._outputs, self._each_iter = outputs, each_iter
         self._named_epoch: int | None = None  # by set_epoch, until an iterator begins
@@ -86,10 +84,7 @@ class LoaderBatches:
             self.check_outputs()
 
     def __len__(self) -> int:
-        """Batches of an epoch, on each rank; also during and after the epoch, and after a resume.
-
-        With several slices the next epoch may have another number: see `Loader.num_samples`.
-        """
+        """Batches of an epoch, on each rank; also during and after the epoch, and after a resume."""
         return self.delivery.num_batches_of(self._named_epoch)
 
     @property
@@ -135,20 +130,15 @@ class LoaderBatches:
         self._named_epoch = epoch
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
-        """Return the position of the job: it says what the next batch is. For the arguments see `Loader.state_dict`."""
+        """Return the position of the job, which says what the next batch is: see `Loader.state_dict`."""
         delivery = self.delivery
         is_between = self._named_epoch is not None or self._is_new or delivery.current.has_seen_end
         epoch = self._epoch_to_start() if is_between and not num_samples else None
         return delivery.state_dict(num_samples, from_beginning) if epoch is None else delivery.state_at(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken: the next iteration gives the rest of that epoch.
-
-        If the state was taken in the loop's body after the last batch, that is none. ``set_epoch`` with another epoch
-        takes precedence.
-
-        Raises:
-            StateError: If the state is of other shards or another order; the loader continues as before.
+        """Continue where ``state_dict`` was taken: the next iteration gives the rest of that epoch, which is none after
+        the last batch. ``set_epoch`` with another epoch takes precedence. See `Loader.load_state_dict`.
         """
         self.delivery.load_state_dict(state)
         self._named_epoch = None
@@ -198,8 +188,7 @@ class LoaderBatches:
                 current.num_batches_left,
             )
         if skip:
-            is_resumed = not current.delivered and current.start and current.num_batches_left
-            if epoch is None and is_resumed:
+            if epoch is None and not current.delivered and current.start and current.num_batches_left:
                 raise ValueError(
                     f"{skip} batches are to be skipped, and a state of epoch {current.number} was loaded, which stands "
                     "in mid-epoch already; load the state or skip the batches, not both"
@@ -224,12 +213,7 @@ class LoaderBatches:
         return self.delivery.current.num_batches_left if epoch is None else self.delivery.num_batches_of(epoch)
 
     def check_outputs(self) -> Callable[[dict[str, Any]], Any]:
-        """Return what makes a batch of the loader's dict.
-
-        Raises:
-            TypeError: If ``outputs`` is neither a sequence of names nor a mapping.
-            ValueError: If the loader gives no such output.
-        """
+        """Return what makes a batch of the loader's dict; refuse names that the loader does not give."""
         return _form(self._outputs, [*self.delivery.parts.decode.output_names, *self.delivery.added_outputs])
 
 
@@ -248,10 +232,9 @@ class Iteration(Iterator[Any]):
         self._face, self._token = face, token
         self._uses: dict[str, Use] = {}  # Note [one thread] in `dali_pipes.delivery`
         self.has_begun = self._is_over = False
-        self.num_taken = 0
-        """Batches of this iteration that were taken or skipped."""
+        self.num_taken = 0  # or skipped
+        # Whether Accelerate is told of the last batch: not if a data loader is around this, which takes one ahead.
         self.is_announced = True
-        """Whether Accelerate is told of the last batch: not if a data loader is around this, which takes one ahead."""
 
     def __next__(self) -> Any:
         if self._is_over:
@@ -314,10 +297,8 @@ class TokenSampler:
         self.batch_size, self.drop_last, self.set_epoch = face.batch_size, face.drop_last, face.set_epoch
 
     def __len__(self) -> int:
-        """Batches of an epoch, or samples of an epoch on one rank.
-
-        Samples are counted as torch's ``DistributedSampler`` does, the same on every rank: 31 samples on two ranks are
-        16 on each, also where the second rank has only 15. Under ``DROP`` they are those of the whole batches.
+        """Batches of an epoch, or its samples on one rank as torch's ``DistributedSampler`` counts them: 31 samples on
+        two ranks are 16 on each. Under ``DROP`` they are those of the whole batches.
         """
         face = self._face
         if self._counts == "batches":
@@ -376,6 +357,60 @@ class TokenDataset(Dataset[Any]):
         return next(iteration)
 
 
+class LoaderDataset(IterableDataset[BatchDict]):
+    """The batches of a loader, as plain dicts. Made by `Loader.as_dataset`.
+
+    Both data loaders pass whole batches through: ``batch_size=None, num_workers=0``. Each iteration gives the next
+    epoch, also after `break`; if the loader was opened with ``state=``, the first one gives the rest of that state's
+    epoch. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `LoaderBatches`.
+
+    Raises:
+        TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.
+        RuntimeError: While iterating: if several ranks have loaders of their own, and Accelerate or Transformers would
+            deal out the batches of one of them.
+
+    >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
+    >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, batches: LoaderBatches) -> None:
+        super().__init__()
+        self._batches, self.set_epoch = batches, batches.set_epoch
+        self.state_dict, self.load_state_dict = batches.state_dict, batches.load_state_dict
+
+    def __iter__(self) -> Iterator[BatchDict]:
+        self._check_callers(sys._getframe(1))
+        batches = iter(self._batches)
+        batches.is_announced = False
+        return batches
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self._batches)
+
+    def _check_callers(self, frame: FrameType | None) -> None:
+        """Refuse a data loader that stacks batches, or that deals the batches of one rank to others.
+
+        No object says what iterates a data set, so the running functions ``__iter__`` are asked. Others are not: to
+        look at a function's variables keeps them alive until it ends (before Python 3.13), also those that it deletes.
+        """
+        num_ranks = self._batches.delivery.parts.batching.process.world_size
+        while frame is not None:
+            caller = frame.f_locals.get("self") if frame.f_code.co_name == "__iter__" else None
+            if isinstance(caller, DataLoader) and caller.batch_size is not None:
+                raise TypeError(
+                    f"DataLoader(batch_size={caller.batch_size}) would stack whole batches; pass "
+                    "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
+                )
+            if num_ranks > 1 and type(caller).__name__ in _DEALERS:
+                raise RuntimeError(
+                    f"{type(caller).__module__}.{type(caller).__name__} would deal the batches of one rank to all, and "
+                    f"each of the {num_ranks} ranks has a loader of its own: samples would be lost; give the trainer "
+                    "loader.as_dataloader() instead, which it leaves alone: see docs/how-to/trainers.md"
+                )
+            frame = frame.f_back
+
+
 def iterated_elsewhere() -> RuntimeError:
     """Make the error of an iterator that is not the last one that took a batch: the batches between would be lost."""
     return RuntimeError(
@@ -407,12 +442,8 @@ def _form(outputs: OutputNames, given: Sequence[str]) -> Callable[[dict[str, Any
 def _make_announcement(face: LoaderBatches) -> Any:
     """Make what tells Accelerate which batch is an iteration's last one; ``None`` if the program has no Accelerate.
 
-    Accelerate asks the data loader that gave the batch. After an epoch's last batch it applies the gradients, although
-    ``gradient_accumulation_steps`` batches are not complete, and ``gather_for_metrics`` drops what repeats samples. A
-    data loader that it did not make says nothing, and both would be wrong without an error.
-
-    Raises:
-        RuntimeError: If the loader has found several ranks, and Accelerate has not joined the processes.
+    After it Accelerate applies the gradients, although ``gradient_accumulation_steps`` batches are not complete, and
+    ``gather_for_metrics`` drops what repeats samples. Both would be wrong without an error.
     """
     if "accelerate.data_loader" not in sys.modules:
         return None

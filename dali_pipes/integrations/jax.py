@@ -1,8 +1,5 @@
 """A loader for JAX: batches as `jax.Array`, on one device or dealt to the devices of a mesh. JAX is imported here only.
 
-A tensor becomes an array by DLPack, without a copy if the device is the one on which the loader decodes. The array then
-owns the batch's memory.
-
 # Note [rows]: with a sharding, the batches of all ranks are one array. Rank r has its r-th block of rows. A process
 gives the rows of its own devices, so the mesh says which rank it must be: processes that hold the same rows, because
 the mesh splits the model over them, must be the same rank. With another rank the rows of an array would differ from
@@ -10,12 +7,13 @@ process to process, and JAX would not notice.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from dali_pipes.delivery import Delivery
 from dali_pipes.integrations.data_loader import EachIter, LoaderBatches, OutputNames
+from dali_pipes.order.plan import Batching
 
 try:
     import jax
@@ -25,15 +23,6 @@ except ImportError as exc:
 
 # Where JAX has no 64-bit types; other types become narrower there, too, but only these two would change their values.
 _NARROW = {torch.int64: torch.int32, torch.uint64: torch.uint32}
-
-
-class DeviceRows(NamedTuple):
-    """The rows of a rank's batch that one device of this process holds."""
-
-    device: Any
-    """A `jax.Device`."""
-    rows: slice
-    """Of the rank's batch."""
 
 
 class JaxBatches(LoaderBatches):
@@ -78,12 +67,7 @@ class JaxBatches(LoaderBatches):
             device = next(iter(jax.numpy.zeros(()).devices())) if cuda is None else None
             return lambda name, tensor: jax.dlpack.from_dlpack(_narrow(name, tensor), device=device)
         batching = parts.batching
-        pieces = deal_rows(
-            sharding,
-            batch_size=batching.batch_size,
-            rank=batching.process.rank,
-            world_size=batching.process.world_size,
-        )
+        pieces = deal_rows(sharding, batching)
         if batching.last_batch_policy == "PARTIAL":
             raise ValueError(
                 "a sharding needs batches of one size, and last_batch_policy is 'PARTIAL'; open the loader with "
@@ -93,25 +77,20 @@ class JaxBatches(LoaderBatches):
 
         def deal(name: str, tensor: torch.Tensor) -> jax.Array:
             tensor = _narrow(name, tensor)
-            parts = [jax.dlpack.from_dlpack(tensor[piece.rows], device=piece.device) for piece in pieces]
+            parts = [jax.dlpack.from_dlpack(tensor[rows], device=device) for device, rows in pieces]
             return jax.make_array_from_single_device_arrays((num_rows, *tensor.shape[1:]), sharding, parts)
 
         return deal
 
 
-def deal_rows(sharding: Sharding, *, batch_size: int, rank: int, world_size: int) -> list[DeviceRows]:
-    """Find the rows of the rank's batch that each device of this process holds: see Note [rows].
-
-    Args:
-        sharding: Of the first axis.
-        batch_size: Samples in the batch of one rank.
-        rank: Of the loader in this process.
-        world_size: The number of its ranks.
+def deal_rows(sharding: Sharding, batching: Batching) -> list[tuple[Any, slice]]:
+    """Find the devices of this process, and the rows of the rank's batch that each holds: see Note [rows].
 
     Raises:
         ValueError: If the sharding has no device of this process, splits more than the first axis, or cannot divide the
             batch; or if the loader should be another rank.
     """
+    batch_size, rank, world_size = batching.batch_size, batching.process.rank, batching.process.world_size
     num_devices = len(sharding.device_set)
     blocks_of: dict[int, set[tuple[int, int]]] = {}  # by process; with as many rows as devices any number divides them
     for device, rows in _rows_of_devices(sharding, num_devices).items():
@@ -143,7 +122,7 @@ def deal_rows(sharding: Sharding, *, batch_size: int, rank: int, world_size: int
     local = {device: rows for device, rows in rows_of.items() if device.process_index == jax.process_index()}
     starts = sorted({start for start, _ in local.values()})
     return [
-        DeviceRows(device, slice(first := starts.index(start) * (stop - start), first + stop - start))
+        (device, slice(first := starts.index(start) * (stop - start), first + stop - start))
         for device, (start, stop) in local.items()
     ]
 

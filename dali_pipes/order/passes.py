@@ -46,12 +46,6 @@ def cut_windows(
 
     >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8, ramp_up=False))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
-    >>> list(cut_windows(np.ones(12, np.int64), shuffle_window="all", ramp_up=True))
-    [(0, 1), (1, 3), (3, 7), (7, 12)]
-    >>> list(cut_windows(np.array([9, 1, 1, 1, 1, 1, 1]), shuffle_window=8, ramp_up=True))
-    [(0, 1), (1, 3), (3, 7)]
-    >>> list(cut_windows(np.array([4, 4]), shuffle_window=2**63 - 1, ramp_up=False))
-    [(0, 2)]
     """
     num, start, ramp = len(shard_bytes), 0, 1
     following = None
@@ -73,14 +67,12 @@ def cut_windows(
 class Passes:
     """The passes of one data set.
 
-    Args:
-        shards: Its first shard and the one after its last, in the manifest's order.
-        shard_bytes: int64 [shards], of all data sets.
-        shard_starts: int64 [shards + 1], the first ordinal of each, and the number of all samples.
-        shard_kept: int64 [shards], samples of each that are not excluded.
-        selection: Of all data sets.
-        order: The inputs of the order.
-        name: The data set's, for errors; empty if there is only one.
+    ``shards`` are its first shard and the one after its last. The columns are of all data sets: ``shard_bytes`` int64
+    [shards], ``shard_starts`` int64 [shards + 1], the first ordinal of each and the end, ``shard_kept`` int64 [shards],
+    samples that are not excluded. ``name`` is for errors, empty if there is only one data set.
+
+    Raises:
+        ValueError: If it has nothing to read, or fewer shards than slices.
     """
 
     def __init__(
@@ -125,7 +117,7 @@ class Passes:
         return self._passes[number]
 
     def _check_slices(self) -> None:
-        """Refuse more slices than shards now, not first in the pass in which a slice would be empty."""
+        # Now, not first in the pass in which a slice would be empty.
         num_shards = int(np.count_nonzero(self._kept))
         which = "" if num_shards == len(self._kept) else " with anything left to read"
         if self.part.min_copies is not None and self.order.num_slices > 1:
@@ -140,7 +132,7 @@ class Passes:
             )
 
     def kept(self, copies: Copies | None) -> Int64s:
-        """int64 [shards of the data set]: samples of each shard in a pass with these copies."""
+        """Samples of each shard of the data set in a pass with these copies: int64 [shards]."""
         if copies is None:
             return self._kept
         return sum_by_shard(copies, self.shard_starts[self.first_shard : self._stop_shard + 1])
@@ -181,7 +173,6 @@ class Pass:
         self.length = max(self.slice_samples)
         """Positions of each slice; those that have fewer samples wrap."""
         self.num_turns = -(-self.length // min(self.slice_samples))
-        """How many times the shortest slice is begun."""
         self._windows: dict[int, tuple[Int64s, Int64s]] = {}
 
     def windows(self, slice_: int) -> tuple[Int64s, Int64s]:
@@ -227,19 +218,17 @@ class Pass:
 
 
 class Turn(NamedTuple):
-    """The windows that an epoch takes of one reading of a slice, one after the other."""
+    """The windows that an epoch takes of one reading of a slice, one after the other; `Piece` explains the names."""
 
     number: int
-    """Of the first window: see `Piece.number`."""
     repeat: int
-    """See `Piece.repeat`."""
     pass_: Pass
     windows: range
     """The numbers of the windows in the slice."""
     begins: Int64s
-    """int64 [windows]: see `Piece.begin`."""
+    """int64 [windows]."""
     stops: Int64s
-    """int64 [windows]: see `Piece.stop`."""
+    """int64 [windows]."""
 
 
 class Piece(NamedTuple):
@@ -361,16 +350,89 @@ def sum_by_shard(copies: Copies, shard_starts: Int64s) -> Int64s:
 
 
 def set_ranges(set_shards: Sequence[int] | None, num_shards: int) -> list[tuple[int, int]]:
-    """Find the first shard of each data set, and the one after its last; ``None``: all shards are one data set.
+    """Find the first shard of each data set, and the one after its last; ``None``: all shards are one data set."""
+    sizes = [num_shards] if set_shards is None else set_shards
+    return list(itertools.pairwise([0, *itertools.accumulate(int(num) for num in sizes)]))
 
-    >>> set_ranges([2, 3], 5)
-    [(0, 2), (2, 5)]
+
+# What a loader reserves before any epoch is planned; `Plan.bytes_at_a_time` is the need of one epoch.
+
+
+def reserved_bytes(
+    extent_bytes: Int64s,
+    shard_bytes: Int64s,
+    shard_samples: Int64s,
+    *,
+    order: OrderInputs,
+    global_batch_size: int,
+    num_slices_read: int = 1,
+    set_shards: Sequence[int] | None = None,
+    selection: Selection | None = None,
+) -> int:
+    """Compute the bytes that a loader reserves at its start: two windows never exceed them, in any epoch.
+
+    It counts two windows of every data set in every slice that the loader reads, without shards that have no sample.
+    Columns are int64 [shards]; ``extent_bytes`` is what each shard takes of the cache; windows are cut by
+    ``shard_bytes``. The other arguments are those of `dali_pipes.order.plan.Plan`.
     """
-    if set_shards is None:
-        return [(0, num_shards)]
-    if not len(set_shards) or min(set_shards) < 1 or sum(set_shards) != num_shards:
-        raise ValueError(
-            f"set_shards must be positive numbers that add up to {num_shards} shards, got {list(set_shards)}"
-        )
-    stops = list(itertools.accumulate(int(num) for num in set_shards))
-    return list(itertools.pairwise([0, *stops]))
+    cut = window_bytes(order, shard_bytes)
+    each = -(-global_batch_size // order.num_slices)
+    starts = np.concatenate([[0], np.cumsum(shard_samples, dtype=np.int64)])
+    kept = np.asarray(shard_samples, np.int64)
+    if selection is not None:
+        left_out = np.searchsorted(starts[1:], selection.excluded, side="right")
+        kept = kept - np.bincount(left_out, minlength=len(kept))
+    reserved = 0
+    for first, stop in set_ranges(set_shards, len(shard_bytes)):
+        at_least = kept[first:stop]
+        read = at_least > 0
+        if selection is not None:
+            fewest = selection.part(int(starts[first]), int(starts[stop])).min_copies
+            if fewest is not None:
+                at_least = sum_by_shard(fewest, starts[first : stop + 1])
+        extents, sizes = extent_bytes[first:stop][read], shard_bytes[first:stop][read]
+        needed = int(extents.sum())
+        if cut != "all" and sizes.any():
+            samples = np.maximum(1, at_least[read])
+            lane = _most_lane_bytes(extents, sizes, samples, cut=cut, num_samples=each)
+            needed = min(needed, num_slices_read * lane)
+        reserved += needed
+    return reserved
+
+
+def _most_lane_bytes(extents: Int64s, sizes: Int64s, samples: Int64s, *, cut: int, num_samples: int) -> int:
+    """Bound the bytes of the cache that two windows of a lane take, or all windows that a step spans.
+
+    All arrays are int64 [shards]; ``num_samples`` are those of a step.
+    """
+    # A window has at most ``cut`` bytes, or is one shard that is larger; and no shard is in two windows.
+    largest = np.sort(sizes)[::-1][:2].tolist()
+    by_bytes = _most_extents(extents, sizes, sum(max(cut, size) for size in largest))
+    num_shards = max(1, int(np.searchsorted(np.cumsum(np.sort(sizes)), cut, side="right")))
+    by_shards = int(np.sort(extents)[::-1][: 2 * num_shards].sum())
+    # Every window but the last one of a slice has at least this many bytes: a step that needs fewer spans at most two.
+    least = max(0, cut - largest[0])
+    # If it spans more, it reads all but two of them whole.
+    whole = samples <= num_samples - 2
+    step = _most_extents(extents[whole], samples[whole], num_samples - 2)
+    return min(by_bytes, by_shards) + (step if least < step else 0)
+
+
+def _most_extents(extents: Int64s, weights: Int64s, limit: int) -> int:
+    """Bound the bytes of the cache that shards take whose weights add up to ``limit`` at most.
+
+    An extent is longer than its shard, by its alignment and the shard's index. So shards count in the order of bytes of
+    the cache for each unit of weight, and the shard at the limit counts in part.
+
+    >>> _most_extents(np.array([200, 200, 200]), np.array([175, 175, 175]), 263)
+    300
+    """
+    ratios = np.divide(extents, weights, out=np.full(len(extents), np.inf), where=weights > 0)
+    order = np.argsort(-ratios, kind="stable")
+    stops = np.cumsum(weights[order])
+    whole = int(np.searchsorted(stops, limit, side="right"))
+    most = int(extents[order[:whole]].sum())
+    if whole < len(order):
+        left = limit - (int(stops[whole - 1]) if whole else 0)
+        most += left * int(extents[order[whole]]) // int(weights[order[whole]])
+    return most

@@ -10,6 +10,7 @@ every slice.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy as np
 from dali_pipes.arrays import Int64s
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import Passes, Span, set_ranges
-from dali_pipes.order.reservation import slices_read
 from dali_pipes.order.selection import Mix, Selection, mixed_length, split_by_weight
+from dali_pipes.processes.ranks import Rank
 
 Taken: TypeAlias = tuple[Int64s, Int64s]
 """Ordinals, and the occurrence of each in the epoch."""
@@ -106,29 +107,31 @@ class Step(NamedTuple):
     """Height and width of the batch's bucket, the same on every rank, if there are buckets."""
 
 
-def num_steps(num_samples: int, *, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
-    """Count the steps of one epoch, the same on every rank.
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How the samples of an epoch are dealt to batches: batch size, rank and last-batch policy."""
 
-    >>> [num_steps(7, global_batch_size=2, last_batch_policy=policy) for policy in ("FILL", "DROP", "PARTIAL")]
-    [4, 3, 4]
-    """
-    if last_batch_policy == "DROP":
-        return num_samples // global_batch_size
-    return -(-num_samples // global_batch_size)
+    batch_size: int
+    """Samples in a batch of one rank."""
+    process: Rank = Rank()  # noqa: RUF009 (frozen)
+    last_batch_policy: LastBatchPolicyName = "PARTIAL"
 
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one step over all ranks."""
+        return self.batch_size * self.process.world_size
 
-class StepIterator(Iterator[Step]):
-    """The steps of a plan: an iterator with a length."""
+    def slices_read(self, num_slices: int) -> range:
+        """Find the slices from which the rank takes samples."""
+        each = self.global_batch_size // num_slices
+        first = self.process.rank * self.batch_size
+        return range(first // each, -(-(first + self.batch_size) // each))
 
-    def __init__(self, steps: Iterator[Step], num_steps: int) -> None:
-        self._steps, self._num_steps = steps, num_steps
-
-    def __len__(self) -> int:
-        """The number of all steps, also of those that were taken."""
-        return self._num_steps
-
-    def __next__(self) -> Step:
-        return next(self._steps)
+    def block(self, size: int) -> tuple[int, int]:
+        """Compute the rank's range of a step of ``size`` samples: a whole block, or an even part of a short step."""
+        share, extra = divmod(size, self.process.world_size)
+        first = self.process.rank * share + min(self.process.rank, extra)
+        return first, first + share + (self.process.rank < extra)
 
 
 class Plan:
@@ -155,8 +158,7 @@ class Plan:
         set_names: Names of the data sets, for errors.
 
     Raises:
-        ValueError: If there are fewer shards than slices, no sample is left, the data sets do not match the weights or
-            the manifest, or the epoch has no sample of one of them.
+        ValueError: If there are fewer shards than slices, no sample is left, or the epoch has none of a data set.
     """
 
     def __init__(
@@ -173,15 +175,10 @@ class Plan:
         shard_bytes, shard_samples = np.asarray(shard_bytes, np.int64), np.asarray(shard_samples, np.int64)
         ranges = set_ranges(set_shards, len(shard_bytes))
         self.num_sets = len(ranges)
-        """Number of data sets that are mixed."""
-        if order.weights is not None and (self.num_sets == 1 or len(order.weights) != self.num_sets):
-            raise ValueError(f"weights are for several data sets, one each, got {order.weights} for {self.num_sets}")
+        assert order.weights is None or len(order.weights) == self.num_sets
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_samples, dtype=np.int64)])
         self._shard_stops = starts[1:]
-        if selection is None:
-            selection = Selection(int(starts[-1]))
-        if selection.num_samples != starts[-1]:
-            raise ValueError(f"the selection is of {selection.num_samples} samples, the shards have {starts[-1]}")
+        selection = selection or Selection(int(starts[-1]))
         kept = shard_samples
         if len(selection.excluded):
             kept = shard_samples - np.bincount(self.shard_of(selection.excluded), minlength=len(shard_samples))
@@ -201,24 +198,19 @@ class Plan:
         self._spans = [Span(passes, length=length) for passes, length in zip(sets, lengths, strict=True)]
         self._mix = Mix(lengths, seed=order.seed, epoch=order.epoch, shuffle=order.shuffle)
         self.num_samples = self._mix.length * order.num_slices
-        """Samples of one epoch over all ranks; includes repeated ones of slices shorter than the longest."""
+        """Over all ranks; includes repeated ones of slices shorter than the longest."""
         self.set_samples = tuple(length * order.num_slices for length in lengths)
         """Samples of each data set among them."""
 
-    def num_steps(self, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
-        """Count the steps from position ``start`` on, the same on every rank."""
-        left = self.num_samples - start
-        return num_steps(left, global_batch_size=global_batch_size, last_batch_policy=last_batch_policy)
+    def num_steps(self, batching: Batching, *, start: int = 0) -> int:
+        """Count the steps from position ``start`` on, the same on every rank: ``DROP`` leaves a short one out."""
+        left, size = self.num_samples - start, batching.global_batch_size
+        return left // size if batching.last_batch_policy == "DROP" else -(-left // size)
 
-    def position(
-        self, num_steps: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
-    ) -> int:
-        """Return the position after ``num_steps`` steps from ``start`` on."""
-        return min(start + num_steps * global_batch_size, self.num_samples)
+    def position(self, num_steps: int, batching: Batching, *, start: int = 0) -> int:
+        return min(start + num_steps * batching.global_batch_size, self.num_samples)
 
-    def position_of(
-        self, num_used: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
-    ) -> int:
+    def position_of(self, num_used: int, batching: Batching, *, start: int = 0) -> int:
         """Return the position after so many samples from ``start`` on, those of all ranks that were delivered."""
         return min(start + num_used, self.num_samples)
 
@@ -245,7 +237,7 @@ class Plan:
         """Count for each lane the windows that end before position ``start``; see `Step.finished`."""
         return tuple(cursor.finished for cursor in self._cursors(start // self.order.num_slices))
 
-    def lanes_of(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[int]:
+    def lanes_of(self, batching: Batching) -> list[int]:
         """List the lanes from which a rank takes samples: those of its slices; a short last step may take others.
 
         Two slices, three data sets, two ranks:
@@ -257,17 +249,17 @@ class Plan:
         1     1       3 4 5
         ====  ======  =======
         """
-        slices = slices_read(self.order, batch_size=batch_size, rank=rank, world_size=world_size)
+        slices = batching.slices_read(self.order.num_slices)
         return list(range(slices.start * self.num_sets, slices.stop * self.num_sets))
 
-    def bytes_at_a_time(self, extent_bytes: Int64s, lanes: Sequence[int], *, global_batch_size: int) -> int:
+    def bytes_at_a_time(self, extent_bytes: Int64s, batching: Batching) -> int:
         """Compute the bytes that must be resident at a time: two windows of each lane, or as many as a step spans.
 
-        ``extent_bytes``: int64 [shards], what each shard takes of the cache; ``lanes``: the rank's, from `lanes_of`.
+        ``extent_bytes``: int64 [shards], what each shard takes of the cache.
         """
-        each = -(-global_batch_size // self.order.num_slices)
+        each = -(-batching.global_batch_size // self.order.num_slices)
         needed = [0] * self.num_sets
-        for lane in lanes:
+        for lane in self.lanes_of(batching):
             number = lane % self.num_sets
             at_once = self._mix.most_of(number, each) if self.num_sets > 1 else each
             needed[number] += _lane_bytes(*self._lane(lane), extent_bytes, num_samples=at_once)
@@ -275,16 +267,8 @@ class Plan:
         all_bytes = [span.passes.sum_of_read(extent_bytes) for span in self._spans]
         return sum(map(min, needed, all_bytes))
 
-    def steps(
-        self,
-        *,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        last_batch_policy: LastBatchPolicyName = "PARTIAL",
-        start: int = 0,
-    ) -> StepIterator:
-        """Iterate over the batches of a rank, from position ``start`` of the order on; ``len()`` is their number.
+    def steps(self, batching: Batching, *, start: int = 0) -> Iterator[Step]:
+        """Iterate over the batches of a rank, from position ``start`` of the order on.
 
         Step *s* takes ``batch_size * world_size`` consecutive samples of the order; rank *r* has the *r*-th block of
         them. Several slices are grouped first: the step's samples of slice 0, then of slice 1. Seven samples, two
@@ -308,38 +292,18 @@ class Plan:
         0     a b     d y
         1     x c     e f
         ====  ======  ======
-
-        Raises:
-            ValueError: If ``rank`` is not in ``[0, world_size)``, the policy is unknown, or the number of slices
-                does not divide ``batch_size * world_size``.
         """
-        num_slices = self.order.num_slices
-        check_rank(batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy)
-        if batch_size * world_size % num_slices:
-            raise ValueError(
-                f"slices must divide batch_size * world_size, got {num_slices} and {batch_size} * {world_size}"
-            )
-        if start % num_slices:
-            raise ValueError(f"start must be a multiple of slices, {num_slices}, got {start}")
-        num_left = self.num_steps(
-            start=start, global_batch_size=batch_size * world_size, last_batch_policy=last_batch_policy
-        )
-        return StepIterator(self._steps(batch_size, rank, world_size, last_batch_policy, start), num_left)
-
-    def _steps(
-        self, batch_size: int, rank: int, world_size: int, last_batch_policy: LastBatchPolicyName, start: int
-    ) -> Iterator[Step]:
-        global_batch_size = batch_size * world_size
-        num_slices = self.order.num_slices
+        global_batch_size, num_slices = batching.global_batch_size, self.order.num_slices
+        assert global_batch_size % num_slices == start % num_slices == 0, "as the loader's arguments say"
         cursors = self._cursors(start // num_slices)
         for position in range(start, self.num_samples, global_batch_size):
             size = min(global_batch_size, self.num_samples - position)
             parts = self._take(cursors, position // num_slices, size // num_slices)
             num_valid = size // num_slices  # of each slice
             if size < global_batch_size:
-                if last_batch_policy == "DROP":
+                if batching.last_batch_policy == "DROP":
                     return
-                if last_batch_policy == "FILL":
+                if batching.last_batch_policy == "FILL":
                     repeated = self._repeated(cursors, (global_batch_size - size) // num_slices)
                     parts = [
                         (np.concatenate([ordinals, more]), np.concatenate([occurrences, again]))
@@ -347,7 +311,7 @@ class Plan:
                     ]
                     size = global_batch_size
             ordinals, occurrences = (np.concatenate(column) for column in zip(*parts, strict=True))
-            first, stop = rank_block(size, rank, world_size, batch_size)
+            first, stop = batching.block(size)
             finished = tuple(cursor.finished for cursor in cursors)
             if first == stop:
                 yield Step(ordinals[:1], occurrences[:1], 0, finished)
@@ -439,26 +403,3 @@ def _lane_bytes(span: Span, slice_: int, extent_bytes: Int64s, *, num_samples: i
     spanned = starts[last + 1] - starts[:-1]
     needed = max(int(spanned.max()), int((sizes[:-1] + sizes[1:]).max()))
     return min(needed, int(extent_bytes[span.first_pass.slices[slice_]].sum())) if span.is_one_pass else needed
-
-
-def check_rank(*, batch_size: int, rank: int, world_size: int, last_batch_policy: str) -> None:
-    """Refuse a rank that has no batches.
-
-    Raises:
-        ValueError: If ``rank`` is not in ``[0, world_size)``, or the batch size or the policy is impossible.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
-    if last_batch_policy not in LAST_BATCH_POLICIES:
-        raise ValueError(f"last_batch_policy must be one of FILL, DROP, PARTIAL, got {last_batch_policy!r}")
-
-
-def rank_block(size: int, rank: int, world_size: int, batch_size: int) -> tuple[int, int]:
-    """Compute the rank's range of a step of ``size`` samples: a whole block, or an even part of a short step."""
-    if size == batch_size * world_size:
-        return rank * batch_size, (rank + 1) * batch_size
-    share, extra = divmod(size, world_size)
-    first = rank * share + min(rank, extra)
-    return first, first + share + (rank < extra)

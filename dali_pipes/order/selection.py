@@ -47,8 +47,8 @@ class Selection:
         oversample: Class id to factor, a finite number >= 0; all other classes have 1.
 
     Raises:
-        ValueError: If an ordinal is out of range, a class has no sample, a factor is impossible, or nothing is left.
-        TypeError: If ordinals or labels are not integers.
+        ValueError: If a class has no sample, a factor is impossible, or nothing is left.
+        TypeError: If a class id is not an integer.
 
     >>> Selection(6, labels=np.array([3, 3, 3, 3, 8, 8]), oversample={3: 1.5}).num_per_pass
     8
@@ -63,15 +63,12 @@ class Selection:
         oversample: Mapping[int, float] | None = None,
     ) -> None:
         self.num_samples = num_samples
-        self.excluded = union(_integers("excluded", excluded), np.empty(0, np.int64))
+        self.excluded = union(np.asarray(excluded, np.int64), np.empty(0, np.int64))
         """int64, sorted: ordinals that are in no pass."""
-        if len(self.excluded) and not 0 <= self.excluded[0] <= self.excluded[-1] < num_samples:
-            raise ValueError(
-                f"excluded ordinals must be in [0, {num_samples}), got {self.excluded[0]}..{self.excluded[-1]}"
-            )
         self._labels: Int64s | None = None
         self._factors: dict[int, float] = {}
         if oversample:
+            assert labels is not None
             self._set_factors(labels, oversample)
         self._parts: dict[tuple[int, int], SetSelection] = {}
         self.num_per_pass = self.part(0, num_samples).num_per_pass
@@ -101,24 +98,18 @@ class Selection:
             self._parts[start, stop] = SetSelection(start, stop, self.excluded[first:last], labels, self._factors)
         return self._parts[start, stop]
 
-    def _set_factors(self, labels: Int64s | None, oversample: Mapping[int, float]) -> None:
-        if not isinstance(oversample, Mapping):
-            raise TypeError(f"oversample must be a mapping of class ids to factors, got {type(oversample).__name__}")
-        for label, factor in cast("Mapping[Any, Any]", oversample).items():
-            if isinstance(label, bool) or not isinstance(label, Integral):
+    def _set_factors(self, labels: Int64s, given: Mapping[int, float]) -> None:
+        oversample: dict[int, float] = {}
+        for label, factor in cast("Mapping[Any, Any]", given).items():
+            if isinstance(label, bool) or not isinstance(label, Integral) or not -(2**63) <= int(label) < 2**63:
                 raise TypeError(f"oversample must name classes by integers, as 'cls' holds them, got {label!r}")
-            if not -(2**63) <= int(label) < 2**63:
-                raise ValueError(f"oversample names class {label}, expected class ids of 64 bits")
-            if isinstance(factor, bool) or not (
-                isinstance(factor, Real) and 0 <= cast("float", factor) <= sys.float_info.max
+            if (
+                isinstance(factor, bool)
+                or not isinstance(factor, Real)
+                or not 0 <= cast("float", factor) <= sys.float_info.max
             ):
                 raise ValueError(f"oversample[{label}] must be a finite number, not negative, got {factor!r}")
-        oversample = {int(label): float(factor) for label, factor in oversample.items()}
-        if labels is None:
-            raise ValueError("oversample needs labels: the class id of every sample")
-        labels = _integers("labels", labels)
-        if labels.shape != (self.num_samples,):
-            raise ValueError(f"labels must be of shape [{self.num_samples}], got {list(labels.shape)}")
+            oversample[int(label)] = float(factor)
         named = np.array(sorted(oversample), np.int64)
         places, is_named = _places(named, labels)
         missing = named[np.bincount(places[is_named], minlength=len(named)) == 0]
@@ -134,9 +125,9 @@ class Selection:
         gone = self.excluded[is_named[self.excluded]]
         left -= np.bincount(places[gone], minlength=len(named))
         self._factors = {
-            int(label): float(oversample[int(label)])
-            for label, num_left in zip(named, left, strict=True)
-            if num_left and oversample[int(label)] != 1
+            label: oversample[label]
+            for label, num_left in zip(named.tolist(), left, strict=True)
+            if num_left and oversample[label] != 1
         }
         self._labels = labels if self._factors else None
 
@@ -150,10 +141,7 @@ def union(first: Int64s, second: Int64s) -> Int64s:
 
 
 class SetSelection:
-    """One data set's part of a selection, made by `Selection.part`: the ordinals in ``[start, stop)``.
-
-    ``excluded`` is sorted; ``labels`` are int64 [stop - start], if there are factors; no factor is 0 or 1.
-    """
+    """One data set's part of a selection, made by `Selection.part`: the ordinals in ``[start, stop)``."""
 
     def __init__(
         self, start: int, stop: int, excluded: Int64s, labels: Int64s | None, factors: Mapping[int, float]
@@ -163,7 +151,6 @@ class SetSelection:
         self.num_per_pass = stop - start - len(excluded)
         """Samples of each pass, copies counted."""
         self.max_copies = 1
-        """The largest number of copies of a sample in a pass."""
         self.min_copies: Copies | None = None
         """uint16 or uint32 [stop - start]: the fewest copies of each sample in any pass; ``None``: 1, excluded: 0."""
         if labels is None or not factors:
@@ -229,13 +216,6 @@ def _places(named: Int64s, labels: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_
     return places, named[places] == labels
 
 
-def _integers(name: str, values: Sequence[int] | Int64s) -> Int64s:
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    return array.astype(np.int64, copy=False)
-
-
 # Mixtures: from which data set each position takes its sample
 
 # The epoch is cut into blocks of about so many positions. Each block holds every data set in its proportion, to within
@@ -263,9 +243,7 @@ def split_by_weight(num: int, weights: Sequence[float]) -> list[int]:
 def mixed_length(lengths: Sequence[int], weights: Sequence[float]) -> int:
     """Compute the length of the shortest epoch in which each data set's part by weight covers all its samples.
 
-    That is: weight * length >= samples, before anything is rounded. Rounding could make a somewhat shorter epoch have
-    all samples, at most the reciprocal of the smallest weight shorter, but then in other proportions: 59 samples of 30
-    and 29 instead of 60 of 30 and 30.
+    That is: weight * length >= samples, before anything is rounded.
 
     >>> mixed_length([30, 10], [0.5, 0.5]), mixed_length([30, 10], [0.3, 0.7])
     (60, 100)
@@ -290,7 +268,6 @@ class Mix:
     def __init__(self, lengths: Sequence[int], *, seed: int, epoch: int, shuffle: bool) -> None:
         self._lengths = list(lengths)
         self.length = sum(lengths)
-        """Positions of the epoch."""
         self._num_blocks = -(-self.length // BLOCK_POSITIONS)
         self._stream = Stream(seed, epoch, "order/mix")
         self._shuffle = shuffle

@@ -9,17 +9,17 @@ A position of an epoch counts samples in the arranged order. At the edges of poo
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arrays import Int64s
+from dali_pipes.order.inputs import BucketIds
 from dali_pipes.order.passes import Piece
-from dali_pipes.order.plan import Cursor, LastBatchPolicyName, Plan, Step, StepIterator, check_rank, rank_block
+from dali_pipes.order.plan import Batching, Plan, Step
 from dali_pipes.order.randomness import Stream
-from dali_pipes.order.shapes import BucketIds
 
 Integers = npt.NDArray[np.integer[Any]]
 
@@ -31,21 +31,9 @@ class Groups(NamedTuple):
     """The groups of a pool, in reading order; columns are int64 [groups]."""
 
     size: Int64s
-    """Samples."""
     first: Int64s
     """The group's first sample among the arranged samples of the pool."""
     bucket: Int64s
-    """The bucket."""
-
-
-class DealtRows(NamedTuple):
-    """A batch of one rank: places among the arranged samples of a pool."""
-
-    rows: Int64s
-    """int64 [batch]."""
-    again: Int64s
-    """int64 [batch]: how often the epoch had each before, for samples that ``FILL`` repeats; 0 otherwise."""
-    num_valid: int
 
 
 class BucketGrouping:
@@ -93,29 +81,27 @@ class BucketGrouping:
         """Sort the samples of a pool by bucket; within a bucket the order stays: their places, [samples]."""
         return np.argsort(self.of[ordinals], kind="stable")
 
-    def deal(
-        self, groups: Groups, number: int, *, batch_size: int, rank: int, world_size: int, policy: LastBatchPolicyName
-    ) -> DealtRows:
-        """Deal the samples of one group to the ranks; see `dali_pipes.order.shaped.ShapedPlan`."""
+    def deal(self, groups: Groups, number: int, batching: Batching) -> tuple[Int64s, Int64s, int]:
+        """Deal the samples of one group to the ranks: see `ShapedPlan`.
+
+        Returns:
+            The rank's places among the arranged samples of the pool; how often the epoch had each before, if ``FILL``
+            repeats it, else 0; the number of samples that count.
+        """
         size, first, bucket = (int(column[number]) for column in groups)
         rows: Int64s = np.arange(first, first + size, dtype=np.int64)
         again: Int64s = np.zeros(size, np.int64)
-        if policy == "FILL" and size < self.group_size:
+        if batching.last_batch_policy == "FILL" and size < self.group_size:
             extra = np.arange(self.group_size - size, dtype=np.int64)
             of_bucket = groups.bucket == bucket
             num = int(groups.size[of_bucket].sum())
             rows = np.concatenate([rows, groups.first[of_bucket].min() + extra % num])
             again = np.concatenate([again, extra // num + 1])
-        begin, end = rank_block(len(rows), rank, world_size, batch_size)
+        begin, end = batching.block(len(rows))
         num_valid = max(0, min(end, size) - begin)
         if begin == end:
             begin, end = 0, 1
-        return DealtRows(rows[begin:end], again[begin:end], num_valid)
-
-    def shape(self, groups: Groups, number: int) -> tuple[int, int]:
-        """Return height and width of a group's bucket."""
-        height, width = self.shapes[groups.bucket[number]].tolist()
-        return height, width
+        return rows[begin:end], again[begin:end], num_valid
 
 
 class ShapedPlan(Plan):
@@ -134,12 +120,6 @@ class ShapedPlan(Plan):
 
     Another world size with the same ``batch_size * world_size`` deals the same steps to other ranks. Another product
     makes other steps: an epoch that has begun cannot go on with it.
-
-    A rank without a sample in a ``PARTIAL`` step gets the step's first sample, with ``num_valid`` 0.
-
-    Args:
-        grouping: The bucket of each sample.
-        plan: The other arguments of `Plan`; one slice only.
 
     Raises:
         ValueError: As `Plan`; or if several data sets are mixed in windows.
@@ -169,7 +149,6 @@ class ShapedPlan(Plan):
 
     @functools.cached_property
     def pools(self) -> list[Groups]:
-        """The groups of each pool."""
         order = self.order
         words = Stream(order.seed, order.epoch, "order/batches") if order.shuffle else None
         return [self.grouping.groups(each, words, pool=pool) for pool, each in enumerate(self._members())]
@@ -189,7 +168,6 @@ class ShapedPlan(Plan):
 
     @functools.cached_property
     def _group_sizes(self) -> Int64s:
-        """int64 [groups]: the samples of each group."""
         return np.concatenate([np.empty(0, np.int64), *(groups.size for groups in self.pools)])
 
     @functools.cached_property
@@ -199,84 +177,47 @@ class ShapedPlan(Plan):
 
     # Steps
 
-    def _steps_from(self, start: int, global_batch_size: int, policy: LastBatchPolicyName) -> Int64s:
+    def _steps_from(self, start: int, batching: Batching) -> Int64s:
         """int64 [steps]: the group of each step from position ``start`` on, counted over all pools."""
-        assert global_batch_size == self.grouping.group_size, "the plan is made for its batch size"
+        assert batching.global_batch_size == self.grouping.group_size, "the plan is made for its batch size"
+        policy = batching.last_batch_policy
         if (start, policy) not in self._known_steps:
             first = int(np.searchsorted(self._group_stops, start, side="right"))
             groups = np.arange(first, len(self._group_stops), dtype=np.int64)
             if policy == "DROP":
-                groups = groups[self._group_sizes[groups] == global_batch_size]
+                groups = groups[self._group_sizes[groups] == self.grouping.group_size]
             self._known_steps[start, policy] = groups
         return self._known_steps[start, policy]
 
-    def num_steps(self, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName) -> int:
-        """Count the steps from position ``start`` on, the same on every rank."""
-        return len(self._steps_from(start, global_batch_size, last_batch_policy))
+    def num_steps(self, batching: Batching, *, start: int = 0) -> int:
+        return len(self._steps_from(start, batching))
 
-    def position(
-        self, num_steps: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
-    ) -> int:
-        """Return the position after ``num_steps`` steps from ``start`` on."""
-        steps = self._steps_from(start, global_batch_size, last_batch_policy)
-        return int(self._group_stops[steps[num_steps - 1]]) if num_steps else start
+    def position(self, num_steps: int, batching: Batching, *, start: int = 0) -> int:
+        return int(self._group_stops[self._steps_from(start, batching)[num_steps - 1]]) if num_steps else start
 
-    def position_of(
-        self, num_used: int, *, start: int = 0, global_batch_size: int, last_batch_policy: LastBatchPolicyName
-    ) -> int:
+    def position_of(self, num_used: int, batching: Batching, *, start: int = 0) -> int:
         """Return the position after the steps that have at most ``num_used`` samples; what ``DROP`` leaves out between
         them is passed.
 
         Raises:
             ValueError: Under ``FILL``, which repeats samples in mid-epoch: a number of samples is no position then.
         """
-        if last_batch_policy == "FILL":
+        if batching.last_batch_policy == "FILL":
             raise ValueError(
                 "num_samples does not say which step was the last: with buckets, last_batch_policy='FILL' repeats "
                 "samples in mid-epoch; pass 'PARTIAL' or 'DROP'"
             )
-        steps = self._steps_from(start, global_batch_size, last_batch_policy)
-        used = np.cumsum(self._group_sizes[steps])
-        return self.position(
-            int(np.searchsorted(used, num_used, side="right")),
-            start=start,
-            global_batch_size=global_batch_size,
-            last_batch_policy=last_batch_policy,
-        )
-
-    def num_dropped(self, global_batch_size: int) -> int:
-        """Count the samples that ``DROP`` leaves out."""
-        steps = self._steps_from(0, global_batch_size, "DROP")
-        return self.num_samples - int(self._group_sizes[steps].sum())
+        used = np.cumsum(self._group_sizes[self._steps_from(start, batching)])
+        return self.position(int(np.searchsorted(used, num_used, side="right")), batching, start=start)
 
     def last_edge(self, position: int) -> int:
         """Return the last position up to this one at which a group ends, or the first begins."""
         at = int(np.searchsorted(self._group_stops, position, side="right"))
         return int(self._group_stops[at - 1]) if at else 0
 
-    def steps(
-        self,
-        *,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        last_batch_policy: LastBatchPolicyName = "PARTIAL",
-        start: int = 0,
-    ) -> StepIterator:
-        """Iterate over the batches of a rank, from position ``start`` on, at which a group begins or ends.
-
-        Raises:
-            ValueError: As `Plan.steps`.
-        """
-        check_rank(batch_size=batch_size, rank=rank, world_size=world_size, last_batch_policy=last_batch_policy)
-        size = batch_size * world_size
-        num_left = self.num_steps(start=start, global_batch_size=size, last_batch_policy=last_batch_policy)
-        deal = functools.partial(
-            self.grouping.deal, batch_size=batch_size, rank=rank, world_size=world_size, policy=last_batch_policy
-        )
-        return StepIterator(self._dealt(self._steps_from(start, size, last_batch_policy), deal), num_left)
-
-    def _dealt(self, steps: Int64s, deal: Callable[[Groups, int], DealtRows]) -> Iterator[Step]:
+    def steps(self, batching: Batching, *, start: int = 0) -> Iterator[Step]:
+        """Iterate over the batches of a rank, from position ``start`` on, at which a group begins or ends."""
+        steps = self._steps_from(start, batching)
         if not len(steps):
             return
         first_pool = int(np.searchsorted(self._first_groups, steps[0], side="right")) - 1
@@ -284,41 +225,35 @@ class ShapedPlan(Plan):
         num_occurrences = max(cursor.num_occurrences for cursor in self._cursors(self.num_samples))
         for pool in range(first_pool, len(self.pools)):
             finished = tuple(cursor.finished for cursor in cursors)
-            ordinals, occurrences = self._take_pool(cursors, pool)
+            begin, end = self._pool_starts[pool : pool + 2].tolist()
+            ((ordinals, occurrences),) = self._take(cursors, begin, end - begin)
             at_end = tuple(cursor.finished for cursor in cursors)
-            groups, begin = self.pools[pool], int(self._first_groups[pool])
+            groups = self.pools[pool]
             arranged = self.grouping.arranged(ordinals)
             ordinals, occurrences = ordinals[arranged], occurrences[arranged]
             these = slice(*np.searchsorted(steps, self._first_groups[pool : pool + 2]).tolist())
             for number in range(these.start, these.stop):
-                group = int(steps[number]) - begin
-                rows, again, num_valid = deal(groups, group)
+                group = int(steps[number] - self._first_groups[pool])
+                rows, again, num_valid = self.grouping.deal(groups, group, batching)
+                height, width = self.grouping.shapes[groups.bucket[group]].tolist()
                 yield Step(
                     ordinals[rows],
                     occurrences[rows] + again * num_occurrences,
                     num_valid,
                     at_end if number == these.stop - 1 else finished,
-                    self.grouping.shape(groups, group),
+                    (height, width),
                 )
-
-    def _take_pool(self, cursors: Sequence[Cursor], pool: int) -> tuple[Int64s, Int64s]:
-        """Take the samples of a pool, in the order's own order."""
-        start, stop = self._pool_starts[pool : pool + 2].tolist()
-        ((ordinals, occurrences),) = self._take(cursors, start, stop - start)
-        return ordinals, occurrences
 
     # Windows
 
     def windows_ahead(self, lane: int = 0, *, start: int = 0) -> Iterator[tuple[int, Int64s]]:
-        """Yield number and shards of the windows from that of position ``start`` on: see `Plan.windows_ahead`."""
         return super().windows_ahead(lane, start=self._pool_start(start))
 
     def finished_at(self, start: int) -> tuple[int, ...]:
-        """Count for each lane the windows that end before position ``start``: see `Plan.finished_at`."""
         return super().finished_at(self._pool_start(start))
 
     def _pool_start(self, position: int) -> int:
-        """Return where the pool of a position begins; at the epoch's end, its end."""
+        # Where the pool of a position begins; at the epoch's end, its end.
         at = int(np.searchsorted(self._pool_starts, position, side="right")) - 1
         return int(self._pool_starts[at])
 

@@ -40,11 +40,7 @@ def own_program(module: str, *arguments: str) -> list[str]:
 class ServerProcess:
     """A server program of ours. It ends at `close`, after the ``with`` block, or when this process dies.
 
-    Args:
-        module: The program. It prints its endpoint as its first line, and takes ``--owner PID`` for `end_with_owner`.
-        arguments: The program's arguments.
-        stderr: The file for its messages; ``None``: the standard error of this process.
-        environment: The program's environment; ``None``: that of this process.
+    The program prints its endpoint as its first line, and takes ``--owner PID`` for `end_with_owner`.
 
     Raises:
         OSError: If it does not start: `ConnectionError` if the program ended, `TimeoutError` if it printed no endpoint.
@@ -100,9 +96,8 @@ class ServerProcess:
 def end_with_owner(owner: int) -> None:
     """Return when our parent, the process ``owner``, has closed our standard input or has ended.
 
-    A closed pipe is noticed at once, unless a process that the owner forked still holds its other end. A changed parent
-    is noticed within half a second in all cases: also if the owner died before the first check, because its process id
-    is an argument. The kernel's PR_SET_PDEATHSIG does not work here: it fires when the *thread* that started this
+    A closed pipe is noticed at once, unless a process that the owner forked still holds its other end; a changed parent
+    within half a second. The kernel's PR_SET_PDEATHSIG does not work here: it fires when the *thread* that started this
     process ends.
     """
     poll = select.poll()

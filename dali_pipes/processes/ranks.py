@@ -26,13 +26,13 @@ _HARM = "otherwise some samples are read twice and others never"
 
 
 class _Launcher(NamedTuple):
-    # A launcher's name, and the names of its variables.
+    """A launcher's name, and the names of its variables."""
+
     name: str
     rank: str
     world_size: str
     local_rank: str
-    local_world_size: str
-    """The number of processes that it started on this host."""
+    local_world_size: str  # the processes that it started on this host
 
 
 # The first launcher whose rank and world size are set is taken. torchrun comes first: it is started inside a Slurm job
@@ -40,13 +40,7 @@ class _Launcher(NamedTuple):
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
-    _Launcher(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+    _Launcher("Open MPI", *(f"OMPI_COMM_WORLD_{end}" for end in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
@@ -94,7 +88,8 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
 
     Raises:
         TypeError: If ``rank`` or ``world_size`` is not an integer.
-        ValueError: If only one of ``rank`` and ``world_size`` is given, or the rank is not below the world size.
+        ValueError: If only one of ``rank`` and ``world_size`` is given, or the rank is not below the world size; or if
+            a launcher's variable is not a number.
     """
     launched = rank_from_environment(os.environ if environment is None else environment)
     if (rank is None) != (world_size is None):
@@ -124,7 +119,7 @@ def refuse_changed_rank(process: Rank) -> None:
     =====================================  ===================================  ==========
 
     Raises:
-        ValueError: Says what was found then and now, and where to open the loader.
+        ValueError: Says what was found then and now.
     """
     if process.source == GIVEN:
         return
@@ -149,23 +144,18 @@ def rank_from_environment(environment: Mapping[str, str]) -> Rank:
 
     >>> rank_from_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"})
     Rank(rank=3, world_size=8, local_rank=1)
-
-    Raises:
-        ValueError: If a variable is not a number.
     """
     launcher = _launcher(environment)
     if launcher is None:
         return Rank()
-    return Rank(
-        rank=_number(environment, launcher.rank, launcher),
-        world_size=_number(environment, launcher.world_size, launcher),
-        local_rank=_number(environment, launcher.local_rank, launcher),
-        source=_LAUNCHER,
-    )
+    numbers = {
+        name: _number(environment, getattr(launcher, name), launcher) for name in ("rank", "world_size", "local_rank")
+    }
+    return Rank(**numbers, source=_LAUNCHER)
 
 
 def distributed_rank() -> tuple[int, int] | None:
-    """Return rank and size of torch's default process group; ``None`` if there is none."""
+    """Rank and size of torch's default process group, if there is one."""
     import torch.distributed as distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -190,24 +180,17 @@ def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
 
     >>> cores_of_rank({"RANK": "0", "WORLD_SIZE": "1000000", "LOCAL_WORLD_SIZE": "1000000"})
     1
-
-    Raises:
-        ValueError: If a variable is not a number.
     """
-    found = os.environ if environment is None else environment
     cores = os.sched_getaffinity(0)
-    launcher = _launcher(found)
-    if launcher is None or _is_bound(cores):
-        return len(cores)
-    return max(1, len(cores) // num_local_ranks(found))
+    try:
+        is_bound = cores != os.sched_getaffinity(os.getppid())  # the launcher's cores
+    except OSError:  # the launcher has ended, or cannot be seen from this container
+        is_bound = False
+    return len(cores) if is_bound else max(1, len(cores) // num_local_ranks(environment))
 
 
 def num_local_ranks(environment: Mapping[str, str] | None = None) -> int:
-    """Count the processes that the launcher started on this host; 1 without a launcher.
-
-    Raises:
-        ValueError: If a variable is not a number.
-    """
+    """Count the processes that the launcher started on this host; 1 without a launcher."""
     found = os.environ if environment is None else environment
     launcher = _launcher(found)
     return 1 if launcher is None else max(1, _number(found, launcher.local_world_size, launcher, default=1))
@@ -224,21 +207,14 @@ def _number(environment: Mapping[str, str], name: str, launcher: _Launcher, *, d
     return int(text)
 
 
-def _is_bound(cores: set[int]) -> bool:
-    try:
-        return cores != os.sched_getaffinity(os.getppid())  # the launcher's cores
-    except OSError:  # the launcher has ended, or cannot be seen from this container
-        return False
-
-
 _numbers: Counter[str] = Counter()
 
 
 def make_name(kind: str) -> str:
     """Name a loader for the comparison: the n-th one of a kind is compared with the n-th one of every other process.
 
-    A kind is a world size: a loader that rank 0 alone opens, to validate, has a world size of 1. Late loaders are a
-    kind of their own, counted when they are made: a rank may ask for lengths, which opens them, in another order.
+    A kind is a world size, as rank 0 alone may open a loader to validate. Late loaders are a kind of their own, counted
+    when they are made: ranks may open them in another order.
     """
     _numbers[kind] += 1
     return f"{kind}/{_numbers[kind]}"
@@ -261,18 +237,14 @@ class Agreement:
         """Compare what has changed since the last batch; call it before each batch.
 
         Before the first batch, and before the first one after a process group was made, the rank is checked and all
-        inputs are compared. Later, when another epoch or position is begun, this is compared in a thread, so that no
-        step waits for the store; the batch after the comparison raises the error. An epoch that is begun anew at the
-        same position counts once: a rank may look at a batch before the others start.
-
-        Args:
-            inputs: Returns names and values of the order's inputs, which must be the same on every rank.
-            epoch: The epoch that is read.
-            position: The position in it at which it was begun.
+        inputs are compared: ``inputs`` returns their names and values. Later, when another epoch or position is begun,
+        this is compared in a thread, so that no step waits for the store; the batch after the comparison raises the
+        error. An epoch that is begun anew at the same position counts once: a rank may look at a batch before the
+        others start.
 
         Raises:
             ValueError: If something differs; names both ranks and both values. If another process of the group has the
-                same rank. If this process has another rank by now: see `dali_pipes.processes.ranks`.
+                same rank. If this process has another rank by now.
         """
         group = distributed_rank()
         if (epoch, position) != self._start or group != self._group:

@@ -15,7 +15,6 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,37 +24,11 @@ from dali_pipes.cache.share import CacheShare
 from dali_pipes.fetch.demand import LongWaits
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.metrics.counts import Counts
-from dali_pipes.order.plan import LastBatchPolicyName, Plan, Step
+from dali_pipes.order.plan import Batching, Plan, Step
 from dali_pipes.order.randomness import Stream
-from dali_pipes.processes.ranks import Rank
 from dali_pipes.progress import bar
 from dali_pipes.reader.batch import Batch, Rows
 from dali_pipes.reader.samples import Samples
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batching:
-    """Batch size, rank and last-batch policy: how a loader cuts the order of `dali_pipes.order.plan.Plan`."""
-
-    batch_size: int
-    """Samples in a batch of one rank."""
-    process: Rank
-    last_batch_policy: LastBatchPolicyName = "PARTIAL"
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of one step over all ranks."""
-        return self.batch_size * self.process.world_size
-
-    @property
-    def of_steps(self) -> dict[str, Any]:
-        """The arguments of the plan's methods that count steps of all ranks."""
-        return {"global_batch_size": self.global_batch_size, "last_batch_policy": self.last_batch_policy}
-
-    @property
-    def of_rank(self) -> dict[str, Any]:
-        """The arguments of the plan's methods that find the samples of this rank."""
-        return {"batch_size": self.batch_size, "rank": self.process.rank, "world_size": self.process.world_size}
 
 
 class Lines(NamedTuple):
@@ -138,7 +111,7 @@ class Feed:
         self._long_waits = LongWaits(stager.progress)
         self._streams: dict[str, Stream] = {}
         # For each lane: the windows that are still to be staged, and those that are staged, by number.
-        lanes = plan.lanes_of(**batching.of_rank)
+        lanes = plan.lanes_of(batching)
         self._coming = {lane: plan.windows_ahead(lane, start=start) for lane in lanes}
         self._staged: dict[int, deque[tuple[int, list[int]]]] = {lane: deque() for lane in lanes}
         self._ahead: _Opened | None = None
@@ -146,9 +119,7 @@ class Feed:
         self._num_read = 0  # batches that were read of the open segment
         self._is_faulty = False  # whether a segment could not be opened ahead
         self._is_first = True  # whether no batch has been read yet
-        steps: Iterator[Step] = plan.steps(
-            **batching.of_rank, last_batch_policy=batching.last_batch_policy, start=start
-        )
+        steps = plan.steps(batching, start=start)
         first_steps = list(itertools.islice(steps, 1))
         # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with
         # other shards when these are needed.
@@ -157,8 +128,7 @@ class Feed:
         first_lines = batching.batch_size if stager.num_missing(first)[0] else MAX_LINES
         done = plan.finished_at(start)
         finished = tuple(done[lane] for lane in lanes)
-        steps = itertools.chain(first_steps, steps)
-        self._runs = _cut(steps, first_lines=first_lines, lanes=lanes, finished=finished)
+        self._runs = _cut(itertools.chain(first_steps, steps), first_lines=first_lines, lanes=lanes, finished=finished)
         self._run = next(self._runs, None)  # the steps of the next segment
 
     @property

@@ -15,7 +15,7 @@ from dali_pipes.errors import printable, shown
 from prep.commands.options import no_part_option, on_option, recoded_text, seed_option, urls_argument
 
 if TYPE_CHECKING:
-    from dali_pipes.order.shapes import Buckets
+    from dali_pipes.order.inputs import Buckets
     from prep.inspect.info import BucketsInfo, PhotoInfo, SetInfo
 
 # Characters of the longest bar of a histogram.
@@ -114,7 +114,7 @@ def parse_buckets(text: str) -> "Buckets":
     Raises:
         click.BadParameter: If a name is unknown, or a value impossible.
     """
-    from dali_pipes.order.shapes import buckets
+    from dali_pipes.order.inputs import buckets
 
     kinds: dict[str, Callable[[str], Any]] = {
         "area": lambda product: math.prod(map(int, product.split("*"))),

@@ -21,10 +21,10 @@ from dali_pipes.formats.manifest import RecodedStep
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, PHOTO_FORMATS, PhotoRules
 from dali_pipes.formats.photo_names import ComponentCounts, find_photo
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.order.inputs import OrderInputs
+from dali_pipes.order.inputs import Buckets, OrderInputs
+from dali_pipes.order.plan import Batching
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
-from dali_pipes.order.shapes import Buckets
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.patience import PatientThreads
@@ -395,7 +395,7 @@ def describe_buckets(
         global_batch_size=global_batch_size,
         window_bytes="all" if window_bytes is None else window_bytes,
         num_windows=len(counts),
-        num_steps=plan.num_steps(global_batch_size=global_batch_size, last_batch_policy="PARTIAL"),
+        num_steps=plan.num_steps(Batching(batch_size=global_batch_size)),
         num_unsized=int((is_unsized & is_kept).sum()),
         lost=float(lost[is_kept].mean()),
         lost_if_square=float(square[is_kept].mean()),

@@ -105,9 +105,7 @@ def read_epoch(
     plan = Plan(
         shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=loader.delivery.current.feed.plan.order
     )
-    steps = plan.steps(
-        batch_size=BATCH_SIZE, rank=loader.parts.batching.process.rank, world_size=WORLD_SIZE, last_batch_policy="DROP"
-    )
+    steps = plan.steps(loader.parts.batching)
     planned = collections.Counter(np.concatenate([step.ordinals for step in steps]).tolist())
     seen: collections.Counter[int] = collections.Counter()
     for (batch,) in batches:
@@ -170,9 +168,7 @@ class Ranks:
         self.cache_bytes, self._window = total * 2 // 5, total // 30
         # From a process that has imported what takes long: a start takes a tenth of a second.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["dali_pipes.opening.loader", "dali_pipes.graph.pipelines", "tests.builders"]
-        )
+        self._context.set_forkserver_preload(["dali_pipes.iterator", "dali_pipes.graph.pipelines", "tests.builders"])
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, rank: int) -> None:

@@ -133,21 +133,6 @@ def test_loader_that_waited_in_vain_says_how_to_go_on(tmp_path: Path) -> None:
     assert len(rows) == len({key for key, _ in rows}) == 20
 
 
-def test_loader_rides_out_a_limited_rate(tmp_path: Path) -> None:
-    """429 for four seconds, to each GET of an object."""
-    with embedded_node.start(tmp_path / "node") as node:
-        filled(node.endpoint, tmp_path / "shards")
-        with faulty(node.endpoint, rate=0, kinds=["429"]) as proxy, loader_of(proxy.endpoint, tmp_path) as loader:
-            batches = iter(loader)
-            rows = rows_of(itertools.islice(batches, 1))
-            proxy.rate = 1
-            threading.Timer(AWAY_S, lambda: setattr(proxy, "rate", 0)).start()
-            rows += rows_of(batches)
-            # Each refusal is followed by another request; the first batches were fetched before.
-            assert loader.stats()["store_retries"] >= proxy.faults["429"] > 3
-    assert len({key for key, _ in rows}) == 20
-
-
 def test_pack_and_index_wait_for_a_node_that_restarts(tmp_path: Path) -> None:
     """Every shard is there, whole: the index reads all of them."""
     with restarting(tmp_path / "node") as (endpoint, restart), use_patience(PATIENT):

@@ -45,21 +45,6 @@ def test_epoch_has_the_batches_that_len_says(
             assert len(set(keys_of(batches))) == num_distinct
 
 
-def test_batches_are_those_of_a_dali_iterator(small_shards: Path) -> None:
-    """A list of one dict of tensors; labels int64 [B]; an instance of DALI's own iterator."""
-    import torch
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator
-
-    with open_loader(small_shards, outputs=dp.Outputs(keys=False)) as loader:
-        assert isinstance(loader, DALIGenericIterator)
-        batch = next(iter(loader))
-        assert isinstance(batch, list)
-        assert list(batch[0]) == ["image", "mask", "label"]
-        assert batch[0]["label"].dtype == torch.int64
-        assert batch[0]["label"].shape == (5,)
-        assert loader.batch_size == 5
-
-
 def test_batches_can_be_held(small_shards: Path) -> None:
     """Tensors of earlier batches stay as they were while later ones are made."""
     import torch
@@ -69,22 +54,6 @@ def test_batches_can_be_held(small_shards: Path) -> None:
     with open_loader(small_shards, seed=1) as loader:
         for kept, (batch,) in zip(held, loader, strict=True):
             assert torch.equal(kept["image"], batch["image"])
-
-
-def test_same_seed_same_order_in_every_process(small_shards: Path) -> None:
-    """The order is the seed's: the same here and in a fresh process, with other threads; each epoch has another."""
-    with open_loader(small_shards, seed=11) as loader:
-        epochs = [keys_of(loader), keys_of(loader)]
-    assert epochs[0] != epochs[1]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == KEYS
-    program = (
-        "import dali_pipes as dp, sys\n"
-        "with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=7, seed=11, device='cpu',"
-        " outputs=dp.Outputs(keys=True), decode=dp.Decode(threads=1)) as loader:\n"
-        "    for _ in range(2): print(*[key for (batch,) in loader for key in batch['key']])\n"
-    )
-    fresh = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, check=True)
-    assert [line.split() for line in fresh.stdout.splitlines()] == epochs
 
 
 def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
@@ -98,40 +67,6 @@ def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
             loader.reset()
             loader.reset()  # before the first batch of an epoch there is nothing to give up
         assert visited == [0, 1, 2]
-
-
-def test_set_epoch_gives_that_epoch(small_shards: Path) -> None:
-    """Any epoch, in any order, twice the same."""
-    with open_loader(small_shards, seed=4) as loader:
-        epochs = [keys_of(loader) for _ in range(3)]
-        loader.set_epoch(1)
-        assert keys_of(loader) == epochs[1]
-        next(iter(loader))
-        loader.set_epoch(0)
-        assert keys_of(loader) == epochs[0]
-        with pytest.raises(ValueError, match="epoch must not be negative, got -1"):
-            loader.set_epoch(-1)
-
-
-def test_segments_do_not_show(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short the segments are, the batches are the same."""
-    import torch
-
-    from dali_pipes.reader import feed
-
-    with open_loader(small_shards, seed=6) as loader:
-        whole = list(loader)
-    monkeypatch.setattr(feed, "MAX_LINES", 10)
-    with open_loader(small_shards, seed=6) as loader:
-        cut = list(loader)
-    assert keys_of(whole) == keys_of(cut)
-    assert all(torch.equal(a["image"], b["image"]) for (a,), (b,) in zip(whole, cut, strict=True))
-
-
-def test_some_of_the_indexed_shards_can_be_named(small_shards: Path) -> None:
-    """Two of four shards: only their samples, numbered as in the list given."""
-    with open_loader([f"{small_shards}/s-000003.tar", f"{small_shards}/s-000001.tar"], shuffle=False) as loader:
-        assert keys_of(loader) == [*KEYS[18:], *KEYS[6:12]]
 
 
 def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
@@ -162,19 +97,6 @@ def test_names_with_spaces_and_other_scripts_are_read(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, samples, per_shard=4)
     with open_loader(shards, batch_size=4) as loader:
         assert sorted(keys_of(loader)) == sorted(keys)
-
-
-def test_alternatives_take_the_first_component_that_is_there(tmp_path: Path) -> None:
-    """`"jpg;jpeg"`: some samples have the one, some the other."""
-    samples = [
-        Sample("a", {"jpg": photo_bytes(0, 20, 30), "cls": b"0"}),
-        Sample("b", {"jpeg": photo_bytes(1, 30, 20), "cls": b"1"}),
-    ]
-    shards = write_shards(tmp_path, samples, per_shard=2)
-    with dp.loader(
-        shards, dp.classification_eval(resize=16, crop=16, photo="jpg;jpeg"), batch_size=2, device="cpu"
-    ) as loader:
-        assert sorted(next(loader)[0]["label"].tolist()) == [0, 1]
 
 
 # --- cut short, and going on ------------------------------------------------------------------------------------------

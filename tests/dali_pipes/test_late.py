@@ -88,17 +88,6 @@ def test_faces_of_a_late_loader_do_not_open_it(small_shards: Path) -> None:
         assert loader.state_dict()["delivered"] == 0
 
 
-def test_late_loader_that_was_closed_unopened_stays_so(small_shards: Path) -> None:
-    loader = open_late(small_shards)
-    loader.close()
-    loader.close()
-    for use in (len, next, iter, lambda it: it.set_epoch(1)):
-        assert loader.stats() == {}
-        with pytest.raises(ValueError, match="this loader is closed; make another"):
-            use(loader)
-    assert not loader.is_open
-
-
 def test_arguments_of_a_late_loader_are_checked_at_once(small_shards: Path, tmp_path: Path) -> None:
     for options, text in (
         ({"seed": 0.5}, "seed must be an integer"),

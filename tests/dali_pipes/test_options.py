@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
-from dali_pipes.opening.arguments import LoaderArguments
+from dali_pipes.opening import LoaderArguments
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import find_rank
@@ -84,7 +84,7 @@ def test_integers_and_bools_of_numpy_are_kept_as_plain_ones() -> None:
     ramp_up=st.booleans() | st.booleans().map(np.bool_),
     num_slices=st.integers(1, 4) | st.integers(1, 4).map(np.int16),
     epoch_samples=st.none() | st.integers(1, 9).map(lambda num: 12 * num) | st.just(np.int64(12)),
-    weights=st.none() | st.tuples(st.floats(0.1, 9).map(np.float32), st.integers(1, 3)),
+    weights=st.none() | st.tuples(st.floats(0.1, 9), st.integers(1, 3)),
 )
 def test_order_that_is_taken_goes_through_its_state(**values: Any) -> None:
     """Every order that can be made is equal to the one that its state, as JSON, gives."""

@@ -82,15 +82,6 @@ def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path
         assert any(hand["ts"] <= begin <= end <= hand["ts"] + hand["dur"] for hand in hands)
 
 
-def test_trace_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "MAX_RANGES", 2)
-    with profiling.recording() as trace:
-        for _ in range(3):
-            with trace.range("step"):
-                pass
-    assert [event["name"] for event in events_of(trace, tmp_path / "trace.json")] == ["thread_name", "step", "step"]
-
-
 def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path) -> None:
     """Started in mid-epoch it finds them; stopped, they cost nothing again."""
     import torch
@@ -121,13 +112,6 @@ def test_the_environment_decides(value: str, shown: bool, small_shards: Path, mo
     with opened(small_shards) as loader, torch.profiler.profile() as profiler:
         next(loader)
     assert any(event.key == "dali-pipes: hand-over" for event in profiler.key_averages()) is shown
-
-
-def test_environment_with_another_value_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not taken for either."""
-    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "yes")
-    with pytest.raises(ValueError, match="DALI_PIPES_ANNOTATE must be 0 or 1, got 'yes'"):
-        opened(small_shards)
 
 
 def test_profilers_that_take_nvtx_are_found_by_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:

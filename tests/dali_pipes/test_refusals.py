@@ -81,7 +81,7 @@ def test_bytes_that_an_error_names_are_enough(tmp_path: Path, shuffle: dp.Shuffl
 
 def test_global_shuffle_past_memory_is_refused(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All samples are permuted at once: where their numbers do not fit, windows are asked for."""
-    monkeypatch.setattr("dali_pipes.opening.parts.available_memory", lambda: 2000)
+    monkeypatch.setattr("dali_pipes.opening.available_memory", lambda: 2000)
     with pytest.raises(
         ValueError,
         match=r"window_bytes='all' permutes 23 samples at once, which takes 2760 bytes of memory, and 2000 are avail",
@@ -134,23 +134,6 @@ def test_graphs_that_cannot_be_run_are_refused(small_shards: Path, graph, text: 
     """The error says what a graph must take and give."""
     with pytest.raises((TypeError, ValueError), match=text):
         dp.loader(small_shards, graph, batch_size=5, device="cpu")
-
-
-def test_error_in_a_graphs_array_keeps_its_type_and_loses_no_batch(small_shards: Path) -> None:
-    """A user's array function that fails in the third batch: the first two come, then the error as it was raised."""
-
-    def fail_late(batch: object) -> object:
-        if 12 in batch.ordinals.tolist():
-            raise KeyError("mine")
-        return batch.ordinals
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        return {"bytes": components["cls"], "number": components.array(fail_late)}
-
-    with dp.loader(small_shards, graph, batch_size=5, shuffle=False, device="cpu") as loader:
-        assert [next(loader)[0]["number"].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-        with pytest.raises(KeyError, match="mine"):
-            next(loader)
 
 
 class _InWorker:

@@ -85,8 +85,8 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
         ({"weights": [1, 2.5]}, r"the state has weights=\(1.0, 2.5\), this loader weights=None"),
         ({"weights": ["a"]}, "the state has impossible values: could not convert string to float: 'a'"),
         ({"kind": "?"}, "expected what state_dict\\(\\) gave, got a dict with the keys \\['kind', 'version'"),
-        ({"delivered": -1}, "'delivered' must not be negative, got -1"),
-        ({"delivered": 6.0}, "'delivered' must be int, got 6.0"),
+        ({"delivered": -1}, "impossible values: delivered must not be negative, got -1"),
+        ({"delivered": 6.0}, "impossible values: delivered must be an integer, got 6.0"),
         ({"delivered": 100}, "the state has 100 samples delivered, an epoch has 41"),
         ({"epoch": -1}, "the state has impossible values: epoch must not be negative, got -1"),
     ]:

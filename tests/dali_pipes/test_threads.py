@@ -62,14 +62,6 @@ def test_threads_at_once_get_each_sample_once_or_an_error(loader: dp.Loader) -> 
     }
 
 
-def test_threads_one_after_another_share_an_epoch(loader: dp.Loader) -> None:
-    keys: list[str] = []
-    for _ in range(8):
-        in_threads(lambda: keys.extend(next(loader)[0]["key"]))
-    keys += [key for (batch,) in loader for key in batch["key"]]
-    assert sorted(keys) == KEYS
-
-
 @pytest.fixture
 def waiting(loader: dp.Loader) -> Iterator[Callable[[], list[Any]]]:
     """A thread is in `next_batch` until the returned function ends it; that returns its batch or error."""

@@ -13,8 +13,8 @@ import dali_pipes as dp
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.plan import Plan
-from dali_pipes.order.reservation import reserved_bytes
+from dali_pipes.order.passes import reserved_bytes
+from dali_pipes.order.plan import Batching, Plan
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.urls import resolve_shards
 from tests.builders import Sample, open_loader, open_windowed, samples_and_shards
@@ -105,19 +105,6 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
     assert 0 < peak.num_bytes <= allowed
 
 
-def test_order_does_not_depend_on_the_cache(shards: Path, tmp_path: Path) -> None:
-    """The window is an input of the order, the cache is not."""
-
-    def order(cache_bytes: int | None, name: str) -> list[int]:
-        (tmp_path / name).mkdir()
-        with open_windowed(
-            shards, raw, directory=tmp_path / name, window_bytes=50_000, max_bytes=cache_bytes, batch_size=7
-        ) as loader:
-            return [ordinal for (batch,) in loader for ordinal in batch["ordinal"].tolist()]
-
-    assert order(220_000, "small") == order(None, "large")
-
-
 def test_break_and_going_on_keeps_the_windows(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
     """Leaving an epoch in its middle and going on, starting another: nothing is lost, and nothing stays held."""
     with open_windowed(shards, raw, directory=cache_dir, window_bytes=60_000, max_bytes=260_000) as loader:
@@ -188,5 +175,5 @@ def test_promise_is_what_a_plan_needs(sizes: list[int], window: int, batch_size:
     needed = []
     for epoch in range(8):
         plan = Plan(shard_bytes=shard_bytes, shard_samples=samples, order=replace(order, epoch=epoch))
-        needed.append(plan.bytes_at_a_time(shard_bytes, [0], global_batch_size=batch_size))
+        needed.append(plan.bytes_at_a_time(shard_bytes, Batching(batch_size=batch_size)))
     assert promised * 0.99 <= max(needed) >> 20 <= promised

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.trainers.packages import need
 from tests.trainers.ranks import launch_from_page, run_ranks
@@ -23,36 +22,23 @@ def train(
     resume: int | None = None,
     max_epochs: int = NUM_EPOCHS,
     epoch_length: int | None = None,
-    named: bool = False,
-    engine: str = "Engine",
 ) -> tuple[list[Step], list[list[str]]]:
     """Train and validate each epoch, with a checkpoint after each step; return the steps, and the validated keys.
 
-    Args:
-        shards: Of the fixture.
-        folder: Of the checkpoints.
-        resume: The step after which the job was broken off.
-        max_epochs: Epochs of the engine.
-        epoch_length: Steps that the engine calls an epoch.
-        named: Name the epochs to the loader, and leave the loader out of the checkpoint.
-        engine: The name of the engine's class.
+    ``resume``: the step after which the job was broken off; ``epoch_length``: steps that the engine calls an epoch.
     """
     import ignite.distributed as idist
     from ignite.engine import Engine, Events
-    from ignite.engine import deterministic as _deterministic
     from ignite.handlers import Checkpoint, DiskSaver
 
-    made = getattr(_deterministic, engine)
     job, validated = Training(), []
     rank = {"rank": idist.get_rank(), "world_size": idist.get_world_size()}
     with open_loader(shards, **rank) as loader, open_loader(shards, train=False, shuffle=False, **rank) as held_out:
         data, val = loader.as_dataloader(), held_out.as_dataloader(each_iter="same")
-        trainer = made(lambda _, batch: job.step(batch))
+        trainer = Engine(lambda _, batch: job.step(batch))
         evaluator = Engine(lambda _, batch: batch["key"])
-        kept: dict[str, Any] = {"job": job, "trainer": trainer} | ({} if named else {"data": data})
+        kept: dict[str, Any] = {"job": job, "trainer": trainer, "data": data}
         saver = Checkpoint(kept, DiskSaver(folder, create_dir=True, require_empty=False), n_saved=None)
-        if named:
-            trainer.add_event_handler(Events.EPOCH_STARTED, lambda engine: data.set_epoch(engine.state.epoch - 1))
 
         @trainer.on(Events.EPOCH_COMPLETED)
         def validate() -> None:
@@ -65,8 +51,7 @@ def train(
 
         trainer.add_event_handler(Events.ITERATION_COMPLETED, saver)
         if resume is not None:
-            # The deterministic engine keeps numpy's random state, which `load_objects` does not load from a file.
-            Checkpoint.load_objects(kept, torch.load(folder / f"checkpoint_{resume}.pt", weights_only=False))
+            Checkpoint.load_objects(kept, folder / f"checkpoint_{resume}.pt")
         trainer.run(data, max_epochs=max_epochs, epoch_length=epoch_length)
     return job.steps, validated
 
@@ -84,20 +69,11 @@ def runs(shards: Path, folder: Path, stops: tuple[int, ...], options: dict[str, 
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="state"),
-        pytest.param({"named": True, "engine": "DeterministicEngine"}, id="deterministic"),
-    ],
-)
-def test_resumed_engine_has_the_unbroken_losses(
-    shards: Path, tmp_path: Path, world_size: int, options: dict[str, Any]
-) -> None:
+def test_resumed_engine_has_the_unbroken_losses(shards: Path, tmp_path: Path, world_size: int) -> None:
     """Each sample once an epoch, also of validation; broken off in mid-epoch, and after an epoch's last batch."""
     length = -(-NUM_SAMPLES // (4 * world_size))
     stops = (2, length, length + 1, 2 * length)
-    ranks = run_ranks(world_size, runs, shards, tmp_path, stops, options)
+    ranks = run_ranks(world_size, runs, shards, tmp_path, stops, {})
     assert_whole_epochs([run[0][0] for run in ranks], num_epochs=NUM_EPOCHS, world_size=world_size)
     validated = zip(*(run[0][1] for run in ranks), strict=True)
     assert [sorted(key for keys in epoch for key in keys) for epoch in validated] == [ALL_KEYS] * NUM_EPOCHS

@@ -1,7 +1,6 @@
 """JAX: arrays on one device and over a mesh, of one process and of two."""
 
 import gc
-import itertools
 import os
 import re
 import sys
@@ -171,30 +170,6 @@ def check_integers_keep_their_values(shards: Path, folder: Path) -> None:
             arrays = next(iter(loader.as_jax(each_iter="same")))
         assert arrays["big"].dtype == "int64"
         np.testing.assert_array_equal(np.asarray(arrays["big"]), (np.asarray(arrays["label"]) + 1) * 10**12)
-
-
-def check_epochs_and_resume(shards: Path, folder: Path) -> None:
-    """Each iteration is the next epoch; a state of the middle gives the rest, and then whole epochs."""
-    with open_loader(shards) as loader:
-        batches = loader.as_jax()
-        epochs = [[batch["key"] for batch in batches] for _ in range(NUM_EPOCHS)]
-    assert [sorted(itertools.chain(*epoch)) for epoch in epochs] == [ALL_KEYS] * NUM_EPOCHS
-    with open_loader(shards) as loader:
-        broken, keys = loader.as_jax(), []
-        for batch in broken:
-            keys.append(batch["key"])
-            if len(keys) == 3:
-                break
-        state = broken.state_dict()
-    with open_loader(shards, state=state) as loader:
-        resumed = loader.as_jax()
-        keys += [batch["key"] for batch in resumed]
-        assert keys == epochs[0]
-        assert [batch["key"] for batch in resumed] == epochs[1]
-        resumed.set_epoch(0)
-        assert [batch["key"] for batch in resumed] == epochs[0]
-        resumed.load_state_dict(state)
-        assert [batch["key"] for batch in resumed] == epochs[0][3:]
 
 
 def check_the_example_resumes(shards: Path, folder: Path) -> None:

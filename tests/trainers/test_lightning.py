@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 import dali_pipes as dp
 from tests.trainers.packages import need
@@ -126,10 +125,8 @@ def test_resumed_fit_has_the_unbroken_losses(shards: Path, tmp_path: Path, world
     "options",
     [
         pytest.param({"limit_train_batches": 3, "limit_val_batches": 2}, id="limited"),
-        pytest.param({"val_check_interval": 3}, id="validation in mid-epoch"),
         pytest.param({"accumulate_grad_batches": 3}, id="accumulation"),
         pytest.param({"reload_dataloaders_every_n_epochs": 1}, id="reloaded"),
-        pytest.param({"max_steps": 20, "max_epochs": -1}, id="steps"),
     ],
 )
 def test_fit_with_options_is_resumed(shards: Path, tmp_path: Path, options: dict[str, Any]) -> None:
@@ -157,17 +154,6 @@ def test_bare_loader_gives_lists_and_skips_what_the_sanity_check_saw(shards: Pat
     module = fit(shards, tmp_path, bare=True, max_epochs=1)
     assert sorted(key for step in module.steps for key in step.keys) == ALL_KEYS
     assert [len(keys) for keys in module.validated] == [8, 23]
-
-
-def test_validation_after_the_sanity_check_has_all_samples_of_a_dataset(shards: Path, tmp_path: Path) -> None:
-    """Each iteration of ``DataLoader(loader.as_dataset())`` is an epoch; the two batches of the check are no loss."""
-    module = Module()
-    trainer = pl.Trainer(**QUIET, devices=1, max_epochs=2, enable_checkpointing=False)
-    with open_loader(shards) as train, open_loader(shards, train=False) as val:
-        loaders = [DataLoader(loader.as_dataset(), batch_size=None, num_workers=0) for loader in (train, val)]
-        trainer.fit(module, *loaders)
-    assert [len(keys) for keys in module.validated] == [2 * BATCH_SIZE, NUM_SAMPLES, NUM_SAMPLES]
-    assert len(module.steps) == 2 * -(-NUM_SAMPLES // BATCH_SIZE)
 
 
 def test_processes_that_get_a_copy_of_the_loader_are_refused(shards: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Bad samples: named or substituted, each once in the quarantine; all others come once, and nothing crashes."""
 
-import io
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +17,8 @@ from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
 from tests import builders
 from tests.builders import Sample, image_bytes, keys_of, make_samples, samples_and_shards, substituting, write_shards
-from tests.conftest import SHARED_DATA
 from tests.hostile_photos import undecodable
 
-ODD_IMAGES = SHARED_DATA / "odd-images"
 NUM_SAMPLES = 12
 BATCH_SIZE = 4
 
@@ -187,28 +184,6 @@ def test_bad_sample_that_only_fills_a_batch_is_not_listed(tmp_path: Path, good_s
             assert last["key"] == [["s00004", "s00005"], ["s00001", "s00001"]][rank]
             assert (loader.num_valid, loader.substituted) == [(2, ()), (0, (0,))][rank]
             assert [bad.key for bad in loader.bad_samples] == expected
-
-
-def test_search_for_a_good_sample_ends(
-    tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where hardly anything can be decoded the loader does not try all of a large data set."""
-    monkeypatch.setattr(dali_pipes.bad_samples, "MAX_UNFIT", 4)
-    shards = write_shards(tmp_path, spoilt(good_samples, range(11), how=gif), per_shard=12)
-    with (
-        open_loader(shards, batch_size=2, bad_samples=substituting(shards, max_bad=2)) as loader,
-        pytest.raises(dp.DecodeError, match="more than 4 samples that could replace the bad ones of a batch are bad"),
-    ):
-        next(loader)
-
-
-def test_valid_says_which_count(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """Beside the tensors, for a loss: all but those that stand in for others."""
-    shards = write_shards(tmp_path, spoilt(good_samples, [2, 5], how=undecodable), per_shard=6)
-    with open_loader(shards, outputs=dp.Outputs(keys=True, valid=True)) as loader:
-        valid = [batch["valid"] for (batch,) in loader]
-    assert [each.tolist() for each in valid] == [[True, True, False, True], [True, False, True, True], [True] * 4]
-    assert all(each.dtype == torch.bool and each.device.type == "cpu" for each in valid)
 
 
 @pytest.mark.parametrize("kind", ["undecodable", "gif"])
@@ -403,27 +378,6 @@ def test_quarantine_that_cannot_be_written_loses_nothing(tmp_path: Path, good_sa
     assert "s00005" in (folder / "q.tsv").read_text()
 
 
-def test_dalis_own_random_operators(good_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Seeded like all else, so that runs are equal; a resume says that it cannot be."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        return {**as_corner(components), "noise": fn.random.uniform(range=(0.0, 1.0))}
-
-    drawn = []
-    for _ in range(2):
-        with open_loader(good_shards, graph=graph, seed=2**40) as loader:
-            drawn.append(torch.cat([batch["noise"] for (batch,) in loader]))
-            assert not caplog.records
-    assert torch.equal(*drawn)
-    with open_loader(good_shards, graph=graph) as loader:
-        loader.load_state_dict(loader.state_dict())
-    assert "random operators of DALI's own (random__Uniform)" in caplog.text
-    caplog.clear()
-    with open_loader(good_shards, graph=dp.classification_train(crop=8)) as loader:
-        loader.load_state_dict(loader.state_dict())
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("kind", ["undecodable", "gif"])
 def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample], kind: str) -> None:
     """Up to ``max_bad`` are allowed; the next one says how many, where they are listed, and the last of them."""
@@ -536,84 +490,3 @@ def test_raise_names_shard_key_component_and_cause(
             next(loader)
         assert next(loader)[0]["key"] == ["s00008", "s00009", "s00010", "s00011"]
     assert not (shards / "q.tsv").exists()
-
-
-def as_it_is(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """The photo, decoded and nothing else."""
-    pixels = fn.decoders.image(
-        components["image.jpg"], device=components.device, output_type=types.RGB, adjust_orientation=False
-    )
-    return {"image": pixels}
-
-
-# GIFs, two JPEGs of no height, one of 12 bits, and files that are cut off or whose checksums are wrong.
-CANNOT_BE_DECODED = (
-    "broken_data_stream_png",
-    "broken_png",
-    "chi_gif",
-    "decompression_bomb_gif",
-    "invalid-dimensions_jpg",
-    "null_height_jpg",
-    "testorig12_jpg",
-    "truncated_jpeg_jpg",
-    "xcrn0g04_png",
-    "xd0n2c08_png",
-    "xdtn0g01_png",
-    "xhdn0g08_png",
-)
-
-
-@pytest.mark.skipif(not ODD_IMAGES.is_dir(), reason="no ../shared/data/odd-images beside the checkout")
-def test_odd_images_are_decoded_or_quarantined(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """Each odd, damaged or hostile file: equal to Pillow where both decode 8 bits, else named; nothing hangs."""
-    files = sorted(path for path in ODD_IMAGES.iterdir() if path.suffix in (".jpg", ".jpeg", ".png", ".gif", ".mpo"))
-    assert len(files) == 52
-    samples = [Sample("good", {"image.jpg": good_samples[0].components["image.jpg"]})]
-    samples += [Sample(f"odd/{path.name.replace('.', '_')}", {"image.jpg": path.read_bytes()}) for path in files]
-    shards = write_shards(tmp_path, samples, per_shard=len(samples))
-    with open_loader(shards, graph=as_it_is, batch_size=1) as loader:
-        delivered = {}
-        for sample, (batch,) in zip(samples, loader, strict=True):
-            if not loader.substituted:
-                assert batch["key"] == [sample.key]
-                delivered[sample.key] = batch["image"][0].numpy()
-        bad = {sample.key for sample in loader.bad_samples}
-    assert delivered.keys() | bad == {sample.key for sample in samples}
-    assert not delivered.keys() & bad
-    compared = set()
-    for sample in samples:
-        pixels = pillow_rgb(sample.components["image.jpg"])
-        if sample.key in delivered and pixels is not None:
-            tolerance = 1 if "cmyk" in sample.key else 0  # another rounding of ink to light
-            assert np.abs(delivered[sample.key].astype(int) - pixels).max() <= tolerance, sample.key
-            compared.add(sample.key)
-    # What Pillow decodes to 8 bits is decoded here, and the other way round, but for what is listed.
-    eight_bits = {s.key for s in samples if pillow_rgb(s.components["image.jpg"]) is not None}
-    assert eight_bits - compared == set()
-    assert len(compared) == 36
-    assert bad == {f"odd/{name}" for name in CANNOT_BE_DECODED}
-    assert "odd/png_decompression_dos_png" not in bad  # its bomb is a comment, which DALI does not read
-
-
-def pillow_rgb(data: bytes) -> np.ndarray | None:
-    """The pixels of an 8-bit JPEG or PNG as Pillow decodes them; ``None`` where it does not or it is another."""
-    try:
-        with Image.open(io.BytesIO(data)) as photo:
-            if photo.format not in ("JPEG", "MPO", "PNG") or photo.mode.startswith("I"):
-                return None
-            if photo.format == "PNG" and data[24] == 16:
-                return None
-            return np.asarray(photo.convert("RGB")).astype(int)
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None
-
-
-def test_decoders_write_few_lines_for_a_bad_photo(
-    good_samples: list[Sample], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In its batch, in a part of it, alone, and without the graph; libjpeg does not say which photo it means."""
-    shards = write_shards(tmp_path / "shards", spoilt(good_samples, [5], how=undecodable), per_shard=6)
-    with open_loader(shards, batch_size=20) as loader:
-        next(loader)
-        assert [bad.component for bad in loader.bad_samples] == ["image.jpg"]
-    assert 1 <= capfd.readouterr().err.count("Quantization table") <= 4

@@ -17,7 +17,7 @@ from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.graph.photos import header_problems
 from tests.builders import Sample, image_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, blocks_of
-from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, odd_webp, pixels_of, with_fill, with_long_marker
+from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, pixels_of, with_fill, with_long_marker
 
 # With two threads, more than twelve are parsed in parallel.
 BATCH = 256
@@ -75,17 +75,6 @@ def as_stored(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 def upright(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     return {"image": fn.decoders.image(components["jpg"], output_type=types.RGB)}
-
-
-@pytest.mark.parametrize("graph", [as_stored, upright])
-@pytest.mark.parametrize("batch_size", [4, 64])
-def test_an_odd_webp_is_decoded_by_every_graph(tmp_path: Path, graph: Any, batch_size: int) -> None:
-    """Its EXIF data stand where DALI's parser does not find them."""
-    shards = shards_with(tmp_path, odd_webp(), at=[3], num=64)
-    with dp.loader(shards, graph, batch_size=batch_size, device="cpu", shuffle=False) as loader:
-        pixels = next(loader)[0]["image"][3].numpy()
-        assert loader.stats()["bad_samples"] == 0
-    assert np.array_equal(pixels, np.asarray(Image.open(_saved(tmp_path, odd_webp())).convert("RGB")))
 
 
 def _saved(directory: Path, photo: bytes) -> Path:

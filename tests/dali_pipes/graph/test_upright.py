@@ -236,20 +236,6 @@ def test_a_mask_of_the_stored_pixels_is_refused_with_the_way_out(tmp_path: Path)
     assert torch.equal(stored["mask"][0], stored["mask"][1])
 
 
-def test_the_log_says_that_photos_are_turned_and_masks_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Orientation 3 keeps the size: no comparison can tell on which pixels the mask was drawn."""
-    caplog.set_level("INFO", "dali_pipes.opening")
-    for orientation in (1, 3):
-        mask = turned_photo(mask_of(slope()), orientation, "PNG")
-        samples = [Sample("a", {"jpg": turned_photo(slope(), 3), "png": mask})]
-        shards = write_shards(tmp_path / f"{orientation}", samples, per_shard=1)
-        batch_of(shards, dp.segmentation(crop=30), batch_size=1)
-    (said,) = [text for text in caplog.messages if "orientations" in text]
-    assert said.startswith("1 photos 'jpg' and 0 masks 'png' are turned by EXIF orientations; a mask without one")
-
-
 def change_index(shards: Path, orientation: npt.NDArray[np.uint8] | None, turned: dict[str, int] | None) -> None:
     """Write other orientations into each shard index, and these counts into the manifest."""
     path = shards / manifest_name("s-")

@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-import dali_pipes as dp
-from tests.builders import make_samples, write_shards
 from tests.dali_pipes.integrations.test_faces import (
     BATCHES,
-    FACES,
     NUM_SAMPLES,
     Epochs,
     open_loader,
@@ -125,19 +122,6 @@ def test_state_loaded_after_the_iterator_was_made_counts(small_shards: Path, who
         assert [keys(face), keys(face)] == [whole[0][2:], whole[1]]
 
 
-def test_resume_with_other_batches_gives_the_rest(small_shards: Path, whole: Epochs) -> None:
-    """The state counts samples: batches of 5 go on as batches of 4, and the length is that of a whole epoch of them."""
-    with open_loader(small_shards) as loader:
-        face = loader.as_dataloader()
-        for _ in itertools.islice(face, 2):
-            pass
-        state = face.state_dict()
-    with open_loader(small_shards, batch_size=4, state=state) as loader:
-        face = loader.as_dataloader(("key",))
-        assert list(itertools.chain(*keys(face))) == list(itertools.chain(*whole[0][2:]))
-        assert len(face) == 6
-
-
 def test_state_counts_the_samples_that_a_trainer_has_used(small_shards: Path) -> None:
     """A trainer that takes a batch ahead says how many; a number below zero is refused."""
     with open_loader(small_shards) as loader:
@@ -191,32 +175,6 @@ def test_iterator_that_is_not_the_newest_is_refused(small_shards: Path, whole: E
         loader.set_epoch(0)
         with pytest.raises(RuntimeError, match="or put to another position"):
             next(ended)
-
-
-@pytest.mark.parametrize("newer", ["loader", "as_dali", "as_dicts", "as_dataset", "as_dataloader"])
-@pytest.mark.parametrize("older", ["as_dali", "as_dicts", "as_dataset", "as_dataloader"])
-def test_older_of_two_faces_that_take_batches_in_turn_is_refused(small_shards: Path, older: str, newer: str) -> None:
-    """Each would lose the batches of the other; a new iteration of the older face is the newer one then."""
-    with open_loader(small_shards) as loader:
-        faces = [FACES[name].wrap(loader) for name in (older, newer)]
-        first, second = map(iter, faces)
-        next(first)
-        next(second)
-        with pytest.raises(RuntimeError, match="make a new iterator, or open a loader for each loop"):
-            next(first)
-        next(second)  # it goes on
-        next(iter(faces[0]))
-        loader.reset()
-        assert len(FACES[newer].read(faces[1])[0]) == BATCHES
-
-
-def test_who_looks_at_a_batch_first_loses_none(small_shards: Path, whole: Epochs) -> None:
-    """As Keras does to build a model, and Lightning's sanity check: the next iteration of a ``DataLoader`` is whole."""
-    with open_loader(small_shards) as loader:
-        batches = torchs_loader(loader)
-        peeked = next(iter(batches))
-        assert peeked["key"] == whole[0][0]
-        assert [[batch["key"] for batch in batches] for _ in range(2)] == whole[1:3]
 
 
 def test_outputs_are_tuples_or_dicts(small_shards: Path) -> None:
@@ -307,17 +265,6 @@ def test_skipped_batches_are_not_read(
     assert ("all 5 batches of an epoch were skipped" in caplog.text) == (num_skipped == 5)
 
 
-def test_token_batches_are_as_many_as_their_epoch_has(tmp_path: Path) -> None:
-    """With slices, one epoch has more samples than the one before it."""
-    shards = write_shards(tmp_path, make_samples([(24, 20)] * NUM_SAMPLES), per_shard=9)
-    slices = dp.Shuffle(window_bytes=40_000, slices=2)
-    with open_loader(shards, batch_size=2, shuffle=slices) as loader:
-        lengths = [loader.parts.inputs.plan(epoch).num_samples // 2 for epoch in range(4)]
-        assert len(set(lengths)) > 1
-        face = loader.as_dataloader()
-        assert [len(list(skip(face, 0))) for _ in lengths] == lengths
-
-
 @pytest.mark.parametrize("num_samples", [1, 10])
 def test_skipping_twice_is_refused(small_shards: Path, whole: Epochs, num_samples: int) -> None:
     """A loaded state stands in mid-epoch already, also if as many batches are left as a whole epoch has."""
@@ -403,17 +350,6 @@ def test_dataset_in_a_loader_that_stacks_batches_is_refused(small_shards: Path) 
         assert len(list(torchs_loader(loader))) == BATCHES
 
 
-def test_dataset_does_not_keep_the_variables_of_a_program(small_shards: Path) -> None:
-    """The loader looks for its callers; what these delete while they run is freed."""
-    loader = open_loader(small_shards)
-    dropped = weakref.ref(loader)
-    for batch in torchs_loader(loader):
-        assert batch
-        break
-    del loader
-    assert dropped() is None
-
-
 class DataLoaderDispatcher:
     """Iterates as Accelerate's class of this name does: rank 0's batches are for all ranks."""
 
@@ -462,16 +398,3 @@ def test_policy_that_leaves_no_batch_is_refused(small_shards: Path, batch_size: 
         open_loader(small_shards, last_batch_policy="DROP", **options)
     with open_loader(small_shards, **options) as loader:
         assert len(loader) == 1
-
-
-@pytest.mark.parametrize("policy", ["PARTIAL", "DROP"])
-def test_resume_at_an_epochs_end_is_no_epoch_without_a_batch(
-    small_shards: Path, policy: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is left is no batch, the epoch has some: no error, no warning."""
-    with open_loader(small_shards, last_batch_policy=policy) as loader:
-        list(loader)
-        state = loader.state_dict()
-    with caplog.at_level(logging.WARNING), open_loader(small_shards, last_batch_policy=policy, state=state) as loader:
-        assert len(list(loader)) == len(loader)
-    assert not caplog.text

@@ -12,7 +12,7 @@ import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 
 import dali_pipes as dp
 from tests import builders
@@ -25,27 +25,6 @@ open_loader = partial(
     seed=1,
     outputs=dp.Outputs(),
 )
-
-
-def test_loop_of_a_classification_iterator_runs_unchanged(small_shards: Path) -> None:
-    """The inner loop of DALI's own ResNet example: ``data[0]["data"]``, ``label`` squeezed to int64 [B]."""
-    with open_loader(small_shards) as loader:
-        train_loader = loader.as_dali(output_map=["data", "label"], column_labels=True)
-        assert isinstance(train_loader, DALIGenericIterator)
-        seen = 0
-        for _epoch in range(2):
-            num_batches = 0
-            for data in train_loader:
-                num_batches += 1
-                images = data[0]["data"]
-                assert data[0]["label"].shape == (len(images), 1)
-                target = data[0]["label"].squeeze(-1).long()
-                assert images.shape[1:] == (3, 16, 16)
-                assert target.shape == (len(images),)
-                seen += len(images)
-            assert num_batches == len(train_loader)
-            train_loader.reset()
-        assert seen == 2 * 23
 
 
 @pipeline_def
@@ -67,12 +46,10 @@ def files(tmp_path_factory: pytest.TempPathFactory, small_samples: list[Sample])
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-@pytest.mark.parametrize("auto_reset", [False, True])
 @pytest.mark.parametrize(
     ("world_size", "batch_size", "policy"),
     [
-        *itertools.product([1, 2, 3], [4, 5], LastBatchPolicy),
-        (1, 23, LastBatchPolicy.DROP),
+        *itertools.product([1, 3], [4, 5], LastBatchPolicy),
         (2, 6, LastBatchPolicy.PARTIAL),
         # DALI refuses an epoch that DROP leaves without a batch.
         (1, 64, LastBatchPolicy.FILL),
@@ -80,25 +57,20 @@ def files(tmp_path_factory: pytest.TempPathFactory, small_samples: list[Sample])
     ],
 )
 def test_sizes_are_those_of_dalis_own_iterator(
-    small_shards: Path, files: list[str], world_size: int, batch_size: int, policy: LastBatchPolicy, auto_reset: bool
+    small_shards: Path, files: list[str], world_size: int, batch_size: int, policy: LastBatchPolicy
 ) -> None:
     """All that published loops and wrappers look at, on every rank, as DALI has it for as many files."""
     for rank in range(world_size):
+        auto_reset = bool(rank % 2)
         pipeline = photo_files(files, rank, world_size, batch_size=batch_size, num_threads=1, device_id=None)
         theirs = DALIClassificationIterator(
             pipeline, reader_name="Reader", last_batch_policy=policy, auto_reset=auto_reset
         )
-        with open_loader(
-            small_shards,
-            rank=rank,
-            world_size=world_size,
-            batch_size=batch_size,
-            last_batch_policy=policy,
-        ) as loader:
+        ranks = {"rank": rank, "world_size": world_size}
+        with open_loader(small_shards, batch_size=batch_size, last_batch_policy=policy, **ranks) as loader:
             ours = loader.as_dali(output_map=["data", "label"], column_labels=True, auto_reset=auto_reset)
-            for name in ("_size", "size", "batch_size", "_num_gpus", "output_map", "_last_batch_policy", "_auto_reset"):
-                assert getattr(ours, name) == getattr(theirs, name), name
-            for name in ("_reader_name", "_last_batch_padded"):
+            same = "_size size batch_size _num_gpus output_map _last_batch_policy _auto_reset"
+            for name in f"{same} _reader_name _last_batch_padded".split():
                 assert getattr(ours, name) == getattr(theirs, name), name
             assert len(ours) == len(theirs) == sum(1 for _ in ours)
 
@@ -233,16 +205,6 @@ def test_loop_of_a_fixed_number_of_batches_runs_unchanged(small_shards: Path) ->
         assert seen == 2 * 23
 
 
-def test_loop_over_all_gpus_of_a_process_runs_unchanged(small_shards: Path) -> None:
-    """A batch is a list, one dict a pipeline; here that is always one."""
-    with open_loader(small_shards) as loader:
-        for data in loader:
-            assert len(data) == loader._num_gpus == 1
-            labels = torch.cat([each["label"] for each in data])
-            assert len(labels) == len(data[0]["image"])
-        assert int(loader._size / (loader._num_gpus * loader.batch_size)) == 4
-
-
 class ListOfOutputs:
     """A wrapper as those that give Lightning tuples instead of dicts: by the iterator's ``output_map``."""
 
@@ -273,19 +235,6 @@ def test_wrapper_around_an_iterator_runs_unchanged(small_shards: Path) -> None:
             batches = list(wrapped)
             assert len(batches) == len(wrapped) == 5
             assert sum(len(label) for _, label in batches) == 23
-
-
-def test_output_map_renames_in_the_graphs_order(small_shards: Path) -> None:
-    """As DALI's iterators take it; batches are those without it."""
-    graph = dp.segmentation(crop=16)
-    with (
-        open_loader(small_shards, graph=graph) as plain,
-        open_loader(small_shards, graph=graph) as renamed,
-    ):
-        for (one,), (other,) in zip(plain, renamed.as_dali(output_map=["x", "y", "z"]), strict=True):
-            assert list(other) == ["x", "y", "z"]
-            for name, new in zip(one, other, strict=True):
-                assert torch.equal(one[name], other[new])
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dali_pipes as dp
-from dali_pipes.order.plan import Plan
-from dali_pipes.reader.feed import Batching, Feed
+from dali_pipes.order.plan import Batching, Plan
+from dali_pipes.reader.feed import Feed
 
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl
@@ -130,10 +130,8 @@ def every_step(folder: Path) -> ModelCheckpoint:
 # How long, and with what validation: each is run once unbroken and once from each of its checkpoints.
 RUNS = {
     "epochs": {"max_epochs": 3},
-    "epochs, validation in mid-epoch": {"max_epochs": 2, "val_check_interval": 2},
     "steps": {"max_steps": 12, "max_epochs": -1},
     "limited epochs": {"max_epochs": 3, "limit_train_batches": 3, "limit_val_batches": 2},
-    "no validation": {"max_epochs": 2, "limit_val_batches": 0},
 }
 
 
@@ -150,56 +148,6 @@ def test_fit_resumed_from_each_checkpoint_has_the_unbroken_runs_losses(
     for step in range(1, len(whole.steps) + 1):
         resumed = fit(small_shards, tmp_path, ckpt=tmp_path / f"step={step}.ckpt", **options)
         assert resumed.steps == whole.steps[step:], f"after step {step}"
-
-
-@pytest.mark.parametrize("where", ["train epoch end", "validation end"])
-@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 14, "max_epochs": -1}])
-def test_fit_resumed_between_epochs_goes_on_with_the_next(
-    small_shards: Path, tmp_path: Path, where: str, limit: dict[str, int]
-) -> None:
-    """A checkpoint that is taken when the epoch is over, before or after its validation."""
-    saved = ModelCheckpoint(
-        tmp_path, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=where == "train epoch end"
-    )
-    whole = fit(small_shards, tmp_path, callbacks=[saved], **limit)
-    for epoch in range(2):
-        resumed = fit(small_shards, tmp_path, ckpt=tmp_path / f"epoch={epoch}.ckpt", **limit)
-        assert resumed.steps == whole.steps[BATCHES * (epoch + 1) :]
-
-
-def test_checkpoint_after_fit_goes_on_with_the_next_epoch(small_shards: Path, tmp_path: Path) -> None:
-    """The loaders are closed by then; the checkpoint has their last position."""
-    whole = fit(small_shards, tmp_path, max_epochs=3)
-    trainer, model = make_trainer(tmp_path, max_epochs=2), make_model()
-    trainer.fit(model, datamodule=make_data(small_shards))
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-    state = torch.load(tmp_path / "end.ckpt")["DataModule"]["train"]
-    assert (state["epoch"], state["delivered"]) == (1, 23)
-    resumed = fit(small_shards, tmp_path, ckpt=tmp_path / "end.ckpt", max_epochs=3)
-    assert resumed.steps == whole.steps[2 * BATCHES :]
-
-
-def test_fit_of_a_killed_process_is_resumed(small_shards: Path, tmp_path: Path) -> None:
-    """kill -9 in the eighth step; the checkpoint of the sixth gives the unbroken run's losses from the seventh on."""
-    program = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from lightning.pytorch.callbacks import ModelCheckpoint\n"
-        "from tests.dali_pipes.integrations import test_lightning\n"
-        "class Killed(test_lightning.Model):\n"
-        "    def training_step(self, batch, batch_idx):\n"
-        "        if self.trainer.global_step == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return super().training_step(batch, batch_idx)\n"
-        "test_lightning.Model = Killed\n"
-        "shards, folder = map(Path, sys.argv[1:])\n"
-        "saved = ModelCheckpoint(folder, filename='{step}', every_n_train_steps=2, save_top_k=-1)\n"
-        "test_lightning.fit(shards, folder, callbacks=[saved], max_epochs=3)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", program, small_shards, tmp_path], capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
-    whole = fit(small_shards, tmp_path, max_epochs=3)
-    assert not (tmp_path / "step=8.ckpt").exists()
-    assert fit(small_shards, tmp_path, ckpt=tmp_path / "step=6.ckpt", max_epochs=3).steps == whole.steps[6:]
 
 
 @pytest.mark.slow
@@ -257,17 +205,6 @@ def test_validation_starts_anew_each_time(small_shards: Path, tmp_path: Path) ->
     first = model.seen["validate"][0]
     assert sorted(first) == keys != first
     assert model.seen["validate"] == [first] * 3
-
-
-def test_limits_lengths_and_epochs_are_the_trainers(small_shards: Path, tmp_path: Path) -> None:
-    """The lengths that progress bars show; a limited epoch is followed by the next one from its start."""
-    unlimited, limited = fit(small_shards, tmp_path, max_epochs=3), make_model()
-    trainer = make_trainer(tmp_path, max_epochs=3, limit_train_batches=2, num_sanity_val_steps=0)
-    trainer.fit(limited, datamodule=make_data(small_shards))
-    assert (trainer.num_training_batches, trainer.num_val_batches) == (2, [BATCHES])
-    assert [keys for _, _, keys, _ in limited.steps] == [keys for _, index, keys, _ in unlimited.steps if index < 2]
-    overfit = fit(small_shards, tmp_path, max_epochs=2, overfit_batches=2)
-    assert [keys for _, _, keys, _ in overfit.steps[:2]] == [keys for _, _, keys, _ in overfit.steps[2:]]
 
 
 def test_reloaded_dataloaders_are_the_same_loader(small_shards: Path, tmp_path: Path) -> None:
@@ -362,20 +299,6 @@ def test_checkpoint_of_other_data_is_refused(small_shards: Path, tmp_path: Path)
     with pytest.raises(dp.StateError, match="the state has seed=4, this loader seed=5; pass the state's"):
         fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=data, max_epochs=1)
     assert data.loaders == {}
-
-
-def test_hooks_of_a_subclass_are_called(small_shards: Path, tmp_path: Path) -> None:
-    """They may call the data module's own."""
-    called = []
-
-    class Own(DataModule):
-        def train_dataloader(self) -> Any:
-            called.append("train")
-            return super().train_dataloader()
-
-    data = make_data(small_shards, val=None)
-    fit(small_shards, tmp_path, data=Own(train=data._arguments["train"]), max_epochs=1)
-    assert called == ["train"]
 
 
 def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:

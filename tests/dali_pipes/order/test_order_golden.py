@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.plan import Plan
+from dali_pipes.order.plan import Batching, Plan
 from dali_pipes.order.randomness import Stream, philox4x32
 from dali_pipes.order.selection import Selection
 
@@ -48,7 +48,7 @@ def large(*, sets: bool = False, oversample: dict[int, float] | None = None, **o
 
 
 def order_of(plan: Plan, *, batch_size: int | None = None, policy: str = "PARTIAL") -> tuple[list[int], list[int]]:
-    steps = list(plan.steps(batch_size=batch_size or plan.order.num_slices, last_batch_policy=policy))
+    steps = list(plan.steps(Batching(batch_size=batch_size or plan.order.num_slices, last_batch_policy=policy)))
     ordinals = np.concatenate([step.ordinals for step in steps])
     return ordinals.tolist(), np.concatenate([step.occurrences for step in steps]).tolist()
 

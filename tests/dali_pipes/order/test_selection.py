@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.order.selection import Copies, Selection
+from dali_pipes.order.selection import BLOCK_POSITIONS, Copies, Mix, Selection, mixed_length, split_by_weight
 
 LABELS = np.array([3, 3, 3, 3, 8, 8, 8, 5, 5, 5])
 NO_SELECTION_DIGEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -160,13 +160,7 @@ def test_digest_is_golden() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"excluded": [10]}, ValueError, r"excluded ordinals must be in \[0, 10\), got 10..10"),
-        ({"excluded": [-1, 3]}, ValueError, r"excluded ordinals must be in \[0, 10\), got -1..3"),
-        ({"excluded": [1.5]}, TypeError, "excluded must be integers, got float64"),
         ({"excluded": range(10)}, ValueError, "nothing to read: 10 samples, 10 excluded"),
-        ({"oversample": {3: 2}}, ValueError, "oversample needs labels: the class id of every sample"),
-        ({"labels": LABELS[:4], "oversample": {3: 2}}, ValueError, r"labels must be of shape \[10\], got \[4\]"),
-        ({"labels": LABELS / 2, "oversample": {3: 2}}, TypeError, "labels must be integers, got float64"),
         (
             {"labels": LABELS, "oversample": {4: 2}},
             ValueError,
@@ -199,3 +193,73 @@ def test_leaving_out_costs_what_is_left_out() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("num", "weights", "expected"),
+    [
+        (10, (0.7, 0.2, 0.1), [7, 2, 1]),
+        (10, (1, 1, 1), [4, 3, 3]),  # equal remainders: the first data set's
+        (100, (0.3, 0.7), [30, 70]),  # as written, not as binary fractions
+        (7, (1e-9, 1), [0, 7]),
+        (10**15, (1, 2), [333333333333333, 666666666666667]),
+    ],
+)
+def test_split_by_weight(num: int, weights: tuple[float, ...], expected: list[int]) -> None:
+    """Shares by largest remainder."""
+    assert split_by_weight(num, weights) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 10**12), st.floats(1e-3, 1e3)), min_size=1, max_size=5))
+def test_mixed_length_is_the_shortest_that_has_all(sets: list[tuple[int, float]]) -> None:
+    """Every data set has at least its length; in an epoch one sample shorter, one of them by weight has less."""
+    lengths, weights = [length for length, _ in sets], [weight for _, weight in sets]
+    total = mixed_length(lengths, weights)
+    shares = split_by_weight(total, weights)
+    assert sum(shares) == total
+    assert all(share >= length for share, length in zip(shares, lengths, strict=True))
+    assert any(
+        (total - 1) * weight / sum(weights) < length * (1 + 1e-9)
+        for length, weight in zip(lengths, weights, strict=True)
+    )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_mix_keeps_its_proportions_all_along(shuffle: bool) -> None:
+    """At every prefix each data set has its share to within a bound that does not grow; without a shuffle, evenly."""
+    lengths = [30_000, 15_000, 4_500, 500]
+    mix = Mix(lengths, seed=4, epoch=1, shuffle=shuffle)
+    sets = mix.sets(0, mix.length)
+    counts = np.stack([np.cumsum(sets == number) for number in range(4)], axis=1)
+    assert counts[-1].tolist() == lengths
+    share = np.arange(1, mix.length + 1)[:, None] * np.array(lengths) / mix.length
+    worst = np.abs(counts - share).max()
+    # In a random block of 4,096, half of it one data set's: standard deviation 32 / 2 half-way.
+    assert BLOCK_POSITIONS == 4096
+    assert 10 < worst < 150 if shuffle else worst < 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 30_000), min_size=1, max_size=6), st.booleans(), st.data())
+def test_mix_is_the_same_from_anywhere(lengths: list[int], shuffle: bool, data: st.DataObject) -> None:
+    """Any range of positions is what it is in the whole; what comes before is counted without a replay."""
+    whole = Mix(lengths, seed=1, epoch=2, shuffle=shuffle).sets(0, sum(lengths))
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
+    mix = Mix(lengths, seed=1, epoch=2, shuffle=shuffle)
+    assert mix.before(start) == np.bincount(whole[:start], minlength=len(lengths)).tolist()
+    assert np.array_equal(mix.sets(start, stop), whole[start:stop])
+    num = data.draw(st.integers(1, 10_000))
+    wrapped = np.concatenate([whole, whole])
+    for number in range(len(lengths)):
+        held = np.concatenate([[0], np.cumsum(wrapped == number)])
+        assert max(np.diff(held[:: min(num, len(held) - 1)]), default=0) <= mix.most_of(number, num)
+        assert (held[num:] - held[:-num]).max(initial=0) <= mix.most_of(number, num)
+
+
+def test_mix_of_a_trillion_samples_costs_a_block() -> None:
+    """A position in the middle of ten to the twelfth is found at once: products beyond 64 bits are exact."""
+    mix = Mix([7 * 10**11, 3 * 10**11], seed=0, epoch=0, shuffle=True)
+    before = mix.before(5 * 10**11)
+    assert sum(before) == 5 * 10**11
+    assert abs(before[0] - 35 * 10**10) < BLOCK_POSITIONS

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.plan import Plan, Step
+from dali_pipes.order.inputs import OrderInputs, buckets
+from dali_pipes.order.plan import Batching, Plan, Step
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
-from dali_pipes.order.shapes import buckets
+from dali_pipes.processes.ranks import Rank
 
 SHAPES = buckets(area=256 * 256, step=32, max_aspect=2)  # five
 Sample = tuple[int, int]  # ordinal, occurrence
@@ -41,19 +41,18 @@ def plans(
     return Plan(order=order, **inputs), ShapedPlan(grouping=grouping, order=order, **inputs)
 
 
+def dealt(size: int, *, rank: int = 0, world_size: int = 1, policy: str = "PARTIAL") -> Batching:
+    process = Rank(rank=rank, world_size=world_size)
+    return Batching(batch_size=size // world_size, process=process, last_batch_policy=policy)
+
+
 def read(plan: Plan, *, world_size: int, size: int, policy: str = "PARTIAL", start: int = 0) -> list[list[Step]]:
     """For each step the batches of all ranks."""
     ranks = [
-        plan.steps(
-            batch_size=size // world_size, rank=rank, world_size=world_size, last_batch_policy=policy, start=start
-        )
+        plan.steps(dealt(size, rank=rank, world_size=world_size, policy=policy), start=start)
         for rank in range(world_size)
     ]
-    lengths = {len(steps) for steps in ranks}
-    assert len(lengths) == 1, "every rank has as many steps"
-    found = [list(steps) for steps in zip(*ranks, strict=True)]
-    assert len(found) == lengths.pop()
-    return found
+    return [list(steps) for steps in zip(*ranks, strict=True)]
 
 
 def valid(step: list[Step]) -> list[Sample]:
@@ -178,18 +177,17 @@ def test_resume_at_every_step_gives_the_rest(case: dict[str, Any], policy: str) 
     _, shaped = plans(**case)
     how: dict[str, Any] = {"size": size, "policy": policy}
     steps = read(shaped, world_size=world_size, **how)
-    sized: dict[str, Any] = {"global_batch_size": size, "last_batch_policy": policy}
-    assert shaped.num_steps(**sized) == len(steps)
+    batching = dealt(size, policy=policy)
+    assert shaped.num_steps(batching) == len(steps)
     for taken in range(len(steps) + 1):
-        position = shaped.position(taken, **sized)
+        position = shaped.position(taken, batching)
         assert shaped.last_edge(position) == position
-        assert shaped.num_steps(start=position, **sized) == len(steps) - taken
+        assert shaped.num_steps(batching, start=position) == len(steps) - taken
         rest = read(shaped, world_size=world_size, start=position, **how)
         assert in_step_order(rest) == in_step_order(steps[taken:])
         for num in range(len(rest) + 1):
-            assert shaped.position(num, start=position, **sized) == (
-                shaped.position(taken + num, **sized) if num else position
-            )
+            after = shaped.position(taken + num, batching) if num else position
+            assert shaped.position(num, batching, start=position) == after
     alone = read(shaped, world_size=1, **how)
     assert [sorted(valid(step)) for step in alone] == [sorted(valid(step)) for step in steps]
 

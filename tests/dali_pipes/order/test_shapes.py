@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.graph.pipelines import covering_crop
-from dali_pipes.order.shapes import Buckets, buckets, shapes_from_dict
+from dali_pipes.order.inputs import Buckets, buckets
 
 
 @st.composite
@@ -90,9 +90,3 @@ def test_cut_is_the_largest_inside_the_photo(
     assert abs(columns - exact[1]) <= 0.5 or columns == 1
     if place is None:
         assert (top, left) == ((height - rows) // 2, (width - columns) // 2)
-
-
-def test_description_goes_through_plain_values() -> None:
-    of = buckets(area=1 << 20, step=64, max_aspect=3, photo="jpg;jpeg")
-    assert shapes_from_dict(of.to_dict()) == of
-    assert (1024, 1024) in [tuple(shape) for shape in of.shapes.tolist()]

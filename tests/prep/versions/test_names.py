@@ -257,11 +257,11 @@ def test_the_state_of_a_mixture_names_the_set(local: Place, more: Path) -> None:
         assert len(keys_of(loader)) == 5
 
 
-@pytest.mark.parametrize("versions", ["2", [0], [True], [1.5], {"a": 1}])
+@pytest.mark.parametrize("versions", ["2", [True], [1.5], {"a": 1}])
 def test_impossible_versions_are_refused(local: Place, versions: object) -> None:
     with open_loader(local.url) as loader:
         state = loader.state_dict()
-        with pytest.raises(dp.StateError, match="'data_versions' must be whole numbers from 1"):
+        with pytest.raises(dp.StateError, match="impossible values: data_versions must be an integer"):
             loader.load_state_dict(state | {"data_versions": versions})
 
 

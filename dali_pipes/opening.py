@@ -1,41 +1,46 @@
-"""Open the parts of a loader: find the shards, check them against the graph, and place them in a cache."""
+"""Open a loader: check its arguments, find the shards, check them against the graph, and place them in a cache."""
 
 import contextlib
 import dataclasses
 import functools
+import inspect
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from dali_pipes.arguments import as_integer
 from dali_pipes.bad_samples import BadSamplesSeen, Repair
 from dali_pipes.cache.placement import available_memory, extent_alignment
 from dali_pipes.cache.share import CacheShare
 from dali_pipes.data_set.data_set import DataSet, photo_sizes
 from dali_pipes.data_set.exclusions import excluded_ordinals
-from dali_pipes.data_set.find import NamedSets, find_shards, is_in_directories
-from dali_pipes.epoch import LoaderEpochs, LoaderParts, PlanInputs
+from dali_pipes.data_set.find import Mixture, NamedSets, find_shards, is_in_directories
+from dali_pipes.epoch import LoaderEpochs, LoaderParts
 from dali_pipes.errors import WorkerProcessError
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.graph.decode import DecodePipeline
+from dali_pipes.graph.definition import Graph
 from dali_pipes.metrics.counts import Counts, span
-from dali_pipes.opening.arguments import LoaderArguments
-from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select
+from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select, Shards, Shuffle
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import window_bytes
-from dali_pipes.order.plan import BYTES_PER_SAMPLE, Plan
+from dali_pipes.order.plan import BYTES_PER_SAMPLE, LAST_BATCH_POLICIES, Batching, LastBatchPolicyName, Plan
 from dali_pipes.order.selection import Selection, union
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
-from dali_pipes.order.state import LoaderState
+from dali_pipes.order.state import LoaderState, PlanInputs
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import Buffers, open_reader, pinned_buffers
 from dali_pipes.reader.batch import SampleRules
-from dali_pipes.reader.feed import Batching, Feed, SegmentReader
+from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
@@ -49,6 +54,127 @@ _LATER = (
     "the job can continue at the exact next sample once the cluster is back: pass its saved Loader.state_dict() as "
     "dali_pipes.loader(state=...)"
 )
+_GROUPS = {"select": Select, "bad_samples": BadSamples, "cache": Cache, "decode": Decode, "outputs": Outputs}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderArguments:
+    """The arguments of `dali_pipes.loader`, whose docstring explains them.
+
+    They are given as users write them, and checked and converted as far as neither a rank nor the shards are needed.
+    The types below are the ones that are kept.
+
+    Raises:
+        TypeError, ValueError: Names the first wrong argument.
+        StateError: If ``state`` is not a state, or is of another order.
+    """
+
+    shards: Shards | Mixture
+    graph: Graph
+    batch_size: int
+    seed: int
+    shuffle: Shuffle
+    select: Select
+    bad_samples: BadSamples
+    cache: Cache
+    decode: Decode
+    outputs: Outputs
+    state: LoaderState | None
+    rank: int | Literal["late"] | None
+    world_size: int | None
+    last_batch_policy: LastBatchPolicyName
+    device: str
+    endpoint: str | None
+
+    def __post_init__(self) -> None:
+        _check_graph(self.graph)
+        for name, group in _GROUPS.items():
+            if not isinstance(given := getattr(self, name), group):
+                raise TypeError(f"{name} must be a dali_pipes.{group.__name__}, got {given!r}")
+        convert: dict[str, Callable[[Any], Any]] = {
+            "shards": lambda shards: shards if isinstance(shards, Shards | Mixture) else Shards(shards),
+            "last_batch_policy": _policy_name,
+            "batch_size": functools.partial(as_integer, "batch_size"),
+            "seed": functools.partial(as_integer, "seed"),
+            "shuffle": _as_shuffle,
+            "device": str,
+            "state": lambda state: None if state is None else LoaderState.from_dict(state),
+        }
+        for name, converted in convert.items():
+            object.__setattr__(self, name, converted(getattr(self, name)))
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {self.batch_size}")
+        if not re.fullmatch(r"auto|cpu|gpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device must be one of auto, cpu, gpu, cuda, cuda:N, got {self.device!r}")
+        if self.state is not None:
+            # A mixture's weights are known when its data sets are found: a single data set has none.
+            self.state.check_order(dataclasses.replace(self.order, weights=self.state.order.weights))
+        if isinstance(self.rank, str) and self.rank != "late":
+            raise ValueError(f"rank must be an integer, 'late' or None, got {self.rank!r}")
+        if self.rank == "late" and self.world_size is not None:
+            raise ValueError(
+                f"rank='late' finds the world size, too; leave world_size out, got world_size={self.world_size!r}"
+            )
+
+    @functools.cached_property
+    def order(self) -> OrderInputs:
+        """The inputs of the order, without the weights of a mixture: these are known when its data sets are found."""
+        return OrderInputs(
+            seed=self.seed,
+            shuffle=self.shuffle.enabled,
+            shuffle_window=self.shuffle.window_bytes,
+            ramp_up=self.shuffle.ramp_up,
+            num_slices=self.shuffle.slices,
+            epoch_samples=self.select.epoch_samples,
+            shapes=self.select.buckets,
+        )
+
+    def batching(self, process: Rank) -> Batching:
+        """Deal batches to this rank.
+
+        Raises:
+            ValueError: If the samples of a step cannot be taken from all slices alike.
+        """
+        if self.batch_size * process.world_size % self.order.num_slices:
+            raise ValueError(
+                f"slices must divide batch_size * world_size, got {self.order.num_slices} and {self.batch_size} * "
+                f"{process.world_size}"
+            )
+        return Batching(batch_size=self.batch_size, process=process, last_batch_policy=self.last_batch_policy)
+
+
+def _check_graph(graph: object) -> None:
+    expected = "graph must be a function graph(components, random), such as dali_pipes.segmentation()"
+    if not callable(graph):
+        raise TypeError(f"{expected}, got {graph!r}")
+    with contextlib.suppress(ValueError):  # a function of C may have no signature
+        signature = inspect.signature(graph)
+        if signature.parameters and all(
+            one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD) for one in signature.parameters.values()
+        ):
+            name = getattr(graph, "__name__", "graph")
+            raise TypeError(f"{expected}, got the function '{name}', which makes a graph; call it: {name}()")
+        try:
+            signature.bind(None, None)
+        except TypeError as exc:
+            raise TypeError(f"{expected}, got {graph!r}, which does not take two arguments") from exc
+
+
+def _policy_name(policy: object) -> LastBatchPolicyName:
+    name = policy.name if isinstance(policy, LastBatchPolicy) else policy
+    if isinstance(name, str):
+        name = name.upper()
+    if name not in LAST_BATCH_POLICIES:
+        raise ValueError(f"last_batch_policy must be one of {', '.join(LAST_BATCH_POLICIES)}, got {policy!r}")
+    return name  # type: ignore[return-value]
+
+
+def _as_shuffle(shuffle: object) -> Shuffle:
+    if isinstance(shuffle, Shuffle):
+        return shuffle
+    if not isinstance(shuffle, bool | np.bool_):
+        raise TypeError(f"shuffle must be a bool or a dali_pipes.Shuffle, got {shuffle!r}")
+    return Shuffle(enabled=bool(shuffle))
 
 
 @span("open")
@@ -57,27 +183,28 @@ def open_parts(
 ) -> LoaderParts:
     """Open the parts of one rank's loader, which ``resources`` closes; raises what `dali_pipes.loader` raises."""
     refuse_workers()
-    cache, state = arguments.cache, arguments.state
-    batching = arguments.batching(process)
+    cache, state, batching = arguments.cache, arguments.state, arguments.batching(process)
     decode_options = _decode_options(arguments, process)
-    data_set = DataSet(_find_shards(arguments, counts, resources), alignment=extent_alignment(_directory(cache)))
+    directory = None if cache.directory is None else Path(cache.directory)
+    data_set = DataSet(_find_shards(arguments, counts, resources), alignment=extent_alignment(directory))
     resources.callback(data_set.close)
-    order = dataclasses.replace(arguments.order, weights=data_set.weights)
-    arguments.check_state(order, manifest=data_set.manifest.digest, data=data_set.versions)
     stored = _stored_samples(arguments, data_set)
     open_pipeline = functools.partial(
         DecodePipeline,
         arguments.graph,
         samples=stored,
         batch_size=batching.batch_size,
-        seed=order.seed,
+        seed=arguments.seed,
         **decode_options,
     )
     # With "skip" the graph decides which samples are left out.
     pipeline = open_pipeline() if arguments.select.missing == "skip" else None
-    selection = _select(data_set, stored, pipeline, arguments.select)
-    inputs = _plan_inputs(data_set, selection, order, state, _grouping(data_set, stored, order, batching))
-    share, stager = _open_cache(data_set, inputs, batching, cache, resources)
+    inputs = _plan_inputs(arguments, data_set, stored, pipeline, batching)
+    share, stager = _open_cache(data_set, inputs, batching, cache, directory, resources)
+    device_id = decode_options["device_id"]
+    buffers = Buffers() if device_id is None else pinned_buffers(device_id)
+    reader = open_reader(share.path, kind=arguments.decode.reader, buffers=buffers)
+    resources.callback(reader.close)
     components: list[str] = []  # filled when the graph is known
     open_feed = functools.partial(
         Feed,
@@ -85,21 +212,20 @@ def open_parts(
         components=components,
         share=share,
         stager=stager,
-        reader=_open_reader(share, arguments.decode, decode_options["device_id"], resources),
+        reader=reader,
         counts=counts,
         batching=batching,
         show_progress=cache.show_progress and process.rank == 0,
     )
     epochs = LoaderEpochs(inputs, batching=batching, share=share, counts=counts, open_feed=open_feed)
-    epochs.begin(order.epoch if state is None else state.order.epoch, start=0 if state is None else state.delivered)
+    epochs.begin(0 if state is None else state.order.epoch, start=0 if state is None else state.delivered)
     _check_length(epochs.current.feed.plan, batching)
     if pipeline is None:
         pipeline = open_pipeline(example=stored.example())
-    assert pipeline is not None
     components += pipeline.inputs.read
     stored = stored.without(inputs.selection.excluded)
-    _check_graph(pipeline, stored, arguments.bad_samples, arguments.outputs)
-    seen = BadSamplesSeen(arguments.bad_samples, quarantine=_open_quarantine(arguments.bad_samples, data_set, batching))
+    _check_samples(pipeline, stored, arguments)
+    seen = BadSamplesSeen(arguments.bad_samples, quarantine=_quarantine(arguments.bad_samples, data_set, process))
     return LoaderParts(
         source=data_set.source,
         inputs=inputs,
@@ -204,19 +330,67 @@ def _stored_samples(arguments: LoaderArguments, data_set: DataSet) -> StoredSamp
         whole=data_set.whole,
         sets=data_set.component_counts,
         excluded=chosen.excluded,
-        shape=None if select.buckets is None else select.buckets.example,
+        shape=None if select.buckets is None else tuple(select.buckets.shapes[0].tolist()),
     )
 
 
+def _plan_inputs(
+    arguments: LoaderArguments,
+    data_set: DataSet,
+    stored: StoredSamples,
+    pipeline: DecodePipeline | None,
+    batching: Batching,
+) -> PlanInputs:
+    """Gather what the plan of every epoch takes, and refuse what no plan can have, before a cache file is made."""
+    select, excluded = arguments.select, stored.excluded
+    order = dataclasses.replace(arguments.order, weights=data_set.weights)
+    if pipeline is not None:
+        lacking = excluded_ordinals(data_set, lacking=pipeline.taken_components)
+        excluded = union(excluded, lacking.excluded)
+        _log.info("%s", lacking.summary)
+    labels = data_set.columns().labels if select.oversample else None
+    grouping = None
+    if (shapes := order.shapes) is not None:
+        bucket = shapes.of(*photo_sizes(data_set, shapes.photo or stored.photo()))
+        grouping = BucketGrouping(bucket, shapes=shapes.shapes, group_size=batching.global_batch_size)
+    inputs = PlanInputs(
+        manifest=data_set.manifest,
+        set_shards=data_set.set_shards,
+        set_names=data_set.set_names,
+        versions=data_set.versions,
+        selection=Selection(len(stored), excluded=excluded, labels=labels, oversample=select.oversample),
+        order=order,
+        grouping=grouping,
+    )
+    if arguments.state is not None:
+        inputs.check(arguments.state)
+    elif len(inputs.set_names) > 1:
+        inputs.plan(order.epoch)  # a data set of a mixture may have nothing left, or windows although it has buckets
+    num_samples = inputs.selection.num_per_pass
+    needed, available = BYTES_PER_SAMPLE * num_samples // order.num_slices, available_memory()
+    if order.shuffle and order.shuffle_window == "all" and needed > available:
+        raise ValueError(
+            f"window_bytes='all' permutes {num_samples} samples at once, which takes {needed} bytes of memory, and "
+            f"{available} are available; pass shuffle=Shuffle(window_bytes=...): on dSorted shards windows shuffle as "
+            "well"
+        )
+    return inputs
+
+
 def _open_cache(
-    data_set: DataSet, inputs: PlanInputs, batching: Batching, cache: Cache, resources: contextlib.ExitStack
+    data_set: DataSet,
+    inputs: PlanInputs,
+    batching: Batching,
+    cache: Cache,
+    directory: Path | None,
+    resources: contextlib.ExitStack,
 ) -> tuple[CacheShare, Stager]:
     """Reserve this loader's part of the cache, and start the threads that stage shards."""
     share = data_set.open_share(
         reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
         is_windowed=window_bytes(inputs.order, data_set.manifest.shard_bytes) != "all",
         group=inputs.group,
-        cache_dir=_directory(cache),
+        cache_dir=directory,
         cache_bytes=cache.max_bytes,
         verify=cache.verify,
     )
@@ -226,84 +400,19 @@ def _open_cache(
     return share, stager
 
 
-def _open_reader(
-    share: CacheShare, decode: Decode, device_id: int | None, resources: contextlib.ExitStack
-) -> SegmentReader:
-    buffers = Buffers() if device_id is None else pinned_buffers(device_id)
-    return resources.enter_context(contextlib.closing(open_reader(share.path, kind=decode.reader, buffers=buffers)))
-
-
-def _plan_inputs(
-    data_set: DataSet,
-    selection: Selection,
-    order: OrderInputs,
-    resumed: LoaderState | None,
-    grouping: BucketGrouping | None,
-) -> PlanInputs:
-    """Gather what the plan of every epoch takes, and refuse what no plan can have, before a cache file is made."""
-    inputs = PlanInputs(
-        manifest=data_set.manifest,
-        set_shards=data_set.set_shards,
-        set_names=data_set.set_names,
-        versions=data_set.versions,
-        selection=selection,
-        order=order,
-        grouping=grouping,
-    )
-    if resumed is not None:
-        inputs.check(resumed)
-    elif len(inputs.set_names) > 1:
-        inputs.plan(order.epoch)  # a data set of a mixture may have nothing left, or windows although it has buckets
-    _check_memory(inputs)
-    return inputs
-
-
-def _grouping(
-    data_set: DataSet, stored: StoredSamples, order: OrderInputs, batching: Batching
-) -> BucketGrouping | None:
-    """Find the bucket of each photo, if there are buckets."""
-    shapes = order.shapes
-    if shapes is None:
-        return None
-    height, width = photo_sizes(data_set, shapes.photo or stored.photo())
-    return BucketGrouping(shapes.of(height, width), shapes=shapes.shapes, group_size=batching.global_batch_size)
-
-
-def _select(data_set: DataSet, stored: StoredSamples, pipeline: DecodePipeline | None, select: Select) -> Selection:
-    """Select the samples of an epoch: leave out excluded and incomplete ones, and oversample by class."""
-    excluded = stored.excluded
-    if pipeline is not None:
-        lacking = excluded_ordinals(data_set, lacking=pipeline.taken_components)
-        excluded = union(excluded, lacking.excluded)
-        _log.info("%s", lacking.summary)
-    labels = data_set.columns().labels if select.oversample else None
-    return Selection(len(stored), excluded=excluded, labels=labels, oversample=select.oversample)
-
-
-def _check_memory(inputs: PlanInputs) -> None:
-    """Refuse an exact global shuffle for which memory is too small."""
-    order, num_samples = inputs.order, inputs.selection.num_per_pass
-    needed, available = BYTES_PER_SAMPLE * num_samples // order.num_slices, available_memory()
-    if order.shuffle and order.shuffle_window == "all" and needed > available:
-        raise ValueError(
-            f"window_bytes='all' permutes {num_samples} samples at once, which takes {needed} bytes of memory, and "
-            f"{available} are available; pass shuffle=Shuffle(window_bytes=...): on dSorted shards windows shuffle as "
-            "well"
-        )
-
-
 def _check_length(plan: Plan, batching: Batching) -> None:
     """Refuse an epoch that ``DROP`` leaves without a batch, as DALI does: a loop over it would end without an error."""
     if batching.last_batch_policy != "DROP":
         return
-    if not plan.num_steps(**batching.of_steps):
+    num_steps = plan.num_steps(batching)
+    if not num_steps:
         which = ", grouped by window," if isinstance(plan, ShapedPlan) else ""
         raise ValueError(
             f"last_batch_policy='DROP' leaves an epoch of {plan.num_samples} samples{which} without a batch: one of "
             f"batch_size={batching.batch_size} on {batching.process.world_size} rank(s) takes "
             f"{batching.global_batch_size}; pass a smaller batch_size, or last_batch_policy='PARTIAL'"
         )
-    if isinstance(plan, ShapedPlan) and (num_dropped := plan.num_dropped(batching.global_batch_size)):
+    if isinstance(plan, ShapedPlan) and (num_dropped := plan.num_samples - num_steps * batching.global_batch_size):
         _log.warning(
             "last_batch_policy='DROP' leaves %d of %d samples out of epoch %d, the last ones of each bucket in each "
             "window; samples of a rare bucket may never come: pass last_batch_policy='PARTIAL', a smaller batch_size, "
@@ -314,22 +423,14 @@ def _check_length(plan: Plan, batching: Batching) -> None:
         )
 
 
-def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: BadSamples, outputs: Outputs) -> None:
+def _check_samples(pipeline: DecodePipeline, stored: StoredSamples, arguments: LoaderArguments) -> None:
     """Refuse samples that the graph cannot process, and added outputs whose names the graph uses."""
     for component in sorted(pipeline.inputs.photos):
         stored.check_sized(component)
-    for pair in pipeline.inputs.decoded.same_size:
-        num_turned = [sum(stored.turned.get(name, 0) for name in names.split(";")) for names in pair]
-        if pair[0] in pipeline.inputs.decoded.upright and num_turned[0] != num_turned[1]:
-            # Sizes alone do not tell whether the masks were drawn on upright photos.
-            _log.info(
-                "%d photos '%s' and %d masks '%s' are turned by EXIF orientations; a mask without one is taken to be "
-                "drawn on the upright photo: look at some, dali-pipes prep view URL, or pass orient=False",
-                *(value for both in zip(num_turned, pair, strict=True) for value in both),
-            )
-    if bad_samples.on_error == "raise":
+    if arguments.bad_samples.on_error == "raise":
         for component in sorted({*pipeline.inputs.decoded.components, *pipeline.inputs.photos}):
             stored.check_photos(component)
+    outputs = arguments.outputs
     for name, option, is_added in (("key", "keys", outputs.keys), ("valid", "valid", outputs.valid)):
         if is_added and name in pipeline.output_names:
             raise ValueError(
@@ -337,17 +438,12 @@ def _check_graph(pipeline: DecodePipeline, stored: StoredSamples, bad_samples: B
             )
 
 
-def _directory(cache: Cache) -> Path | None:
-    return None if cache.directory is None else Path(cache.directory)
-
-
-def _open_quarantine(bad_samples: BadSamples, data_set: DataSet, batching: Batching) -> Quarantine | None:
+def _quarantine(bad_samples: BadSamples, data_set: DataSet, process: Rank) -> Quarantine | None:
     if bad_samples.on_error == "raise":
         return None
     digest = data_set.manifest.digest
     path = str(bad_samples.quarantine or f"quarantine-{digest[:12]}-rank{{rank}}.tsv")
-    path = path.replace("{rank}", str(batching.process.rank))
-    return Quarantine(path, manifest=digest)
+    return Quarantine(path.replace("{rank}", str(process.rank)), manifest=digest)
 
 
 def _range_reader(data_set: DataSet, share: CacheShare, stager: Stager) -> Callable[[int, int, int], bytes]:

@@ -1,1 +1,0 @@
-"""Opening a loader: its arguments, and the parts that they name."""
