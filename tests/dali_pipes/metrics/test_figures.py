@@ -152,7 +152,7 @@ def test_a_loader_that_fails_to_close_leaves_its_counters(small_shards: Path, mo
     def fail() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loader.parts.repair, "close", fail)
+    monkeypatch.setattr(loader.parts.epochs, "close", fail)
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     del loader
