@@ -44,8 +44,6 @@ class Contender(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The data that was prepared for the turns of a run."""
-
     data: DataSets
     comparisons: Mapping[Contender, Comparison]
     jobs: Mapping[Contender, TurnJob]

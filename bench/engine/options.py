@@ -31,10 +31,8 @@ def words(text: str) -> list[str]:
 
 
 class ListOption(click.ParamType[tuple[Any, ...]]):
-    """The type of an option that takes several values, separated by commas.
-
-    Args:
-        kind: The type of each value: ``str``, ``int`` or ``float``.
+    """The type of an option that takes several values of one ``kind``, ``str``, ``int`` or ``float``, separated by
+    commas.
     """
 
     name = "text"
@@ -43,7 +41,7 @@ class ListOption(click.ParamType[tuple[Any, ...]]):
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        """Return the values."""
+        """Return the values; an error names the option."""
         try:
             return tuple(self.kind(word) for word in words(value)) if isinstance(value, str) else value
         except ValueError:
@@ -63,14 +61,10 @@ def option(
 ) -> Any:
     """Make a field of a scenario that is also an option of the scenario's command.
 
-    Args:
-        default: The default as a user would type it, such as ``"64MiB"``; the field's default is the converted value.
-            ``MISSING``: there is no default, neither of the option nor of the field.
-        help: The option's help text.
-        type: As for `click.option`. If it is not given and the default is a whole number, values must be at least 1.
-        name: The option's name, such as ``--cache``, if it differs from the field's name.
-        factory: Makes the field's default, which ``--help`` does not show.
-        required: The option must be given, although the field has a default.
+    ``default`` is as a user would type it, such as ``"64MiB"``; the field's default is the converted value.
+    ``MISSING``: there is none. ``type`` is as for `click.option`; of a whole number, values must be at least 1.
+    ``name`` is the option's name, if it differs from the field's. ``factory`` makes the field's default, which
+    ``--help`` does not show. ``required``: the option must be given, although the field has a default.
     """
     if type is None and default.__class__ is int:
         type = at_least(1)

@@ -69,11 +69,8 @@ def _ctrl_c_is_ours() -> Iterator[None]:
 class TurnProcess:
     """One process of a turn and the pipe to it; a context manager that ends it.
 
-    Args:
-        function: Called in the process as ``function(meet, *arguments)``; must be importable there.
-        arguments: Sent to the process by pickle.
-        name: For errors.
-        fresh: Start a new interpreter instead of a fork of the server: for benchmarks that measure memory.
+    In the process ``function(meet, *arguments)`` is called; both go through pickle. ``name`` is for errors. ``fresh``
+    starts a new interpreter instead of a fork of the server: for benchmarks that measure memory.
     """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, name: str, fresh: bool = False) -> None:
@@ -98,11 +95,7 @@ class TurnProcess:
         self.result: Any = None
 
     def hear(self) -> None:
-        """Receive the next message: the place that the process has come to, its result, or its error, which is raised.
-
-        Raises:
-            PipesError: If the process has ended.
-        """
+        """Receive the next message: the place that the process has come to, its result, or its error to raise."""
         try:
             what, value = self.pipe.recv()
         except (EOFError, ConnectionResetError):

@@ -126,8 +126,6 @@ def _window_only(encoded: Any, setting: GpuSetting) -> Any:
 def _loader(
     make_graph: Callable[[Workload], Graph], *, step_s: float = 0.0
 ) -> Callable[[Workload, GpuSetting], AbstractContextManager[Running]]:
-    """Open the whole loader, with all shards staged; it delivers tensors to a step of ``step_s`` for each sample."""
-
     @contextlib.contextmanager
     def open_case(workload: Workload, setting: GpuSetting) -> Iterator[Running]:
         device = "cuda" if setting.device == "gpu" else "cpu"

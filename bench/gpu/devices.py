@@ -23,10 +23,9 @@ class _Utilization(ctypes.Structure):
 
 
 class Nvml:
-    """NVIDIA's management library, asked about one GPU; a context manager.
+    """NVIDIA's management library, asked about the GPU with CUDA's id ``uuid``; a context manager.
 
-    Args:
-        uuid: CUDA's id of the GPU; CUDA and NVML number GPUs differently.
+    CUDA and NVML number GPUs differently. An ``OSError`` names the function that failed and its code.
     """
 
     def __init__(self, uuid: str) -> None:

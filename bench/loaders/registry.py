@@ -189,12 +189,10 @@ class LoaderSpec:
 def select_loaders(
     texts: Sequence[str], *, shards: ShardSet | None = None
 ) -> tuple[tuple[LoaderSpec, ...], tuple[str, ...]]:
-    """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, each loader once.
+    """Resolve names, ``NAME:DECODE`` and `GROUPS` to loaders, each loader once; and a line for each one that was
+    skipped.
 
     A loader of a group comes with each of its decoders, and is skipped if it cannot be opened.
-
-    Returns:
-        The loaders, and a line for each one of a group that was skipped.
     """
     found = available_loaders(shards)
     specs: list[LoaderSpec] = []
@@ -218,10 +216,8 @@ def select_loaders(
 
 
 def available_loaders(shards: ShardSet | None = None) -> dict[str, str | None]:
-    """Map each loader to the reason why it cannot be opened, or to ``None`` if it can.
-
-    Args:
-        shards: The shards to read; ``None``: check only whether the packages are installed.
+    """Map each loader to the reason why it cannot be opened, or to ``None``; without shards only packages are looked
+    for.
     """
     return {name: _reason_against(name, shards) for name in LOADERS}
 
@@ -294,15 +290,9 @@ def open_loader(
 ) -> Iterator[BenchLoader]:
     """Open the loader ``name``; leaving the context ends its threads and processes.
 
-    Args:
-        name: A name of `LOADERS`.
-        shards: The shards to read.
-        options: The run's options.
-        prepared: The result of `prepare_loader`. Without it, a loader that needs a conversion converts the shards to a
-            temporary directory while it is opened, so pass it if the opening is timed.
-
-    Raises:
-        PipesError: If a package is missing (the error names the extra), or the loader cannot read such shards.
+    Without ``prepared``, the result of `prepare_loader`, a loader that needs a conversion converts the shards to a
+    temporary directory while it is opened, so pass it if the opening is timed. An error names the extra of a missing
+    package.
     """
     module, entry = _module(name, shards), LOADERS[name]
     with contextlib.ExitStack() as stack:

@@ -77,10 +77,8 @@ class Mark(NamedTuple):
 def plots_of(report: Report) -> dict[str, str]:
     """Draw a plot for each figure, in a sweep also for each combination of the settings that are not on the axis.
 
-    Loaders that read no shard are left out: their figures are off any scale.
-
-    Returns:
-        A name for a file, without its ending -> the plot as SVG.
+    Loaders that read no shard are left out: their figures are off any scale. Returns a name for a file, without its
+    ending -> the plot as SVG.
     """
     try:
         import matplotlib as mpl

@@ -57,8 +57,6 @@ Outcome = Literal["worse", "better", "equal", "within the threshold", "not told 
 
 
 class FigureChange(NamedTuple):
-    """One figure of one loader, before and after."""
-
     record: Record
     """The record of the later run."""
     figure: str
@@ -94,15 +92,11 @@ def compare_runs(
 ) -> Verdict:
     """Judge a run by an earlier one.
 
-    Args:
-        before: The earlier run.
-        after: The later run.
-        figures: Names of `FIGURES`.
-        threshold: A figure counts as worse if it changed for the worse by more than this share.
-        relative_to: A loader, ``NAME`` or ``NAME:DECODE``. Figures that depend on the machine are replaced by ratios to
-            this loader's figures, round by round, and are not judged for this loader itself.
-        anyway: Compare runs that are not comparable, too. Settings are then matched by the fields that both runs have.
-            Records that become equal in this way are not compared.
+    A figure of ``figures`` counts as worse if it changed for the worse by more than the share ``threshold``. With
+    ``relative_to``, ``NAME`` or ``NAME:DECODE``, figures that depend on the machine are replaced by ratios to this
+    loader's figures, round by round, and are not judged for this loader itself. ``anyway`` compares runs that are not
+    comparable, too: settings are then matched by the fields that both runs have, and records that become equal in this
+    way are left out.
     """
     runs = {"before": before, "after": after}
     if unknown := [figure for figure in figures if figure not in FIGURES]:

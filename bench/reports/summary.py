@@ -207,12 +207,9 @@ def baseline_of(report: Report, record: Record) -> Record:
 
 
 def restricted(report: Report, *, baseline: str | None = None, loaders: Sequence[str] | None = None) -> Report:
-    """Return the same run with ratios to another loader, or with some of its loaders.
+    """Return the same run with ratios to another baseline, or with some of its loaders.
 
-    Args:
-        report: The run.
-        baseline: ``NAME`` or ``NAME:DECODE``; ``None``: the run's baseline, if it is among the loaders.
-        loaders: Likewise; a name without a decoder takes all of its decoders. ``None``: all.
+    Each is ``NAME`` or ``NAME:DECODE``; among the loaders a name without a decoder takes all of its decoders.
     """
     records = report["records"]
     if loaders is not None:
@@ -277,7 +274,6 @@ def format_interval(figure: BenchFigure, values: Sequence[float], *, with_interv
 
 
 def format_ratio(ratio: Interval) -> str:
-    """Return ``0.97 [0.95-0.99]``."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.median:.2f}"
     return f"{ratio.median:.2f} [{ratio.low:.2f}-{ratio.high:.2f}]"

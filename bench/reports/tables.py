@@ -67,11 +67,8 @@ def format_table(
 ) -> str:
     """Return a row for each loader and setting: medians, 95 % intervals over the repeats, ratios to the baseline.
 
-    Args:
-        report: The record.
-        markdown: Write Markdown instead of text.
-        figures: Names of `FIGURES`; ``None``: as `shown_figures`. Figures that no record has are left out.
-        intervals: Show the interval of every figure of a run, not only of those that have a ratio.
+    ``figures`` are names of `FIGURES`, by default `shown_figures`; those that no record has are left out. ``intervals``
+    shows the interval of every figure of a run, not only of those that have a ratio.
     """
     records = [record for record in report["records"] if record["repeats"]]
     if not records:
@@ -214,12 +211,10 @@ _MARK = click.Command(
 
 
 def update_document(path: Path, *, write: bool = True) -> tuple[int, bool]:
-    """Write a document's tables again, from the records that its marks name.
+    """Write a document's tables again, from the records that its marks name; return their number, and whether one
+    changed.
 
     The lines between pairs of lines like `START` and `STOP` are replaced, unless ``write`` is false.
-
-    Returns:
-        The number of tables, and whether one of them changed, or would change.
     """
     try:
         text = path.read_text()

@@ -126,7 +126,6 @@ class FeedOptions:
 
 @contextlib.contextmanager
 def open_ours(data: FeedData, options: FeedOptions) -> Iterator[Epoch]:
-    """Open our loader; its shards stay in the cache file."""
     import dali_pipes as dp
 
     def graph(components: Any, random: Any) -> dict[str, Any]:
@@ -261,7 +260,6 @@ def _set_outputs(pipeline: Any, encoded: Sequence[Any], label: Any, key: Any, op
 
 
 def _batch(outputs: Sequence[Any], options: FeedOptions) -> dict[str, Any]:
-    """A pipeline's outputs by name, as arrays that share their memory."""
     names = [*options.components, "label", *(["key"] if options.keys else [])]
     return {name: np.asarray(output.as_tensor()) for name, output in zip(names, outputs, strict=True)}
 

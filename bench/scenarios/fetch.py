@@ -123,7 +123,6 @@ class FetchScenario(Scenario[Objects, str, Measured]):
             check_room(self.work, needed, what="fetching", option="--cache", less="take fewer or smaller objects")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> Objects:
-        """Make objects in a bucket of their own, which is destroyed at the end."""
         server = None if self.endpoint else stack.enter_context(embedded_node.start(folder.new()))
         endpoint = server.endpoint if server is not None else str(self.endpoint)
         check_endpoint(endpoint)

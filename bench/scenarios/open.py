@@ -73,7 +73,6 @@ class OpenScenario(Scenario[OpenInputs, Opening, Measured]):
             raise ValueError(f"ranks must be positive numbers, got {','.join(map(str, self.ranks)) or 'none'}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> OpenInputs:
-        """Start the server; it makes the manifest, which takes ten seconds for a million shards."""
         bucket = stack.enter_context(simulated_bucket(self.num_shards, shard_samples=self.shard_samples))
         store, _ = open_store(f"ais://{BUCKET}/{PREFIX}", endpoint=bucket.endpoint)
         manifest = read_manifest(store, PREFIX)

@@ -39,8 +39,6 @@ SITUATIONS = ("warm, loader open", "warm, with opening", "cold, with opening", "
 
 
 class Start(NamedTuple):
-    """A situation, and the place in an epoch where the loader begins."""
-
     situation: str
     loader: Literal["epoch start", "resume"]
 
@@ -89,7 +87,6 @@ class ResumeScenario(ShardsScenario[ResumeInputs, Start, Measured]):
             )
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> ResumeInputs:
-        """Stage the given shards, and pack their samples anew."""
         assert self.shards is not None, "the command names them"
         warm = DataPlace(shard_urls(self.shards), self.shards.store.endpoint, folder.new(), "all", {})
         # Open until the end: its shards stay resident for the loaders of the turns.

@@ -43,8 +43,6 @@ MIB = 1 << 20
 
 
 class WindowsCell(NamedTuple):
-    """One combination: the share of the data set that the cache may hold, and the server's latency."""
-
     cache: float
     latency_ms: float
 
@@ -96,7 +94,6 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
                 raise ValueError(f"{name} must be in {expected}, each once, got {values}")
 
     def prepare(self, folder: RunFolder, stack: ExitStack) -> WindowInputs:
-        """Repeat the samples, and put them into a bucket of the servers."""
         given, source = (self.shards, "given shards") if self.shards is not None else _demo_shards(folder.new())
         objects = folder.new()
         servers = {

@@ -18,10 +18,8 @@ _BYTE = 0
 
 
 class RunFolder:
-    """The folder of one run, made with its first directory; a context manager that deletes it.
-
-    Args:
-        parent: Where the folder is made; ``None``: in the directory for temporary files.
+    """The folder of one run, made in ``parent`` or for temporary files with its first directory; a context manager
+    deletes it.
     """
 
     def __init__(self, parent: Path | None = None) -> None:

@@ -35,11 +35,9 @@ def read_counter(path: Path) -> int:
 
 
 class Gateway(ServerProcess):
-    """A running gateway.
+    """A running gateway before the cluster ``http://HOST:PORT``.
 
-    Args:
-        endpoint: The cluster behind it, ``http://HOST:PORT``.
-        latency_s: Of a round trip, added to each request and to each new connection; in [0, 60).
+    ``latency_s``, in [0, 60), is that of a round trip, added to each request and to each new connection.
     """
 
     counter: Path

@@ -40,7 +40,6 @@ def child_pids() -> set[int]:
 
 
 def cpu_s_of(pid: int) -> float:
-    """Seconds of CPU, user and system, that one process has spent."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 

@@ -114,7 +114,6 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def scaled(image: Image.Image, side: int, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Image.Image:
-    """Return an image whose longer side has ``side`` pixels."""
     scale = side / max(image.size)
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)
 

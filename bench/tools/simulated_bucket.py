@@ -48,12 +48,9 @@ class SimulatedBucket(NamedTuple):
 def simulated_bucket(
     num_shards: int, *, shard_samples: int, page_latency_s: float = PAGE_LATENCY_S
 ) -> Iterator[SimulatedBucket]:
-    """Run the server.
+    """Run the server for less than 10**8 shards of so many samples, photos of 32 x 32 pixels with a class id.
 
-    Args:
-        num_shards: Shards of the bucket, less than 10**8.
-        shard_samples: Samples of each: photos of 32 x 32 pixels with a class id.
-        page_latency_s: Seconds until a page of a listing is answered.
+    A page of a listing is answered after ``page_latency_s``.
     """
     requests: Counter[str] = Counter()
     lock = threading.Lock()

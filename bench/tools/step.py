@@ -20,11 +20,8 @@ CALIBRATION_S = 0.3
 
 
 def open_step(compute_s: float, *, device: str) -> Step:
-    """Return a step that takes ``compute_s`` for a whole batch.
-
-    Args:
-        compute_s: Seconds; with 0 there is no step.
-        device: ``cpu`` or ``cuda``, where batches are delivered.
+    """Return a step that takes ``compute_s`` for a whole batch, on ``cpu`` or ``cuda``, where batches are delivered; 0:
+    none.
     """
     if compute_s <= 0:
         return lambda share: None

@@ -32,7 +32,6 @@ from dali_pipes.store.shard_set import ShardSet
 
 
 def open_aistore(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Open AIStore's data set."""
     samples = _AistoreSamples(shards, options)
     return open_data_loader(samples, shards, options=options, num_workers=num_shard_workers(shards, options))
 
@@ -62,7 +61,6 @@ class _AistoreSamples(IterableDataset[EncodedSample]):
 def open_s3torchconnector(
     shards: ShardSet, *, options: LoaderOptions
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Open Amazon's data set."""
     samples = _S3Samples(shards, options)
     return open_data_loader(samples, shards, options=options, num_workers=num_shard_workers(shards, options))
 

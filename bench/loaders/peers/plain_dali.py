@@ -134,15 +134,11 @@ def opened_pipeline(
     num_workers: int = 0,
     **arguments: Any,
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Open a loader over one pipeline, which is destroyed with it.
+    """Open a loader over one pipeline with the outputs image, mask if there is one, label and key; it is destroyed with
+    it.
 
-    Args:
-        pipeline: A pipeline with the outputs image, mask if there is one, label and key.
-        options: The run's options.
-        labels: Converts the pipeline's labels to int64 [B].
-        keys: Converts the pipeline's keys to texts.
-        num_workers: The number of the pipeline's worker processes.
-        arguments: Arguments of ``DALIGenericIterator`` that determine the length of an epoch.
+    ``labels`` converts the pipeline's labels to int64 [B], ``keys`` its keys to texts. ``arguments`` of
+    ``DALIGenericIterator`` determine the length of an epoch.
     """
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator

@@ -74,7 +74,6 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
 
 
 def open_tutorial(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Open the tutorial's loader, which always decodes with Pillow (``decode("pil")``)."""
     # Samples in the shuffle buffer are views of the workers' batches, which therefore stay in shared memory.
     check_shared_memory(SHUFFLE_SAMPLES, options=options)
     dataset = webdataset.WebDataset(
