@@ -110,7 +110,13 @@ def gpu(
     its own. A point that fails, or ends its process, is recorded as failed. On the CPU every scenario runs that
     can run there, and the report makes no statement about GPUs. Exit code 1 if path or parity failed.
     """
-    wanted = _wanted(scenarios, everything=everything, output=output, json_path=json_path)
+    wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
+    if unknown := [name for name in wanted if name not in SCENARIOS]:
+        raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
+    if everything and (output is None or scenarios is not None):
+        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
+    if json_path is not None and (output is not None or len(wanted) != 1):
+        raise ValueError("--json takes the record of one scenario; for several pass -o DIR alone")
     data = {name: settings.pop(name) for name in ("shards", "photo", "mask", "num_photos", "endpoint", "embedded_dir")}
     if device == "gpu" and not torch.cuda.is_available():
         raise ValueError("--device gpu, and torch finds no CUDA device; --device cpu runs what the CPU can do")
@@ -145,17 +151,6 @@ def gpu(
         click.echo(f"all done: {len(reports)} records and report.md in '{output}'")
     # If the path fails, the figures of the session mean nothing. Its records are written all the same.
     context.exit(int(any(report["failed"] for report in reports if report["scenario"] in CHECKS)))
-
-
-def _wanted(scenarios: str | None, *, everything: bool, output: Path | None, json_path: Path | None) -> list[str]:
-    wanted = list(SCENARIOS) if everything else words(scenarios or "rn50")
-    if unknown := [name for name in wanted if name not in SCENARIOS]:
-        raise ValueError(f"--scenarios must be of {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
-    if everything and (output is None or scenarios is not None):
-        raise ValueError("--all needs -o DIR, and does not go with --scenarios")
-    if json_path is not None and (output is not None or len(wanted) != 1):
-        raise ValueError("--json takes the record of one scenario; for several pass -o DIR alone")
-    return wanted
 
 
 @contextlib.contextmanager

@@ -1,16 +1,11 @@
 """``bench report`` shows records; ``bench compare`` tells whether a run is worse than an earlier one."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from bench.engine.options import target_option, words
 from dali_pipes.commands.output import print_note
-
-if TYPE_CHECKING:
-    from bench.reports.summary import Report
 
 
 @click.command()
@@ -68,7 +63,13 @@ def report(
     chosen = None if loaders is None else words(loaders)
     reports = [(path.stem, restricted(read_run(path), baseline=baseline, loaders=chosen)) for path in records]
     if plots_dir is not None:
-        print_note(f"wrote {_draw(reports, plots_dir)} plots to {plots_dir}")
+        from bench.reports.plots import plots_of
+
+        plots = {f"{title}-{name}.svg": svg for title, report in reports for name, svg in plots_of(report).items()}
+        plots_dir.mkdir(parents=True, exist_ok=True)
+        for name, svg in plots.items():
+            write_text(svg, plots_dir / name)
+        print_note(f"wrote {len(plots)} plots to {plots_dir}")
     if markdown_path is not None:
         page = markdown_page(reports)
         if str(markdown_path) == "-":
@@ -88,18 +89,6 @@ def report(
             "\n\n".join(f"{title}\n{report_text(one)}" if several else report_text(one) for title, one in reports)
         )
     return int(would_change)
-
-
-def _draw(reports: "Sequence[tuple[str, Report]]", directory: Path) -> int:
-    """Write the plots of records into a directory, which is made if it is not there; return their number."""
-    from bench.reports.plots import plots_of
-    from bench.reports.record import write_text
-
-    plots = {f"{title}-{name}.svg": svg for title, report in reports for name, svg in plots_of(report).items()}
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, svg in plots.items():
-        write_text(svg, directory / name)
-    return len(plots)
 
 
 @click.command()

@@ -57,14 +57,14 @@ class Mark(NamedTuple):
     x: float | str = 0.0
 
     @property
+    def is_ours(self) -> bool:
+        return is_ours(self.record["loader"])
+
+    @property
     def colour(self) -> str:
         """The loader's colour, the same in every plot; ours has the first one."""
         number = [*LOADERS, self.record["loader"]].index(self.record["loader"])
         return f"C{0 if self.is_ours else 1 + number % 9}"
-
-    @property
-    def is_ours(self) -> bool:
-        return is_ours(self.record["loader"])
 
     @property
     def ends(self) -> tuple[float, float, float]:
