@@ -139,7 +139,7 @@ def check_parity(workload: Workload, setting: GpuSetting, *, name: str) -> dict[
 
 def check_graph(workload: Workload, setting: GpuSetting, *, name: str) -> dict[str, Any]:
     """Load an epoch of a graph with a real loader: every key comes once, with finite values on the device."""
-    started = time.perf_counter()
+    started, device = time.perf_counter(), "cuda" if setting.device == "gpu" else "cpu"
     keys: list[str] = []
     with workload.open_loader(
         _graph(workload, name),
@@ -150,21 +150,17 @@ def check_graph(workload: Workload, setting: GpuSetting, *, name: str) -> dict[s
     ) as loader:
         expected = loader.num_samples
         for (batch,) in loader:
-            keys += batch["key"]
-            _check_batch(name, batch, device=setting.device)
+            these = batch.pop("key")
+            keys += these
+            for output, values in batch.items():
+                where = f"graph '{name}', output '{output}'"
+                if values.device.type != device:
+                    raise GpuOutputError(f"{where}: expected on {device}, found on {values.device}")
+                if len(values) != len(these):
+                    raise GpuOutputError(f"{where}: {len(values)} rows for {len(these)} keys")
+                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                    raise GpuOutputError(f"{where}: not all values are finite")
     if not len(keys) == len(set(keys)) == expected:
         found = f"{len(keys)}, {len(set(keys))} of them different"
         raise GpuOutputError(f"graph '{name}': expected {expected} keys, each once; found {found}")
     return {"figures": {"checked": len(keys), "first_epoch_s": time.perf_counter() - started}}
-
-
-def _check_batch(name: str, batch: dict[str, Any], *, device: str) -> None:
-    expected, keys = "cuda" if device == "gpu" else "cpu", batch.pop("key")
-    for output, values in batch.items():
-        where = f"graph '{name}', output '{output}'"
-        if values.device.type != expected:
-            raise GpuOutputError(f"{where}: expected on {expected}, found on {values.device}")
-        if len(values) != len(keys):
-            raise GpuOutputError(f"{where}: {len(values)} rows for {len(keys)} keys")
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise GpuOutputError(f"{where}: not all values are finite")
