@@ -231,13 +231,8 @@ def _summary(report: dict[str, Any], out: Path) -> str:
 def _step(name: str) -> Iterator[Any]:
     """Print one line on stderr when a step is done: its name, its outcome, seconds."""
     started = time.perf_counter()
-    outcome = ""
-
-    def say(text: str) -> None:
-        nonlocal outcome
-        outcome = text
-
-    yield say
+    outcome: list[str] = []
+    yield outcome.append
     elapsed = time.perf_counter() - started
     if current_verbosity() != "quiet":
-        click.echo(f"{click.style(name, bold=True)}: {outcome} ({elapsed:.1f} s)", file=sys.stderr)
+        click.echo(f"{click.style(name, bold=True)}: {outcome[0]} ({elapsed:.1f} s)", file=sys.stderr)
