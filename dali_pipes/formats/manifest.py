@@ -360,14 +360,15 @@ class Manifest:
         """
         file = ColumnFile.of_bytes(data, where=where, kind=MANIFEST_KIND, version=MANIFEST_VERSION)
         with file.checking():
-            names = file.texts("name")
-            if problem := object_name_problem(names):
-                raise ValueError(problem)
-            dtypes: dict[str, Any] = {column: ([dtype], len(names)) for column, dtype in SHARD_COLUMNS.values()}
-            dtypes |= {"name/bytes": ([np.uint8], 0), "name/ends": ([np.int64], len(names))}
+            num_shards = file.length("name/ends")
+            dtypes: dict[str, Any] = {column: ([dtype], num_shards) for column, dtype in SHARD_COLUMNS.values()}
+            dtypes |= {"name/bytes": ([np.uint8], 0), "name/ends": ([np.int64], num_shards)}
             if "removed" in file:
                 dtypes["removed"] = [np.int64], file.length("removed")
             file.declare(dtypes)
+            names = file.texts("name")
+            if problem := object_name_problem(names):
+                raise ValueError(problem)
             columns: dict[str, Any] = {name: file.column(column) for name, (column, _) in SHARD_COLUMNS.items()}
             for name, values in columns.items():
                 if values.dtype == np.int64 and ((values < 0).any() or values.sum(dtype=np.float64) >= 2**62):
@@ -376,24 +377,27 @@ class Manifest:
             num_samples = int(columns["samples"].sum())
             if (np.diff(removed) <= 0).any() or (len(removed) and not 0 <= removed[0] <= removed[-1] < num_samples):
                 raise ValueError(f"column 'removed' does not hold sorted ordinals below {num_samples}")
-            return cls(names=names, **columns, **_entries(file.header, len(names)), removed=removed)
+            return cls(names=names, **columns, **_entries(file.header, num_shards), removed=removed)
 
 
 def _entries(header: Mapping[str, Any], num_shards: int) -> dict[str, Any]:
     """The attributes of a manifest that its header holds; raises `ValueError` for impossible ones."""
+    if missing := {"components", "photos", "labels", "turned"} - header.keys():
+        raise ValueError(f"it lacks '{min(missing)}'")
     entries = {name: header[name] for name in _HEADER.keys() & header.keys()}
     for name, value in entries.items():
         if not fits(value, _HEADER[name]):
             raise ValueError(f"'{name}' is {value!r:.60}")
-    version, parts, history = (entries.pop(name, ()) for name in ("data_version", "parts", "history"))
+    version = entries.pop("data_version", 1)
+    parts, history = (entries.pop(name, ()) for name in ("parts", "history"))
     entries |= {
         "classes": classes_of(header["classes"]),
         "recoded": steps_of(header.get("recoded", [])),
-        "version": version or 1,
+        "version": version,
         "parts": tuple(ShardsPart(*part) for part in parts),
         "history": tuple(Change(**change) for change in history),
     }
-    if version or parts or history:
+    if version > 1 or parts or history:
         if sum(part.num_shards for part in entries["parts"]) != num_shards:
             raise ValueError(f"'parts' are of other shards than the {num_shards} that it lists")
         if len(history) != version or [change["version"] for change in history] != list(range(1, len(history) + 1)):

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.arrays import Bools, Int64s
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.column_file import (
     KEY_TYPES,
     ColumnFile,
@@ -326,8 +326,9 @@ class ColumnRanges:
         self._file = file = ColumnFile(read, where=where, kind=COLUMNS_KIND, version=COLUMNS_VERSION)
         with file.checking():
             if (digest := file.header["manifest"]) != manifest:
+                found = printable(str(digest))
                 raise DataError(
-                    f"'{where}' is the column file of another manifest: {digest!r:.14}..., beside it lies "
+                    f"'{where}' is the column file of another manifest: '{found:.12}...', beside it lies "
                     f"'{manifest:.12}...'; index the shards anew: dali-pipes prep index URL"
                 )
             self.components: list[str] = file.header["components"]

@@ -136,14 +136,15 @@ class ShardIndex:
             shard, shard_bytes, checksum = (file.header[name] for name in ("shard", "shard_bytes", "shard_checksum"))
             if not (isinstance(shard, str) and is_count(shard_bytes) and _CHECKSUM.fullmatch(checksum)):
                 raise ValueError(f"it is of shard {shard!r:.60}, {shard_bytes!r:.40} bytes, checksum {checksum!r:.40}")
-            keys = file.texts("key")
+            num_samples = file.length("key/ends")
             components = file.names("offset/")
             dtypes: dict[str, type[np.generic]] = {"label": np.int64} if LABEL_COMPONENT in components else {}
             dtypes |= {f"{kind}/{c}": np.int64 for c in components for kind in ("offset", "size")}
             for c in (c for c in components if f"format/{c}" in file):
                 kinds = [kind for kind in _PHOTO_COLUMNS if kind != "orientation" or f"orientation/{c}" in file]
                 dtypes |= {f"{kind}/{c}": _PHOTO_COLUMNS[kind][0] for kind in kinds}
-            file.declare({name: ([dtype], len(keys)) for name, dtype in (dtypes | KEY_TYPES).items()})
+            file.declare({name: ([dtype], num_samples) for name, dtype in (dtypes | KEY_TYPES).items()})
+            keys = file.texts("key")
             columns = {name: file.column(name) for name in dtypes}
             for component in components:
                 _check_places(component, columns[f"offset/{component}"], columns[f"size/{component}"], shard_bytes)

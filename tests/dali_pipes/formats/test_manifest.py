@@ -3,6 +3,7 @@
 import dataclasses
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,24 @@ def test_manifest_that_says_what_cannot_be_is_refused(changes: dict[str, Any]) -
     data = dataclasses.replace(good, **changes).to_bytes()
     with pytest.raises(DataError, match=r"'m' is a damaged dali-pipes manifest: .*; rebuild it: dali-pipes prep index"):
         Manifest.from_bytes(data, where="m")
+
+
+@pytest.mark.parametrize("name", ["components", "photos", "labels", "classes", "turned", "data_version", "name/ends"])
+def test_manifest_without_an_entry_is_refused(name: str) -> None:
+    """Without a sum, the data set would seem to have no such component, photo or label."""
+    data = a_manifest(**CHANGED).to_bytes()
+    assert data.count(name.encode()) == 1
+    with pytest.raises(DataError, match=r"'m' is a damaged dali-pipes manifest: .*; rebuild it: dali-pipes prep index"):
+        Manifest.from_bytes(data.replace(name.encode(), name[::-1].encode()), where="m")
+
+
+@pytest.mark.parametrize("read", [Manifest.from_bytes, ShardIndex.from_bytes])
+def test_texts_of_another_type_are_refused(read: Callable[..., object]) -> None:
+    """Their bytes are checked as texts only if they are of the type of texts."""
+    data = (a_manifest() if read == Manifest.from_bytes else an_index()).to_bytes()
+    at = data.rindex(b'"U8"', 0, data.index(b"]", data.index(b'/bytes":')))
+    with pytest.raises(DataError, match=r"'m' is a damaged dali-pipes .*: column '(name|key)/bytes' has .* of int8"):
+        read(data[:at] + b'"I8"' + data[at + 4 :], where="m")
 
 
 def test_a_version_is_read_as_it_was_written() -> None:
