@@ -7,7 +7,7 @@ photos again.
 
 # Note [memory of recoding]: a worker holds one record's encoded photos and one decoded photo, of at most
 `PhotoRules.max_pixels`: a quarter of a GiB for 89 million pixels, and a third more while a HEIC or AVIF is decoded. The
-parent holds 0.5 KiB for each record that is changed.
+parent holds 0.5 KiB for each record that is changed, and 0.3 KiB for each other one.
 """
 
 import os

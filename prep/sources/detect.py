@@ -93,8 +93,9 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
     """
     path = Path(source)
     if is_remote(source) or "://" in source or not os.path.lexists(path):
-        return _by_name(source)
-    candidates = _in_directory(path, classes) if path.is_dir() else _file(path)
+        candidates = [_by_name(source)]
+    else:
+        candidates = _in_directory(path, classes) if path.is_dir() else _file(path)
     if kind == "photos" and path.is_dir() and not any(one.kind == kind for one in candidates) and holds_photos(path):
         candidates.append(Detected(source, kind, "photos without classes"))
     if not candidates:

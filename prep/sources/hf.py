@@ -31,9 +31,9 @@ class Schema(NamedTuple):
 
     names: list[str]
     photos: list[str]
-    """Table of bytes, or of structs of bytes and path."""
+    """Columns of bytes, or of structs of bytes and path."""
     classes: dict[str, list[str]]
-    """Table of class ids -> the names of the classes, by id."""
+    """Column of class ids -> the names of the classes, by id."""
 
 
 def hf(files: Sequence[Path], fields: Fields, *, jobs: int | None = None, show_progress: bool = False) -> Source:
@@ -141,8 +141,9 @@ def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         # A list's feature is a list with one feature, a struct's a dict of features.
-        labels = {name: feature for name, feature in features.items() if isinstance(feature, dict)}
-        found = {name: feature["names"] for name, feature in labels.items() if feature.get("_type") == "ClassLabel"}
+        dicts = {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+        labels = {name: feature["names"] for name, feature in dicts.items() if feature.get("_type") == "ClassLabel"}
+        found = {name: names for name, names in labels.items() if names}
         for names in found.values():
             if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
                 raise TypeError("the names of classes are no list of texts")
@@ -151,7 +152,7 @@ def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]
             f"'{path}': its metadata 'huggingface' are not as datasets writes them ({type(exc).__name__}: {exc}); "
             "write the file anew, or without them"
         ) from exc
-    return {name: names for name, names in found.items() if names}
+    return found
 
 
 def _photo_column(path: Path, schema: Schema, fields: Fields) -> str | None:

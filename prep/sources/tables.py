@@ -96,7 +96,7 @@ class Fields:
 
 
 class Table(NamedTuple):
-    """Table of equal length that were read."""
+    """Columns of equal length that were read."""
 
     cells: Mapping[str, Sequence[Any]]
     """A cell of a file is its path, or the part itself."""
@@ -287,7 +287,7 @@ def _content(name: str, cell: Any, where: str) -> bytes:
             raise TypeError(f"it is a {type(cell).__name__}")
         return str(cell).encode()
     except (TypeError, ValueError, RecursionError) as exc:
-        expected = _CONTENTS.get(extension, "a text")
+        expected = _CONTENTS.get(extension, "a text or a number")
         raise DataError(f"{where}: '{name}' must be {expected}, got {_preview(cell)}: {exc}") from exc
 
 

@@ -393,3 +393,13 @@ def test_pack_leaves_other_prefixes_alone(store: Store) -> None:
     pack(make_source(3), store=store, prefix="samples-")
     assert len(store.list("train-0")) == 12
     assert pack(make_source(23), store=store, prefix="train-", max_count=2).num_written == 0
+
+
+@pytest.mark.parametrize("on_bad", ["fail", "keep"])
+def test_pack_broken_records_of_a_source_are_an_error_unless_skipped(tmp_path: Path, on_bad: str) -> None:
+    source = replace(make_source(4), broken=["'x.parquet', row 7: damaged"])
+    with pytest.raises(DataError, match=r"1 records of made up cannot be read: 'x\.parquet', row 7: .*--on-bad skip"):
+        pack(source, store=LocalStore(tmp_path / "out"), on_bad=on_bad)
+    assert not (tmp_path / "out").exists()
+    report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip")
+    assert (report.num_samples, report.skipped) == (4, tuple(source.broken))

@@ -1,6 +1,7 @@
 """Photos that are resized or converted."""
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -221,3 +222,11 @@ def test_no_photo_is_enlarged_and_limits_hold_for_all_sizes() -> None:
             assert 1 <= columns <= width
             assert min(rows, columns) <= 64
             assert max(rows, columns) <= 100
+
+
+def test_a_gif_whose_frame_is_larger_than_its_header_says_is_judged_by_its_frame() -> None:
+    data = bytearray(gif())
+    data[6:10] = struct.pack("<HH", 10, 10)
+    header = PhotoHeader("GIF", 10, 10)
+    with pytest.raises(Undecodable, match="holds a photo of 40 x 50 pixels, expected at most 1000"):
+        converted(bytes(data), header, Recoding(convert=True), rules=PhotoRules(max_pixels=1000))

@@ -96,6 +96,8 @@ def test_kind_decides_and_must_fit(tmp_path: Path) -> None:
     assert [record.key for record in photos.records] == ["3", "cat/1", "dog/2"]
     with pytest.raises(DataError, match=r"is no table: found class folders"):
         detect(str(tmp_path), kind="table")
+    with pytest.raises(DataError, match=r"a-\{0\.\.3\}\.tar' is no photos: found tars \(--kind tars\)"):
+        detect("ais://pets/a-{0..3}.tar", kind="photos")
     write(tmp_path / "years", "2019/1.jpg", "2020/2.jpg")
     assert detect(str(tmp_path / "years"), kind="photos").open().classes == {}
 
