@@ -314,12 +314,12 @@ class Stager:
 
     def _end_failed(self) -> None:
         """End the calls that wait for a shard that failed."""
+        errors = self._failed
         for waiter in list(self._waiters):
-            if (failed := next((shard for shard in self._failed if shard in waiter.missing), None)) is not None:
-                error = self._failed[failed]
+            if (failed := next((shard for shard in errors if shard in waiter.missing), None)) is not None:
                 # A caller that continues after one error must not get others from before it.
-                self._failed = dict.fromkeys(self._failed)
-                self._end(waiter, error)
+                self._failed = dict.fromkeys(errors)
+                self._end(waiter, errors[failed])
 
     def _end(self, waiter: Waiter, error: Exception | None) -> None:
         waiter.error = error

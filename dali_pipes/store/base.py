@@ -170,18 +170,21 @@ class Store(ABC):
 
     def upload(self, name: str, path: Path) -> None:
         """Create or replace an object from a file."""
-        try:
-            with path.open("rb", buffering=0) as stream:
-                num_bytes, view = os.fstat(stream.fileno()).st_size, memoryview(bytearray(1 << 20))
 
-                def chunks() -> Iterator[memoryview]:
-                    stream.seek(0)
+        def chunks() -> Iterator[memoryview]:
+            view = memoryview(bytearray(1 << 20))
+            try:
+                with path.open("rb", buffering=0) as stream:
                     while num := stream.readinto(view):
                         yield view[:num]
+            except OSError as exc:  # it would be taken for an error of the connection
+                raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
 
-                self.access().write_stream(name, chunks, num_bytes=num_bytes)
+        try:
+            num_bytes = path.stat().st_size
         except OSError as exc:
             raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
+        self.access().write_stream(name, chunks, num_bytes=num_bytes)
 
     @abstractmethod
     def size(self, name: str) -> int | None:

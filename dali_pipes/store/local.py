@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import xxhash
 
-from dali_pipes.cache.extents import BLOCK_BYTES, Extent
+from dali_pipes.cache.extents import BLOCK_BYTES
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.base import Store
@@ -67,7 +67,7 @@ class LocalFetcher:
     def _copy_bytes(self, source: int, one: Wanted, stopped: Stopped) -> tuple[int, int]:
         """Copy a file and return the number and the XXH64 of its bytes."""
         extent = one.extent
-        num_there = _copy_in_kernel(source, extent, stopped)
+        num_there = _copy_in_kernel(source, one, stopped)
         state, position = xxhash.xxh64(), 0
         while position < extent.size:
             if stopped():
@@ -85,16 +85,16 @@ class LocalFetcher:
         return position, state.intdigest()
 
 
-def _copy_in_kernel(source: int, extent: Extent, stopped: Stopped) -> int:
+def _copy_in_kernel(source: int, one: Wanted, stopped: Stopped) -> int:
     """Copy as many bytes as the kernel can by itself, and return their number: 0 between most pairs of file systems."""
-    copied = 0
+    copied, extent = 0, one.extent
     while copied < extent.size and not stopped():
         size = min(_COPY_BYTES, extent.size - copied)
         try:
             step = os.copy_file_range(source, extent.file, size, copied, extent.start + copied)
         except OSError as exc:
             if exc.errno not in _NO_COPY or copied:
-                raise CacheError(f"cannot copy a shard into the cache file: {exc.strerror}") from exc
+                raise CacheError(f"cannot copy '{one.name}' into the cache file: {exc.strerror}") from exc
             break
         if not step:
             break

@@ -171,7 +171,7 @@ class Proxies:
         """The version of the map at the last look of a listing."""
         self.has_asked_map = False
         """Whether there was an attempt at it: a token may not be allowed to look."""
-        self._known = list(named)
+        self._known = list(dict.fromkeys(named))  # `turn_from` would not come past a second one
 
     def turn_from(self, url: str, *, status: int | None = None) -> None:
         """Ask another proxy from now on, if the one that is asked now failed for a URL below it.
@@ -205,7 +205,9 @@ class Proxies:
             self.map, self.settled_version = found, found.version
         if not has_token:
             scheme = f"{urlsplit(self.named[0]).scheme}://"
-            self._known += [url for url in found.proxies if url.startswith(scheme) and url not in self._known]
+            self._known += [
+                url for url in dict.fromkeys(found.proxies) if url.startswith(scheme) and url not in self._known
+            ]
 
     def lacks_targets(self, found: ClusterMap) -> bool:
         """Whether a target is missing that was there at the first look."""

@@ -37,7 +37,7 @@ _BLOCK_BYTES = 16 << 10
 
 Result = TypeVar("Result")
 Stopped = Callable[[], bool]
-"""Whether a thread is to stop. It is called at least every 100 ms of a wait for an answer."""
+"""Whether a thread is to stop. It is called at least every 100 ms of a wait."""
 
 
 class ProtocolError(Exception):
@@ -148,14 +148,32 @@ class HttpConnection:
         self._num_paced = 0
         """Bytes that came since the pace was last looked at, with the seconds of waiting for them."""
         self._paced_s = self._waited_s = 0.0
+        self._connect(address, connect_timeout_s)
+
+    def _connect(self, address: tuple[str, int], timeout_s: float) -> None:
+        """Connect to the first of a host's addresses that answers within ``timeout_s``."""
         try:
-            self._sock = socket.create_connection(address, connect_timeout_s)
+            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
         except UnicodeError:  # "a..b"
             raise socket.gaierror(socket.EAI_NONAME, "not the name of a host") from None
-        except TimeoutError:
-            raise TimeoutError(f"no connection within {connect_timeout_s:g} s") from None
-        self._sock.setblocking(False)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        failure = OSError("no address")
+        for family, kind, protocol, _, place in found:
+            with contextlib.ExitStack() as cleanup:
+                try:
+                    self._sock = cleanup.enter_context(socket.socket(family, kind, protocol))
+                    self._sock.setblocking(False)
+                    self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    # The second call returns what has become of the first one.
+                    connect = partial(self._sock.connect, place)
+                    self._patiently(connect, select.POLLOUT, until=time.monotonic() + timeout_s)
+                except TimeoutError:
+                    failure = TimeoutError(f"no connection within {timeout_s:g} s")
+                except OSError as exc:
+                    failure = exc
+                else:
+                    cleanup.pop_all()
+                    return
+        raise failure
 
     def close(self) -> None:
         """Can be called twice."""
@@ -267,11 +285,13 @@ class HttpConnection:
             poller = select.poll()
             poller.register(self._sock.fileno(), wanted)
             started = time.monotonic()
-            remaining_s = (until or started + self.silence_s) - started
-            while not poller.poll(max(0.0, min(remaining_s, STOP_CHECK_S)) * 1000):
+            last = started + self.silence_s if until is None else until
+            while True:
                 if self.stopped():
                     raise StoppedError
-                remaining_s = (until or started + self.silence_s) - time.monotonic()
+                remaining_s = last - time.monotonic()
+                if poller.poll(max(0.0, min(remaining_s, STOP_CHECK_S)) * 1000):
+                    break
                 if remaining_s <= 0:
                     raise TimeoutError(f"no byte for {self.silence_s:g} s")
             self._waited_s += time.monotonic() - started

@@ -221,6 +221,19 @@ def test_object_replaced_between_two_attempts_is_no_mix() -> None:
         fails(fetcher, DataError, "it was replaced since: put it back")
 
 
+def test_weak_etag_is_not_asked_for() -> None:
+    """It would match nothing."""
+    matches: list[str | None] = []
+
+    def act(exchange: Exchange) -> None:
+        matches.append(exchange.headers.get("If-Match"))
+        say_half(exchange, etag='W/"x"') if len(matches) == 1 else say_object(exchange, etag='W/"x"')
+
+    with answering(act) as server, fetching(server.endpoint) as fetcher:
+        fetch_object(fetcher)
+    assert matches == [None, None]
+
+
 # Credentials
 
 

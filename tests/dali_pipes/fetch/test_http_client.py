@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from dali_pipes.store.cluster.access import Proxies
 from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError
+from dali_pipes.store.http.wire import StoppedError
 from tests.scripted import Script, ScriptedServer, Visit, says, scripted
 
 REDIRECT = b"HTTP/1.1 307 Go\r\nLocation: /there\r\nContent-Length: 0\r\n"
@@ -109,3 +111,27 @@ def test_redirect_to_an_unusual_url_is_asked_for_correctly(location: str, asked:
     with client_of(script) as (server, client):
         client.follow(f"{server.endpoint}/o").close()
         assert server.requests[1].partition(b"\r\n")[0] == asked
+
+
+def test_connection_that_is_not_made_ends_when_the_thread_is_to_stop() -> None:
+    """A host that drops packets: whoever closes a loader must not wait for all of its addresses."""
+    with contextlib.ExitStack() as cleanup:
+        full = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # nobody accepts, so the kernel drops further requests for a connection
+            waiting = cleanup.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        client = cleanup.enter_context(contextlib.closing(HttpClient(HttpAccess(endpoint=url), connect_timeout_s=50)))
+        stop_at = time.monotonic() + 0.3
+        with pytest.raises(StoppedError):
+            client.ask(url, stopped=lambda: time.monotonic() > stop_at)
+        assert time.monotonic() < stop_at + 20
+
+
+def test_a_proxy_that_is_named_twice_does_not_hide_the_next_one() -> None:
+    proxies, asked = Proxies(("http://a", "http://a", "http://b")), []
+    for _ in range(3):
+        asked.append(proxies.current)
+        proxies.turn_from(proxies.current)
+    assert asked == ["http://a", "http://b", "http://a"]

@@ -293,6 +293,23 @@ def test_compressed_shards_are_named_where_they_will_do_and_refused_where_not(
         resolve_shards(f"{packed}/{url}", endpoint=None)
 
 
+def test_resolve_shards_of_links_to_anywhere(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A tree is its user's own: a shard may be a link out of it, and keeps the name that it has there."""
+    outside = tmp_path_factory.mktemp("outside") / "real.tar"
+    outside.write_bytes(b"12345")
+    (tars / "l-0.tar").symlink_to(outside)
+    shards = resolve_shards(tars / "l-", endpoint=None)
+    assert shards.names == ("l-0.tar",)
+    assert (shards.store.url, shards.store.size("l-0.tar")) == (str(tars), 5)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(("url", "ending"), [("z-", ".tar.lz4"), ("z-{0..1}.tar.zst", ".tar.zst"), ("z.zip", ".zip")])
+def test_compression_that_nothing_here_reads_is_refused(packed: Path, url: str, ending: str, compressed: bool) -> None:
+    with pytest.raises(DataError, match=rf"is compressed as \{ending}; DALI reads .*: unpack it"):
+        resolve_shards(f"{packed}/{url}", endpoint=None, compressed=compressed)
+
+
 @pytest.mark.parametrize("url", ["train-", "train-{000000..000003}.tar", "train-000000.tar"])
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
 def test_wrong_name_is_told_with_the_data_sets_of_the_place(
