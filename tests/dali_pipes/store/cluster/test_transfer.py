@@ -267,3 +267,10 @@ def first_bytes(file: ObjectFile, report: object) -> bytes:
     assert file.read_into(view, offset=0) == 5
     file.close()
     return bytes(view)
+
+
+def test_file_that_cannot_be_read_is_no_broken_transfer(access: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is told at once; the cluster is not waited for."""
+    monkeypatch.setattr(AisStore, "access", lambda self: self)
+    with pytest.raises(StoreError, match="cannot read '/proc/self/mem': Input/output error"):
+        access.upload("x", Path("/proc/self/mem"))
