@@ -37,7 +37,7 @@ SERVERS := .servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 AZURITE := azurite@3.37.0
 
-.PHONY: test-servers system-tools demo test integrations integrations-composer fuzz check reference constraints clean
+.PHONY: test-servers system-tools demo test integrations integrations-composer fuzz models check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -77,6 +77,9 @@ test-servers:  ## an S3 server by Go and an Azure server by npm into .servers; s
 
 fuzz: $(VENV)/.installed-dev  ## broken files and messages, for MINUTES
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+models: $(VENV)/.installed-dev  ## random draws against independent models of what the documents promise, for MINUTES
+	$(BIN)/python -m tests.models --minutes $(MINUTES)
 
 check: $(VENV)/.installed-dev  ## format, lint, types: what pre-commit runs on each commit
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

@@ -1,0 +1,1 @@
+"""Independent models of what the documents promise: `python -m tests.models`."""

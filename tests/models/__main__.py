@@ -1,0 +1,95 @@
+"""Compare the project with independent models of its promises: ``python -m tests.models --minutes 30``, `make models`.
+
+A model is a function of random numbers and an empty folder. It makes data, does what a user would do, and holds the
+results against what the documents say. It knows nothing of how the project does it. A failure is repeated by its seed:
+``python -m tests.models NAME --seed SEED --draws 1``.
+"""
+
+import argparse
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tests.models import changes, epochs, users
+
+Model = Callable[[np.random.Generator, Path], str]
+
+MODELS: dict[str, Model] = {
+    model.__name__: model
+    for model in (
+        users.plan,
+        epochs.epochs,
+        epochs.resume,
+        epochs.selection,
+        epochs.mixture,
+        epochs.buckets,
+        changes.versions,
+        changes.bad_samples,
+        users.faces,
+        users.statistics,
+    )
+}
+# A draw of the plan takes some 30 ms, the others half a second to two.
+_EACH_ROUND = Counter({"plan": 20})
+PRINT_S = 60.0
+
+
+def draw(name: str, seed: int) -> str:
+    """One comparison; what was compared.
+
+    Raises:
+        AssertionError: If model and project differ.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="model-"))
+    try:
+        return MODELS[name](np.random.default_rng(seed), folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.models", description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", choices=[*MODELS, []], help="which models (default: all)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="for all models together (default: 1)")
+    parser.add_argument("--draws", type=int, help="draws of each model, in place of minutes")
+    parser.add_argument("--seed", type=int, help="of the first draw (default: another one each time)")
+    given = parser.parse_args(argv)
+    names = given.models or list(MODELS)
+    seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    logging.disable(logging.WARNING)
+    print(f"first seed {seed}", flush=True)
+    start = printed = time.monotonic()
+    counts: Counter[str] = Counter()
+    failures = 0
+    first = seed
+    while counts[names[0]] < given.draws if given.draws else time.monotonic() - start < 60 * given.minutes:
+        for name in names:
+            for number in range(1 if given.draws else _EACH_ROUND[name] or 1):
+                try:
+                    draw(name, seed + number)
+                except Exception:  # noqa: BLE001 - whatever it is, it is a finding
+                    failures += 1
+                    print(f"{name}: seed {seed + number}", flush=True)
+                    traceback.print_exc(file=sys.stdout)
+                counts[name] += 1
+        seed += max(_EACH_ROUND.values())
+        if time.monotonic() - printed > PRINT_S:
+            printed = time.monotonic()
+            print(", ".join(f"{name} {num}" for name, num in counts.items()), flush=True)
+    minutes = (time.monotonic() - start) / 60
+    print(", ".join(f"{name} {num}" for name, num in counts.items()))
+    print(f"{counts.total()} draws in {minutes:.1f} minutes, seeds {first} to {seed}: {failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
