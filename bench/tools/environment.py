@@ -26,6 +26,8 @@ PACKAGES = (
     "spdl",
     "litdata",
     "mosaicml-streaming",
+    "megatron-energon",
+    "s3torchconnector",
 )
 
 EXTRAS = ("matplotlib", "psutil", "torchvision")
