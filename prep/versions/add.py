@@ -24,7 +24,7 @@ from prep.index import index_without_manifest
 from prep.pack.pack import NoRecordLeftError, PackJob, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
-from prep.versions.fit import check_components, fit_classes, leave_out_known, warn_of_same_photos
+from prep.versions.fit import check_components, fit_classes, leave_out_known, sets_beside, warn_of_same_photos
 from prep.versions.publish import TOKEN_DIGITS, Newest, write_version
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ def add(
         StoreError: If another command wrote the next version meanwhile, and where `pack` raises it.
     """
     started = time.perf_counter()
-    source = fit_classes(source, old.manifest, url=old.url)
+    beside = (other.manifest for other in sets_beside(old))
+    source = fit_classes(source, old.manifest, url=old.url, beside=beside)
     report = AddReport(
         url=old.url,
         version=old.manifest.version,

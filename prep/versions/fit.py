@@ -28,12 +28,15 @@ _log = logging.getLogger(__name__)
 # Classes
 
 
-def fit_classes(source: Source, manifest: Manifest, *, url: str) -> Source:
+def fit_classes(source: Source, manifest: Manifest, *, url: str, beside: Iterable[Manifest] = ()) -> Source:
     """The source with the class ids of a data set, and with the class table that the data set has afterwards.
 
     If the source only numbered the names of its classes (`Source.numbers_classes`), a known name gets the data set's
     id, and a new name the next id that is free. Otherwise its ids stay as they are. A table ``{0: "cat", 1: "dog"}``
     and the folders ``bird`` and ``dog`` give ``{0: "cat", 1: "dog", 2: "bird"}``.
+
+    Data sets ``beside`` it with the same classes, such as the other parts of a split, keep one meaning for each id: a
+    new name gets the id that one of them has for it, or an id that none of them has. They are read for new names only.
 
     Raises:
         DataError: If the source has other names for known ids, or other ids for known names, and its ids must stay; or
@@ -61,8 +64,14 @@ def fit_classes(source: Source, manifest: Manifest, *, url: str) -> Source:
                 "and id"
             )
         return replace(source, classes=dict(source.classes) | known)
-    for name in sorted(source.classes.values()):
-        ids.setdefault(name, max(ids.values(), default=-1) + 1)
+    if new_names := sorted(set(source.classes.values()) - ids.keys()):
+        tables = [other.classes for other in beside if other.classes.items() & known.items()]
+        alike = [table for table in tables if all(known.get(label, name) == name for label, name in table.items())]
+        elsewhere = {name: label for table in alike for label, name in table.items()}
+        for name in new_names:
+            label, used = elsewhere.get(name), set(ids.values())
+            is_free = label is not None and label not in used
+            ids[name] = label if is_free else max(used.union(elsewhere.values()), default=-1) + 1
     numbers = {label: ids[name] for label, name in source.classes.items()}
     # From here on the ids are the data set's: nothing may number the classes again.
     source = replace(source, classes={label: name for name, label in ids.items()}, numbers_classes=False)
@@ -98,7 +107,7 @@ def leave_out_known(
             f"{shown(sorted(known))}; leave them out with --known skip, or give the records other keys"
         )
     elsewhere: dict[str, set[str]] = {}
-    for other in () if shares_keys or known == asked else _sets_beside(old):
+    for other in () if shares_keys or known == asked else sets_beside(old):
         opened = DataSet(other.shards)
         if not opened.has_columns():
             _log.warning(
@@ -128,7 +137,7 @@ def _keys_in(data_set: DataSet, asked: set[str]) -> set[str]:
     return {key for first, keys in parts for row, key in enumerate(keys, first) if key in asked and row not in removed}
 
 
-def _sets_beside(old: Newest) -> Iterator[Newest]:
+def sets_beside(old: Newest) -> Iterator[Newest]:
     """The other data sets of the same folder that have a manifest."""
     folder, slash, _ = old.prefix.rpartition("/")
     folder += slash

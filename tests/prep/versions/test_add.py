@@ -23,6 +23,7 @@ from prep.sources.folders import imagefolder
 from prep.sources.record import Record, Source
 from prep.versions.add import add
 from prep.versions.fit import fit_classes, leave_out_known
+from prep.versions.publish import open_newest
 from tests.builders import Sample, pack, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
@@ -136,13 +137,19 @@ class Reads:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.bytes: Counter[str] = Counter()
-        opened = LocalStore.open
+        opened, found = LocalStore.open, LocalStore.find
 
         def counted(store: LocalStore, name: str) -> Any:
             self.bytes[name] += (store.directory / name).stat().st_size
             return opened(store, name)
 
+        def counted_whole(store: LocalStore, name: str) -> bytes | None:
+            if (data := found(store, name)) is not None:
+                self.bytes[name] += len(data)
+            return data
+
         patch.setattr(LocalStore, "open", counted)
+        patch.setattr(LocalStore, "find", counted_whole)
         patch.setattr(LocalStore, "file", lambda *_, **__: pytest.fail("a shard is read again"))
 
 
@@ -300,6 +307,40 @@ def test_classes_keep_their_ids(local: Place) -> None:
     fixed = fit_classes(source_of({4: "cat", 1: "ant"}), manifest, url="x")
     assert fixed.classes == {1: "ant", 4: "cat", 7: "dog"}
     assert [record.label for record in fixed.records] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        ([], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),
+        ([{4: "cat", 7: "dog", 8: "bee"}], {4: "cat", 7: "dog", 9: "ant", 10: "eel"}),  # 8 is a bee there
+        ([{4: "cat", 8: "eel"}], {4: "cat", 7: "dog", 9: "ant", 8: "eel"}),  # eels have 8 there
+        ([{4: "cat", 8: "eel"}, {4: "cat", 8: "ant"}], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),  # parted already
+        ([{4: "cow", 7: "dog", 8: "bee"}, {8: "bee"}], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),  # of other classes
+    ],
+)
+def test_new_classes_mean_the_same_in_data_sets_beside(
+    local: Place, beside: list[dict[int, str]], expected: dict[int, str]
+) -> None:
+    """Photos of a new class that go to ``val-`` never get an id that is another class in ``train-``."""
+    manifest = replace(local.newest().manifest, classes={4: "cat", 7: "dog"})
+    source = source_of({0: "ant", 1: "dog", 2: "eel"}, numbers_classes=True)
+    others = [replace(manifest, classes=classes) for classes in beside]
+    assert fit_classes(source, manifest, url="x", beside=others).classes == expected
+
+
+def test_added_classes_mean_the_same_in_a_split(tmp_path: Path) -> None:
+    """A class that is added to ``train-`` and another one to ``val-`` have different ids."""
+    for number, name in enumerate(["cat", "dog"] * 4 + ["fox", "owl"]):
+        file = tmp_path / ("photos" if number < 8 else name) / name / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(file)
+    shards = f"{tmp_path}/shards"
+    run_prep("make", f"{tmp_path}/photos", shards, "--split", "train=0.5,val=0.5")
+    for name, part in (("fox", "train"), ("owl", "val")):
+        run_prep("add", f"{tmp_path}/{name}", f"{shards}/{part}-")
+    tables = [open_newest(f"{shards}/{part}-", endpoint=None).manifest.classes for part in ("train", "val")]
+    assert tables == [{0: "cat", 1: "dog", 2: "fox"}, {0: "cat", 1: "dog", 3: "owl"}]
 
 
 def test_known_keys_are_found_in_parts(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
