@@ -37,7 +37,7 @@ MOST = {
     "prep/shuffle": (2_240, 7),
     "prep/sources": (1_540, 7),
     "prep/tar": (400, 2),
-    "prep/versions": (1_060, 5),
+    "prep/versions": (1_080, 5),
     "prep/workers": (560, 3),
     "bench": (300, 2),
     "bench/commands": (500, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_300, 232
+SUM_LINES, SUM_MODULES = 54_320, 232
 
 
 def sizes() -> dict[str, tuple[int, int]]:

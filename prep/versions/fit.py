@@ -69,9 +69,10 @@ def fit_classes(source: Source, manifest: Manifest, *, url: str, beside: Iterabl
         alike = [table for table in tables if all(known.get(label, name) == name for label, name in table.items())]
         elsewhere = {name: label for table in alike for label, name in table.items()}
         for name in new_names:
-            label, used = elsewhere.get(name), set(ids.values())
-            is_free = label is not None and label not in used
-            ids[name] = label if is_free else max(used.union(elsewhere.values()), default=-1) + 1
+            used = set(ids.values())
+            unused = max(used.union(elsewhere.values()), default=-1) + 1
+            label = elsewhere.get(name, unused)
+            ids[name] = unused if label in used else label
     numbers = {label: ids[name] for label, name in source.classes.items()}
     # From here on the ids are the data set's: nothing may number the classes again.
     source = replace(source, classes={label: name for name, label in ids.items()}, numbers_classes=False)
