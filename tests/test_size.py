@@ -34,12 +34,12 @@ MOST = {
     "prep/pack": (1_000, 3),
     "prep/photos": (440, 2),
     "prep/recode": (660, 2),
-    "prep/shuffle": (2_240, 7),
+    "prep/shuffle": (2_280, 7),
     "prep/sources": (1_540, 7),
     "prep/tar": (400, 2),
     "prep/versions": (1_080, 5),
     "prep/workers": (560, 3),
-    "bench": (300, 2),
+    "bench": (320, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
     "bench/engine": (720, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_320, 232
+SUM_LINES, SUM_MODULES = 54_380, 233
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -7,8 +7,8 @@ unpacked into a temporary folder. Outputs are independent of each other: they ar
 do not depend on who does them.
 
 # Note [memory]: a worker holds two *sections* of its output, the one that it writes and the one that it reads, and
-1 MiB of the stream. Sections have at most `SECTION_BYTES`, or are one larger sample: the size of a shard does not
-matter.
+1 MiB of the stream. Sections have at most `SECTION_BYTES`, so the size of a shard does not matter. A sample that is
+larger than a section is read twice: once for its headers and digest, once to be copied in pieces.
 
 # Note [ranges]: samples of a section that lie near each other in an input are read by one request. The gap between them
 is at most as large as the next sample, so at most twice the bytes that are needed are read and held.
@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from dali_pipes.formats.tar_reader import BLOCK, ArchiveReader
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
+from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.patience import PatientThreads
 from dali_pipes.store.shard_names import ObjectEntry
@@ -111,7 +112,8 @@ class ExchangeTask(StreamTask):
             for samples in [*sections(self.starts, self.stops), None]:
                 coming = None
                 if samples is not None:
-                    needed = runs(samples, self.rows, self.starts, self.stops)
+                    is_large = self.stops[samples[0]] - self.starts[samples[0]] > SECTION_BYTES
+                    needed = [] if is_large else runs(samples, self.rows, self.starts, self.stops)
                     coming = samples, [(run, threads.submit(self._read, run, own)) for run in needed]
                 if ahead is not None:
                     found: dict[int, memoryview] = {}
@@ -120,7 +122,12 @@ class ExchangeTask(StreamTask):
                         for sample in run.samples:
                             found[sample] = view[self.starts[sample] - run.start : self.stops[sample] - run.start]
                     for sample in ahead[0]:
-                        yield self._entry(sample, found.pop(sample))
+                        data = found.pop(sample, None)
+                        yield (
+                            self._large(sample)
+                            if data is None
+                            else self._entry(sample, io.BytesIO(b"".join((data, _END))))
+                        )
                 ahead = coming
 
     def _read(self, run: _Run, own: threading.local) -> memoryview:
@@ -135,19 +142,36 @@ class ExchangeTask(StreamTask):
         finally:
             files.close()
 
-    def _entry(self, sample: int, data: memoryview) -> Entry:
-        """A sample as it is written: the bytes of its components; raises `DataError` if it is not the planned one."""
+    def _large(self, sample: int) -> Entry:
+        """A sample larger than a section, whose components are copied when they are written."""
+        start, stop = int(self.starts[sample]), int(self.stops[sample])
+        file = self.source.file(self.shards[self.rows[sample]], size=stop)
+        with contextlib.closing(_RangeStream(Range(file, start, stop - start))) as stream:
+            return self._entry(sample, cast("BinaryIO", stream), file)
+
+    def _entry(self, sample: int, stream: BinaryIO, file: Path | ObjectFile | None = None) -> Entry:
+        """A sample as it is written: the bytes of its components, or their ranges of ``file``.
+
+        Raises:
+            DataError: If it is not the planned sample.
+        """
         where = f"shard '{self.url}/{self.shards[self.rows[sample]]}', bytes {self.starts[sample]} to "
         where += f"{self.stops[sample]}"
         key, content = "", 0
         parts: list[tuple[str, Part]] = []
         try:
-            for member in ArchiveReader(io.BytesIO(b"".join((data, _END))), shard=where):
+            for member in ArchiveReader(stream, shard=where):
                 if parts and member.key != key:
                     raise DataError(f"{where}: holds samples '{key}' and '{member.key}'")
-                key, part = member.key, member.read()
+                key = member.key
                 state = component_state(member.component)
-                state.update(part)
+                part: Part
+                if file is None:
+                    state.update(part := member.read())
+                else:
+                    part = Range(file, int(self.starts[sample]) + member.offset, member.size)
+                    for piece in member.pieces():
+                        state.update(piece)
                 parts.append((member.name.removeprefix(f"{key}."), part))
                 content = (content + state.intdigest()) % 2**64
         except DataError as exc:
@@ -156,6 +180,26 @@ class ExchangeTask(StreamTask):
         if key_digest(key) != expected[0] or (self.has_digests and content != expected[1]):
             raise DataError(f"{where}: expected another sample than '{key}', which is there; {_CHANGED}")
         return key, parts
+
+
+class _RangeStream:
+    """The bytes of a range and, after them, the end of an archive; to be read front to back."""
+
+    def __init__(self, of: Range) -> None:
+        self._files, self._rest = Files(), _END
+        self._num_bytes = self._files.open(of)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def read(self, size: int) -> bytes:
+        if not self._num_bytes:
+            rest, self._rest = self._rest, b""
+            return rest
+        view = memoryview(bytearray(min(size, self._num_bytes, CHUNK_BYTES)))
+        num = self._files.read_into(view)
+        self._num_bytes -= num
+        return bytes(view[:num])
 
 
 def sections(starts: Int64s, stops: Int64s) -> Iterator[range]:
@@ -225,7 +269,7 @@ class Exchange:
             if not task.is_tar or entry.size == task.num_bytes:
                 stored = task.output.known_checksum(entry) or task.output.file(entry.name, size=entry.size)
                 tasks.append(replace(task, stored=stored))
-        same = self._run(is_stored, tasks, what="compare")
+        same = self._run(is_stored, tasks, total=sum(len(task.rows) for task in tasks), what="compare")
         return {task.name for task, is_same in zip(tasks, same, strict=True) if is_same}
 
     def write(self, outputs: Sequence[PlannedShard]) -> None:
@@ -236,13 +280,14 @@ class Exchange:
             DataError: If the input changed, or an output that is read back is not as it was written.
             PipesError: If a worker process died.
         """
-        self._run(write_and_compare, [self._task(output) for output in outputs], what="shuffle")
+        # A task is made when a worker is free: those of all outputs hold some 50 bytes a sample.
+        total = sum(len(output.positions) for output in outputs)
+        self._run(write_and_compare, map(self._task, outputs), total=total, what="shuffle")
 
     def _run(
-        self, function: Callable[[ExchangeTask, Report], bool], tasks: Sequence[ExchangeTask], *, what: str
+        self, function: Callable[[ExchangeTask, Report], bool], tasks: Iterable[ExchangeTask], *, total: int, what: str
     ) -> list[bool]:
         request = self.plan.request
-        total = sum(len(task.rows) for task in tasks)
         with bar(what=what, total=total, unit="samples", shown=request.show_progress) as drawn:
             return list(
                 self._workers.map(

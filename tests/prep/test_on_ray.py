@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def test_add_and_info_give_the_results_of_one_process(tmp_path: Path) -> None:
         assert (report.version, report.num_shards, report.num_samples) == (2, 6, 12)
         grown = open_newest(store.url, endpoint=None).shards
         told[on] += [describe_set(grown, num_headers=number, on=on) for number in (3, 0)]
-    ours, theirs = ([info.as_json() | {"url": ""} for info in told[on]] for on in WORKERS_KINDS)
+    ours, theirs = ([asdict(info) | {"url": ""} for info in told[on]] for on in WORKERS_KINDS)
     assert ours == theirs
     assert [info["num_samples"] for info in ours] == [7, 12, 12]
     assert [info["photos"]["image.jpg"]["num_headers"] for info in ours] == [7, 3, 12]

@@ -1,3 +1,4 @@
+import itertools
 import os
 import socket
 import tarfile
@@ -226,6 +227,18 @@ def test_folder_under_two_paths_is_refused(root: Path, links: dict[str, str], te
     for name, target in links.items():
         (root / name).symlink_to(target)
     with pytest.raises(DataError, match=text):
+        imagefolder(root)
+
+
+def test_folders_that_double_at_each_level_are_refused(root: Path) -> None:
+    """Thirty levels of two links each are a thousand million paths, without any loop."""
+    levels = [root / "a" / "levels", *(root.parent / f"level{number}" for number in range(30))]
+    for level in levels:
+        level.mkdir()
+    for here, below in itertools.pairwise(levels):
+        (here / "x").symlink_to(below)
+        (here / "y").symlink_to(below)
+    with pytest.raises(DataError, match="are the same folder"):
         imagefolder(root)
 
 

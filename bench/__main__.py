@@ -1,0 +1,9 @@
+"""``python -m bench`` is ``dali-pipes bench``."""
+
+import sys
+
+from dali_pipes.cli import main
+
+if __name__ == "__main__":
+    sys.argv.insert(1, "bench")
+    sys.exit(main())
