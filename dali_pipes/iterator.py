@@ -362,7 +362,7 @@ def loader(
         StateError: If ``state`` is not a state, or is of other shards or another order. Nothing has been staged then.
         StoreError: If a shard of the manifest (see `Select.allow_missing`), the store or the ETL is missing, also while
             iterating; a `NoEtlError` if the cluster cannot run ETLs.
-        CacheError: If two windows do not fit the cache; says how many bytes are needed.
+        CacheError: If two windows do not fit the cache. The error says how many bytes they need.
         WorkerProcessError: If this is a DataLoader's worker process.
         ValueError: If ``DROP`` leaves an epoch without a batch. While iterating: if the rank is not the one that the
             process group or the launcher gives by then, two processes have the same rank, or the ranks read different

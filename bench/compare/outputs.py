@@ -87,7 +87,7 @@ class Comparison:
 
 
 class Reference:
-    """The keys of the shards, and for each key the tensors that Pillow and torchvision make of its sample."""
+    """The samples of the shards: each key, and the tensors that Pillow and torchvision make from its photo and mask."""
 
     def __init__(self, paths: Sequence[Path], *, names: Sequence[str], options: LoaderOptions) -> None:
         self.recipe = options.recipe

@@ -60,7 +60,7 @@ class LoaderEntry:
     source: tuple[Place | Literal["converted"], ...] = ("ais", "local", "s3", "cloud")
     """Where shards may lie, of `PLACES`; ``converted``: anywhere, the loader reads what was made of them."""
     makes: str = "a copy"
-    """Describes what is prepared, and what the time for it includes, in reports."""
+    """The words of a report for what is prepared."""
     in_bucket: bool = False
     """The result is uploaded into the shards' own bucket, and read from there by S3's protocol."""
     decodes_window: bool = False

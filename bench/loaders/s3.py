@@ -85,7 +85,7 @@ def client_environment(shards: ShardSet, **variables: str | None) -> Iterator[No
 def uploaded_folder(shards: ShardSet, directory: Path) -> Iterator[str]:
     """Set the environment of S3 clients; yields the ``s3://`` address of a directory that `upload_folder` uploaded."""
     place = s3_place(shards)
-    # Each client has its own name for it: Streaming's is the second.
+    # Streaming reads the second variable, the other clients read the first.
     with client_environment(shards, AWS_ENDPOINT_URL=place.endpoint, S3_ENDPOINT_URL=place.endpoint):
         yield f"s3://{place.bucket}/{_prefix(directory)}"
 

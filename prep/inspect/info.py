@@ -363,8 +363,8 @@ def describe_buckets(
 ) -> BucketsInfo:
     """Plan epoch 0 of seed 0 with buckets, and say what it does to the photos.
 
-    ``global_batch_size`` is the number of samples of one step of all ranks; ``window_bytes`` is that of
-    `dali_pipes.options.Shuffle`, and with ``None`` all shards are one window.
+    ``global_batch_size`` is the number of samples of one step of all ranks; ``window_bytes`` is the
+    option of `dali_pipes.options.Shuffle`. With ``None`` all shards are one window.
 
     Raises:
         DataError: If the column file has no heights and widths, or it is not clear which component is the photo.

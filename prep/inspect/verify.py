@@ -269,7 +269,7 @@ class _SetChecker:
         self._bad.add((finding.shard, finding.key))
         report.num_bad_samples = len(self._bad)
         if self.quarantine is not None:
-            # The file refuses a tab in a name. Such a name is a finding itself, and no index accepts it.
+            # A quarantine file cannot hold a name with a tab. Such a name is a finding of its own.
             with contextlib.suppress(DataError):
                 self.quarantine.add(finding.shard, finding.key, finding.component, finding.text)
 

@@ -70,7 +70,7 @@ class _S3Samples(IterableDataset[EncodedSample]):
 
     def __init__(self, shards: ShardSet, options: LoaderOptions) -> None:
         self._place = s3_place(shards)
-        # AIStore asks for no signature; the credentials of the environment are for other servers.
+        # AIStore needs no signature. Credentials in the environment belong to other servers.
         self._is_open = shards.store.endpoint is not None
         self._names = ShuffledNames(shards.names, seed=options.seed)
 

@@ -266,7 +266,7 @@ def test_impossible_versions_are_refused(local: Place, versions: object) -> None
 
 
 def test_benchmarks_take_the_newest_version_only(local: Place) -> None:
-    """Other loaders do not know versions: they read whole shards."""
+    """Peers know no versions and read whole shards, so `bench` refuses a version with removed samples."""
     local.remove("cat/000")
     for version, message in (
         ("@1", "take the newest version .*name it without @1"),
