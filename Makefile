@@ -37,18 +37,25 @@ SERVERS := .servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 AZURITE := azurite@3.37.0
 
-.PHONY: test-servers system-tools demo test integrations integrations-composer fuzz models check reference constraints clean
+.PHONY: test-servers system-tools demo test nightly integrations integrations-composer fuzz models check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
 
 # A file's tests stay together, with what they share. Files in their order: the many short ones come last, and no worker
 # is left alone with a long one.
-test: $(VENV)/.installed-dev  ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Examples of docstrings and pages are a run of their own; peers whose packages are not here have no examples to run.
+test: $(VENV)/.installed-dev  ## what a change must pass
+	$(PYTEST) -m 'not nightly' --ignore tests/docs
+	$(PYTEST) --doctest-modules --doctest-ignore-import-errors dali_pipes prep bench examples tests/docs
+
+nightly: test integrations integrations-composer models fuzz  ## all there is; models and fuzz for MINUTES each
+	$(PYTEST) -m nightly
 
 integrations: $(VENV)/.installed-integrations  ## other people's trainers, on 1 and 2 processes
-	REQUIRE_TRAINERS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/trainers
+	REQUIRE_TRAINERS=1 $(PYTEST) -m 'not nightly' tests/trainers
 
 integrations-composer: .venv-composer/.installed  ## MosaicML Composer, which wants an older torch
 	.venv-composer/bin/python -m pytest tests/trainers/test_composer.py

@@ -14,9 +14,9 @@ from hypothesis import settings
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience
-from tests.builders import Sample, make_samples, write_shards
 from tests.fork_server import ForkedPopen, fork_server
 from tests.servers.clouds import azure_server, s3_server
+from tests.shards import Sample, make_samples, write_shards
 
 __all__ = ["azure_server", "s3_server"]  # fixtures of all tests
 

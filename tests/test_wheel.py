@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import make_samples, write_shards
+from tests.shards import make_samples, write_shards
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("dali_pipes", "prep", "bench")

@@ -14,7 +14,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, mask_bytes, photo_bytes, write_tar
+from tests.shards import Sample, mask_bytes, photo_bytes, write_tar
 
 CROP = 64
 # Below, at and above the crop, odd and even, so that padding, cutting and rounding all happen.

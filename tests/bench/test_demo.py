@@ -64,7 +64,7 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     assert again["demo"]["manifest_digest"] == report["demo"]["manifest_digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_demo_ends_with_commands_that_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a shell without this environment, and in a folder with a space in its name."""
     folder = tmp_path / "first try"

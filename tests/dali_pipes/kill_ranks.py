@@ -26,7 +26,7 @@ from dali_pipes.cache.table import State, StateTable
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.order.plan import Plan
 from dali_pipes.store.local import LocalFetcher
-from tests.builders import Sample, make_samples, write_shards
+from tests.shards import Sample, make_samples, write_shards
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -168,7 +168,7 @@ class Ranks:
         self.cache_bytes, self._window = total * 2 // 5, total // 30
         # From a process that has imported what takes long: a start takes a tenth of a second.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dali_pipes.iterator", "dali_pipes.graph.pipelines", "tests.builders"])
+        self._context.set_forkserver_preload(["dali_pipes.iterator", "dali_pipes.graph.pipelines", "tests.loaders"])
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, rank: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dali_pipes as dp
-from tests.builders import Sample
+from tests.shards import Sample
 
 __all__ = ["check_rows", "raw", "read_epoch"]
 

@@ -26,11 +26,10 @@ from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import fill_bucket, make_samples, pack, write_shards
 from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
-from tests.faults import faulty
-from tests.scripted import Script, scripted
-from tests.sources import make_source
+from tests.servers.faulty import faulty
+from tests.servers.scripted import Script, scripted
+from tests.shards import fill_bucket, make_samples, make_source, pack, write_shards
 
 BODY = bytes(range(256)) * 200
 PATIENT = Patience(patience_s=60, longest_pause_s=0.1)

@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 import dali_pipes as dp
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.random import Random
-from tests import builders
-from tests.builders import Sample, image_bytes, make_samples, samples_and_shards, write_shards
+from tests import loaders
+from tests.shards import Sample, image_bytes, make_samples, samples_and_shards, write_shards
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
 BUCKETS = dp.buckets(area=64 * 64, step=16, max_aspect=2)
@@ -30,7 +30,7 @@ samples, shards = samples_and_shards(SIZES, per_shard=9)
 
 def open_loader(shards: Path, graph: Any = None, **options: Any) -> dp.Loader:
     usual = {"seed": 5, "select": dp.Select(buckets=BUCKETS), "outputs": dp.Outputs(keys=True, valid=True)}
-    return builders.open_loader(shards, graph or dp.bucketed(), **(usual | options))
+    return loaders.open_loader(shards, graph or dp.bucketed(), **(usual | options))
 
 
 def shape_of(width: int, height: int) -> tuple[int, int]:

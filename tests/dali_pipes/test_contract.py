@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dali_pipes as dp
-from tests.builders import make_samples, samples_and_shards, write_shards
+from tests.shards import make_samples, samples_and_shards, write_shards
 
 NUM_SAMPLES = 29
 KEYS = [f"s{i:05d}" for i in range(NUM_SAMPLES)]

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from tests import builders
-from tests.builders import Sample, keys_of, samples_and_shards, write_shards
+from tests import loaders
 from tests.dali_pipes.bad_samples.test_bad_samples import garbage, spoilt
 from tests.hostile_photos import undecodable
+from tests.loaders import keys_of
+from tests.shards import Sample, samples_and_shards, write_shards
 
 NUM_SAMPLES = 20
 KEYS = [f"s{number:05d}" for number in range(NUM_SAMPLES)]
@@ -27,7 +28,7 @@ INTERRUPTIBLE = ("RESUME", "CALL", "JUMP_BACKWARD")
 samples, shards = samples_and_shards([(20, 24)] * NUM_SAMPLES, per_shard=5)
 
 
-open_loader = partial(builders.open_loader, batch_size=5, shuffle=False)
+open_loader = partial(loaders.open_loader, batch_size=5, shuffle=False)
 
 
 FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {

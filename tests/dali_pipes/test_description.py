@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 from dali_pipes.errors import keep_secret
-from tests import builders
+from tests import loaders
 
-open_loader = partial(builders.open_loader, seed=7)
+open_loader = partial(loaders.open_loader, seed=7)
 ORDER = "Shuffle(window_bytes='all', ramp_up=False, slices=1, enabled=True)"
 
 

@@ -9,9 +9,9 @@ from unittest import mock
 import dali_pipes as dp
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from tests.builders import Sample, fill_bucket, make_samples, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
-from tests.faults import faulty
+from tests.servers.faulty import faulty
+from tests.shards import Sample, fill_bucket, make_samples, write_shards
 
 NUM_SAMPLES, PER_SHARD = 160, 5
 

@@ -10,13 +10,14 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests import builders
-from tests.builders import Sample, keys_of, make_samples, photo_bytes, write_shards, write_tar
+from tests import loaders
+from tests.loaders import keys_of
+from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
 
-open_loader = partial(builders.open_loader, batch_size=5)
+open_loader = partial(loaders.open_loader, batch_size=5)
 
 
 @pytest.mark.parametrize(

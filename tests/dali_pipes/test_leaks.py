@@ -16,7 +16,7 @@ from bench.tools.processes import child_pids
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from tests.builders import fill_bucket
+from tests.shards import fill_bucket
 
 NUM_LOADERS = 8
 # What a process makes once and keeps, such as DALI's and torch's pools, is there after these.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.store.cluster.ais import AisStore
-from tests.builders import fill_bucket
+from tests.shards import fill_bucket
 
 ROOT = Path(__file__).resolve().parents[2]
 # Some raise when they are imported, the others define something else.

@@ -10,13 +10,14 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.formats.names import index_name
-from tests import builders
-from tests.builders import keys_of, make_samples, write_shards
+from tests import loaders
+from tests.loaders import keys_of
+from tests.shards import make_samples, write_shards
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
 
-open_loader = partial(builders.open_loader, batch_size=5)
+open_loader = partial(loaders.open_loader, batch_size=5)
 
 
 def test_shard_changed_after_indexing_is_refused(tmp_path: Path) -> None:

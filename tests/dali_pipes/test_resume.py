@@ -10,8 +10,8 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.local import LocalFetcher
-from tests.builders import Sample, samples_and_shards
 from tests.dali_pipes.raw import check_rows, raw
+from tests.shards import Sample, samples_and_shards
 
 NUM_SAMPLES = 41
 HALVES = {"even": "[02468]", "odd": "[13579]"}  # of the shards, by their last digit

@@ -16,7 +16,7 @@ from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, keep_secret, printable
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
-from tests.scripted import Script, Visit, scripted
+from tests.servers.scripted import Script, Visit, scripted
 
 TOKEN = "eyJhbGciOi-t0ken-of-this-test"
 PASSWORD = "hunter2-and-more"

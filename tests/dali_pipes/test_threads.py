@@ -13,9 +13,9 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.store.local import LocalFetcher
-from tests.builders import samples_and_shards
 from tests.dali_pipes.test_contract import graph
 from tests.dali_pipes.test_delivery import INTERRUPTIBLE
+from tests.shards import samples_and_shards
 
 KEYS = [f"s{i:05d}" for i in range(61)]
 

@@ -17,9 +17,10 @@ from dali_pipes.order.passes import reserved_bytes
 from dali_pipes.order.plan import Batching, Plan
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, open_loader, open_windowed, samples_and_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.raw import raw, read_epoch
+from tests.loaders import open_loader, open_windowed
+from tests.shards import Sample, samples_and_shards
 
 NUM_SAMPLES = 90
 

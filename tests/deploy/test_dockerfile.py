@@ -169,7 +169,7 @@ def test_prune_refuses_another_environment() -> None:
     assert "has no torch and no nvidia/dali" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif("BUILD_IMAGE_IN" not in os.environ, reason="downloads 3 GB: BUILD_IMAGE_IN=DIR names where to")
 def test_build_steps_make_an_environment_that_trains() -> None:
     """The real thing, by hand: the build stage's steps below a directory with 12 GB, then a training from it."""

@@ -13,11 +13,10 @@ import pytest
 
 from dali_pipes.store.local import LocalStore
 from prep.sources.folders import pets
-from tests.builders import make_samples, pack, write_shards
 from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until, write_program
 from tests.deploy.dockerfile import ROOT
 from tests.prep.commands.calls import run_prep
-from tests.sources import make_source, write_pets
+from tests.shards import make_samples, make_source, pack, write_pets, write_shards
 
 TRAIN = SHIMS / "train.py"
 
@@ -185,7 +184,7 @@ def test_batch_script_says_how_it_is_used(
     assert job.returncode == code
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_training_goes_on_after_its_time_was_up(slurm: Slurm) -> None:
     """The classification example under torchrun on tiny photos: checks, cache, signal, requeue, resume."""
     samples = make_samples([(40, 44)] * 24, num_classes=37)

@@ -13,9 +13,9 @@ from PIL import Image
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
-from tests.builders import Sample, mask_bytes, npy_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, python_of, run_blocks, run_python
 from tests.servers.clouds import Cloud
+from tests.shards import Sample, mask_bytes, npy_bytes, photo_bytes, write_shards
 from tests.turned_photos import exif_block, with_exif
 
 DOCS = REPOSITORY / "docs"

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from tests.builders import make_samples, mask_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, follows, python_of, run_blocks, run_python
 from tests.prep.versions.sets import class_folders
+from tests.shards import make_samples, mask_bytes, photo_bytes, write_shards
 
 README, DOCS = REPOSITORY / "README.md", REPOSITORY / "docs"
 MAX_LINES = 150
@@ -51,7 +51,7 @@ def test_shapes_of_outputs() -> None:
     assert follows(["wrote 3 shards in 0.25 h ..."], printed) == "wrote 3 shards in 0.25 h ..."
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """On 294 photos in Oxford's layout, two of them not in the list: ten shards of thirty and a short one."""
     directory = tmp_path / "pets"
@@ -69,7 +69,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert run_blocks(DOCS / "tutorial.md", folder=tmp_path, PETS=str(directory)) >= 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_of_class_folders_ends_with_a_model_that_has_learned_something(tmp_path: Path) -> None:
     """Held-out tiles lie beside those that were trained on, and share no pixel with them."""
     pytest.importorskip("skimage")

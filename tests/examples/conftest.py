@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.builders import make_samples, write_shards
+from tests.shards import make_samples, write_shards
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUM_SAMPLES = 53

@@ -11,7 +11,7 @@ import torch
 from run_files import CHECKPOINT, STEPS, load_checkpoint, save_checkpoint
 
 from dali_pipes.cli import main as dali_pipes_main
-from tests.builders import make_samples
+from tests.shards import make_samples
 
 NUM_PHOTOS = 30
 

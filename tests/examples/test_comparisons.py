@@ -16,8 +16,8 @@ import dali_pipes as dp
 from bench.loaders.protocol import LoaderOptions
 from dali_pipes.errors import PipesError
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import make_samples, write_shards
 from tests.prep.commands.calls import run_prep
+from tests.shards import make_samples, write_shards
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from tests.builders import image_bytes, photo_bytes
+from tests.shards import image_bytes, photo_bytes
 
 HEIGHT, WIDTH = 21, 34
 

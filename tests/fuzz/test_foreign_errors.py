@@ -18,8 +18,8 @@ from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Tuning
 from prep.shuffle.key_map import parse_key_map
 from prep.shuffle.request import read_spec
-from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.fuzz.targets.texts import state
+from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 
 DEEP = b"[" * 100_000
 

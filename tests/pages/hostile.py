@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 SCRIPT = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 KEY = "a<script>alert(1)&\"'-"

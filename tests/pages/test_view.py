@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import Sample, write_shards
 from tests.pages import hostile
 from tests.pages.conftest import WIDTHS, Browser
 from tests.prep.commands.calls import call_prep
+from tests.shards import Sample, write_shards
 
 
 @pytest.fixture(scope="module")

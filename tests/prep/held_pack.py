@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 from prep.pack import target as target_module
-from tests.builders import pack
 from tests.prep.shuffle.gated_store import GatedStore
-from tests.sources import make_source
+from tests.shards import make_source, pack
 
 
 def main(target: str, gate: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dali_pipes.errors import DataError
 from dali_pipes.store.urls import resolve_shards
 from prep.sources import tars as tars_module
-from tests.builders import photo_bytes
+from tests.shards import photo_bytes
 
 pytestmark = pytest.mark.fresh_interpreter  # its peak of memory is measured
 

@@ -23,8 +23,8 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_part, index_shards, merge_indexes
 from prep.part import JobPart
-from tests.builders import Sample, make_samples, write_shards, write_tar
 from tests.prep.commands.calls import call_prep as run
+from tests.shards import Sample, make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]

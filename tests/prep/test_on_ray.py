@@ -27,11 +27,11 @@ from prep.shuffle.shuffle import ShuffleReport, shuffle
 from prep.versions.add import add
 from prep.versions.publish import open_newest
 from prep.workers import WORKERS_KINDS, on_ray, open_workers
-from tests.builders import pack
 from tests.prep.ray_nodes import WAIT_S, expect_only_its_tasks_were_repeated, killing, without_head
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.prep.workers_tasks import double
-from tests.sources import REPOSITORY, make_source, write_pets
+from tests.programs import REPOSITORY
+from tests.shards import make_source, pack, write_pets
 
 look = on_ray._marks
 

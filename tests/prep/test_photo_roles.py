@@ -11,8 +11,7 @@ import dali_pipes as dp
 from bench.loaders.recipe import find_components
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
-from tests.builders import Sample, mask_bytes, write_shards
-from tests.sources import encode_photo
+from tests.shards import Sample, encode_photo, mask_bytes, write_shards
 
 KINDS = ("jpg", "jpg", "png", "jpg", "webp", "jpg", "png", "jpg", "webp")  # most are JPEGs
 NUM = len(KINDS)

@@ -17,7 +17,7 @@ from dali_pipes.errors import DataError, PipesError
 from prep.workers import Report, Workers, default_jobs, open_workers
 from prep.workers.on_ray import RayWorkers
 from tests.prep.workers_tasks import double
-from tests.sources import REPOSITORY, start_python, wait_until
+from tests.programs import REPOSITORY, start_python, wait_until
 
 
 def square(task: int, report: Report) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import Sample, photo_bytes, write_shards
+from tests.shards import Sample, photo_bytes, write_shards
 from tests.trainers.tiny import NUM_CLASSES, NUM_SAMPLES, key_of
 
 

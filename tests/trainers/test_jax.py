@@ -13,8 +13,8 @@ import pytest
 from nvidia.dali import types
 
 import dali_pipes as dp
-from tests.builders import make_samples, write_shards
 from tests.docs.pages import REPOSITORY
+from tests.shards import make_samples, write_shards
 from tests.trainers.packages import need
 from tests.trainers.ranks import free_port, launch_from_page, run_ranks
 from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, NUM_SAMPLES, open_loader

@@ -36,7 +36,7 @@ from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from tests.bench.conftest import CROP, invoke
-from tests.builders import Sample, photo_bytes, write_shards
+from tests.shards import Sample, photo_bytes, write_shards
 
 FIGURES = (
     "samples_per_s",

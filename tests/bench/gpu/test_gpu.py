@@ -45,7 +45,7 @@ from bench.tools.processes import ProcessTree
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, image_bytes, make_samples, photo_bytes, write_shards
+from tests.shards import Sample, image_bytes, make_samples, photo_bytes, write_shards
 
 ON_CPU = GpuSetting(device="cpu", num_threads=1, batch_size=4)
 OPTIONS: dict[str, Any] = {

@@ -72,7 +72,7 @@ def test_the_deadline_holds_in_every_scenario(workload: Workload, tmp_path: Path
         assert report["left_out"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_turn_that_hangs_is_ended_after_the_deadline(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ def turns_in(path: Path) -> int:
     return sum(len(record["repeats"]) for record in read_record(path)["records"]) if path.exists() else 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_that_is_killed_in_mid_scenario_goes_on(
     command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

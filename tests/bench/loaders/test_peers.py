@@ -16,7 +16,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, write_tar
+from tests.shards import Sample, write_tar
 
 SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
 

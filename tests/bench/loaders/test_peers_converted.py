@@ -15,7 +15,7 @@ from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, samples
-from tests.builders import make_samples, write_tar
+from tests.shards import make_samples, write_tar
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -14,7 +14,7 @@ from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import open_loader
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import make_samples, write_tar
+from tests.shards import make_samples, write_tar
 
 ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
 

@@ -19,7 +19,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, loader_cases
-from tests.builders import Sample, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 
 @pytest.fixture(scope="module", params=["classification", "encoded"])

@@ -16,7 +16,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, invoke
-from tests.builders import Sample, photo_bytes, write_tar
+from tests.shards import Sample, photo_bytes, write_tar
 
 COMPONENTS = ("image.jpg", "trimap.png")
 

@@ -23,7 +23,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
 from tests.bench.conftest import CROP, NUM_SAMPLES, invoke
-from tests.builders import Sample, make_samples, photo_bytes, write_tar
+from tests.shards import Sample, make_samples, photo_bytes, write_tar
 
 
 @pytest.fixture(scope="module", params=["webdataset", "tfrecord"])

@@ -15,9 +15,10 @@ import dali_pipes as dp
 import dali_pipes.bad_samples
 from dali_pipes.bad_samples import Repair
 from dali_pipes.graph.decode import DecodePipeline
-from tests import builders
-from tests.builders import Sample, image_bytes, keys_of, make_samples, samples_and_shards, substituting, write_shards
+from tests import loaders
 from tests.hostile_photos import undecodable
+from tests.loaders import keys_of, substituting
+from tests.shards import Sample, image_bytes, make_samples, samples_and_shards, write_shards
 
 NUM_SAMPLES = 12
 BATCH_SIZE = 4
@@ -74,7 +75,7 @@ good_samples, good_shards = samples_and_shards(
 def open_loader(shards: Any, **options: Any) -> dp.Loader:
     policy = options.pop("bad_samples", None) or substituting(shards)
     usual = {"batch_size": BATCH_SIZE, "shuffle": False, "decode": dp.Decode(threads=2)}
-    return builders.open_loader(shards, bad_samples=policy, **(usual | options))
+    return loaders.open_loader(shards, bad_samples=policy, **(usual | options))
 
 
 def stand_in(keys: Sequence[str], bad: set[str], *, shard_of: Callable[[str], list[str]]) -> list[str]:

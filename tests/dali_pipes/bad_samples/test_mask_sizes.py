@@ -7,8 +7,9 @@ import pytest
 from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from tests import builders
-from tests.builders import Sample, make_samples, substituting, write_shards
+from tests import loaders
+from tests.loaders import substituting
+from tests.shards import Sample, make_samples, write_shards
 
 OTHER = Sample("", make_samples([(52, 40)])[0].components)
 PROBLEM = "has 40 x 52 pixels, '{}' 40 x 50"
@@ -23,7 +24,7 @@ def shards_with_one_wrong_mask(directory: Path, *, names: tuple[str, str] = ("im
 
 
 def open_loader(shards: Path, graph: Any, **policy: Any) -> dp.Loader:
-    return builders.open_loader(shards, graph, shuffle=False, bad_samples=substituting(shards, **policy))
+    return loaders.open_loader(shards, graph, shuffle=False, bad_samples=substituting(shards, **policy))
 
 
 def cropped(photo: str, mask: str, *, how: str) -> Any:

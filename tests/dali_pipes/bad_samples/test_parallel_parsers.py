@@ -15,9 +15,9 @@ import dali_pipes as dp
 from dali_pipes.formats.orientation import is_surely_read
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from dali_pipes.graph.photos import header_problems
-from tests.builders import Sample, image_bytes, photo_bytes, write_shards
 from tests.docs.pages import REPOSITORY, blocks_of
 from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, pixels_of, with_fill, with_long_marker
+from tests.shards import Sample, image_bytes, photo_bytes, write_shards
 
 # With two threads, more than twelve are parsed in parallel.
 BATCH = 256

@@ -14,8 +14,7 @@ from PIL import Image
 import dali_pipes as dp
 from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader
-from tests import builders
-from tests.builders import Sample, image_bytes, make_samples, photo_bytes, substituting, with_data, write_shards
+from tests import loaders
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import (
     animated_png,
@@ -27,6 +26,8 @@ from tests.hostile_photos import (
     tiff,
     with_wrong_checksum,
 )
+from tests.loaders import substituting
+from tests.shards import Sample, image_bytes, make_samples, photo_bytes, with_data, write_shards
 
 ODD_IMAGES = SHARED_DATA / "odd-images"
 SIZE = (50, 40)
@@ -48,7 +49,7 @@ def with_photos(photos: dict[int, bytes], *, num: int = 8) -> list[Sample]:
 
 def open_loader(shards: Path, graph: Any = as_it_is, *, on_error: str = "substitute", **options: Any) -> dp.Loader:
     policy = substituting(shards, on_error=on_error)
-    return builders.open_loader(shards, graph, shuffle=False, bad_samples=policy, **options)
+    return loaders.open_loader(shards, graph, shuffle=False, bad_samples=policy, **options)
 
 
 def by_a_lying_index(monkeypatch: pytest.MonkeyPatch, shards: Path, samples: list[Sample]) -> Path:

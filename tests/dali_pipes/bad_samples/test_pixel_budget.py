@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from tests import builders
-from tests.builders import Sample, image_bytes, make_samples, write_shards
+from tests import loaders
 from tests.hostile_photos import large_png, pixels_of
+from tests.shards import Sample, image_bytes, make_samples, write_shards
 
 PIXELS = 50 * 40
 
 
 def open_loader(shards: Path, *, budget: int, graph: Any = None) -> dp.Loader:
     graph = graph or dp.classification_eval(resize=24, crop=16)
-    return builders.open_loader(shards, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=budget))
+    return loaders.open_loader(shards, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=budget))
 
 
 def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from dali_pipes.cache.table import State, StateTable
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import CacheError
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import samples_and_shards
 from tests.dali_pipes.cache.job import Job
 from tests.dali_pipes.cache.member import blocks
+from tests.shards import samples_and_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

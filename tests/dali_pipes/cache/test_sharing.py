@@ -10,9 +10,10 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.cache.cache import NodeCache
-from tests.builders import Sample, make_samples, open_windowed, samples_and_shards, write_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.kill_ranks import expected, kill_rounds, summed
+from tests.loaders import open_windowed
+from tests.shards import Sample, make_samples, samples_and_shards, write_shards
 
 NUM_SAMPLES = 60
 
@@ -197,7 +198,7 @@ def test_consumed_shards_are_punched_while_the_loader_goes_on(
     assert num_dropped > 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_that_are_killed_harm_nobody(tmp_path: Path, cache_dir: Path) -> None:
     """The short form of `tests.dali_pipes.kill_ranks`: five kills."""
     counts = kill_rounds(tmp_path, cache_dir, rounds=5, seed=int(time.time()) % 1000)

@@ -10,9 +10,9 @@ from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.table import State
-from tests.builders import samples_and_shards
 from tests.dali_pipes.cache.job import Job
 from tests.dali_pipes.cache.member import PAGE, Member
+from tests.shards import samples_and_shards
 
 NUM_SHARDS = 8
 

@@ -12,8 +12,9 @@ from dali_pipes.cache.files import cache_root
 from dali_pipes.cli import main
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, open_windowed, samples_and_shards, write_shards
 from tests.dali_pipes.raw import raw, read_epoch
+from tests.loaders import open_windowed
+from tests.shards import Sample, make_samples, samples_and_shards, write_shards
 
 # Eight shards.
 samples, shards = samples_and_shards([(40 + 7 * (i % 5), 33) for i in range(16)], per_shard=2)

@@ -13,8 +13,9 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck, profile_loader
 from dali_pipes.commands.tune import find_graph
-from tests.builders import Sample, mask_bytes, open_loader, photo_bytes, write_shards
 from tests.dali_pipes.raw import raw
+from tests.loaders import open_loader
+from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 STAGES = ["fetch", "stage", "read", "inputs", "decode", "transform", "hand-over", "step"]
 

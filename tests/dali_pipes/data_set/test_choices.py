@@ -14,9 +14,10 @@ import torch
 import dali_pipes as dp
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests import builders
-from tests.builders import Sample, keys_of, make_samples, photo_bytes, write_shards, write_tar
+from tests import loaders
 from tests.dali_pipes.bad_samples.test_bad_samples import gif
+from tests.loaders import keys_of
+from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 
 NUM_SAMPLES = 23
 
@@ -26,7 +27,7 @@ def label_of(key: str) -> int:
     return int(key[1:]) % 5 + 1
 
 
-open_loader = partial(builders.open_loader, graph=dp.classification_train(crop=8), seed=3)
+open_loader = partial(loaders.open_loader, graph=dp.classification_train(crop=8), seed=3)
 
 
 def test_where_keeps_what_it_says(small_shards: Path) -> None:

@@ -12,7 +12,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import Sample, make_samples, samples_and_shards, write_shards, write_tar
+from tests.shards import Sample, make_samples, samples_and_shards, write_shards, write_tar
 
 # Five shards.
 samples, shards = samples_and_shards([(30, 30)] * 10, per_shard=2)

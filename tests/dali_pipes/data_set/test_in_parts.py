@@ -21,8 +21,8 @@ from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, photo_bytes, write_tar
 from tests.dali_pipes.data_set.test_mixture import find
+from tests.shards import Sample, photo_bytes, write_tar
 
 NUM_SHARDS, PER_SHARD = 5, 7
 

@@ -15,7 +15,7 @@ from dali_pipes.formats.names import classes_name, columns_name, index_name, man
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, tar_bytes, write_shards
+from tests.shards import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, tar_bytes, write_shards
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

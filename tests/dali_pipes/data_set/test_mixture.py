@@ -19,8 +19,8 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, write_shards, write_tar
 from tests.dali_pipes.data_set.test_data_set import stage
+from tests.shards import Sample, make_samples, write_shards, write_tar
 from tests.simulated import manifest_of
 
 

@@ -16,7 +16,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import ShardUrls, resolve_shards
 from prep.index import index_shards
-from tests.builders import make_samples, write_shards, write_tar
+from tests.shards import make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[2]

@@ -11,8 +11,8 @@ from dali_pipes.cli import main
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
-from tests.builders import make_samples, write_shards
 from tests.dali_pipes.raw import raw
+from tests.shards import make_samples, write_shards
 
 SHARDS = ("s-000000.tar", "s-000001.tar")
 

@@ -18,8 +18,8 @@ from dali_pipes.store.urls import Pattern
 from prep.commands.group import prep
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
-from tests.builders import make_samples, open_loader, pack, write_shards, write_tar
-from tests.sources import make_source
+from tests.loaders import open_loader
+from tests.shards import make_samples, make_source, pack, write_shards, write_tar
 
 LAST = "samples-000003.tar"
 IDENTITY = "tests.dali_pipes.etl_transforms:as_told"

@@ -21,7 +21,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
-from tests.faults import FaultyProxy
+from tests.servers.faulty import FaultyProxy
 
 DATA = random.Random(0).randbytes(2_500_001)
 OTHER = random.Random(1).randbytes(2_500_001)

@@ -28,8 +28,8 @@ from tests.dali_pipes.fetch.served import (
     fetching,
     ranges_of,
 )
-from tests.faults import faulty
-from tests.scripted import Visit, scripted
+from tests.servers.faulty import faulty
+from tests.servers.scripted import Visit, scripted
 
 TOKEN = "s3cret-t0ken"
 

@@ -17,8 +17,8 @@ from dali_pipes.store.cloud.bucket import CloudStore
 from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
-from tests.faults import faulty
 from tests.servers.clouds import cloud_bucket
+from tests.servers.faulty import faulty
 
 _SETTLE_S = 60.0
 

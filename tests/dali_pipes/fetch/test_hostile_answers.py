@@ -17,7 +17,7 @@ from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import MIN_BYTES_PER_S
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import BRIEF, DATA, Place, checksum, fails, fetching
-from tests.scripted import Script, Visit, never_ends, says, scripted
+from tests.servers.scripted import Script, Visit, never_ends, says, scripted
 
 ONCE = RetryPolicy(attempts=2, silence_s=0.5, connect_timeout_s=1.0)
 SMALL = DATA[:1000]

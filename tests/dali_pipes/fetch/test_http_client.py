@@ -11,7 +11,7 @@ import pytest
 from dali_pipes.store.cluster.access import Proxies
 from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError
 from dali_pipes.store.http.wire import StoppedError
-from tests.scripted import Script, ScriptedServer, Visit, says, scripted
+from tests.servers.scripted import Script, ScriptedServer, Visit, says, scripted
 
 REDIRECT = b"HTTP/1.1 307 Go\r\nLocation: /there\r\nContent-Length: 0\r\n"
 

@@ -17,8 +17,8 @@ from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.patience import Patience, Waiting
-from tests.builders import samples_and_shards
 from tests.dali_pipes.raw import raw
+from tests.shards import samples_and_shards
 
 
 @pytest.fixture(autouse=True)

@@ -30,8 +30,8 @@ from tests.dali_pipes.fetch.served import (
     ranges_of,
     set_props,
 )
-from tests.faults import faulty
-from tests.scripted import Visit, scripted
+from tests.servers.faulty import faulty
+from tests.servers.scripted import Visit, scripted
 
 # What comes is what was stored
 

@@ -19,7 +19,7 @@ from tests.dali_pipes.fetch.served import (
     ranges_of,
     set_props,
 )
-from tests.faults import faulty
+from tests.servers.faulty import faulty
 
 
 @pytest.mark.usefixtures("small_ranges")

@@ -13,7 +13,8 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, fill_bucket, keys_of, write_tar
+from tests.loaders import keys_of
+from tests.shards import Sample, fill_bucket, write_tar
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 

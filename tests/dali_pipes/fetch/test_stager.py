@@ -22,7 +22,7 @@ from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.urls import resolve_shards
-from tests.builders import samples_and_shards
+from tests.shards import samples_and_shards
 
 NUM_SHARDS = 8
 

@@ -15,7 +15,7 @@ from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
 from tests.dali_pipes.fetch.served import BRIEF, PROMPT
-from tests.scripted import Script, ScriptedServer, Visit, scripted
+from tests.servers.scripted import Script, ScriptedServer, Visit, scripted
 
 SMALL = random.Random(2).randbytes(4000)
 LARGE = random.Random(3).randbytes(8 << 20)

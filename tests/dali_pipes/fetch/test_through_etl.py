@@ -31,9 +31,10 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import open_output, start_etl, stop_etl, transform_shards
 from prep.index import index_shards
-from tests import builders
-from tests.builders import Sample, keys_of, make_samples, write_shards
+from tests import loaders
 from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
+from tests.loaders import keys_of
+from tests.shards import Sample, make_samples, write_shards
 
 TRANSFORMS = "tests.dali_pipes.etl_transforms"
 KEYS = [f"s{i:05d}" for i in range(12)]
@@ -98,7 +99,7 @@ def labels(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 def open_loader(store: AisStore, graph: Callable[..., Any], **options: Any) -> dp.Loader:
     shards = dp.Shards(f"{store.url}/s-", etl=options.pop("etl", None))
     usual = {"batch_size": 5, "seed": 3, "cache": dp.Cache(show_progress=False)}
-    return builders.open_loader(shards, graph, endpoint=store.endpoint, **usual | options)
+    return loaders.open_loader(shards, graph, endpoint=store.endpoint, **usual | options)
 
 
 def assert_batches_equal(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.simulated import manifest_of
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=12)

@@ -28,7 +28,7 @@ from dali_pipes.formats.sample_columns import (
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.builders import Sample, make_samples, write_shards, write_tar
+from tests.shards import Sample, make_samples, write_shards, write_tar
 from tests.simulated import index_of_rows, manifest_of, read_column_file
 
 Row = tuple[str, frozenset[str], int]  # key, components, label

@@ -16,8 +16,9 @@ from torchvision.transforms.v2 import functional as reference
 
 import dali_pipes as dp
 from dali_pipes.graph import color
-from tests.builders import Sample, batches_of, image_bytes, photo_bytes, write_shards
 from tests.dali_pipes.graph.test_random import NUM, Drawn
+from tests.loaders import batches_of
+from tests.shards import Sample, image_bytes, photo_bytes, write_shards
 
 SIDE = 48
 NUM_PHOTOS = 48

@@ -36,7 +36,7 @@ from dali_pipes.graph.dali_internals import (
     set_epoch_size,
     shared_crops,
 )
-from tests.builders import make_samples, mask_bytes, write_shards
+from tests.shards import make_samples, mask_bytes, write_shards
 
 VERSION = nvidia.dali.__version__
 PNG = np.frombuffer(mask_bytes(0, 8, 8), np.uint8)

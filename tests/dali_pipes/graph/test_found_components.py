@@ -14,7 +14,7 @@ import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import DataError
 from dali_pipes.graph.definition import Graph
-from tests.builders import Sample, image_bytes, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, image_bytes, mask_bytes, photo_bytes, write_shards
 
 GRAPHS: dict[str, Callable[..., Graph]] = {
     "segmentation": dp.segmentation,

@@ -12,8 +12,9 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
-from tests.builders import Sample, make_samples, npy_bytes, open_loader, photo_bytes, write_shards
 from tests.hostile_photos import undecodable
+from tests.loaders import open_loader
+from tests.shards import Sample, make_samples, npy_bytes, photo_bytes, write_shards
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, PhotoHea
 from dali_pipes.graph import photos as photo_headers
 from dali_pipes.graph.photos import read_photo_headers
 from dali_pipes.reader.aio_reader import EncodedBatch
-from tests.builders import image_bytes
 from tests.fuzz.mutations import mutant
 from tests.fuzz.photo_seeds import other_photos, photos
 from tests.hostile_photos import animated_png, broken_jpeg2000, pixels_of, with_thumbnail
+from tests.shards import image_bytes
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, turned_photo, with_exif, xmp
 
 # Between two photos stands what would be taken for a part of the first by a reader that goes too far.

@@ -14,7 +14,8 @@ import dali_pipes as dp
 from dali_pipes.graph.pipelines import check_crop
 from dali_pipes.graph.random import resized_crop
 from dali_pipes.order.randomness import Stream
-from tests.builders import make_samples, open_loader, photo_bytes, write_shards
+from tests.loaders import open_loader
+from tests.shards import make_samples, photo_bytes, write_shards
 
 # Odd, even, smaller, larger, by one, by three, much; every pair of them as width and height.
 SIDES = (1, 2, 199, 347, 348, 349, 350, 351, 352, 353, 354, 355, 601)

@@ -17,8 +17,9 @@ from dali_pipes.errors import DataError, DecodeError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
-from tests.builders import Sample, open_loader, write_shards
 from tests.hostile_photos import undecodable
+from tests.loaders import open_loader
+from tests.shards import Sample, write_shards
 from tests.turned_photos import (
     Pixels,
     exif_block,

@@ -15,11 +15,11 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 
 import dali_pipes as dp
-from tests import builders
-from tests.builders import Sample
+from tests import loaders
+from tests.shards import Sample
 
 open_loader = partial(
-    builders.open_loader,
+    loaders.open_loader,
     graph=dp.classification_train(crop=16, photo="image.jpg"),
     batch_size=5,
     seed=1,

@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import dali_pipes as dp
-from tests import builders
+from tests import loaders
 
 NUM_SAMPLES = 23
 BATCHES = 5  # of 5 samples, the last of 3
@@ -29,7 +29,7 @@ def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     return {"image": fn.slice(pixels, [0, 0], [4, 4], axes=(0, 1)), "label": components.label}
 
 
-open_loader = partial(builders.open_loader, graph=graph, batch_size=5, seed=7)
+open_loader = partial(loaders.open_loader, graph=graph, batch_size=5, seed=7)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

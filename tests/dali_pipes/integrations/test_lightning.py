@@ -150,7 +150,7 @@ def test_fit_resumed_from_each_checkpoint_has_the_unbroken_runs_losses(
         assert resumed.steps == whole.steps[step:], f"after step {step}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_share_each_step_and_one_goes_on(small_shards: Path, tmp_path: Path) -> None:
     """Started by torchrun, two processes of 3 see together what one of 6 does, without a DistributedSampler in between;
     their checkpoint goes on in one process with batches of 9, with not a sample lost or seen twice.

@@ -10,8 +10,8 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES, LOADERS, labels_of
-from tests.builders import Sample, write_shards
 from tests.dali_pipes.raw import raw
+from tests.shards import Sample, write_shards
 
 COUNTERS = [figure.name for figure in FIGURES if figure.is_counter]
 

@@ -12,7 +12,7 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.processes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment, refuse_changed_rank
-from tests.builders import open_loader
+from tests.loaders import open_loader
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}

@@ -18,8 +18,9 @@ from dali_pipes.order.plan import Plan
 from dali_pipes.reader import aio_reader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
-from tests.builders import Sample, open_windowed, samples_and_shards
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
+from tests.loaders import open_windowed
+from tests.shards import Sample, samples_and_shards
 
 NUM_SAMPLES = 24
 

@@ -17,8 +17,8 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store
-from tests.scripted import says, scripted
 from tests.servers import clouds
+from tests.servers.scripted import says, scripted
 
 
 @pytest.fixture(params=["directory", "bucket", *clouds.KINDS])

@@ -20,11 +20,10 @@ from dali_pipes.formats.manifest import Change, Manifest, ShardsPart
 from dali_pipes.formats.shard_index import ShardIndex
 from prep.sources.record import as_entry
 from prep.tar.writer import Range
-from tests.builders import make_samples, write_shards
 from tests.dali_pipes.cache.damage import Loader, copy, fill
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
+from tests.shards import hf, make_samples, write_shards
 from tests.simulated import read_column_file
-from tests.sources import hf
 
 
 def _tar(kind: int, folder: str) -> bytes:

@@ -31,7 +31,7 @@ from dali_pipes.store.patience import Patience, use_patience
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
-from tests.scripted import ScriptedServer, Visit
+from tests.servers.scripted import ScriptedServer, Visit
 
 BODY = random.Random(3).randbytes(1500)
 LOCATION = "/v1/objects/b/o?elsewhere=1"

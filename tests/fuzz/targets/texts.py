@@ -26,9 +26,8 @@ from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Machine, Settings, Tuning
 from prep.shuffle.key_map import parse_key_map
 from prep.shuffle.request import read_spec
-from tests.builders import npy_bytes
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
-from tests.sources import table
+from tests.shards import npy_bytes, table
 
 SHARD = "s-000000.tar"
 

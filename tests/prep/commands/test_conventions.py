@@ -24,9 +24,8 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.demo_photos import demo_photos
-from tests.builders import pack
 from tests.prep.sources.test_hf import write_hf
-from tests.sources import encode_photo, write_pets
+from tests.shards import encode_photo, pack, write_pets
 
 WITHOUT_JSON = {
     "completion": "prints a script, for a shell to read",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.cli import main
-from tests.builders import make_samples, photo_bytes, tar_bytes, write_shards
+from tests.shards import make_samples, photo_bytes, tar_bytes, write_shards
 
 EVIL = "\x1b[2J\x9b31m\nerror: \u202egpj"
 """Clears the screen, colours, begins a line that looks like ours, turns the direction of writing."""

@@ -13,10 +13,9 @@ from PIL import Image
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
 from prep.sources.demo_photos import demo_photos
-from tests.builders import pack, photo_bytes, tar_bytes
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
-from tests.sources import write_pets
+from tests.shards import pack, photo_bytes, tar_bytes, write_pets
 
 _make = partial(run_prep, "make")
 _json = partial(json_of_prep, "make")

@@ -8,9 +8,8 @@ import pytest
 
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from tests.builders import pack
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
-from tests.sources import encode_photo, make_source
+from tests.shards import encode_photo, make_source, pack
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from dali_pipes.commands.options import format_bytes, size
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
-from tests.sources import encode_photo, write_pets
+from tests.shards import encode_photo, write_pets
 
 
 @pytest.fixture

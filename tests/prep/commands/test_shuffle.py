@@ -12,9 +12,8 @@ import pytest
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from tests.builders import pack
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
-from tests.sources import make_source
+from tests.shards import make_source, pack
 
 _run = partial(run_prep, "shuffle")
 _json = partial(json_of_prep, "shuffle")

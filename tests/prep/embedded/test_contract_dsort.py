@@ -20,8 +20,8 @@ from prep.shuffle.key_map import Grouping, parse_key_map, split_of
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Engine, Request, read_spec, request_of_spec
 from prep.shuffle.shuffle import shuffle
-from tests.builders import read_tar, tar_bytes
 from tests.prep.embedded.conftest import get, put
+from tests.shards import read_tar, tar_bytes
 
 NUM_SAMPLES = 24
 

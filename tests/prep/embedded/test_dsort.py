@@ -11,7 +11,7 @@ import pytest
 from prep.embedded.dsort import SortJob, parse_job_spec
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import RefusalError, Storage
-from tests.builders import read_tar, tar_bytes
+from tests.shards import read_tar, tar_bytes
 
 SPEC: dict[str, Any] = {
     "input_bck": {"name": "b", "provider": "ais"},

@@ -11,9 +11,9 @@ from aistore.sdk.errors import AISError
 
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
-from tests.builders import Sample, write_tar
 from tests.prep.embedded.conftest import sdk
-from tests.sources import wait_until
+from tests.programs import wait_until
+from tests.shards import Sample, write_tar
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]
 

@@ -14,7 +14,7 @@ from dali_pipes.processes.programs import ServerProcess
 from prep.embedded import server
 from prep.embedded.server import Handler
 from prep.embedded.storage import Storage
-from tests.sources import wait_until
+from tests.programs import wait_until
 
 
 class Raw:

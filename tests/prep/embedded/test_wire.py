@@ -25,7 +25,7 @@ import pytest
 from aistore.sdk.dsort.types import JobInfo
 
 from dali_pipes.store.cluster.embedded_node import start
-from tests.builders import tar_bytes
+from tests.shards import tar_bytes
 
 RECORDING = Path(__file__).resolve().parents[4] / "shared" / "ais-wire" / "ais-4.9.jsonl"
 EXTRA_HEADERS = {"Date", "Connection", "Hdr-Error", "Accept-Ranges", "Content-Length"}

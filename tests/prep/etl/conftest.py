@@ -12,7 +12,7 @@ import pytest
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
-from tests.builders import tar_bytes
+from tests.shards import tar_bytes
 
 
 def make_shard(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:

@@ -23,9 +23,8 @@ from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from prep.index import index_shards
-from tests.builders import Sample, read_tar, tar_bytes, write_shards
 from tests.prep.etl.conftest import make_shard, stub, words
-from tests.sources import encode_mask, encode_photo
+from tests.shards import Sample, encode_mask, encode_photo, read_tar, tar_bytes, write_shards
 from tests.turned_photos import ORIENTATIONS, slope, turned_photo
 
 THIS = "tests.prep.etl.test_etl"
@@ -89,8 +88,7 @@ def test_function_makes_new_components_and_a_tar_without_time_or_owner() -> None
 
 def test_identity_gives_the_bytes_that_pack_writes(tmp_path: Path) -> None:
     """A transform that changes no sample leaves all bytes of our shards unchanged."""
-    from tests.builders import pack
-    from tests.sources import make_source
+    from tests.shards import make_source, pack
 
     pack(make_source(5), store=LocalStore(tmp_path), prefix="s-", max_count=10, max_bytes=1 << 20)
     packed = (tmp_path / "s-000000.tar").read_bytes()

@@ -21,7 +21,8 @@ from prep.etl.run import start_etl
 from prep.etl.transforms import load_transform
 from tests.prep.etl.conftest import stub, words
 from tests.prep.etl.test_etl import THIS
-from tests.sources import REPOSITORY, encode_mask, encode_photo
+from tests.programs import REPOSITORY
+from tests.shards import encode_mask, encode_photo
 
 
 @contextmanager

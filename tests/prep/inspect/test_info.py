@@ -20,9 +20,9 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
-from tests.builders import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
 from tests.conftest import SHARED_DATA
 from tests.prep.commands.calls import call_prep
+from tests.shards import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
 from tests.turned_photos import slope, turned_photo
 
 

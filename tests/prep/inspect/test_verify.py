@@ -25,7 +25,9 @@ from prep.index import index_shards
 from prep.inspect.verify import VerifyReport, verify
 from prep.pack.pack import open_target
 from prep.sources.folders import pets
-from tests.builders import (
+from tests.hostile_photos import undecodable
+from tests.prep.commands.calls import call_prep
+from tests.shards import (
     Sample,
     image_bytes,
     make_samples,
@@ -36,8 +38,6 @@ from tests.builders import (
     write_shards,
     write_tar,
 )
-from tests.hostile_photos import undecodable
-from tests.prep.commands.calls import call_prep
 from tests.simulated import read_column_file
 from tests.turned_photos import slope, turned_photo
 

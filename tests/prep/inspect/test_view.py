@@ -35,9 +35,8 @@ from prep.inspect.contact_sheet import (
 )
 from prep.inspect.samples import ChosenSamples, ShowOptions
 from prep.inspect.view_page import MAX_LISTED, PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
-from tests.builders import Sample, image_bytes, mask_bytes, npy_bytes, photo_bytes, write_shards, write_tar
 from tests.prep.commands.calls import call_prep
-from tests.sources import encode_photo
+from tests.shards import Sample, encode_photo, image_bytes, mask_bytes, npy_bytes, photo_bytes, write_shards, write_tar
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 

@@ -20,8 +20,7 @@ from prep.pack.pack import OnBad, open_target
 from prep.pack.target import ShardPlan, plan_shards
 from prep.sources.folders import imagefolder
 from prep.sources.record import Record, Source
-from tests.builders import pack
-from tests.sources import encode_mask, encode_photo, make_source
+from tests.shards import encode_mask, encode_photo, make_source, pack
 from tests.turned_photos import exif_block, with_exif
 
 

@@ -17,8 +17,8 @@ from dali_pipes.store.local import LocalStore
 from prep.sources.folders import pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range
-from tests.builders import pack
-from tests.sources import encode_photo, make_source, start_python, write_pets
+from tests.programs import start_python
+from tests.shards import encode_photo, make_source, pack, write_pets
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -37,7 +37,7 @@ GIF = encode_photo("gif", mode="L")
 LONG_PACK = """
 import sys
 from pathlib import Path
-from tests.builders import pack
+from tests.shards import pack
 from prep.sources.record import Record, Source
 from dali_pipes.store.local import LocalStore
 
@@ -81,9 +81,9 @@ NO_ROOM = """
 import resource, sys
 from pathlib import Path
 from dali_pipes.errors import StoreError
-from tests.builders import pack
+from tests.shards import pack
 from dali_pipes.store.local import LocalStore
-from tests.sources import make_source
+from tests.shards import make_source
 
 out, limited = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(limited), resource.RLIM_INFINITY))

@@ -16,8 +16,8 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack.target import CopiedTarget
 from prep.sources.record import Record, Source
-from tests.builders import pack
-from tests.sources import encode_photo, make_source, start_python
+from tests.programs import start_python
+from tests.shards import encode_photo, make_source, pack
 
 
 @pytest.fixture(params=["directory", "bucket"])

@@ -7,7 +7,7 @@ import pytest
 
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from prep.pack.check import mask_problem
-from tests.sources import encode_mask
+from tests.shards import encode_mask
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -11,7 +11,6 @@ from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify
 from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.sources.record import Record, Source
-from tests.builders import Sample, image_bytes, mask_bytes, pack, photo_bytes, write_shards, write_tar
 from tests.conftest import SHARED_DATA
 from tests.hostile_photos import (
     animated_png,
@@ -29,6 +28,7 @@ from tests.hostile_photos import (
     with_wrong_checksum,
     without_chunk,
 )
+from tests.shards import Sample, image_bytes, mask_bytes, pack, photo_bytes, write_shards, write_tar
 
 REFUSED = {
     "jpeg2000": jpeg2000(),

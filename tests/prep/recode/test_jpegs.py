@@ -8,9 +8,9 @@ from dali_pipes.errors import PipesError
 from dali_pipes.formats.photo_header import PhotoRules, read_whole_photo_header
 from prep.photos.details import photo_details
 from prep.recode.photos import NotJpegError, check_jpegtran, optimized
-from tests.builders import photo_bytes
 from tests.conftest import SHARED_DATA
 from tests.prep.recode.photos import dali_pixels, exif, needs_jpegtran, orientation, pixels
+from tests.shards import photo_bytes
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 LAB = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()

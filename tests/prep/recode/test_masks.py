@@ -9,8 +9,8 @@ from PIL import Image
 from prep.pack.check import mask_problem
 from prep.photos.decoders import Undecodable
 from prep.recode.photos import is_plain_mask, optimized_mask, resized_mask
-from tests.builders import image_bytes, mask_bytes
 from tests.prep.recode.photos import pixels, with_odd_notes
+from tests.shards import image_bytes, mask_bytes
 
 VALUES = np.random.default_rng(0).integers(0, 256, (31, 47)).astype(np.uint8)
 

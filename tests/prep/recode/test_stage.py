@@ -18,11 +18,10 @@ from prep.pack.pack import PackReport
 from prep.recode.photos import Recoding
 from prep.sources.folders import photo_folder
 from prep.sources.record import Record, Source
-from tests.builders import image_bytes, mask_bytes, pack, photo_bytes, read_tar
 from tests.hostile_photos import pixels_of, undecodable
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran
-from tests.sources import write_pets
+from tests.shards import image_bytes, mask_bytes, pack, photo_bytes, read_tar, write_pets
 
 SMALL = Recoding(short_side=32, masks="nearest")
 

@@ -27,8 +27,7 @@ from prep.shuffle.plan import ShufflePlan
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle
 from prep.sources.record import Source
-from tests.builders import pack, read_tar, tar_bytes
-from tests.sources import make_source
+from tests.shards import make_source, pack, read_tar, tar_bytes
 
 NUM_SAMPLES = 43
 

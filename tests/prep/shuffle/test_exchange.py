@@ -33,9 +33,9 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
-from tests.builders import pack, read_tar, tar_bytes
 from tests.prep.shuffle.gated_store import GatedStore
-from tests.sources import make_source, start_python, wait_until
+from tests.programs import start_python, wait_until
+from tests.shards import make_source, pack, read_tar, tar_bytes
 
 NUM_SAMPLES = 43
 

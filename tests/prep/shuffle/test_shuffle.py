@@ -18,8 +18,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle, spec_of
-from tests.builders import pack, read_tar, tar_bytes
-from tests.sources import make_source
+from tests.shards import make_source, pack, read_tar, tar_bytes
 
 NUM_SAMPLES = 43
 

@@ -7,7 +7,7 @@ import pytest
 from dali_pipes.errors import DataError
 from prep.sources.detect import detect
 from prep.sources.tables import Fields
-from tests.sources import encode_photo, write_pets
+from tests.shards import encode_photo, write_pets
 
 
 def write(root: Path, *names: str) -> Path:

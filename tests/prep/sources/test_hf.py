@@ -12,9 +12,8 @@ import webdataset
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.sources.hf import find_parquet, read_schema
-from tests.builders import pack
 from tests.prep.commands.calls import json_of_prep
-from tests.sources import encode_mask, encode_photo, hf
+from tests.shards import encode_mask, encode_photo, hf, pack
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -12,9 +12,8 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
 from prep.sources.folders import imagefolder, pets, photo_folder
-from tests.builders import pack
 from tests.prep.commands.calls import run_prep
-from tests.sources import encode_photo, write_pets
+from tests.shards import encode_photo, pack, write_pets
 
 NAMES = {"Abyssinian_2": 1, "Abyssinian_10": 1, "great_pyrenees_7": 16}
 

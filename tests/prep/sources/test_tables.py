@@ -13,8 +13,7 @@ import webdataset
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.store.local import LocalStore
 from prep.sources.record import Source, as_entry
-from tests.builders import pack
-from tests.sources import encode_mask, encode_photo, table
+from tests.shards import encode_mask, encode_photo, pack, table
 
 Rows = Sequence[dict[str, Any]]
 

@@ -13,8 +13,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.tars import tars
-from tests.builders import Sample, pack, read_tar, write_tar
-from tests.sources import encode_photo, make_source
+from tests.shards import Sample, encode_photo, make_source, pack, read_tar, write_tar
 
 
 @pytest.fixture(params=["directory", "bucket"])

@@ -20,7 +20,7 @@ from prep.sources.folders import imagefolder
 from prep.versions.add import AddReport, add
 from prep.versions.publish import Newest, open_newest
 from prep.versions.remove import CompactReport, RemoveReport, compact, remove
-from tests.builders import pack, photo_bytes
+from tests.shards import pack, photo_bytes
 
 
 class Place(NamedTuple):

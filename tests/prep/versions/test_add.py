@@ -24,9 +24,9 @@ from prep.sources.record import Record, Source
 from prep.versions.add import add
 from prep.versions.fit import fit_classes, leave_out_known
 from prep.versions.publish import open_newest
-from tests.builders import Sample, pack, photo_bytes, write_tar
 from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
+from tests.shards import Sample, pack, photo_bytes, write_tar
 
 OLD_KEYS = [f"{name}/{row:03d}" for name in ("cat", "dog", "owl") for row in range(2)]
 NEW_KEYS = ["bee/050", "dog/050"]

@@ -20,9 +20,9 @@ from dali_pipes.store.cluster.transformed import through_etl
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from prep.sources.folders import imagefolder
-from tests import builders
-from tests.builders import Sample, pack, write_tar
+from tests import loaders
 from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
+from tests.shards import Sample, pack, write_tar
 
 
 def shards_of(url: str, **options: Any) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ def test_an_etl_reads_the_newest_version_only(place: Place, more: Path) -> None:
 # A job's state holds the version that it reads, and goes on with it
 
 
-open_loader = partial(builders.open_loader, graph=dp.classification_train(crop=8), batch_size=2, seed=3)
+open_loader = partial(loaders.open_loader, graph=dp.classification_train(crop=8), batch_size=2, seed=3)
 
 
 def keys_of(loader: dp.Loader) -> list[list[str]]:

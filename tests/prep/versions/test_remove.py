@@ -16,9 +16,9 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name, version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
-from tests.builders import read_tar
 from tests.prep.versions.sets import Place, copy_set
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
+from tests.shards import read_tar
 
 
 def read_keys(shards: Any, **options: Any) -> list[str]:

@@ -13,7 +13,8 @@ from torchvision import transforms
 
 import dali_pipes as dp
 from dali_pipes.graph.recipes.captions import read_tokens
-from tests.builders import Sample, batches_of, npy_bytes, photo_bytes, write_shards
+from tests.loaders import batches_of
+from tests.shards import Sample, npy_bytes, photo_bytes, write_shards
 
 LENGTH = 6
 NUM_PHOTOS = 20

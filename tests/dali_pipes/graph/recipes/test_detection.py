@@ -15,7 +15,8 @@ from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 import dali_pipes as dp
 from dali_pipes.graph.recipes.detection import check_boxes, read_boxes
-from tests.builders import Sample, batches_of, image_bytes, npy_bytes, photo_bytes, write_shards
+from tests.loaders import batches_of
+from tests.shards import Sample, image_bytes, npy_bytes, photo_bytes, write_shards
 
 CROP = 96
 SIZES = [(60 + 31 * (number % 5), 200 - 23 * (number % 7)) for number in range(30)]

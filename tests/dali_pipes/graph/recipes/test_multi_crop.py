@@ -12,7 +12,8 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as reference
 
 import dali_pipes as dp
-from tests.builders import Sample, batches_of, photo_bytes, write_shards
+from tests.loaders import batches_of
+from tests.shards import Sample, photo_bytes, write_shards
 
 SIZES = (64, 32)
 NUM_PHOTOS = 40

@@ -26,8 +26,8 @@ from dali_pipes.store.cloud import bucket
 from dali_pipes.store.cloud.bucket import WHOLE_BYTES, CloudStore
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import open_store
-from tests.faults import faulty
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, cloud_bucket
+from tests.servers.faulty import faulty
 
 MIB = memoryview(bytes(1 << 20))
 

@@ -13,7 +13,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
 from prep.index import index_shards
-from tests.builders import make_samples, write_shards
+from tests.shards import make_samples, write_shards
 
 SHARD = "s-000001.tar"
 

@@ -20,7 +20,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.transformed import TransformedStore
 from dali_pipes.store.http import answers, objects
-from tests.scripted import Script, Visit, never_ends, says, scripted
+from tests.servers.scripted import Script, Visit, never_ends, says, scripted
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

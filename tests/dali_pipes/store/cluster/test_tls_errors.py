@@ -10,7 +10,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from tests.dali_pipes.fetch.served import answering
-from tests.scripted import says, scripted
+from tests.servers.scripted import says, scripted
 
 HEALTHY = says(b"HTTP/1.1 200 OK\r\nAis-Daemon-Id: p\r\nContent-Length: 0\r\n\r\n")
 # As Go's server with TLS answers plain HTTP.

@@ -8,7 +8,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.access import ClusterAccess, Token, refusal_advice
 from dali_pipes.store.cluster.sessions import PatientSessions
 from dali_pipes.store.patience import Patience
-from tests.scripted import Visit, scripted
+from tests.servers.scripted import Visit, scripted
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Builders of photos, samples, tars, shards and loaders for all tests."""
+"""Photos, samples, tars, shards and data sets of each layout, for all tests."""
 
 import io
 import tarfile
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import dali_pipes as dp
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack import pack as packing
-from prep.sources.record import Source
+from prep.sources import hf as hf_module
+from prep.sources import tables
+from prep.sources.record import Record, Source
 
 
 def pack(source: Source, **fields: Any) -> packing.PackReport:
@@ -153,41 +154,61 @@ def read_tar(data: bytes) -> list[tuple[str, bytes]]:
         return [(member.name, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
 
 
-def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
-    """A loader on the CPU of batches of four with keys; options of `dali_pipes.loader` take precedence.
-
-    Without a graph, it yields crops of 16 x 16 of ``image.jpg`` and ``trimap.png``.
-    """
-    usual = {
-        "batch_size": 4,
-        "device": "cpu",
-        "outputs": dp.Outputs(keys=True),
-        "decode": dp.Decode(threads=1),
-    }
-    return dp.loader(shards, graph or dp.segmentation(crop=16), **(usual | options))
+def encode_photo(
+    extension: str = "jpg", *, size: tuple[int, int] = (32, 24), mode: str = "RGB", seed: int = 0
+) -> bytes:
+    """A photo of noise: seeds give different bytes."""
+    generator = np.random.default_rng(seed)
+    height_width = (size[1], size[0])
+    shape = height_width if mode == "L" else (*height_width, len(mode))
+    photo = Image.fromarray(generator.integers(0, 256, shape, np.uint8))
+    return image_bytes(photo, {"jpg": "JPEG", "png": "PNG", "gif": "GIF", "webp": "WEBP"}[extension])
 
 
-def open_windowed(
-    shards: Any, graph: Any, *, directory: Path, window_bytes: int, max_bytes: int | None = None, **options: Any
-) -> dp.Loader:
-    """A loader as `open_loader`'s, without keys, that shuffles in windows, through a cache in a directory."""
-    cache = dp.Cache(directory=directory, max_bytes=max_bytes)
-    usual = {"outputs": dp.Outputs(), "cache": cache, "shuffle": dp.Shuffle(window_bytes=window_bytes)}
-    return open_loader(shards, graph, **(usual | options))
+def encode_mask(*, size: tuple[int, int] = (32, 24)) -> bytes:
+    return image_bytes(np.full((size[1], size[0]), 2, np.uint8))
 
 
-def substituting(shards: Path, **options: Any) -> dp.BadSamples:
-    """Bad samples are substituted and noted in ``q.tsv`` beside the shards; options take precedence."""
-    return dp.BadSamples(**({"on_error": "substitute", "quarantine": shards / "q.tsv"} | options))
+def write_pets(directory: Path, names: Mapping[str, int], *, header: bool = True) -> Path:
+    """A data set in Oxford's layout: ``names`` are photos and class ids."""
+    (directory / "images").mkdir(parents=True)
+    (directory / "annotations" / "trimaps").mkdir(parents=True)
+    rows = ["#Image CLASS-ID SPECIES BREED ID"] if header else []
+    for number, (name, label) in enumerate(names.items()):
+        (directory / "images" / f"{name}.jpg").write_bytes(encode_photo(seed=number))
+        (directory / "annotations" / "trimaps" / f"{name}.png").write_bytes(encode_mask())
+        rows.append(f"{name} {label} 1 1")
+    (directory / "annotations" / "list.txt").write_text("\n".join(rows) + "\n")
+    return directory
 
 
-def batches_of(shards: Any, graph: Any, **options: Any) -> list[dict[str, Any]]:
-    """The batches of an epoch, with keys."""
-    arguments = {"batch_size": 7, "device": "cpu", "seed": 5, "outputs": dp.Outputs(keys=True)} | options
-    with dp.loader(shards, graph, **arguments) as loader:
-        return [batch for (batch,) in loader]
+def table(path: Path, **fields: Any) -> Source:
+    """The records of a list, with labels unless ``has_labels`` says otherwise."""
+    return tables.table(path, tables.Fields(**{"has_labels": True, **fields}))
 
 
-def keys_of(batches: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """The keys of the samples of a loader's epoch, or of some of its batches."""
-    return [key for (batch,) in batches for key in batch["key"]]
+def hf(files: Sequence[Path], **fields: Any) -> Source:
+    """The records of Parquet files with photos in them."""
+    return hf_module.hf(files, tables.Fields(**fields))
+
+
+def no_pixels(noise: bytes) -> bytes:
+    """A JPEG of 16 x 16 pixels by its header and end, with noise between them."""
+    return b"\xff\xd8\xff\xc0\0\x0b\x08\0\x10\0\x10\1\1\x11\0" + noise + b"\xff\xd9"
+
+
+def make_source(count: int, *, num_bytes: int = 700, seed: int = 0) -> Source:
+    """Records of two components, and ``cls``; photos that only their first and last bytes make so."""
+    generator = np.random.default_rng(seed)
+    records = [
+        Record(
+            key=f"folder/{number:04d}",
+            components={
+                "image.jpg": no_pixels(generator.bytes(num_bytes + 7 * number - 14)),
+                "json": b'{"number": %d}' % number,
+            },
+            label=number % 3,
+        )
+        for number in range(count)
+    ]
+    return Source(name="made up", records=records, classes={0: "zero", 1: "one", 2: "two"})

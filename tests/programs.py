@@ -1,0 +1,25 @@
+"""Programs that tests start, and the wait for what they do."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def wait_until(is_true: Callable[[], object], what: str = "it never came") -> None:
+    """Return when this is true; after two minutes, which a loaded machine may need, the test fails with ``what``."""
+    deadline_s = time.monotonic() + 120
+    while not is_true():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.01)
+
+
+def start_python(script: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
+    """Run a script in an interpreter of its own, which finds the packages wherever pytest runs."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
