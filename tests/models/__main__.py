@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.models import changes, epochs, users
+from tests.models import changes, epochs, tars, users
 
 Model = Callable[[np.random.Generator, Path], str]
 
@@ -34,6 +34,8 @@ MODELS: dict[str, Model] = {
         epochs.buckets,
         changes.versions,
         changes.bad_samples,
+        tars.reader,
+        tars.loops,
         users.faces,
         users.statistics,
     )
