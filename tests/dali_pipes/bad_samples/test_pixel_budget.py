@@ -1,5 +1,7 @@
 """A batch whose photos could exhaust the memory is an error before it is decoded."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,7 @@ from tests.shards import Sample, image_bytes, make_samples, write_shards
 PIXELS = 50 * 40
 
 
-def open_loader(shards: Path, *, budget: int, graph: Any = None) -> dp.Loader:
-    graph = graph or dp.classification_eval(resize=24, crop=16)
+def open_loader(shards: Path, graph: Any, *, budget: int) -> dp.Loader:
     return loaders.open_loader(shards, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=budget))
 
 
@@ -26,7 +27,8 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
     large = image_bytes(pixels_of(size=(100, 40)), "JPEG")
     samples[2] = Sample("s00002\u202e", samples[2].components | {"image.jpg": large})
     write_shards(tmp_path, samples, per_shard=8)
-    with open_loader(tmp_path, budget=4 * PIXELS) as loader:
+    graph = dp.classification_eval(resize=24, crop=16)
+    with open_loader(tmp_path, graph, budget=4 * PIXELS) as loader:
         with pytest.raises(dp.DecodeError) as caught:
             next(loader)
         text = (
@@ -36,19 +38,34 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
         )
         assert text in str(caught.value)
         assert next(loader)[0]["key"] == ["s00004", "s00005", "s00006", "s00007"]
-    with open_loader(tmp_path, budget=5 * PIXELS) as loader:
+    with open_loader(tmp_path, graph, budget=5 * PIXELS) as loader:
         assert len(list(loader)) == 2
 
 
 def test_masks_count(tmp_path: Path) -> None:
     write_shards(tmp_path, make_samples([(50, 40)] * 4), per_shard=4)
-    with open_loader(tmp_path, budget=8 * PIXELS, graph=dp.segmentation(crop=16)) as loader:
-        assert len(list(loader)) == 1
     with (
-        open_loader(tmp_path, budget=8 * PIXELS - 1, graph=dp.segmentation(crop=16)) as loader,
+        open_loader(tmp_path, dp.segmentation(crop=16), budget=8 * PIXELS - 1) as loader,
         pytest.raises(dp.DecodeError, match="have 16000 pixels together, expected at most max_batch_pixels=15999"),
     ):
         next(loader)
+
+
+PROGRAM = r"""
+import re, sys, dali_pipes as dp
+from nvidia.dali import fn
+
+# Not getrusage's maximum: a child begins with that of the process that forked it.
+peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) // 1024
+graph = lambda components, random: {"image": fn.resize(fn.decoders.image(components["png"]), size=(32, 32))}
+decode = dp.Decode(max_batch_pixels=40_000_000, threads=2)
+with dp.loader(sys.argv[1], graph, batch_size=8, device="cpu", decode=decode) as loader:
+    before = peak()
+    try:
+        next(loader)
+    except dp.DecodeError:
+        print(peak() - before)
+"""
 
 
 def test_memory_of_a_batch_of_large_photos_is_not_taken(tmp_path: Path) -> None:
@@ -56,20 +73,5 @@ def test_memory_of_a_batch_of_large_photos_is_not_taken(tmp_path: Path) -> None:
     photo = large_png(6000, 6000)
     assert len(photo) < 50_000
     write_shards(tmp_path, [Sample(f"s{number}", {"png": photo}) for number in range(8)], per_shard=8)
-    program = (
-        "import re, sys, dali_pipes as dp\n"
-        # Not getrusage's maximum: a child begins with that of the process that forked it.
-        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024\n"
-        "from nvidia.dali import fn\n"
-        "def graph(components, random):\n"
-        "    return {'image': fn.resize(fn.decoders.image(components['png']), size=(32, 32))}\n"
-        "decode = dp.Decode(max_batch_pixels=40_000_000, threads=2)\n"
-        "with dp.loader(sys.argv[1], graph, batch_size=8, device='cpu', decode=decode) as loader:\n"
-        "    before = peak()\n"
-        "    try:\n"
-        "        next(loader)\n"
-        "    except dp.DecodeError:\n"
-        "        print(peak() - before)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 100

@@ -1,5 +1,7 @@
 """What arrays a graph may take, and what it may make of its components."""
 
+from __future__ import annotations
+
 import io
 import json
 from pathlib import Path
@@ -7,14 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from nvidia.dali import fn, types
 from PIL import Image
 
 import dali_pipes as dp
 from tests.hostile_photos import undecodable
-from tests.loaders import open_loader
+from tests.lazy import Lazy
+from tests.loaders import batches_of, open_loader, substituting
 from tests.shards import Sample, make_samples, npy_bytes, photo_bytes, write_shards
+
+torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
+
+
+def refused(shards: Path, graph: Any, error: type[Exception], text: str, **options: Any) -> None:
+    """The loader of this graph is refused when it is made."""
+    with pytest.raises(error, match=text):
+        open_loader(shards, graph, **options)
 
 
 @pytest.mark.parametrize(
@@ -31,26 +40,14 @@ def test_array_that_dali_cannot_take_is_refused_when_it_is_built(small_shards: P
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"bytes": components["cls"], "array": components.array(array)}
 
-    with pytest.raises(TypeError, match=text):
-        dp.loader(small_shards, graph, batch_size=5, device="cpu")
+    refused(small_shards, graph, TypeError, text)
 
 
 def test_component_without_a_size_in_the_index_is_refused(tmp_path: Path) -> None:
     """A JPEG under a name that is no photo's: its height and width are not in the index, so no crop can be computed."""
-    samples = [Sample("a", {"img": photo_bytes(0, 20, 20), "cls": b"1"})]
-    shards = write_shards(tmp_path, samples, per_shard=1)
-    with pytest.raises(dp.DataError, match="component 'img' has no height and width in the index"):
-        dp.loader(shards, dp.classification_eval(resize=16, crop=16, photo="img"), batch_size=1, device="cpu")
-
-
-def test_output_named_key_is_refused_with_keys(small_shards: Path) -> None:
-    """Two things of one name in a batch."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        return {"key": components.label, "bytes": components["cls"]}
-
-    with pytest.raises(ValueError, match=r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"):
-        dp.loader(small_shards, graph, batch_size=5, device="cpu", outputs=dp.Outputs(keys=True))
+    shards = write_shards(tmp_path, [Sample("a", {"img": photo_bytes(0, 20, 20), "cls": b"1"})], per_shard=1)
+    graph = dp.classification_eval(resize=16, crop=16, photo="img")
+    refused(shards, graph, dp.DataError, "component 'img' has no height and width in the index")
 
 
 # --- samples of different lengths in one tensor -----------------------------------------------------------------------
@@ -63,8 +60,7 @@ def files(components: dp.Components, random: dp.Random) -> dict[str, object]:
 def test_packed_output_has_the_samples_one_after_the_other(small_shards: Path, small_samples: list[Sample]) -> None:
     """Any ragged node can be packed; a face delivers the offsets by name, too."""
     photos = {sample.key: sample.components["image.jpg"] for sample in small_samples}
-    options: dict[str, Any] = {"batch_size": 7, "device": "cpu", "outputs": dp.Outputs(keys=True)}
-    with dp.loader(small_shards, files, **options) as loader:
+    with open_loader(small_shards, files) as loader:
         for packed, offsets, keys in loader.as_dataloader(outputs=("files", "cu_seqlens", "key")):
             assert offsets.dtype == torch.int32
             assert len(packed) == offsets[-1]
@@ -82,8 +78,7 @@ def test_packed_output_of_a_batch_with_a_bad_sample(tmp_path: Path) -> None:
     samples = make_samples([(20 + number, 10) for number in range(4)])
     samples[2].components["image.jpg"] = undecodable(samples[2].components["image.jpg"])
     shards = write_shards(tmp_path, samples, per_shard=4)
-    bad_samples = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "q.tsv")
-    with dp.loader(shards, pixels, batch_size=4, device="cpu", shuffle=False, bad_samples=bad_samples) as loader:
+    with open_loader(shards, pixels, shuffle=False, bad_samples=substituting(shards)) as loader:
         (batch,) = next(loader)
     assert batch["cu_seqlens"].tolist() == [0, 200, 410, 620, 850]
     assert torch.equal(batch["pixels"][200:410], batch["pixels"][410:620])
@@ -111,16 +106,25 @@ def named(components: dp.Components, random: dp.Random) -> dict[str, object]:
     return {"a": components.packed(components["image.jpg"]), "cu_seqlens": components.label}
 
 
+def keyed(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    return {"key": components.label, "bytes": components["cls"]}
+
+
+def any_data(components: dp.Components, random: dp.Random) -> dict[str, object]:
+    return {"pixels": fn.decoders.image(components["image.jpg"], output_type=types.ANY_DATA)}
+
+
 @pytest.mark.parametrize(
     ("graph", "text"),
     [
         (twice, "a graph can have one packed output and adds 'cu_seqlens' beside it, got a, b"),
         (named, "adds 'cu_seqlens' beside it, got a, cu_seqlens"),
+        (keyed, r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"),
+        (any_data, r"output_type=types\.ANY_DATA"),  # before a gray JPEG ends the process
     ],
 )
-def test_second_packed_output_or_name_is_refused(small_shards: Path, graph: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        dp.loader(small_shards, graph, batch_size=5, device="cpu")
+def test_outputs_that_cannot_be_are_refused(small_shards: Path, graph: Any, text: str) -> None:
+    refused(small_shards, graph, ValueError, text)
 
 
 # --- components that are not photos -----------------------------------------------------------------------------------
@@ -182,21 +186,22 @@ def test_graph_takes_arrays_text_and_objects_beside_photos(
     rich_shards: Path, rich_samples: dict[str, dict[str, bytes]], policy: str
 ) -> None:
     """Every kind at once, two photos among them, over two epochs: each sample's own, in the order of the graph."""
-    with dp.loader(
-        rich_shards, rich, batch_size=4, seed=1, device="cpu", outputs=dp.Outputs(keys=True), last_batch_policy=policy
-    ) as loader:
+    with open_loader(rich_shards, rich, seed=1, last_batch_policy=policy) as loader:
         for _ in range(2):
             keys = []
             for (batch,) in loader:
-                size = len(batch["key"])
                 assert list(batch) == [*rich_outputs(), "key"]
-                assert all(len(values) == size for values in batch.values())
-                for i, key in enumerate(batch["key"]):
-                    check_rich({name: values[i] for name, values in batch.items()}, rich_samples[key])
+                assert all(len(values) == len(batch["key"]) for values in batch.values())
+                check_batch(batch, rich_samples)
                 assert [type(batch[name]) for name in ("caption", "meta", "blob")] == [list] * 3
                 keys += batch["key"]
             assert len(keys) == (14 if policy == "PARTIAL" else 16)
             assert set(keys) == set(rich_samples)
+
+
+def check_batch(batch: dict[str, Any], samples: dict[str, dict[str, bytes]]) -> None:
+    for i, key in enumerate(batch["key"]):
+        check_rich({name: values[i] for name, values in batch.items()}, samples[key])
 
 
 def rich_outputs() -> list[str]:
@@ -234,7 +239,7 @@ def test_graph_of_nothing_but_text(rich_shards: Path, rich_samples: dict[str, di
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"caption": components.text("txt")}
 
-    with dp.loader(rich_shards, graph, batch_size=4, shuffle=False, device="cpu") as loader:
+    with open_loader(rich_shards, graph, shuffle=False, outputs=dp.Outputs()) as loader:
         captions = [caption for (batch,) in loader for caption in batch["caption"]]
     assert captions == [components["txt"].decode() for components in rich_samples.values()]
 
@@ -246,7 +251,7 @@ def test_arrays_of_different_shapes_must_be_padded_to_be_an_output(rich_shards: 
         return {"points": components.npy("points.npy", dtype=np.int32, ndim=2)}
 
     text = "output 'points' of the graph has samples of different shapes; crop, resize or pad"
-    with dp.loader(rich_shards, graph, batch_size=4, device="cpu") as loader, pytest.raises(ValueError, match=text):
+    with open_loader(rich_shards, graph) as loader, pytest.raises(ValueError, match=text):
         next(loader)
 
 
@@ -274,35 +279,27 @@ def test_component_that_cannot_be_parsed_is_named(rich_shards: Path, take, text:
         return {"length": components["blob.bin"].shape(), "parsed": take(components)}
 
     with (
-        dp.loader(rich_shards, graph, batch_size=14, shuffle=False, device="cpu") as loader,
+        open_loader(rich_shards, graph, batch_size=14, shuffle=False) as loader,
         pytest.raises(dp.PipesError, match=rf"shard 's-00000\d.tar', key 'r0\d\d': {text}"),
     ):
         next(loader)
 
 
-def test_bad_sample_is_replaced_in_all_its_outputs(
-    tmp_path: Path, rich_samples: dict[str, dict[str, bytes]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bad_sample_is_replaced_in_all_its_outputs(tmp_path: Path, rich_samples: dict[str, dict[str, bytes]]) -> None:
     """A document that is cut off, with ``on_error="substitute"``: the sample before it stands in, whole."""
     samples = [Sample(key, components) for key, components in rich_samples.items()]
     bad = samples[6]
     samples[6] = Sample(bad.key, bad.components | {"meta.json": bad.components["meta.json"][:-1]})
     shards = write_shards(tmp_path, samples, per_shard=7)
-    with open_loader(
-        shards,
-        rich,
-        batch_size=7,
-        shuffle=False,
-        bad_samples=dp.BadSamples(on_error="substitute", quarantine=tmp_path / "quarantine.tsv"),
-    ) as loader:
+    options = {"batch_size": 7, "shuffle": False, "bad_samples": substituting(tmp_path)}
+    with open_loader(shards, rich, **options) as loader:
         batches = [batch for (batch,) in loader]
         assert loader.num_substituted == 1
         (met,) = loader.bad_samples
     expected = [*list(rich_samples)[:6], "r005", *list(rich_samples)[7:]]
     assert [key for batch in batches for key in batch["key"]] == expected
     for batch in batches:
-        for i, key in enumerate(batch["key"]):
-            check_rich({name: values[i] for name, values in batch.items()}, rich_samples[key])
+        check_batch(batch, rich_samples)
     assert (met.key, met.component) == ("r006", "meta.json")
     assert met.cause.startswith('cannot be parsed: expected JSON, found b\'{"number": 6')
 
@@ -356,7 +353,7 @@ def test_input_that_no_output_depends_on_is_left_alone(small_shards: Path) -> No
         assert components["image.jpg"] is not None
         return {"bytes": components["cls"]}
 
-    with dp.loader(small_shards, graph, batch_size=5, device="cpu") as loader:
+    with open_loader(small_shards, graph) as loader:
         next(loader)
         loader.reset()
         assert len(list(loader)) == len(loader)
@@ -378,18 +375,7 @@ def test_bad_arguments_of_parsed_components_are_refused(rich_shards: Path, take,
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"length": components["blob.bin"].shape(), "parsed": take(components)}
 
-    with pytest.raises(error, match=text):
-        dp.loader(rich_shards, graph, batch_size=2, device="cpu")
-
-
-def test_any_data_is_refused_when_the_loader_is_made(small_shards: Path) -> None:
-    """Before a gray JPEG ends the process."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        return {"pixels": fn.decoders.image(components["image.jpg"], output_type=types.ANY_DATA)}
-
-    with pytest.raises(ValueError, match=r"output_type=types\.ANY_DATA"):
-        dp.loader(small_shards, graph, batch_size=5, device="cpu")
+    refused(rich_shards, graph, error, text)
 
 
 def test_parsed_component_is_computed_beside_the_samples_crop(rich_shards: Path) -> None:
@@ -409,8 +395,7 @@ def test_parsed_component_is_computed_beside_the_samples_crop(rich_shards: Path)
             "shape": shape,
         }
 
-    with dp.loader(rich_shards, graph, batch_size=4, device="cpu", outputs=dp.Outputs(keys=True)) as loader:
-        batches = [batch for (batch,) in loader]
+    batches = batches_of(rich_shards, graph)
     for batch in batches:
         for row, key in enumerate(batch["key"]):
             start, shape = batch["start"][row].tolist(), batch["shape"][row].tolist()
@@ -429,5 +414,4 @@ def test_node_that_is_computed_by_the_pipeline_cannot_stand_beside(rich_shards: 
         twice = random.uniform() * 2
         return {"meta": components.parsed("meta.json", lambda data, number: number, beside=(twice,))}
 
-    with pytest.raises(ValueError, match=r"beside takes nodes of components\.array, components\.label and random"):
-        dp.loader(rich_shards, graph, batch_size=4, device="cpu")
+    refused(rich_shards, graph, ValueError, r"beside takes nodes of components\.array, components\.label and random")

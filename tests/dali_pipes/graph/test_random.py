@@ -1,63 +1,48 @@
-"""Random numbers of a graph stay within their bounds."""
+"""Random numbers of a graph stay within their bounds; crop windows are those of torchvision."""
+
+from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import dali_pipes as dp
 from dali_pipes.order.randomness import Stream
+from tests.dali_pipes.graph.draws import NUM, deviation, drawn
+from tests.lazy import Lazy
 
-NUM = 20_000
+torch, transforms = Lazy("torch"), Lazy("torchvision.transforms")
+ours, pipelines = Lazy("dali_pipes.graph.random"), Lazy("dali_pipes.graph.pipelines")
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+NUM_UNIFORMS = 22
 
 
 def test_uniform_never_reaches_its_upper_bound() -> None:
     """[low, high), in float32 too."""
-
-    class Always:
-        def array(self, function):
-            class Batch:
-                def uniforms(self, name: str, num: int) -> np.ndarray:
-                    return np.array([[0.0], [1 - 2**-32]])
-
-            return function(Batch())
-
-    drawn = dp.Random(Always()).uniform(2.0, 3.0)
-    assert drawn.tolist()[0] == 2.0
-    assert math.nextafter(3.0, 0) > drawn.tolist()[1] > 2.99
-
-
-class Drawn:
-    """Components that give a graph's arrays for samples 0 to NUM - 1, drawn by the real generator."""
-
-    def array(self, function):
-        class Batch:
-            def uniforms(self, name: str, num: int) -> npt.NDArray[np.float64]:
-                return Stream(5, 2, f"graph/{name}").uniforms(np.arange(NUM), num)
-
-        return function(Batch())
-
-    def size(self, component: str, *, orient: bool = False):
-        return lambda batch: (np.full(NUM, 300, np.int32), np.full(NUM, 400, np.int32))
+    batch = SimpleNamespace(uniforms=lambda name, num: np.array([[0.0], [1 - 2**-32]]))
+    low, high = drawn(batch).uniform(2.0, 3.0).tolist()
+    assert low == 2.0
+    assert math.nextafter(3.0, 0) > high > 2.99
 
 
 def chi_squared(*columns: npt.NDArray[np.float64]) -> float:
-    """Of ten by ten cells for two columns, or a hundred for one, all as likely: 99 degrees of freedom."""
-    cells = np.clip((columns[0] * (10 if len(columns) == 2 else 100)).astype(int), 0, 99)
-    if len(columns) == 2:
-        cells = cells * 10 + np.clip((columns[1] * 10).astype(int), 0, 9)
-    counts = np.bincount(cells, minlength=100)
-    return float(((counts - NUM / 100) ** 2 / (NUM / 100)).sum())
+    """Of ten by ten cells, all as likely: 99 degrees of freedom."""
+    cells = [np.clip((column * 10).astype(int), 0, 9) for column in columns]
+    return deviation(np.bincount(10 * cells[0] + cells[1], minlength=100), NUM / 100)
 
 
 def test_unnamed_draws_are_uniform_and_independent() -> None:
     """Each call has a stream of its own: every pair fills the square evenly. The 99.99 % point is 160."""
-    random = dp.Random(Drawn())
-    columns = [random.uniform() for _ in range(4)]
+    random = drawn()
+    columns = [random.uniform() for _ in range(3)]
     random.coin_flip()  # of another kind, counted as well
     columns.append(random.uniform())
     for number, column in enumerate(columns):
-        assert chi_squared(column) < 160
         for other in columns[:number]:
             assert chi_squared(column, other) < 160
     assert chi_squared(columns[0], columns[0]) > 1000  # the test can fail
@@ -65,26 +50,22 @@ def test_unnamed_draws_are_uniform_and_independent() -> None:
 
 def test_streams_are_named_by_kind_and_number() -> None:
     """`uniform/0`, `coin_flip/1`: a name that is given has the same numbers, and a change breaks users' runs."""
-    random = dp.Random(Drawn())
-    first, coin, third = random.uniform(), random.coin_flip(0.3), random.uniform(stream="mine")
-    fourth = random.uniform()
+    random = drawn()
+    found = [random.uniform(), random.coin_flip(0.3), random.uniform(stream="mine"), random.uniform()]
     expected = [
         Stream(5, 2, f"graph/{name}").uniforms(np.arange(NUM), 1)[:, 0]
         for name in ("uniform/0", "coin_flip/1", "mine", "uniform/3")
     ]
-    assert np.allclose(first, expected[0], atol=1e-6)
-    assert np.array_equal(coin, expected[1] < 0.3)
-    assert np.allclose(third, expected[2], atol=1e-6)
-    assert np.allclose(fourth, expected[3], atol=1e-6)
-    again = dp.Random(Drawn())
-    assert np.array_equal(again.uniform(stream="uniform/0"), first)
-    assert coin.dtype == np.int32
-    assert abs(coin.mean() - 0.3) < 4 * math.sqrt(0.21 / NUM)
+    for number in (0, 2, 3):
+        assert np.allclose(found[number], expected[number], atol=1e-6)
+    assert np.array_equal(found[1], expected[1] < 0.3)
+    assert found[1].dtype == np.int32
+    assert np.array_equal(drawn().uniform(stream="uniform/0"), found[0])
 
 
 def test_places_of_crops_are_uniform_and_independent_of_their_size() -> None:
     """The slack before a crop, as a share of all slack, fills [0, 1) evenly, whatever the crop's area."""
-    start, shape = dp.Random(Drawn()).resized_crop("jpg", scale=(0.1, 0.3), ratio=(1, 1))
+    start, shape = drawn().resized_crop("jpg", scale=(0.1, 0.3), ratio=(1, 1))
     share = (start + 0.5) / (np.array([300, 400]) - shape + 1)
     area = shape.prod(axis=1) / 120_000
     assert 0.099 < area.min() < 0.11
@@ -93,4 +74,86 @@ def test_places_of_crops_are_uniform_and_independent_of_their_size() -> None:
     assert abs(np.corrcoef(share[:, 0], share[:, 1])[0, 1]) < 4 / math.sqrt(NUM)
     assert abs(np.corrcoef(share[:, 0], area)[0, 1]) < 4 / math.sqrt(NUM)
     counts = np.histogram2d(share[:, 0], share[:, 1], 5, ((0, 1), (0, 1)))[0]
-    assert ((counts - NUM / 25) ** 2 / (NUM / 25)).sum() < 70  # 24 degrees of freedom, and whole pixels
+    assert deviation(counts, NUM / 25) < 70  # 24 degrees of freedom, and whole pixels
+
+
+def windows(sizes: list[tuple[int, int]], uniforms: np.ndarray, **options: object) -> np.ndarray:
+    height, width = (np.array(side, np.int32) for side in zip(*sizes, strict=True))
+    return ours.resized_crop(height, width, uniforms, **({"scale": SCALE, "ratio": RATIO} | options))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=8), st.integers(0, 2**32 - 1)
+)
+def test_resized_crop_lies_in_the_photo(sizes: list[tuple[int, int]], seed: int) -> None:
+    """Whatever the photo's shape: a window of at least one pixel, inside it."""
+    uniforms = np.random.default_rng(seed).random((len(sizes), NUM_UNIFORMS))
+    for (height, width), (top, left, rows, columns) in zip(sizes, windows(sizes, uniforms).tolist(), strict=True):
+        assert rows >= 1
+        assert columns >= 1
+        assert 0 <= top <= height - rows
+        assert 0 <= left <= width - columns
+
+
+def test_resized_crop_is_distributed_as_torchvisions() -> None:
+    """Area share, ratio and place have torchvision's means and spreads: 4,000 draws of each for one photo."""
+    height, width, count = 375, 500, 4000
+    uniforms = np.random.default_rng(1).random((count, NUM_UNIFORMS))
+    torch.manual_seed(1)
+    photo = torch.empty(3, height, width)
+    theirs = [transforms.RandomResizedCrop.get_params(photo, list(SCALE), list(RATIO)) for _ in range(count)]
+
+    def features(drawn: np.ndarray) -> np.ndarray:
+        top, left, rows, columns = drawn.astype(float).T
+        return np.stack([rows * columns / (height * width), np.log(columns / rows), top, left], axis=1)
+
+    a, b = features(windows([(height, width)] * count, uniforms)), features(np.array(theirs))
+    error = np.sqrt((a.var(axis=0) + b.var(axis=0)) / count)
+    assert (np.abs(a.mean(axis=0) - b.mean(axis=0)) < 4.5 * error).all()
+    assert np.allclose(a.std(axis=0), b.std(axis=0), rtol=0.06)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (2.0, [[0, 0, 50, 100], [50, 0, 50, 100]]),  # exactly as wide as the photo
+        (0.5, [[0, 0, 100, 50], [0, 50, 100, 50]]),  # exactly as high
+    ],
+)
+def test_resized_crop_that_just_fits_is_placed_at_random(ratio: float, expected: list[list[int]]) -> None:
+    """Half of the photo's area, from one edge to the other: it is a try that fits, and not the centre."""
+    uniforms = np.full((2, NUM_UNIFORMS), 0.5)
+    uniforms[:, -2:] = [[0.0, 0.0], [0.999, 0.999]]
+    assert windows([(100, 100)] * 2, uniforms, scale=(0.5, 0.5), ratio=(ratio, ratio)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((10, 1000), (0, 493, 10, 13)),  # too wide for any try: the centre, of the widest ratio allowed
+        ((1000, 10), (493, 0, 13, 10)),
+    ],
+)
+def test_resized_crop_falls_back_to_the_centre_as_torchvision_does(size: tuple, expected: tuple) -> None:
+    """A photo so narrow that no try fits."""
+    assert tuple(windows([size], np.full((1, NUM_UNIFORMS), 0.999), scale=(0.9, 1.0))[0].tolist()) == expected
+    torch.manual_seed(0)
+    crop = transforms.RandomResizedCrop.get_params(torch.empty(3, *size), [0.9, 1.0], list(RATIO))
+    assert crop == expected
+
+
+@given(st.integers(1, 5000), st.integers(1, 2000))
+def test_center_crop_start_is_torchvisions(size: int, crop: int) -> None:
+    """Rounding half to even where it cuts, down where it pads: `torchvision.transforms.functional.center_crop`."""
+    expected = round((size - crop) / 2) if size > crop else -((crop - size) // 2)
+    assert pipelines.center_crop_start(np.array([size], np.int32), crop).tolist() == [expected]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
+def test_resized_shape_is_torchvisions(height: int, width: int, shorter_side: int) -> None:
+    """The longer side is rounded down."""
+    expected = transforms.functional.resize(torch.empty(1, height, width), [shorter_side]).shape[1:]
+    found = pipelines.resized_shape(np.array([[height, width]], np.int32), shorter_side)
+    assert tuple(found[0].tolist()) == tuple(expected)

@@ -1,9 +1,10 @@
 """An epoch, segment by segment: waits for what it names only, gives up what it has read, tells errors in their turn."""
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +13,12 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.epoch import PlanInputs
 from dali_pipes.fetch.stager import Stager
-from dali_pipes.order.plan import Plan
-from dali_pipes.reader import aio_reader
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.samples import Samples
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 from tests.loaders import open_windowed
+from tests.programs import wait_until
 from tests.shards import Sample, samples_and_shards
 
 NUM_SAMPLES = 24
@@ -47,20 +46,13 @@ def open_loader(shards: Path, tmp_path: Path) -> Iterator[Callable[..., dp.Loade
         yield open_
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "never came"
-        time.sleep(0.002)
-
-
 def check_nothing_is_held(loader: dp.Loader) -> None:
     """When its feeds are closed: no account of the stager's, nothing in the shared table."""
     loader.delivery.current.feed.close()
     if loader.parts.epochs.ahead is not None:
         loader.parts.epochs.ahead.close()
     stager = loader.parts.stager
-    until(lambda: not (stager._demand.held or stager._filling or stager._asking))
+    wait_until(lambda: not (stager._demand.held or stager._filling or stager._asking))
     assert not any(
         (stager._demand.needs, stager._demand.ahead, stager._demand.needed_missing, stager._demand.ahead_missing)
     )
@@ -74,16 +66,11 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     [
         {"batch_size": 15},  # several windows a batch
         {"batch_size": 24},  # an epoch of one batch
-        {"batch_size": 100},
         {"batch_size": 100, "last_batch_policy": "FILL"},  # the epoch several times over
-        {"batch_size": 7, "last_batch_policy": "FILL"},
         {"batch_size": 7, "last_batch_policy": "DROP"},
         {"batch_size": 3, "shuffle": dp.Shuffle(window_bytes=30_000, ramp_up=True)},
-        {"batch_size": 6, "shuffle": dp.Shuffle(window_bytes=30_000, slices=3)},
-        {
-            "batch_size": 10,
-            "shuffle": dp.Shuffle(window_bytes=30_000, slices=5),
-        },  # slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap
+        # Slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap.
+        {"batch_size": 10, "shuffle": dp.Shuffle(window_bytes=30_000, slices=5)},
         {"batch_size": 5, "shuffle": dp.Shuffle(enabled=False, window_bytes=30_000)},
     ],
     ids=str,
@@ -124,9 +111,11 @@ def test_epoch_that_cannot_be_begun_leaves_the_old_one(
     """`set_epoch` that fails, for want of room for instance: the error, and then the rest of the epoch before."""
     loader = open_loader(shuffle=dp.Shuffle(enabled=False, window_bytes=30_000), batch_size=4)
     seen = check_rows(next(iter(loader))[0], samples)
+    from dali_pipes.epoch import PlanInputs
+
     make_plan = PlanInputs.plan
 
-    def fail(self: PlanInputs, epoch: int) -> Plan:
+    def fail(self: PlanInputs, epoch: int) -> Any:
         if epoch == 3:
             raise dp.CacheError("no room")
         return make_plan(self, epoch)
@@ -217,11 +206,11 @@ def test_segment_that_cannot_be_opened_ahead_is_told_in_its_turn(
     check_nothing_is_held(loader)
 
 
+@pytest.mark.usefixtures("without_collector")
 def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collector can run anywhere, also in a thread that fetches, which has the lock that the others wait for."""
-    before = threading.active_count()
     is_dropped, is_collected = threading.Event(), threading.Event()
     hold = Stager._hold
 
@@ -232,38 +221,33 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
             is_collected.set()
 
     monkeypatch.setattr(Stager, "_hold", collecting)
-    gc.collect()
-    gc.disable()
-    try:
-        loader = open_windowed(shards, raw, directory=tmp_path, window_bytes=1, batch_size=2)
-        next(iter(loader))
-        stager = loader.parts.stager
-        loader.itself = loader  # type: ignore[attr-defined]
-        is_dropped.set()
-        del loader
-        with contextlib.suppress(ValueError):  # it is closed while this waits
-            stager.need(range(12))
-        assert is_collected.is_set()
-        until(lambda: threading.active_count() <= before)
-    finally:
-        gc.enable()
+    before = set(threading.enumerate())
+    loader = open_windowed(shards, raw, directory=tmp_path, window_bytes=1, batch_size=2)
+    next(iter(loader))
+    own = set(threading.enumerate()) - before
+    stager = loader.parts.stager
+    loader.itself = loader  # type: ignore[attr-defined]
+    is_dropped.set()
+    del loader
+    with contextlib.suppress(ValueError):  # it is closed while this waits
+        stager.need(range(12))
+    assert is_collected.is_set()
+    wait_until(lambda: not any(thread.is_alive() for thread in own))
 
 
+@pytest.mark.usefixtures("without_collector")
 def test_loader_keeps_few_buffers(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many batches pass: the bytes of none wait for the garbage collector."""
     made: list[int] = []
+    from dali_pipes.reader import aio_reader
+
     mapped = aio_reader._mapped
     monkeypatch.setattr(aio_reader, "_mapped", lambda num_bytes: made.append(num_bytes) or mapped(num_bytes))
     loader = open_loader(shuffle=True)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(5):
-            read_epoch([loader], samples)
-    finally:
-        gc.enable()
+    for _ in range(5):
+        read_epoch([loader], samples)
     # Two batches are decoded ahead, one is delivered, and this segment and the next one read two ahead each. (These
     # batches are small: one buffer holds all that is read at a time.)
     assert 1 < len(made) <= 7

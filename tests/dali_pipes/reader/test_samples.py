@@ -95,7 +95,7 @@ class DataSet:
         raise IndexError
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any), st.data())
 def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None:
     """Any ordinals, in any order, repeated, over shards of any number of samples, none as well."""
