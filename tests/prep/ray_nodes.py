@@ -1,4 +1,4 @@
-"""Kill workers and nodes of a Ray on this machine while one of them is in the middle of an object."""
+"""Tasks for Ray's workers, and the end of workers and nodes while one of them is in the middle of an object."""
 
 import contextlib
 import os
@@ -9,17 +9,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 240.0
+from prep.workers import Report
+from tests.programs import wait_until
+
+
+def double(number: int, report: Report) -> int:
+    """Twice a number."""
+    if number < 0:
+        raise ValueError(f"expected a number of 0 or more, got {number}")
+    report(1)
+    return 2 * number
 
 
 def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:
     """A thread that calls ``kill`` with the worker that waits at the gate, and then opens it."""
 
     def wait_and_kill() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not (gate / "pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
         try:
+            wait_until((gate / "pid").exists)
             kill(int((gate / "pid").read_text()))
         finally:
             (gate / "open").touch()
@@ -40,7 +47,7 @@ def expect_only_its_tasks_were_repeated(gate: Path) -> None:
 
 
 def occupy(folder: str) -> None:
-    """Keep a CPU busy until a file is there."""
+    """Keep a node's CPUs until a file is there."""
     (Path(folder) / "busy").touch()
     while not (Path(folder) / "free").exists():
         time.sleep(0.05)
@@ -48,18 +55,17 @@ def occupy(folder: str) -> None:
 
 @contextlib.contextmanager
 def without_head(cluster: Any, folder: Path) -> Iterator[Callable[[int], None]]:
-    """Only nodes other than the head do tasks; gives a function that kills the node of a worker."""
+    """Only two new nodes do tasks, not the head; gives a function that kills the node of a worker."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
     cluster.wait_for_nodes()
     folder.mkdir()
     on_head = NodeAffinitySchedulingStrategy(cluster.head_node.node_id, soft=False)
-    busy = ray.remote(num_cpus=1, scheduling_strategy=on_head)(occupy).remote(str(folder))
-    deadline = time.monotonic() + WAIT_S
-    while not (folder / "busy").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    busy = ray.remote(num_cpus=2, scheduling_strategy=on_head)(occupy).remote(str(folder))
+    wait_until((folder / "busy").exists)
 
     def kill(worker: int) -> None:
         raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])

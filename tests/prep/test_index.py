@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_part, index_shards, merge_indexes
 from prep.part import JobPart
-from tests.prep.commands.calls import call_prep as run
+from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.shards import Sample, make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
@@ -40,38 +39,49 @@ def manifest_of(folder: Path) -> bytes:
     return (folder / manifest_name("s-")).read_bytes()
 
 
-@pytest.mark.parametrize("url", ["{folder}", "{folder}/s-", "{folder}/*.tar", "{folder}/s-{{000002..000003}}.tar"])
-def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, url: str) -> None:
+def fill(bucket: AisStore, *paths: Path) -> None:
+    """Copy these files into a new bucket."""
+    bucket.create()
+    for path in paths:
+        bucket.write(path.name, path.read_bytes())
+
+
+def refuse(*arguments: str | Path, expect: str) -> None:
+    """A command ends with an error of this text."""
+    run_prep(*arguments, expect=StoreError, match=expect)
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("{}", "--allow-missing"),
+        ("{}/s-", "--allow-missing"),
+        ("{}/*.tar", "--allow-missing"),
+        ("{}/s-{{000002..000003}}.tar", "--overwrite"),  # a part of the set is named
+    ],
+)
+def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, url: str, option: str) -> None:
     """A listing that lacks a shard, or a part of the set that is named, is no reason."""
-    named = url
-    if "{{" not in named:
+    if option == "--allow-missing":
         (folder / LACKING).unlink()
-    before, url = manifest_of(folder), named.format(folder=folder)
-    done = run("index", url)
-    assert isinstance(done.exception, StoreError)
-    assert LACKING in str(done.exception)
-    option = "--overwrite" if "{{" in named else "--allow-missing"
-    assert option in str(done.exception)
+    before, url = manifest_of(folder), url.format(folder)
+    refuse("index", url, expect=f"{LACKING}'.*{option}")
     assert manifest_of(folder) == before
-    assert run("index", url, option).exit_code == 0
+    run_prep("index", url, option)
     assert LACKING not in name_shards(folder, endpoint=None).names
 
 
 def test_index_of_a_bucket_drops_no_shard(folder: Path, bucket: AisStore) -> None:
-    bucket.create()
-    for path in folder.iterdir():
-        bucket.write(path.name, path.read_bytes())
+    fill(bucket, *folder.iterdir())
     bucket.delete(LACKING)
     before = bucket.read(manifest_name("s-"))
-    done = run("index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint)
-    assert isinstance(done.exception, StoreError)
-    assert f"'{bucket.url}/{LACKING}'" in str(done.exception)
+    refuse("index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint, expect=f"'{bucket.url}/{LACKING}'")
     assert bucket.read(manifest_name("s-")) == before
 
 
 def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
     write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
-    assert run("index", folder).exit_code == 0
+    run_prep("index", folder)
     assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
 
 
@@ -81,25 +91,22 @@ def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(
     """A part of the pack that was forgotten; but numbers that are far apart are no count."""
     folder = write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3, index=False)
     (folder / LACKING).unlink()
-    done = run("index", folder)
-    assert isinstance(done.exception, StoreError)
-    assert f"no shard '{folder}/{LACKING}'; the numbers of its 3 shards have gaps, missing: 1 of 4" in str(
-        done.exception
-    )
-    assert run("index", folder, "--allow-missing").exit_code == 0
-    assert f"'{folder}/{LACKING}'" in caplog.text or f"'{LACKING}'" in caplog.text
+    gaps = f"no shard '{folder}/{LACKING}'; the numbers of its 3 shards have gaps, missing: 1 of 4"
+    refuse("index", folder, expect=gaps)
+    run_prep("index", folder, "--allow-missing")
+    assert f"{LACKING}'" in caplog.text
     caplog.clear()
-    assert run("index", folder).exit_code == 0  # a manifest is there, which somebody has accepted
+    run_prep("index", folder)  # a manifest is there, which somebody has accepted
     (folder / manifest_name("s-")).unlink()
     (folder / NAMES[3]).rename(folder / "s-261123.tar")
-    assert run("index", folder).exit_code == 0
+    run_prep("index", folder)
     assert not caplog.records
 
 
 def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Such as one of an earlier version."""
     (folder / manifest_name("s-")).write_bytes(b"no manifest")
-    assert run("index", folder).exit_code == 0
+    run_prep("index", folder)
     assert "it is replaced" in caplog.text
     assert name_shards(folder, endpoint=None).names == NAMES
 
@@ -119,11 +126,12 @@ def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
     ):
         pipe.write((folder / NAMES[0]).read_bytes()[:1024])
         pipe.flush()
-        time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert manifest_of(folder) == before
-    assert_opens(folder)
+    indexed = DataSet(name_shards(folder, endpoint=None))
+    assert indexed.manifest.names == NAMES
+    assert [len(indexed.read_index(row)) for row in range(4)] == indexed.manifest.index_bytes.tolist()
 
 
 def wait_for_clock(folder: Path) -> None:
@@ -159,13 +167,12 @@ def test_index_that_is_run_again_takes_over_only_indexes_of_the_shards_as_they_a
     assert before[3] == 3
 
 
-@pytest.mark.parametrize("order", [NAMES, (NAMES[3], *NAMES[:3])])
-def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path, order: tuple[str, ...]) -> None:
+def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> None:
     """It is whole, and of the same shard, but says something else; the manifest may have another order."""
     before: list[int] = []
     shards = resolve_shards(folder, endpoint=None)
     wait_for_clock(folder)
-    index_shards(replace(shards, names=order, manifest=None), anew=True)
+    index_shards(replace(shards, names=(NAMES[3], *NAMES[:3]), manifest=None), anew=True)
     path = folder / index_name(NAMES[1])
     index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
     path.write_bytes(replace(index, keys=[f"x{key}" for key in index.keys]).to_bytes())
@@ -213,18 +220,17 @@ def test_the_advice_of_verify_mends_an_index_that_the_manifest_lists(folder: Pat
     photos = {name: replace(photo, height=photo.height + 1) for name, photo in index.photos.items()}
     path.write_bytes(replace(index, photos=photos).to_bytes())
     merge_indexes(resolve_shards(folder, endpoint=None))
-    found = run("verify", folder)
+    verified = ("verify", folder, "--decoder", "pillow", "--workers", "1")
+    found = call_prep(*verified)
     assert found.exit_code == 1
     assert "dali-pipes prep index URL --anew" in found.output
-    assert run("index", folder, "--anew").exit_code == 0
-    assert run("verify", folder).exit_code == 0
+    run_prep("index", folder, "--anew")
+    run_prep(*verified)
 
 
 def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:
     before: list[int] = []
-    bucket.create()
-    for name in NAMES:
-        bucket.write(name, (folder / name).read_bytes())
+    fill(bucket, *(folder / name for name in NAMES))
     shards = ShardSet(store=bucket, names=NAMES)
     index_part(shards, JobPart(number=1, total=2))
     bucket.write(NAMES[0], (folder / NAMES[1]).read_bytes())  # of the same size, or not: other bytes
@@ -235,20 +241,12 @@ def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path,
     assert bucket.read("s-manifest.safetensors") == found
 
 
-def assert_opens(folder: Path) -> None:
-    indexed = DataSet(name_shards(folder, endpoint=None))
-    assert indexed.manifest.names == NAMES
-    assert [len(indexed.read_index(row)) for row in range(4)] == indexed.manifest.index_bytes.tolist()
-
-
 def test_times_that_aistore_lists_as_s3_are_not_believed(
     folder: Path, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those of the last reading: a shard index that was read is newer than the shard that was replaced."""
     pytest.importorskip("obstore", reason="reads s3:// without AIStore")
-    bucket.create()
-    for path in folder.iterdir():
-        bucket.write(path.name, path.read_bytes())
+    fill(bucket, *folder.iterdir())
     for variable, value in {
         "AWS_ENDPOINT_URL": f"{bucket.endpoint}/s3/",
         "AWS_ACCESS_KEY_ID": "any",
@@ -266,26 +264,22 @@ def test_times_that_aistore_lists_as_s3_are_not_believed(
 
 def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
     """For info, shards beyond the manifest are a remark, missing ones are an error; for verify both are."""
-    assert run("verify", folder, "--workers", "1").exit_code == 0
-    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
-    done = run("info", folder)
-    assert done.exit_code == 0
-    assert f"1 shard there that the manifest does not list: '{folder}/s-000004.tar'" in done.stdout
-    (folder / LACKING).unlink()
-    for command in ("verify", "info"):
-        done = run(command, folder, "--json")
-        assert done.exit_code == 1
-        found = json.loads(done.stdout)
-        assert (found["num_shards"], found["num_samples"]) == (3, 9)
-        if command == "info":
-            assert (found["missing"], found["beyond"]) == ([f"{folder}/{LACKING}"], [f"{folder}/s-000004.tar"])
-        else:
-            assert [(one["kind"], one["shard"]) for one in found["findings"]] == [
-                ("gone", f"{folder}/{LACKING}"),
-                ("beyond", f"{folder}/s-000004.tar"),
-            ]
-    assert "1 shard missing, which should be there" in run("info", folder).stdout
-    text = run("verify", folder, "--workers", "1").stdout
+    verified = ("verify", folder, "--decoder", "pillow", "--workers", "1")
+    beyond, missing = f"{folder}/s-000004.tar", f"{folder}/{LACKING}"
+    run_prep(*verified)
+    write_tar(Path(beyond), make_samples([(30, 30)], first=50))
+    assert f"1 shard there that the manifest does not list: '{beyond}'" in run_prep("info", folder).stdout
+    Path(missing).unlink()
+    done = call_prep("info", folder, "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["num_shards"], found["num_samples"]) == (1, 3, 9)
+    assert (found["missing"], found["beyond"]) == ([missing], [beyond])
+    assert "1 shard missing, which should be there" in call_prep("info", folder).stdout
+    done = call_prep(*verified, "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["num_shards"], found["num_samples"]) == (1, 3, 9)
+    assert [(one["kind"], one["shard"]) for one in found["findings"]] == [("gone", missing), ("beyond", beyond)]
+    text = call_prep(*verified).stdout
     assert "1  shards that should be there and are not" in text
     assert "1  shards that the manifest does not list" in text
     assert "nothing is wrong" not in text
@@ -293,29 +287,25 @@ def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(folde
 
 def test_view_leaves_missing_shards_out_if_it_may(folder: Path, tmp_path: Path) -> None:
     (folder / LACKING).unlink()
-    done = run("view", folder, tmp_path / "a.png")
-    assert isinstance(done.exception, StoreError)
-    assert LACKING in str(done.exception)
-    done = run("view", folder, tmp_path / "a.png", "--allow-missing", "--json")
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["num_matching"] == 9
+    refuse("view", folder, tmp_path / "a.png", expect=LACKING)
+    assert json_of_prep("view", folder, tmp_path / "a.png", "--allow-missing")["num_matching"] == 9
 
 
-@pytest.mark.parametrize("command", ["shuffle", "transform", "pack"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("shuffle", "{in}"),
+        ("transform", "{in}", "{out}", "--function", "pets"),
+        ("pack", "tars", "{in}", "{out}", "--max-count", "5"),
+    ],
+)
 def test_commands_that_write_samples_refuse_to_lose_those_of_a_missing_shard(
-    folder: Path, tmp_path: Path, command: str
+    folder: Path, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (folder / LACKING).unlink()
-    out = tmp_path / "out"
-    arguments = {
-        "shuffle": ("shuffle", folder),
-        "transform": ("transform", folder, out, "--function", "pets"),
-        "pack": ("pack", "tars", folder, out, "--max-count", "5"),
-    }[command]
-    done = run(*arguments)
-    assert isinstance(done.exception, StoreError)
-    assert f"no shard '{folder}/{LACKING}'" in str(done.exception)
-    assert not out.exists()
+    paths = {"{in}": folder, "{out}": tmp_path / "out"}
+    refuse(*(paths.get(word, word) for word in command), expect=f"no shard '{folder}/{LACKING}'")
+    assert not (tmp_path / "out").exists()
     assert not list(folder.glob("shuffled-*"))
 
 

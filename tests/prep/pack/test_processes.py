@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dali_pipes.store.local import LocalStore
 from prep.sources.folders import pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range
-from tests.programs import start_python
+from tests.programs import start_python, wait_until
 from tests.shards import encode_photo, make_source, pack, write_pets
 
 
@@ -51,24 +50,21 @@ def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_runni
     """Two are being written when it comes; of neither is anything left."""
     out, big = tmp_path / "out", tmp_path / "big"
     with big.open("wb") as stream:
-        stream.truncate(30 << 20)
+        stream.truncate(10 << 20)
     process = start_python(LONG_PACK, big, out)
-    deadline = time.monotonic() + 120
-    while len(list(out.glob("*.tar"))) < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
+    wait_until(lambda: len(list(out.glob("*.tar"))) >= 2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
     written = sorted({path.name for path in out.iterdir()} - {"samples-written.json"})  # hidden ones, too
     assert 2 <= len(written) < 40
     assert all(re.fullmatch(r"samples-\d{6}\.tar", name) for name in written)
-    assert {(out / name).stat().st_size for name in written} == {(30 << 20) + 10240}
+    assert {(out / name).stat().st_size for name in written} == {(10 << 20) + 10240}
 
     process = start_python(LONG_PACK.replace("range(40)", f"range({len(written) + 2})"), big, out)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     names = {path.name for path in out.iterdir()}
     assert names == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {
@@ -81,14 +77,12 @@ NO_ROOM = """
 import resource, sys
 from pathlib import Path
 from dali_pipes.errors import StoreError
-from tests.shards import pack
 from dali_pipes.store.local import LocalStore
-from tests.shards import make_source
+from tests.shards import make_source, pack
 
-out, limited = sys.argv[1:]
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(limited), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
-    pack(make_source(200), store=LocalStore(Path(out)), max_count=100)
+    pack(make_source(200), store=LocalStore(Path(sys.argv[1])), max_count=100)
 except StoreError as exc:
     print(exc)
 """
@@ -99,10 +93,8 @@ def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: P
     planned = pack(source, store=LocalStore(tmp_path / "planned"), max_count=100)
     sizes = [(tmp_path / "planned" / name).stat().st_size for name in planned.shards]
     assert sizes[0] < sizes[1]
-    process = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1))
-    output, errors = process.communicate(timeout=120)
-    assert errors == ""
-    assert output == f"cannot write '{tmp_path}/out/samples-000001.tar': File too large\n"
+    output, errors = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1)).communicate(timeout=300)
+    assert (output, errors) == (f"cannot write '{tmp_path}/out/samples-000001.tar': File too large\n", "")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"samples-000000.tar", "samples-written.json"}
     assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
 
@@ -117,7 +109,7 @@ def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_shared")
 def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, tmp_path: Path) -> None:
-    """From files, and from memory; a second run finds all there, a third what is missing."""
+    """From files, and from memory; a second run writes what is missing, a third nothing."""
     write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)})
     (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(encode_photo("png"))
     (tmp_path / "in" / "images" / "Abyssinian_12.jpg").write_bytes(GIF)
@@ -127,11 +119,10 @@ def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, 
         two = pack(source, store=store, prefix=prefix, max_count=4, on_bad="skip", jobs=2)
         assert (two.shards, two.num_samples, two.num_bytes) == (one.shards, one.num_samples, one.num_bytes)
         assert (two.skipped, two.noted, two.num_written) == (one.skipped, one.noted, 6)
-    assert two.skipped == ()
     assert _contents(store) == _contents(alone)
-    assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == 0
     store.delete("made-000003.tar")
-    assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == 1
+    for num_written in (1, 0):
+        assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == num_written
     assert _contents(store) == _contents(alone)
 
 
@@ -147,10 +138,9 @@ def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
         pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
     # One file of many records: it is no single record that is bad.
     parts = [Record(key=f"{n}", components={"jpg": Range(tmp_path / "gone", n, 1)}, label=0) for n in range(23)]
+    archive = Source(name="made up", records=parts, classes={})
     with pytest.raises(StoreError, match=r"cannot read '.*/gone': No such file"):
-        pack(
-            Source(name="made up", records=parts, classes={}), store=LocalStore(tmp_path / "out"), on_bad="skip", jobs=2
-        )
+        pack(archive, store=LocalStore(tmp_path / "out"), on_bad="skip", jobs=2)
     assert not (tmp_path / "out").exists()
 
 
@@ -179,17 +169,17 @@ print(json.dumps([report.num_bytes, own - before, workers]))
 
 @pytest.mark.fresh_interpreter
 def test_pack_holds_a_mebibyte_of_files_and_shards_of_any_size(store: Store, tmp_path: Path) -> None:
-    """Two shards of 300 MiB, each of two files of 150 MiB."""
+    """Two shards of 128 MiB, each of two files of 64 MiB."""
     jobs = 2 if isinstance(store, AisStore) else 1
     (tmp_path / "in").mkdir()
     with (tmp_path / "in" / "big").open("wb") as stream:
-        stream.truncate(150 << 20)
+        stream.truncate(64 << 20)
     where = store.endpoint if isinstance(store, AisStore) else str(store.url)
     process = start_python(PEAK, tmp_path / "in", where, "4", str(jobs))
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert errors == ""
     num_bytes, own_kib, workers_kib = json.loads(output)
-    assert num_bytes > 600 << 20
+    assert num_bytes > 256 << 20
     assert own_kib < 16 << 10
     if jobs == 2:
         assert workers_kib < 120 << 10  # an interpreter with `requests`, which has 35 MiB
