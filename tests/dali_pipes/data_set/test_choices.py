@@ -1,15 +1,16 @@
 """Which samples, how often, from which data sets: through a whole loader, across ranks, epochs and resumes."""
 
+from __future__ import annotations
+
 import dataclasses
+import itertools
 import json
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import dali_pipes as dp
 from dali_pipes.store.urls import resolve_shards
@@ -19,7 +20,7 @@ from tests.dali_pipes.bad_samples.test_bad_samples import gif
 from tests.loaders import keys_of
 from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 
-NUM_SAMPLES = 23
+KEYS = [f"s{number:05d}" for number in range(23)]
 
 
 def label_of(key: str) -> int:
@@ -27,20 +28,17 @@ def label_of(key: str) -> int:
     return int(key[1:]) % 5 + 1
 
 
-open_loader = partial(loaders.open_loader, graph=dp.classification_train(crop=8), seed=3)
+def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
+    return loaders.open_loader(shards, graph or dp.classification_train(crop=8), **({"seed": 3} | options))
 
 
 def test_where_keeps_what_it_says(small_shards: Path) -> None:
-    """By label, and by key; lengths are exact; the order is that of an index of these samples only."""
-    with open_loader(small_shards, select=dp.Select(where=lambda columns: columns.labels == 2)) as loader:
-        wanted = [f"s{i:05d}" for i in range(NUM_SAMPLES) if i % 5 == 1]
-        assert (loader.num_samples, len(loader)) == (5, 2)
-        assert sorted(keys_of(loader)) == wanted
-        assert sorted(keys_of(loader)) == wanted
-    with open_loader(
-        small_shards, select=dp.Select(where=lambda columns: np.strings.endswith(columns.keys, "7"))
-    ) as loader:
-        assert sorted(keys_of(loader)) == ["s00007", "s00017"]
+    """By label, and by key; lengths are exact, in every epoch."""
+    select = dp.Select(where=lambda columns: (columns.labels == 2) & ~np.strings.endswith(columns.keys, "6"))
+    with open_loader(small_shards, select=select) as loader:
+        assert (loader.num_samples, len(loader)) == (3, 1)
+        for _ in range(2):
+            assert sorted(keys_of(loader)) == ["s00001", "s00011", "s00021"]
 
 
 def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_path: Path) -> None:
@@ -58,21 +56,14 @@ def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_
 def test_oversample_by_class(small_shards: Path) -> None:
     """Class 1 three times, class 2 not at all, class 3 half of them, others once; copies have crops of their own."""
     with open_loader(small_shards, select=dp.Select(oversample={1: 3, 2: 0, 3: 0.5})) as loader:
-        halves = []
-        for _ in range(2):
-            batches = list(loader)
-            read = Counter(keys_of(batches))
-            assert sum(read.values()) == loader.num_samples
-            for number in range(NUM_SAMPLES):
-                key = f"s{number:05d}"
-                assert read[key] in {1: [3], 2: [0], 3: [0, 1], 4: [1], 5: [1]}[label_of(key)]
-            halves.append(sorted(key for key in read if label_of(key) == 3))
-            assert len(halves[-1]) == 2  # five of the class, rounded half to even
-            photos = [
-                photo for (b,) in batches for photo, key in zip(b["image"], b["key"], strict=True) if key == "s00000"
-            ]
-            assert not torch.equal(photos[0], photos[1])
-        assert halves[0] != halves[1]
+        batches = list(loader)
+        read = Counter(keys_of(batches))
+        assert sum(read.values()) == loader.num_samples
+        counts = {label: [read[key] for key in KEYS if label_of(key) == label] for label in range(1, 6)}
+        assert sorted(counts.pop(3)) == [0, 0, 0, 1, 1]  # five of the class, rounded half to even
+        assert {label: set(found) for label, found in counts.items()} == {1: {3}, 2: {0}, 4: {1}, 5: {1}}
+        photos = [p for (b,) in batches for p, key in zip(b["image"], b["key"], strict=True) if key == "s00000"]
+        assert not np.array_equal(photos[0], photos[1])
 
 
 def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path: Path) -> None:
@@ -128,43 +119,23 @@ def other_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("other"), samples, per_shard=4)
 
 
-def test_mixture_without_weights_is_one_data_set(small_shards: Path, other_shards: Path) -> None:
-    """Every sample of both once an epoch; labels, photos and keys belong together."""
-    sets = {"small": str(small_shards), "other": str(other_shards)}
-    with open_loader(small_shards, shuffle=False) as loader:
-        rows = [row for (b,) in loader for row in zip(b["key"], b["label"].tolist(), strict=True)]
-    alone = {f"small/{key}": label for key, label in rows}
-    with open_loader(dp.Mixture(sets)) as loader:
-        assert loader.num_samples == 30
-        for _ in range(2):
-            batches = list(loader)
-            keys = keys_of(batches)
-            assert sorted(keys) == sorted([*alone, *(f"other/o{i}" for i in range(7))])
-            for (batch,) in batches:
-                for key, label in zip(batch["key"], batch["label"].tolist(), strict=True):
-                    assert label == (40 if key.startswith("other/") else alone[key])
-        # Mixed, not one after the other.
-        assert {key[0] for key in keys[:15]} == {key[0] for key in keys[15:]} == {"s", "o"}
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_mixture_with_weights(small_shards: Path, other_shards: Path, world_size: int) -> None:
-    """One to two, exactly, in every epoch; each sample at least once; every rank has both."""
-    mixture = dp.Mixture({"small": small_shards, "other": other_shards}, weights={"small": 1, "other": 2})
-    loaders = [open_loader(mixture, rank=rank, world_size=world_size) for rank in range(world_size)]
-    for _ in range(2):
-        read = Counter()
-        for loader in loaders:
-            mine = keys_of(loader)
-            assert {key[0] for key in mine} == {"s", "o"}
-            read.update(mine)
-        num_small = sum(num for key, num in read.items() if key[0] == "s")
-        assert (num_small, sum(read.values())) == (23, 69)
-        assert len(read) == 30
-        passes = [read[f"o{i}"] for i in range(7)]
-        assert max(passes) - min(passes) <= 1
-    for loader in loaders:
-        loader.close()
+@pytest.mark.parametrize(("weights", "expected"), [(None, (23, 7)), ({"small": 1, "other": 2}, (23, 46))])
+def test_mixture_has_every_sample_in_the_proportion_of_the_weights(
+    small_shards: Path, other_shards: Path, weights: dict[str, float] | None, expected: tuple[int, int]
+) -> None:
+    """In every epoch, over all ranks; each rank has both, mixed; labels and keys belong together."""
+    mixture = dp.Mixture({"small": small_shards, "other": other_shards}, weights=weights)
+    read: Counter[tuple[str, int]] = Counter()
+    for rank in range(2):
+        with open_loader(mixture, rank=rank, world_size=2) as loader:
+            rows = [row for (b,) in loader for row in zip(b["key"], b["label"].tolist(), strict=True)]
+        assert {key[0] for key, _ in rows[:15]} == {key[0] for key, _ in rows[-15:]} == {"s", "o"}
+        read.update(rows)
+    small = {(f"small/{key}", label_of(key)): 1 for key in KEYS}
+    passes = [read[f"other/o{i}", 40] for i in range(7)]
+    assert read == small | {(f"other/o{i}", 40): num for i, num in enumerate(passes)}
+    assert (len(small), sum(passes)) == expected
+    assert max(passes) - min(passes) <= 1
 
 
 def test_mixture_resumes_in_mid_epoch(small_shards: Path, other_shards: Path) -> None:
@@ -189,7 +160,7 @@ def test_mixture_resumes_in_mid_epoch(small_shards: Path, other_shards: Path) ->
             rest = read[number : number + 6 - number % 6]
             for batch, (found,) in zip(rest, loader, strict=True):
                 assert batch["key"] == found["key"]
-                assert torch.equal(batch["image"], found["image"])
+                assert np.array_equal(batch["image"], found["image"])
     with (
         open_loader(dp.Mixture(sets, weights={"small": 1, "other": 1}), **options) as loader,
         pytest.raises(dp.StateError, match=r"weights=\(2.0, 1.0\), this loader weights=\(1.0, 1.0\)"),
@@ -231,20 +202,16 @@ def gappy_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("gappy"), samples, per_shard=5)
 
 
-def test_missing_error_names_the_first(gappy_shards: Path) -> None:
-    """The default: nothing is read before it is said."""
-    with pytest.raises(dp.DataError, match=r"key 's00000': no component 'trimap.png' \(found: cls, image.jpg\)"):
-        open_loader(gappy_shards, graph=dp.segmentation(crop=16))
-
-
-def test_missing_skip_leaves_them_out(gappy_shards: Path) -> None:
+def test_missing_components_are_an_error_or_skipped(gappy_shards: Path) -> None:
     """Whatever the graph takes counts: mask and label here, the label alone there; lengths are exact."""
-    with open_loader(
-        gappy_shards, graph=dp.segmentation(crop=16), select=dp.Select(missing="skip"), batch_size=3
-    ) as loader:
+    graph = dp.segmentation(crop=16)
+    with pytest.raises(dp.DataError, match=r"key 's00000': no component 'trimap.png' \(found: cls, image.jpg\)"):
+        open_loader(gappy_shards, graph)
+    select = dp.Select(missing="skip")
+    with open_loader(gappy_shards, graph, select=select, batch_size=3) as loader:
         assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in (1, 2, 4, 7, 8, 10, 11)]
         assert (loader.num_samples, len(loader)) == (7, 3)
-    with open_loader(gappy_shards, select=dp.Select(missing="skip")) as loader:
+    with open_loader(gappy_shards, select=select) as loader:
         assert sorted(keys_of(loader)) == [f"s{i:05d}" for i in range(12) if i not in (5, 6)]
 
 
@@ -254,43 +221,39 @@ def test_missing_empty_lets_them_through(gappy_shards: Path) -> None:
     def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         return {**dp.segmentation(crop=16)(components, random), "has_mask": components.present("trimap.png")}
 
-    with open_loader(gappy_shards, graph=graph, select=dp.Select(missing="empty"), shuffle=False) as loader:
+    with open_loader(gappy_shards, graph, select=dp.Select(missing="empty"), shuffle=False) as loader:
         assert loader.num_samples == 12
         batches = [batch for (batch,) in loader]
-    masks = torch.cat([batch["mask"] for batch in batches])
-    labels = torch.cat([batch["label"] for batch in batches]).tolist()
-    has_mask = torch.cat([batch["has_mask"] for batch in batches]).tolist()
-    assert has_mask == [int(i % 3 != 0) for i in range(12)]
-    assert [bool(mask.any()) for mask in masks] == [i % 3 != 0 for i in range(12)]
-    assert labels == [-1 if i in (5, 6) else i % 5 + 1 for i in range(12)]
+    has_mask = [i % 3 != 0 for i in range(12)]
+    assert [int(value) for batch in batches for value in batch["has_mask"]] == has_mask
+    assert [bool(mask.any()) for batch in batches for mask in batch["mask"]] == has_mask
+    assert [int(label) for batch in batches for label in batch["label"]] == [
+        -1 if i in (5, 6) else i % 5 + 1 for i in range(12)
+    ]
     assert all(batch["image"].any() for batch in batches)
 
 
 def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
     """Two slices of uneven shards: an epoch is as long as its longest slice; a state of another epoch goes on there."""
     samples = make_samples([(20, 20)] * 24)
-    (tmp_path / "shards").mkdir()
-    start = 0
-    for number, size in enumerate((13, 2, 2, 1, 6)):
-        write_tar(tmp_path / "shards" / f"s-{number:06d}.tar", samples[start : start + size])
-        start += size
-    index_shards(resolve_shards(tmp_path / "shards", endpoint=None))
-    options = {"shuffle": dp.Shuffle(slices=2), "batch_size": 2, "seed": 0}
-    states, read, lengths = [], [], []
-    with open_loader(tmp_path / "shards", **options) as loader:
+    for number, (start, stop) in enumerate(itertools.pairwise([0, 13, 15, 17, 18, 24])):
+        write_tar(tmp_path / f"s-{number:06d}.tar", samples[start:stop])
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    options: dict[str, Any] = {"shuffle": dp.Shuffle(slices=2), "batch_size": 2, "seed": 0}
+    states, rests, lengths = [], [], []
+    with open_loader(tmp_path, **options) as loader:
         for _ in range(4):
             iter(loader)
             lengths.append(len(loader))
-            for _ in range(len(loader)):
-                states.append((len(lengths) - 1, loader.state_dict()))
-                read.append((len(lengths) - 1, next(loader)[0]["key"]))
+            next(loader)
+            states.append(loader.state_dict())
+            rests.append(keys_of(loader))
     assert len(set(lengths)) > 1
-    for number, (epoch, state) in enumerate(states):
-        with open_loader(tmp_path / "shards", **options) as loader:
+    with open_loader(tmp_path, **options) as loader:
+        for state, rest, length in zip(states[::-1], rests[::-1], lengths[::-1], strict=True):
             loader.load_state_dict(state)
-            assert len(loader) == lengths[epoch]
-            expected = [keys for other, keys in read[number:] if other == epoch]
-            assert [batch["key"] for (batch,) in loader] == expected
+            assert len(loader) == length
+            assert keys_of(loader) == rest
 
 
 @pytest.mark.parametrize(
@@ -314,9 +277,6 @@ def test_missing_skip_where_the_first_sample_lacks_it(tmp_path: Path) -> None:
     samples = make_samples([(20, 20)] * 4)
     bare = [Sample(s.key, {"image.jpg": s.components["image.jpg"]}) for s in samples[:2]]
     shards = write_shards(tmp_path, [*bare, *samples[2:]], per_shard=2)
-    for options in (
-        {"select": dp.Select(missing="skip")},
-        {"select": dp.Select(where=lambda columns: columns.labels > 0)},
-    ):
-        with open_loader(shards, **options) as loader:
+    for select in (dp.Select(missing="skip"), dp.Select(where=lambda columns: columns.labels > 0)):
+        with open_loader(shards, select=select) as loader:
             assert sorted(keys_of(loader)) == ["s00002", "s00003"]

@@ -1,7 +1,6 @@
 """Mixtures: what may be mixed, one manifest of several data sets, and each object from its own store."""
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name, index_name
 from dali_pipes.reader.samples import StoredSamples
-from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -72,16 +70,13 @@ def test_mixture_keeps_copies_in_the_order_of_its_sets() -> None:
         (["ais://pets/s-"], None, TypeError, "sets must be a mapping of names to shards, got list"),
         ({"": "x"}, None, ValueError, "name must not be empty, '.' or '..', .* got ''"),
         ({"a/b": "x"}, None, ValueError, "nor hold a '/' or an unprintable character, got 'a/b'"),
-        ({"..": "x"}, None, ValueError, r"got '\.\.'"),
         ({"a\tb": "x"}, None, ValueError, r"an unprintable character, got 'a\\tb'"),
         ({1: "x"}, None, TypeError, "name must be a text, got 1"),
         ({"a": "x", "b": "y"}, {"a": 1}, ValueError, "exactly the sets 'a', 'b', got some for 'a'"),
         ({"a": "x"}, {"b": 2}, ValueError, "exactly the sets 'a', got some for 'b'"),
         ({"a": "x"}, {"a": 0}, ValueError, "a weight must be positive and finite, got 0 for 'a'"),
-        ({"a": "x"}, {"a": float("inf")}, ValueError, "positive and finite, got inf for 'a'"),
         ({"a": "x"}, {"a": float("nan")}, ValueError, "positive and finite, got nan for 'a'"),
         ({"a": "x"}, {"a": True}, TypeError, "the weight of 'a' must be a number, got True"),
-        ({"a": "x"}, {"a": "1"}, TypeError, "the weight of 'a' must be a number, got '1'"),
         ({"a": "x"}, [1.0], TypeError, "weights must be a mapping of names to numbers, got list"),
     ],
 )
@@ -129,16 +124,10 @@ def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
 
 def test_mixture_in_another_order_is_another_data_set(pets: Path, texts: Path) -> None:
     """And so is one under another name; weights are none of its data."""
-    digests = {
-        DataSet(find(mixture)).whole.digest
-        for mixture in (
-            Mixture({"pets": pets, "texts": texts}),
-            Mixture({"texts": texts, "pets": pets}),
-            Mixture({"pets": pets, "text": texts}),
-            Mixture({"pets": pets, "texts": texts}, weights={"pets": 1, "texts": 2}),
-        )
-    }
-    assert len(digests) == 3
+    first, second = {"pets": pets}, {"texts": texts}
+    mixtures = [Mixture(first | second), Mixture(second | first), Mixture(first | {"text": texts})]
+    mixtures.append(Mixture(first | second, weights={"pets": 1, "texts": 2}))
+    assert len({DataSet(find(mixture)).whole.digest for mixture in mixtures}) == 3
 
 
 def test_shards_of_a_set_are_chosen_by_its_url(pets: Path, texts: Path, tmp_path: Path) -> None:
@@ -165,49 +154,24 @@ def test_shards_of_a_set_are_chosen_by_its_url(pets: Path, texts: Path, tmp_path
     assert len(list(tmp_path.glob("dali-pipes-*/*.image"))) == 1
 
 
-def test_columns_of_a_mixture_are_those_of_its_sets(pets: Path, texts: Path) -> None:
-    """Labels where a set has them; the set is told by the shard's name."""
-    columns = DataSet(find(Mixture({"texts": texts, "pets": pets}))).columns()
-    assert columns.keys.tolist() == [
-        *(f"t{n}{row}" for n in range(2) for row in range(3)),
-        *(f"s{i:05d}" for i in range(10)),
-    ]
-    assert columns.labels.tolist() == [-1] * 6 + [i % 5 + 1 for i in range(10)]
-    assert np.strings.startswith(columns.shards, "pets/").tolist() == [False] * 6 + [True] * 10
-    assert columns.has("cls").tolist() == [False] * 6 + [True] * 10
-    assert columns.has("image.jpg").all()
-    assert columns.has("txt").tolist() == [True] * 6 + [False] * 10
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[str]:
-    with embedded_node.start(tmp_path / "node") as node:
-        yield node.endpoint
-
-
-def test_sets_of_buckets_and_directories_are_mixed(pets: Path, endpoint: str, tmp_path: Path) -> None:
+def test_sets_of_buckets_and_directories_are_mixed(pets: Path, bucket: AisStore, tmp_path: Path) -> None:
     """Two buckets, one of them without an index, and a directory: each object from where it is."""
-    stores = [AisStore(endpoint, name) for name in ("first", "second")]
-    for store in stores:
+    second = AisStore(bucket.endpoint, f"{bucket.bucket}-2")
+    for store in (bucket, second):
         store.create()
         for path in sorted(pets.glob("*.tar"))[:3]:
             store.upload(f"deep/{path.name}", path)
-    index_shards(resolve_shards("ais://first/deep/", endpoint=endpoint))
-    mixture = Mixture({"a": "ais://first/deep/s-", "b": "ais://second/deep/s-{000001..000002}.tar", "c": pets})
-    indexed = DataSet(find(mixture, endpoint=endpoint))
+    index_shards(resolve_shards(f"{bucket.url}/deep/", endpoint=bucket.endpoint))
+    mixture = Mixture({"a": f"{bucket.url}/deep/s-", "b": f"{second.url}/deep/s-{{000001..000002}}.tar", "c": pets})
+    indexed = DataSet(find(mixture, endpoint=bucket.endpoint))
     assert indexed.manifest.num_shards == 3 + 2 + 5
     assert sorted(indexed.indexes) == [f"b/deep/s-00000{number}.index.safetensors" for number in (1, 2)]
-    (tmp_path / "cache").mkdir()
     expected = [*range(3), 1, 2, *range(5)]
-    for number, (shard, index) in enumerate(stage(indexed, tmp_path / "cache")):
+    for number, (shard, index) in enumerate(stage(indexed, tmp_path)):
         assert shard == (pets / f"s-{expected[number]:06d}.tar").read_bytes()
         assert index == indexed.read_index(number)
-    assert indexed.locate("b/deep/s-000002.tar") == "ais://second/deep/s-000002.tar"
+    assert indexed.locate("b/deep/s-000002.tar") == f"{second.url}/deep/s-000002.tar"
     assert indexed.columns().samples.keys == [f"s{2 * number + row:05d}" for number in expected for row in range(2)]
-    stores[0].delete("deep/s-000001.tar")
-    (tmp_path / "other").mkdir()
-    with pytest.raises(StoreError, match=r"'ais://first/deep/s-000001.tar' at http.*: 404"):
-        stage(indexed, tmp_path / "other")
 
 
 # --- sums and tables --------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cli import main
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import index_name, manifest_name
@@ -47,14 +46,6 @@ def test_loader_refuses_the_index_of_another_shard(swapped: Path, tmp_path: Path
     """Its keys and labels belong to other photos: no batch comes."""
     with pytest.raises(DataError, match=EXPECTED):
         list(dp.loader(swapped, raw, batch_size=2, cache=dp.Cache(directory=tmp_path)))
-
-
-def test_verify_names_the_index_of_another_shard(swapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It reads the shards, and compares with them."""
-    assert main(["prep", "verify", "--workers", "1", str(swapped)]) == 1
-    text = capsys.readouterr().out
-    assert "shard 's-000000.tar': its index 's-000000.index.safetensors' says" in text
-    assert "2  shard indexes that do not fit" in text
 
 
 def test_index_of_the_shard_as_it_was_is_refused(swapped: Path) -> None:

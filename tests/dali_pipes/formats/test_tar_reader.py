@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import index_in_memory, index_shard
+from dali_pipes.data_set.indexing import index_shard
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import split_key
@@ -99,21 +99,20 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["known-size", "stream"])
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
-@pytest.mark.timeout(20)
 @pytest.mark.usefixtures("little_memory")
-def test_size_beyond_the_shard_is_refused(claim: bytes, is_known: bool) -> None:
+def test_size_beyond_the_shard_is_refused(claim: bytes) -> None:
     """Without reading, allocating or counting up to it, whether or not the shard's size is known before."""
-    with pytest.raises(DataError, match=r"shard 't\.tar' is cut off: .*member '(a\.cls|a\.jpg|README)' claims bytes"):
-        index_of(claim + padded(b"5") + END[:512], is_known=is_known)
+    text = r"shard 't\.tar' is cut off: .*member '(a\.cls|a\.jpg|README)' claims bytes"
+    for is_known in (True, False):
+        with pytest.raises(DataError, match=text):
+            index_of(claim + padded(b"5") + END[:512], is_known=is_known)
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         (header(b"a.cls", base256(-1)), "the header at byte 0 claims a size that is -1"),
-        (header(b"a.cls", base256(-(2**62))), "claims a size that is -4611686018427387904"),
         (header(b"a.cls", b"-0000000001"), "the header at byte 0 claims a size that is not a number"),
         (header(b"a.cls", b"00000000009"), "claims a size that is not a number"),  # no octal digit
         (pax(b"size=-1") + member(b"a.cls"), "member 'a.cls' claims a size that is '-1'"),
@@ -121,10 +120,8 @@ def test_size_beyond_the_shard_is_refused(claim: bytes, is_known: bool) -> None:
         (pax(b"size=" + b"9" * 500) + member(b"a.cls"), "claims a size that is '9999"),
         (header(b"x", 2**33 - 1, kind=b"x"), f"claims 8589934591 bytes, at most {MAX_EXTENDED_BYTES} are read"),
         (header(b"x", base256(2**62), kind=b"L"), f"at most {MAX_EXTENDED_BYTES} are read"),
-        (header(b"x", base256(2**62), kind=b"g"), f"at most {MAX_EXTENDED_BYTES} are read"),
         (member(b"x", b"99 path=a.cls\n", kind=b"x"), "no PAX record at byte 512"),
         (member(b"x", b"7 path=a.cls\n", kind=b"x"), "no PAX record at byte 512"),
-        (member(b"x", b"0 path=a.cls\n", kind=b"x"), "no PAX record at byte 512"),
         (member(b"x", b"13 path=a.cls" + b"9" * 5000, kind=b"x"), "no PAX record"),
         (member(b"x", b"9" * 5000, kind=b"x"), "no PAX record"),
         (member(b"a.cls") + b"\1" * 512, "no header at byte 1024"),  # tarfile's end of the archive
@@ -152,10 +149,7 @@ def test_extended_header_without_its_member_is_refused(kind: bytes) -> None:
         (member(b"a.cls", b"", kind=b"1") + member(b"b.cls"), {"b|cls": b"5"}),  # a hard link to another member
         (header(b"a.cls", 99, kind=b"1") + member(b"b.cls"), {"b|cls": b"5"}),  # which repeats that one's size
         (header(b"a.cls", base256(2**62), kind=b"2"), {}),
-        (member(b"a.cls", b"", kind=b"2"), {}),
-        (member(b"a.cls", b"", kind=b"3"), {}),
-        (member(b"a.cls", b"", kind=b"4"), {}),
-        (member(b"a.cls", b"", kind=b"6"), {}),
+        (b"".join(member(b"a.cls", b"", kind=kind) for kind in (b"2", b"3", b"4", b"6")), {}),
         (member(b"a.cls/", b"", kind=b"\0"), {}),  # a directory, before there were kinds
         (member(b"a.cls", kind=b"\0"), {"a|cls": b"5"}),
         (member(b"a.jpg\0/../../b.cls"), {"a|jpg": b"5"}),  # NUL ends a name
@@ -192,39 +186,29 @@ def test_sparse_file_is_refused(data: bytes) -> None:
         index_of(data + END)
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("../../outside.jpg", "../../outside"),
-        ("/etc/passwd.jpg", "/etc/passwd"),
-        ("a/../../b.jpg", "a/../../b"),
-        ("$(touch x);.jpg", "$(touch x);"),
-        ("%s%n.jpg", "%s%n"),
-    ],
-)
+ODD_NAMES = ("../../outside", "/etc/passwd", "a/../../b", "$(touch x);", "%s%n")
+
+
 @pytest.mark.parametrize("format", ["header", "pax", "gnu"])
-def test_odd_names_are_keys_and_nothing_else(
-    name: str, key: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_odd_names_are_keys_and_nothing_else(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever header they stand in: indexed as they are, and no file is made but what an index consists of."""
-    raw = name.encode()
-    data = {
-        "header": member(raw),
-        "pax": pax(b"path=" + raw) + member(b"a.jpg"),
-        "gnu": member(b"././@LongLink", raw + b"\0", kind=b"L") + member(b"a.jpg"),
-    }[format] + END
+    data = b""
+    for key in ODD_NAMES:
+        raw = f"{key}.jpg".encode()
+        data += {
+            "header": member(raw),
+            "pax": pax(b"path=" + raw) + member(b"a.jpg"),
+            "gnu": member(b"././@LongLink", raw + b"\0", kind=b"L") + member(b"a.jpg"),
+        }[format]
     folder = tmp_path / "x" / "y"
     folder.mkdir(parents=True)
-    (folder / "s-0.tar").write_bytes(data)
+    (folder / "s-0.tar").write_bytes(data + END)
     monkeypatch.chdir(folder)
-    assert list(index_of(data).keys) == [key]
+    assert tuple(index_of(data + END).keys) == ODD_NAMES
     index_shards(resolve_shards(folder, endpoint=None))
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
-        "x/y/s-0.index.safetensors",
-        "x/y/s-0.tar",
-        "x/y/s-columns.safetensors",
-        "x/y/s-manifest.safetensors",
-    ]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        "s-0.index.safetensors", "s-0.tar", "s-columns.safetensors", "s-manifest.safetensors"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -235,14 +219,6 @@ def test_names_with_control_characters_are_refused(name: bytes, shown: str) -> N
     """Keys stand in messages and in lists, one a line."""
     with pytest.raises(DataError, match=rf"member '{shown}': its name holds a control character; rename it"):
         index_of(pax(b"path=" + name) + member(b"a.jpg") + END)
-
-
-def test_claims_are_held_against_the_listed_size(tmp_path: Path) -> None:
-    """The store's listing says how large the shard is, so nothing of the claimed bytes is asked for."""
-    (tmp_path / "s-0.tar").write_bytes(header(b"a.jpg", 8**11 - 1) + END)
-    shards = resolve_shards(tmp_path, endpoint=None)
-    with pytest.raises(DataError, match=r"'s-0\.tar' .* 'a\.jpg' claims bytes 512 to 8589935103, the shard has 1536"):
-        index_in_memory(shards)
 
 
 @settings(max_examples=150, deadline=None)

@@ -160,7 +160,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return case
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_steps_are_those_of_the_model(case: dict[str, Any]) -> None:
     """Any shards, buckets, windows, exclusions, factors, lengths and ranks."""
@@ -169,7 +169,7 @@ def test_steps_are_those_of_the_model(case: dict[str, Any]) -> None:
     expect(plain, shaped, world_size=world_size, size=size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases(), st.sampled_from(["PARTIAL", "FILL", "DROP"]))
 def test_resume_at_every_step_gives_the_rest(case: dict[str, Any], policy: str) -> None:
     """From the position after each step, on all ranks; and another split of the same product reads the same steps."""

@@ -19,7 +19,7 @@ def described(draw: st.DrawFn) -> Buckets:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(described())
 def test_shapes_fill_the_area_as_far_as_they_can(of: Buckets) -> None:
     """Multiples of the step, never more pixels than the area, the largest for their width or height; turned, too."""
@@ -38,7 +38,7 @@ def test_shapes_fill_the_area_as_far_as_they_can(of: Buckets) -> None:
         assert by_width or by_height or height == width
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(described(), st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 9000)), min_size=1, max_size=40))
 def test_bucket_is_the_nearest_in_the_logarithm_of_the_aspect(of: Buckets, sizes: list[tuple[int, int]]) -> None:
     """As near as any other, to the rounding of the test's own logarithms; the share that stays is that of the cut."""
@@ -68,7 +68,7 @@ def test_photo_without_a_size_is_square() -> None:
     assert of.cover(np.array([0, 64]), np.array([0, 32])).tolist() == pytest.approx([1, 0.5 / 0.6])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.tuples(st.integers(1, 4000), st.integers(1, 4000)),
     st.tuples(st.integers(1, 64), st.integers(1, 64)),

@@ -1,8 +1,11 @@
+"""What every store does alike, and what each kind of it answers for itself."""
+
+import ast
 import contextlib
 import os
+import pickle
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +18,12 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.cluster import listing
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
+from dali_pipes.store.cluster.transformed import TransformedStore
 from dali_pipes.store.local import LocalStore
+from dali_pipes.store.patience import Patience, use_patience
+from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store
+from tests.programs import REPOSITORY
 from tests.servers import clouds
 from tests.servers.scripted import says, scripted
 
@@ -171,21 +178,73 @@ def test_local_store_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
 
 
-def test_ais_store_exists_only_once_created(bucket: AisStore) -> None:
+def test_a_directory_answers_for_itself(tmp_path: Path) -> None:
+    store: Store = LocalStore(tmp_path / "data")
+    assert (store.directory, store.endpoint, store.cluster, store.etl) == (tmp_path / "data", None, None, "")
+    assert not store.exists()
+    for _ in range(2):
+        store.create()
+        assert store.exists()
+    with pytest.raises(ValueError, match=f"'{tmp_path}/data' is a directory, dSort needs a bucket"):
+        store.need_cluster("dSort needs a bucket")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    assert LocalStore(tmp_path / "link").identity("x") == store.identity("x") != store.identity("y")
+    assert pickle.loads(pickle.dumps(store)).directory == store.directory
+
+
+def test_a_bucket_answers_for_itself(bucket: AisStore) -> None:
     assert not bucket.exists()
-    bucket.create()
-    assert bucket.exists()
-    bucket.create()  # kept
+    for _ in range(2):
+        bucket.create()
+        assert bucket.exists()
+    store: Store = AisStore("http://localhost:1", "pets", provider="aws")
+    assert (store.directory, store.endpoint, store.etl) == (None, "http://localhost:1", "")
+    assert store.cluster is store is store.need_cluster("dSort needs a bucket")
+    sent = pickle.loads(pickle.dumps(store))
+    assert (sent.url, sent.endpoint) == (store.url, store.endpoint)
+    assert AisStore("http://localhost:1", "pets").identity("x") == "ais://pets/x"
+    transformed: Store = TransformedStore(store, "small")
+    assert (transformed.cluster, transformed.etl, transformed.endpoint) == (store, "small", store.endpoint)
+    with pytest.raises(ValueError, match="parts of an object's name must not be empty"):
+        transformed.check_name("../other/x-")
 
 
-def test_ais_store_at_a_closed_port_fails_within_ten_seconds(closed_port: int) -> None:
+def test_nobody_outside_asks_which_kind_a_store_is() -> None:
+    """No ``isinstance(store, AisStore)`` and no ``cast("AisStore", store)``: a store has a method for it."""
+    classes = {"AisStore", "LocalStore", "Store", "TransformedStore"}
+    found = []
+    for package in ("dali_pipes", "prep", "bench"):
+        for path in (REPOSITORY / package).rglob("*.py"):
+            calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            for call in calls if path.parent != REPOSITORY / "dali_pipes" / "store" else ():
+                name = call.func.id if isinstance(call.func, ast.Name) else ""
+                asks = name in ("isinstance", "issubclass") and classes & set(
+                    re.findall(r"\w+", ast.unparse(call.args[-1]))
+                )
+                if asks or (name == "cast" and "Store" in ast.unparse(call.args[0])):
+                    found.append(f"{path}:{call.lineno}")
+    assert found == []
+
+
+def test_entries_of_shards_in_several_folders_and_of_missing_ones(tmp_path: Path) -> None:
+    """In the order in which they were named; the first missing ones are named."""
+    store = LocalStore(tmp_path)
+    for size, name in enumerate(("b/x-1.tar", "a/x-0.tar", "x-2.tar")):
+        store.write(name, b"x" * size)
+    names = ("x-2.tar", "b/x-1.tar", "a/x-0.tar")
+    assert [entry.size for entry in ShardSet(store=store, names=names).entries()] == [2, 0, 1]
+    with pytest.raises(StoreError, match=rf"no shard '{tmp_path}/c/x-3.tar'; 4 were named"):
+        ShardSet(store=store, names=(*names, "c/x-3.tar")).entries()
+
+
+def test_ais_store_at_a_closed_port_is_not_waited_for(closed_port: int) -> None:
+    """Its address may be wrong."""
     endpoint = f"http://127.0.0.1:{closed_port}"
-    started = time.monotonic()
-    with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(.*\); is it running\?"):
-        AisStore(endpoint, "pets").list("")
-    with pytest.raises(StoreError, match=endpoint):
-        check_endpoint(endpoint)
-    assert time.monotonic() - started < 10
+    with use_patience(Patience()):
+        with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(.*\); is it running\?"):
+            AisStore(endpoint, "pets").list("")
+        with pytest.raises(StoreError, match=endpoint):
+            check_endpoint(endpoint)
 
 
 def test_endpoint_for_reads_only_buckets_that_the_node_has_and_writes_any(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import requests
@@ -13,7 +14,7 @@ from aistore.sdk.types import AggregatedJobSnap
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.access import ClusterMap, Proxies
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.patience import Patience, use_patience
+from dali_pipes.store.patience import IMPATIENT, Patience, use_patience
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -41,11 +42,13 @@ def job(kind: str, *, started: str, ended: str = "0001-01-01T00:00:00Z", aborted
 
 
 ENDED = "2026-11-22T13:35:43.53635993Z"
+RUNS, RAN = job("rebalance", started="34:57"), job("rebalance", started="34:57", ended=ENDED)
 
 
 @pytest.fixture(autouse=True)
-def _short_patience() -> Iterator[None]:
-    with use_patience(Patience(patience_s=0.5, longest_pause_s=0.05)):
+def _patience() -> Iterator[None]:
+    """Enough for what passes, with short pauses."""
+    with use_patience(Patience(longest_pause_s=0.01)):
         yield
 
 
@@ -68,39 +71,50 @@ def filled(bucket: AisStore) -> AisStore:
     return bucket
 
 
+@pytest.fixture
+def impatient(filled: AisStore) -> AisStore:
+    """The same bucket for a job that does not wait."""
+    with use_patience(IMPATIENT):
+        return AisStore(filled.endpoint, filled.bucket)
+
+
 @pytest.mark.parametrize(
-    ("kind", "started", "refused"),
+    ("jobs", "refused"),
     [
-        ("resilver", [{"started": "34:57"}], "runs"),
-        ("rebalance", [{"started": "34:57", "ended": ENDED}], ""),
-        ("resilver", [{"started": "34:57", "ended": ENDED, "aborted": True}], "was aborted"),
-        (
-            "rebalance",
-            [{"started": "30:00", "ended": ENDED, "aborted": True}, {"started": "34:57", "ended": ENDED}],
-            "",
-        ),
-        ("rebalance", [{"started": "30:00", "ended": ENDED}, {"started": "34:57"}], "runs"),
+        ([job("resilver", started="34:57")], "a resilver .* runs"),
+        ([RAN], ""),
+        ([job("resilver", started="34:57", ended=ENDED, aborted=True)], "a resilver .* was aborted"),
+        ([job("rebalance", started="30:00", ended=ENDED, aborted=True), RAN], ""),
+        ([job("rebalance", started="30:00", ended=ENDED), RUNS], "a rebalance .* runs"),
     ],
 )
 def test_cluster_that_moves_objects_is_not_listed(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch, kind: str, started: list[dict[str, object]], refused: str
+    impatient: AisStore, monkeypatch: pytest.MonkeyPatch, jobs: list[dict[str, object]], refused: str
 ) -> None:
     """The last job of a kind decides."""
-    say(monkeypatch, kind, [job(kind, **fields) for fields in started])  # type: ignore[arg-type]
+    say(monkeypatch, str(jobs[0]["kind"]), jobs)
     if not refused:
-        assert [entry.name for entry in filled.list_all("s-")] == ["s-0.tar", "s-1.tar", "s-2.tar"]
+        assert [entry.name for entry in impatient.list_all("s-")] == ["s-0.tar", "s-1.tar", "s-2.tar"]
         return
-    with pytest.raises(StoreError, match=rf"'{filled.url}/s-' at .* cannot be listed now: a {kind} .* {refused}"):
-        filled.list_all("s-")
-    with pytest.raises(StoreError, match=r"cannot be listed now"):
-        resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
+    with pytest.raises(StoreError, match=rf"'{impatient.url}/s-' at .* cannot be listed now: {refused}"):
+        impatient.list_all("s-")
 
 
-def test_rebalance_that_begins_while_it_lists_is_noticed(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebalance_that_begins_while_it_lists_is_noticed(impatient: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The listings agree: on AIS 4.9 all of them lacked the same half for five seconds."""
-    say(monkeypatch, "rebalance", [], [job("rebalance", started="34:57")])
+    say(monkeypatch, "rebalance", [], [RUNS])
     with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
-        filled.list_all("s-")
+        impatient.list_all("s-")
+
+
+def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(monkeypatch, "rebalance", [RUNS])
+    filled.write("s-manifest.safetensors", b"the good one")
+    with use_patience(IMPATIENT), pytest.raises(StoreError, match="cannot be listed now: a rebalance"):
+        index_shards(resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint))
+    assert filled.read("s-manifest.safetensors") == b"the good one"
 
 
 def lacking_at_first(monkeypatch: pytest.MonkeyPatch, bucket: AisStore) -> list[int]:
@@ -115,15 +129,6 @@ def lacking_at_first(monkeypatch: pytest.MonkeyPatch, bucket: AisStore) -> list[
     return num_listings
 
 
-def test_listing_waits_until_a_rebalance_has_ended(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a loader does: a target's restart of three seconds ended `prep shuffle` before."""
-    runs, ended = job("rebalance", started="34:57"), job("rebalance", started="34:57", ended=ENDED)
-    say(monkeypatch, "rebalance", [], [runs], [runs], [ended])
-    num_listings = lacking_at_first(monkeypatch, filled)
-    assert len(filled.list_all("s-")) == 3
-    assert num_listings == [4]  # those before the rebalance do not count
-
-
 def show_maps(monkeypatch: pytest.MonkeyPatch, *maps: tuple[int, str]) -> None:
     """Have the cluster show these maps, versions and targets, one for each look; the last one stays."""
     left = [ClusterMap(version, (), frozenset(targets)) for version, targets in maps]
@@ -133,20 +138,29 @@ def show_maps(monkeypatch: pytest.MonkeyPatch, *maps: tuple[int, str]) -> None:
 
 @pytest.mark.parametrize("looks", [1, 2])
 def test_target_that_died_is_waited_for_and_then_refused(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch, looks: int
+    impatient: AisStore, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     """Seen on AIS 4.9: the listing lacks its objects, and no job runs. Before the listing, and while it is taken."""
     show_maps(monkeypatch, *[(1, "ab")] * looks, (2, "a"))
     with pytest.raises(StoreError, match="cannot be listed now: a target that was there when this command began"):
-        filled.list_all("s-")
+        impatient.list_all("s-")
 
 
-@pytest.mark.parametrize("after", [[(2, "a"), (3, "ab")], [(2, "abc")]], ids=["came back", "is new"])
-def test_listing_is_taken_anew_after_a_target_came(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch, after: list[tuple[int, str]]
+@pytest.mark.parametrize(
+    ("jobs", "maps"),
+    [
+        ([[], [RUNS], [RUNS], [RAN]], []),
+        ([[]], [(1, "ab"), (1, "ab"), (2, "a"), (3, "ab")]),  # a target comes back
+        ([[]], [(1, "ab"), (1, "ab"), (2, "abc")]),  # or is new: a rebalance begins a moment after it has joined
+    ],
+)
+def test_listing_is_taken_anew_after_the_cluster_has_changed(
+    filled: AisStore, monkeypatch: pytest.MonkeyPatch, jobs: list[list[Any]], maps: list[tuple[int, str]]
 ) -> None:
-    """A rebalance begins a moment after it has joined."""
-    show_maps(monkeypatch, (1, "ab"), (1, "ab"), *after)
+    """As a loader waits, so does a listing; those before the change do not count."""
+    say(monkeypatch, "rebalance", *jobs)
+    if maps:
+        show_maps(monkeypatch, *maps)
     num_listings = lacking_at_first(monkeypatch, filled)
     assert len(filled.list_all("s-")) == 3
     assert num_listings == [4]
@@ -158,17 +172,8 @@ def test_listing_is_taken_again_until_two_agree(filled: AisStore, monkeypatch: p
     monkeypatch.setattr(AisStore, "list", lambda self, prefix: listings.pop(0))
     assert filled.list_all("s-") == whole
     assert listings == []
-
-
-def test_listing_that_keeps_changing_is_refused(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ObjectEntry] = []
-
-    def growing(self: AisStore, prefix: str) -> list[ObjectEntry]:
-        made.append(ObjectEntry(name=f"s-{len(made)}.tar", size=1, checksum=None))
-        return list(made)
-
-    monkeypatch.setattr(AisStore, "list", growing)
-    with pytest.raises(StoreError, match="5 listings differ, the last ones have 4 and 5 objects"):
+    listings = [whole[:1], whole[:2]] * 3
+    with pytest.raises(StoreError, match="5 listings differ, the last ones have 2 and 1 objects"):
         filled.list_all("s-")
 
 
@@ -193,33 +198,23 @@ def test_cluster_that_does_not_tell_its_jobs_is_listed_with_a_warning(
 
 @pytest.mark.parametrize(("flags", "refused"), [(6, False), (14, True)])
 def test_health_of_the_proxy_tells_of_a_rebalance_to_those_who_may_not_see_the_jobs(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch, flags: int, refused: bool
+    monkeypatch: pytest.MonkeyPatch, flags: int, refused: bool
 ) -> None:
     """The flags of a proxy of AIS 4.9, at rest and in a rebalance."""
-    refuse_jobs(monkeypatch, filled.endpoint)
+    monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
     health = json.dumps({"smap": {"version": "5"}, "rmd": {"version": "1"}, "flags": flags}).encode()
-    with answering(lambda exchange: exchange.say(200, health)) as server:
-        other = AisStore(server.endpoint, filled.bucket)
-        monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
+    with answering(lambda exchange: exchange.say(200, health)) as server, use_patience(IMPATIENT):
+        refuse_jobs(monkeypatch, server.endpoint)
+        store = AisStore(server.endpoint, "b")
         if not refused:
-            assert other.list_all("s-") == []
+            assert store.list_all("s-") == []
             return
         with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
-            other.list_all("s-")
+            store.list_all("s-")
 
 
 def test_cloud_lists_its_bucket_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the cluster moves."""
-    say(monkeypatch, "rebalance", [job("rebalance", started="34:57")])
+    say(monkeypatch, "rebalance", [RUNS])
     monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
     assert AisStore("http://127.0.0.1:1", "pets", provider="aws").list_all("") == []
-
-
-def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    say(monkeypatch, "rebalance", [job("rebalance", started="34:57")])
-    filled.write("s-manifest.safetensors", b"the good one")
-    with pytest.raises(StoreError, match="a rebalance of the cluster runs"):
-        index_shards(resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint))
-    assert filled.read("s-manifest.safetensors") == b"the good one"
