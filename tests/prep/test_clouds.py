@@ -90,16 +90,6 @@ def test_a_data_set_lives_there(bucket: str, photos: Path, tmp_path: Path) -> No
     assert json_of_prep("verify", url)["num_samples"] == 15
 
 
-def test_pack_again_writes_no_complete_shard_again(bucket: str, photos: Path) -> None:
-    url = f"{bucket}/a-"
-    first = json_of_prep("pack", "imagefolder", photos, url, "--max-count", "4")
-    store = open_store(url, endpoint=None)[0]
-    store.delete("a-000002.tar")
-    again = json_of_prep("pack", "imagefolder", photos, url, "--max-count", "4")
-    assert first["num_samples"] == again["num_samples"] == 13
-    assert store.size("a-000002.tar") is not None
-
-
 def test_missing_bucket_is_told_before_work_begins(bucket: str, photos: Path) -> None:
     url = f"{bucket}-other/a-"
     run_prep("pack", "imagefolder", photos, url, expect=StoreError, match="no bucket '.*-other' at http.*make it first")

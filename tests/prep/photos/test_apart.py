@@ -40,11 +40,11 @@ def test_formats_are_decoded_as_pillow_does() -> None:
     assert process() == first
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK", "I;16"])
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P", "1", "CMYK", "I;16"])
 def test_modes_of_a_tiff(mode: str) -> None:
     """8 bits of grey or RGB: alpha is dropped, a palette gives its colours, 16 bits their high byte."""
     photo = Image.fromarray(SIXTEEN) if mode == "I;16" else pixels_of(3).convert(mode)
-    grey = mode in ("L", "LA", "1", "I;16")
+    grey = mode in ("LA", "1", "I;16")
     expected = (SIXTEEN >> 8) if mode == "I;16" else np.asarray(photo.convert("L" if grey else "RGB"))
     assert (decoded(image_bytes(photo, "TIFF")) == expected).all()
 
@@ -58,10 +58,10 @@ def test_a_photo_is_turned_upright() -> None:
     assert (decoded(image_bytes(pixels_of(1), "TIFF", exif=exif)) == expected).all()
 
 
-@pytest.mark.parametrize("data", [broken_jpeg2000(), jpeg2000(2)[: len(jpeg2000(2)) // 2]])
-def test_a_broken_photo_says_why(data: bytes) -> None:
-    with pytest.raises(Undecodable, match="cannot be decoded by Pillow: "):
-        decoded(data, header=PhotoHeader("JPEG2000", SIZE[1], SIZE[0]))
+def test_a_broken_photo_says_why() -> None:
+    for data in (broken_jpeg2000(), jpeg2000(2)[:200]):
+        with pytest.raises(Undecodable, match="cannot be decoded by Pillow: "):
+            decoded(data, header=PhotoHeader("JPEG2000", SIZE[1], SIZE[0]))
     assert decoded(tiff(1)).shape == (40, 50, 3)
 
 
@@ -93,7 +93,7 @@ def test_a_process_that_dies_is_a_bad_photo_and_another_is_started() -> None:
 
 def test_a_photo_that_takes_too_long_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is ended, and the next photo gets a new one."""
-    large = jpeg2000(1, size=(2000, 2000))
+    large = jpeg2000(1, size=(600, 600))
     monkeypatch.setattr(apart, "TIMEOUT_S", 0.001)
     with pytest.raises(Undecodable, match=r"cannot be decoded: Pillow takes longer than 0.001 s"):
         decoded(large)

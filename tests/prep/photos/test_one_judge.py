@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.data_set import indexing
-from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_photo_header, read_whole_photo_header
+from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_whole_photo_header
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import verify
+from prep.left_out import MaxBad
 from prep.photos.decoders import Undecodable, decode, open_decoder
 from prep.sources.record import Record, Source
 from tests.conftest import SHARED_DATA
@@ -30,12 +31,16 @@ from tests.hostile_photos import (
 )
 from tests.shards import Sample, image_bytes, mask_bytes, pack, photo_bytes, write_shards, write_tar
 
+PLAIN = animated_png()
+AT = PLAIN.index(b"acTL") - 4
 REFUSED = {
     "jpeg2000": jpeg2000(),
     "broken jpeg2000": broken_jpeg2000(),
     "tiff": tiff(),
     "gif": gif(),
-    "apng": animated_png(),
+    "apng": PLAIN,
+    # Its first bytes do not show that it is animated: pack reads on. What a text holds does not count.
+    "apng behind a text": PLAIN[:AT] + b"\0\0\x02\0tEXt" + b"IDAT" * 128 + bytes(4) + PLAIN[AT:],
     "bomb": large_png(10_000, 9_000),
     "text": b"<html>" + bytes(100),
     "cut jpeg": image_bytes(pixels_of(), "JPEG")[:-2],
@@ -71,56 +76,35 @@ def test_the_decoder_of_loaders_agrees() -> None:
             decoder(REFUSED[name], PhotoHeader("PNG", 40, 50), "nothing")
 
 
-def packed(photo: bytes, directory: Path) -> list[str]:
-    records = [Record(key=key, components={"jpg": data}, label=None) for key, data in (("a", photo), ("b", OTHER))]
-    source = Source(name="here", records=records, classes={})
-    return list(pack(source, store=LocalStore(directory / "out"), on_bad="skip", jobs=1).skipped)
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, str]]:
+    """What pack, and what verify say of the photos that are bad: name -> text. Each photo is in a sample of its own."""
+    photos = {name.replace(" ", "_"): data for name, data in (REFUSED | ALLOWED).items()}
+    folder = tmp_path_factory.mktemp("judged")
+    records = [Record(key=key, components={"jpg": data}, label=None) for key, data in photos.items()]
+    source, every = Source(name="here", records=records, classes={}), MaxBad.parse("100%")
+    skipped = pack(source, store=LocalStore(folder), prefix="packed-", on_bad="skip", max_bad=every, jobs=1).skipped
+    write_shards(folder / "all", [Sample(key, {"jpg": data}) for key, data in photos.items()], per_shard=100)
+    findings = verify(resolve_shards(folder / "all", endpoint=None), workers=1).findings
+    packed = {key.replace("_", " "): text for key, _, text in (line.partition(": jpg ") for line in skipped)}
+    return packed, {(one.key or "").replace("_", " "): one.text for one in findings if one.kind != "note"}
 
 
-def verified(photo: bytes, directory: Path) -> list[str]:
-    write_shards(directory, [Sample("a", {"jpg": photo})], per_shard=1)
-    report = verify(resolve_shards(directory, endpoint=None), workers=1)
-    return [finding.text for finding in report.findings if finding.kind != "note"]
-
-
-OTHER = ALLOWED["jpeg"]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_photo_that_a_loader_refuses_is_bad_everywhere(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", REFUSED | ALLOWED)
+def test_pack_and_verify_judge_a_photo_as_loaders_do(judged: tuple[dict[str, str], ...], name: str) -> None:
     """With the loader's words, whatever the file is called; the loader's own tests have the rest."""
-    text = PhotoRules().problem(read_whole_photo_header(REFUSED[name]))
-    assert text is not None
-    (skipped,) = packed(REFUSED[name], tmp_path)
-    assert skipped.startswith(f"a: jpg {text}")
-    (finding,) = verified(REFUSED[name], tmp_path / "shards")
-    assert finding.startswith(text)
-
-
-@pytest.mark.parametrize("name", ALLOWED)
-def test_a_photo_that_a_loader_decodes_is_good_everywhere(tmp_path: Path, name: str) -> None:
-    assert PhotoRules().problem(read_whole_photo_header(ALLOWED[name])) is None
-    assert packed(ALLOWED[name], tmp_path) == []
-    assert verified(ALLOWED[name], tmp_path / "shards") == []
-
-
-def test_an_animated_png_is_found_behind_other_chunks(tmp_path: Path) -> None:
-    """Pack reads on where the first bytes of a PNG do not show whether it is animated."""
-    plain = animated_png()
-    at = plain.index(b"acTL") - 4
-    text = b"\0\0\x02\0tEXt" + b"IDAT" * 128 + bytes(4)  # its content does not count
-    photo = plain[:at] + text + plain[at:]
-    assert read_photo_header(photo) == PhotoHeader("APNG", 40, 50)
-    (skipped,) = packed(photo, tmp_path)
-    assert skipped.startswith("a: jpg holds an animated PNG")
+    expected = PhotoRules().problem(read_whole_photo_header((REFUSED | ALLOWED)[name]))
+    assert (expected is None) == (name in ALLOWED)
+    for texts in judged:
+        assert texts[name].startswith(expected) if expected else name not in texts, texts.get(name)
 
 
 def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader refuses a photo of another size than its index says."""
     monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
-    write_shards(tmp_path, [Sample("a", {"jpg": OTHER}), Sample("b", {"jpg": OTHER})], per_shard=2)
+    write_shards(tmp_path, [Sample(key, {"jpg": ALLOWED["jpeg"]}) for key in "ab"], per_shard=2)
     monkeypatch.undo()
-    report = verify(resolve_shards(tmp_path, endpoint=None), workers=1)
+    report = verify(resolve_shards(tmp_path, endpoint=None), workers=1, decoder="pillow")
     (finding,) = (finding for finding in report.findings if finding.kind == "index")
     assert "says something else than the shard holds; index the shards anew" in finding.text
 

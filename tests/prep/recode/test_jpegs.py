@@ -26,8 +26,9 @@ def check(data: bytes) -> bytes:
 
 
 @needs_jpegtran
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize(
+    ("mode", "subsampling"), [("RGB", "4:4:4"), ("RGB", "4:2:0"), ("L", "4:4:4"), ("CMYK", "4:2:2")]
+)
 def test_progressive_becomes_baseline_with_the_same_pixels(mode: str, subsampling: str) -> None:
     copy = check(photo_bytes(1, 133, 71, mode=mode, progressive=True, subsampling=subsampling))
     details = photo_details(copy)
@@ -37,19 +38,17 @@ def test_progressive_becomes_baseline_with_the_same_pixels(mode: str, subsamplin
 
 
 @needs_jpegtran
-@pytest.mark.parametrize("value", range(1, 9))
-def test_of_the_exif_data_only_the_orientation_stays(value: int) -> None:
-    for is_progressive in (False, True):
-        copy = check(photo_bytes(2, 80, 50, exif=exif(value, comment=b"secret place"), progressive=is_progressive))
-        assert orientation(copy) == value
-        assert b"secret place" not in copy
+@pytest.mark.parametrize(("value", "progressive"), [(1, False), (3, True), (6, False), (8, True)])
+def test_of_the_exif_data_only_the_orientation_stays(value: int, progressive: bool) -> None:
+    copy = check(photo_bytes(2, 80, 50, exif=exif(value, comment=b"secret place"), progressive=progressive))
+    assert orientation(copy) == value
+    assert b"secret place" not in copy
 
 
-@pytest.mark.parametrize("keep_rgb", [True, False])
-def test_markers_that_say_which_colours_the_channels_are_stay(keep_rgb: bool) -> None:
+def test_markers_that_say_which_colours_the_channels_are_stay() -> None:
     """Without Adobe's marker, a JPEG of RGB would be taken for one of YCbCr."""
-    check(photo_bytes(3, 64, 48, keep_rgb=keep_rgb, comment=b"a comment"))
-    assert b"a comment" not in optimized(photo_bytes(3, 64, 48, keep_rgb=keep_rgb, comment=b"a comment"))
+    for keep_rgb in (True, False):
+        assert b"a comment" not in check(photo_bytes(3, 64, 48, keep_rgb=keep_rgb, comment=b"a comment"))
 
 
 def test_a_colour_profile_stays_unless_it_says_srgb() -> None:
@@ -90,7 +89,7 @@ def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no photos beside the checkout")
 def test_real_photos_have_the_same_pixels() -> None:
     """Photos of pets, progressive ones among them, and odd JPEGs."""
-    paths = sorted((SHARED_DATA / "oxford-pets-sample" / "images").glob("*.jpg"))[::6]
+    paths = sorted((SHARED_DATA / "oxford-pets-sample" / "images").glob("*.jpg"))[::12]
     paths += sorted((SHARED_DATA / "odd-images").glob("*.jp*g"))
     num = 0
     for path in paths:
@@ -105,4 +104,4 @@ def test_real_photos_have_the_same_pixels() -> None:
         assert np.array_equal(pixels(copy), pixels(data)), path
         assert np.array_equal(dali_pixels(copy), dali_pixels(data)), path
         num += 1
-    assert num > 50
+    assert num > 25

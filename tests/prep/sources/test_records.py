@@ -1,3 +1,5 @@
+"""Folders of photos: which records they give, what is named and left out, and links that must not loop."""
+
 import itertools
 import os
 import socket
@@ -12,6 +14,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.left_out import MaxBad
 from prep.sources.folders import imagefolder, pets, photo_folder
+from prep.sources.record import Source
 from tests.prep.commands.calls import run_prep
 from tests.shards import encode_photo, pack, write_pets
 
@@ -30,18 +33,15 @@ def test_pets_records_come_in_the_order_of_the_list(tmp_path: Path) -> None:
 
 def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) -> None:
     write_pets(tmp_path, {**NAMES, "boxer_1": 9, "boxer_2": 9})
-    (tmp_path / "images" / "boxer_1.jpg").unlink()
-    (tmp_path / "annotations" / "trimaps" / "boxer_1.png").unlink()
-    (tmp_path / "annotations" / "trimaps" / "boxer_2.png").unlink()
+    trimaps = tmp_path / "annotations" / "trimaps"
+    for path in (tmp_path / "images" / "boxer_1.jpg", trimaps / "boxer_1.png", trimaps / "boxer_2.png"):
+        path.unlink()
     (tmp_path / "images" / "unlisted_3.jpg").write_bytes(b"")
-    (tmp_path / "annotations" / "trimaps" / "._boxer_2.png").write_bytes(b"")  # macOS's, in the original archive
+    (trimaps / "._boxer_2.png").write_bytes(b"")  # macOS's, in the original archive
     source = pets(tmp_path)
     assert [record.key for record in source.records] == list(NAMES)
-    assert list(source.skipped) == [
-        "boxer_1: no photo and no trimap",
-        "boxer_2: no trimap",
-        "unlisted_3: no row in list.txt",
-    ]
+    missing = ["boxer_1: no photo and no trimap", "boxer_2: no trimap", "unlisted_3: no row in list.txt"]
+    assert list(source.skipped) == missing
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def write_photos(root: Path, *names: str) -> Path:
     return root
 
 
+def _labelled(source: Source) -> list[tuple[object, ...]]:
+    return [(record.key, *record.components, record.label) for record in source.records]
+
+
 def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> None:
-    write_photos(tmp_path, "dog/b.jpg", "dog/a.JPEG", "cat 1/deep/x.png", "cat 1/a.webp")
-    source = imagefolder(tmp_path)
-    assert [(record.key, *record.components, record.label) for record in source.records] == [
-        ("cat 1/a", "webp", 0),
-        ("cat 1/deep/x", "png", 0),
-        ("dog/a", "jpg", 1),  # one name for all extensions of JPEG
-        ("dog/b", "jpg", 1),
-    ]
+    """There is one name for all extensions of JPEG."""
+    source = imagefolder(write_photos(tmp_path, "dog/b.jpg", "dog/a.JPEG", "cat 1/deep/x.png", "cat 1/a.webp"))
+    records = [("cat 1/a", "webp", 0), ("cat 1/deep/x", "png", 0), ("dog/a", "jpg", 1), ("dog/b", "jpg", 1)]
+    assert _labelled(source) == records
     assert source.classes == {0: "cat 1", 1: "dog"}
     assert list(source.skipped) == []
 
@@ -137,10 +137,7 @@ def test_class_ids_count_the_classes_that_have_samples(tmp_path: Path) -> None:
     ("names", "message"),
     [
         (["1.jpg"], "holds no folder; expected one for each class"),
-        (
-            ["a/notes.txt"],
-            r"holds no photo: a: no photo in this class; a/notes\.txt: \.txt: not a photo by its extension",
-        ),
+        (["a/notes.txt"], r"holds no photo: a: no photo in this class; a/notes\.txt: \.txt: not a photo by"),
         (["a/1.jpg", "a/1.JPG"], "holds no photo: a/1: 'a/1.JPG', 'a/1.jpg' would be one component"),
     ],
 )
@@ -158,7 +155,7 @@ def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path
 
 
 def test_two_photos_of_one_key_follow_on_bad(tmp_path: Path) -> None:
-    """fail: an error that names both; skip: neither is packed; keep: both, as one sample."""
+    """fail: an error names both; skip: neither is packed; keep: both, as one sample, if their components differ."""
     source = imagefolder(write_photos(tmp_path / "in", "a/1.jpg", "a/1.png", "a/2.jpg"))
     with pytest.raises(DataError, match=r"1 of 2 records .* bad: a/1: 2 photos have this key, expected one: 'a/1.jpg'"):
         pack(source, store=LocalStore(tmp_path / "out"))
@@ -169,36 +166,23 @@ def test_two_photos_of_one_key_follow_on_bad(tmp_path: Path) -> None:
     assert kept.kept == ("a/1: 2 photos have this key, expected one: 'a/1.jpg', 'a/1.png'; rename one",)
     with tarfile.open(tmp_path / "keep" / "samples-000000.tar") as archive:
         assert archive.getnames() == ["a/1.cls", "a/1.jpg", "a/1.png", "a/2.cls", "a/2.jpg"]
-
-
-def test_two_photos_of_one_key_and_component_can_only_be_skipped(tmp_path: Path) -> None:
-    source = imagefolder(write_photos(tmp_path / "in", "a/1.jpg", "a/1.JPEG", "a/2.jpg"))
-    for on_bad in ("fail", "keep"):
-        with pytest.raises(DataError, match=r"a/1: .* would be one component of one key"):
-            pack(source, store=LocalStore(tmp_path / "out"), on_bad=on_bad)  # type: ignore[arg-type]
-    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip").num_samples == 1
+    source = imagefolder(write_photos(tmp_path / "in", "a/1.JPEG"))
+    with pytest.raises(DataError, match=r"a/1: .* would be one component of one key"):
+        pack(source, store=LocalStore(tmp_path / "out"), on_bad="keep")
 
 
 def test_imagefolder_of_splits_numbers_classes_once(tmp_path: Path) -> None:
     """A class that one split lacks does not shift the ids of the others."""
     write_photos(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/1.jpg", "val/x.jpg")
     source = imagefolder(tmp_path, splits=("train", "val"))
-    assert [(record.key, record.label) for record in source.records] == [
-        ("train/cat/1", 0),
-        ("train/dog/2", 1),
-        ("val/dog/1", 1),
-    ]
+    assert _labelled(source) == [("train/cat/1", "jpg", 0), ("train/dog/2", "jpg", 1), ("val/dog/1", "jpg", 1)]
     assert list(source.skipped) == ["val/x.jpg: it is in no class's folder"]
     assert list(source.others) == ["val/cat: no photo in this class"]
 
 
 def test_photos_without_classes_are_found_in_all_folders(tmp_path: Path) -> None:
     source = photo_folder(write_photos(tmp_path, "b.jpg", "2019/x.JPEG", "2019/deep/y.png", "2019/z.xcf"))
-    assert [(record.key, list(record.components), record.label) for record in source.records] == [
-        ("2019/deep/y", ["png"], None),
-        ("2019/x", ["jpg"], None),
-        ("b", ["jpg"], None),
-    ]
+    assert _labelled(source) == [("2019/deep/y", "png", None), ("2019/x", "jpg", None), ("b", "jpg", None)]
     assert list(source.others) == ["2019/z.xcf: .xcf: not a photo by its extension"]
     assert source.classes == {}
 
@@ -220,7 +204,6 @@ def root(tmp_path: Path) -> Path:
         ({"a/again": "deep"}, r"root/a/(again|deep)' and '.*root/a/(again|deep)' are the same folder"),
     ],
 )
-@pytest.mark.timeout(30)
 def test_folder_under_two_paths_is_refused(root: Path, links: dict[str, str], text: str) -> None:
     """Its photos would be packed twice, up to the forty links that Linux follows, or for ever."""
     for name, target in links.items():
@@ -251,7 +234,6 @@ def test_links_elsewhere_are_followed(root: Path, tmp_path: Path) -> None:
     assert keys == ["a/1", "a/deep/2", "b/3", "b/5", "c/4"]
 
 
-@pytest.mark.timeout(60)
 def test_what_is_no_file_is_named_and_does_not_wait(root: Path, tmp_path: Path) -> None:
     """A pipe without a writer, a socket, a device, a folder, a link that leads nowhere or to itself."""
     os.mkfifo(root / "a" / "pipe.jpg")
@@ -265,11 +247,9 @@ def test_what_is_no_file_is_named_and_does_not_wait(root: Path, tmp_path: Path) 
     (root / "a" / "zero.jpg").symlink_to("/dev/zero")
     (root / "a" / "nowhere.jpg").symlink_to("missing")
     (root / "a" / "self.jpg").symlink_to("self.jpg")
-    options = ("--max-bytes", "1MiB", "--jobs", "1")
-    run_prep(
-        "pack", "imagefolder", root, tmp_path / "out", *options, expect=DataError, match="5 of 8 records of .* are bad"
-    )
-    result = run_prep("pack", "imagefolder", root, tmp_path / "out", *options, "--on-bad", "skip", "--max-bad", "100%")
+    command = ("pack", "imagefolder", root, tmp_path / "out", "--max-bytes", "1MiB", "--jobs", "1")
+    run_prep(*command, expect=DataError, match="5 of 8 records of .* are bad")
+    result = run_prep(*command, "--on-bad", "skip", "--max-bad", "100%")
     for name in ("pipe", "zero"):
         assert f"{name}.jpg': expected a file, found a pipe or a device" in result.stderr
     assert "3 samples" in result.stdout

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -205,22 +206,14 @@ def test_table_of_a_byte_order_mark_and_absolute_paths(photos: Path) -> None:
         (
             "l.csv",
             "x,label\na.jpg,1\n",
-            r"no column of paths by any of the names path, image, .* \(found: 'x', 'label'\)",
+            r"no column of paths by any of the names path, image, .* \(found: 'x', 'label'",
         ),
         ("l.csv", "path,label\na.jpg,1\n\n,2\n", r"l\.csv', line 4: column 'path' must hold the path .*, got ''"),
-        (
-            "l.csv",
-            "path,label\nnoextension,1\n",
-            r"line 2: column 'path' must hold the path of a file with an extension",
-        ),
+        ("l.csv", "path,label\nnoextension,1\n", r"line 2: column 'path' must hold the path of a file with an ext"),
         ("l.json", "{}", r"l\.json': expected a list of objects, found \{\}"),
         ("l.json", "[", r"l\.json' is not JSON: "),
         ("l.json", "[1]", r"l\.json', row 0: expected an object such as .*, found 1"),
-        (
-            "l.json",
-            '[{"path": "a.jpg", "label": 1}, {"path": "a.jpg"}]',
-            r"l\.json', row 1: no 'label' \(found: path\)",
-        ),
+        ("l.json", '[{"path": "a.jpg", "label": 1}, {"path": "a"}]', r"l\.json', row 1: no 'label' \(found: path\)"),
         ("l.json", '[{"path": "a.jpg", "label": true}]', r"row 0: column 'label' must hold class ids .*, got True"),
         ("l.json", '[{"path": "a.jpg", "label": 99999999999999999999}]', r"'label' of .* holds integers past 64 bits"),
         ("l.jsonl", '{"path": "a.jpg", "label": 1}\n\n{"path"\n', r"l\.jsonl', line 3 is not JSON"),
@@ -235,19 +228,13 @@ def test_table_that_is_wrong_names_the_line(tmp_path: Path, name: str, text: str
         table(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("a.b.jpg", r"line 2: 'a\.b\.jpg' makes no key: WebDataset cuts at the first dot .*--key COLUMN"),
-        ("../a.jpg", r"line 2: '\.\./a\.jpg' makes no key"),
-    ],
-)
-def test_table_path_that_makes_no_key_asks_for_a_column(tmp_path: Path, path: str, message: str) -> None:
-    (tmp_path / "l.csv").write_text(f"path,label,key_\n{path},1,k\n")
-    with pytest.raises(DataError, match=message):
-        pack(table(tmp_path / "l.csv"), store=LocalStore(tmp_path / "out"))
-    assert table(tmp_path / "l.csv", key="key_").records[0].key == "k"
-    assert not (tmp_path / "out").exists()
+def test_table_path_that_makes_no_key_asks_for_a_column(tmp_path: Path) -> None:
+    for path in ("a.b.jpg", "../a.jpg"):
+        (tmp_path / "l.csv").write_text(f"path,label,key_\n{path},1,k\n")
+        with pytest.raises(DataError, match=rf"line 2: '{re.escape(path)}' makes no key: .*--key COLUMN"):
+            pack(table(tmp_path / "l.csv"), store=LocalStore(tmp_path / "out"))
+        assert table(tmp_path / "l.csv", key="key_").records[0].key == "k"
+        assert not (tmp_path / "out").exists()
 
 
 def test_table_two_files_of_one_component_are_an_error(tmp_path: Path) -> None:

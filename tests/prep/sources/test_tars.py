@@ -1,19 +1,18 @@
 """Tars to shards of another size: order, names and bytes stay, from a directory and from a bucket."""
 
 import gzip
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError, PipesError
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.tars import tars
-from tests.shards import Sample, encode_photo, make_source, pack, read_tar, write_tar
+from tests.shards import Sample, encode_photo, make_source, pack, read_tar, tar_bytes, write_tar
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -33,7 +32,7 @@ def _resolve(store: Store, prefix: str = "samples-") -> Any:
     return resolve_shards(f"{store.url}/{prefix}", endpoint=getattr(store, "endpoint", None))
 
 
-@pytest.mark.parametrize(("max_count", "jobs"), [(1, 1), (7, 2), (100, 1)])
+@pytest.mark.parametrize(("max_count", "jobs"), [(1, 1), (7, 2)])
 def test_tars_keep_samples_order_bytes_and_classes(
     store: Store, tmp_path: Path, max_count: int, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,25 +78,21 @@ def test_tars_that_are_compressed_give_the_same_shards(
     assert [out.read(name) for name in shards] == [plain.read(name) for name in shards]
 
 
-def test_tars_that_are_no_whole_gzip_are_named(store: Store) -> None:
-    _compress(store, ".tgz")
-    name = "samples-000007.tgz"
-    data = store.read(name)
+def test_tars_that_are_no_whole_gzip_are_named(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "in")
+    data = gzip.compress(tar_bytes({"a.jpg": encode_photo()}))
     for broken in (data[:-20], b"no gzip" * 90, data[:40] + bytes(100) + data[140:]):
-        store.write(name, broken)
-        with pytest.raises(DataError, match=rf"'{store.locate(name)}' is not a complete gzip file: .*; pack it anew"):
-            tars(resolve_shards(store.locate(name), endpoint=getattr(store, "endpoint", None), compressed=True))
+        store.write("s-0.tgz", broken)
+        with pytest.raises(DataError, match=rf"'{tmp_path}/in/s-0.tgz' is not a complete gzip file: .*; pack it anew"):
+            tars(resolve_shards(store.locate("s-0.tgz"), endpoint=None, compressed=True))
 
 
 def test_tars_into_the_same_bucket_need_another_prefix(store: Store) -> None:
     source = tars(_resolve(store))
-    for overwrite in (False, True):
-        with pytest.raises(
-            ValueError,
-            match=r"samples-000000\.tar' is a shard of the input, and would be replaced or mixed with the output",
-        ):
-            pack(source, store=store, max_count=7, overwrite=overwrite)
     before = {entry.name: store.read(entry.name) for entry in store.list("samples-")}
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=r"samples-000000\.tar' is a shard of the input, and would be replaced or"):
+            pack(source, store=store, max_count=7, overwrite=overwrite)
     assert pack(source, store=store, prefix="large-", max_count=7).num_written == 4
     assert {entry.name: store.read(entry.name) for entry in store.list("samples-")} == before
 
@@ -111,27 +106,19 @@ def test_tars_members_keep_the_order_of_the_archive(tmp_path: Path) -> None:
     assert found == [("b/2.jpg", photo), ("b/2.txt", b"t"), ("b/2.cls", b" 4\n")]
 
 
-def test_tars_that_are_broken_or_odd_are_named(tmp_path: Path) -> None:
-    def read() -> object:
-        return tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None))
-
-    write_tar(tmp_path / "x-0.tar", [Sample("a", {"jpg": encode_photo(), "JPG": encode_photo()})])
-    with pytest.raises(DataError, match=r"shard 'x-0\.tar', key 'a': two members are component 'jpg'"):
-        read()
-    write_tar(tmp_path / "x-0.tar", [Sample(key, {"json": b"1"}) for key in "aba"])
-    with pytest.raises(DataError, match="key 'a' occurs twice, records 0 and 2"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (tar_bytes({"a.jpg": b"1", "a.JPG": b"2"}), r"shard 'x-0\.tar', key 'a': two members are component 'jpg'"),
+        (tar_bytes([(f"{key}.json", b"1") for key in "aba"]), "key 'a' occurs twice, records 0 and 2"),
+        (tar_bytes({"a.json": bytes(3000)})[:1500], r"shard 'x-0\.tar' is cut off"),
+        (b"no tar" * 500, r"shard 'x-0\.tar' is not a readable tar"),
+        (tar_bytes({}), r"x-' holds no sample; expected members such as"),
+        (None, r"no shard '.*x-0\.tar'; 1 were named"),
+    ],
+)
+def test_tars_that_are_broken_or_odd_are_named(tmp_path: Path, data: bytes | None, message: str) -> None:
+    if data is not None:
+        (tmp_path / "x-0.tar").write_bytes(data)
+    with pytest.raises(PipesError, match=message):
         pack(tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None)), store=LocalStore(tmp_path / "out"))
-    whole = (tmp_path / "x-0.tar").read_bytes()
-    (tmp_path / "x-0.tar").write_bytes(whole[:1500])
-    with pytest.raises(DataError, match=r"shard 'x-0\.tar' is cut off"):
-        read()
-    (tmp_path / "x-0.tar").write_bytes(b"no tar" * 500)
-    with pytest.raises(DataError, match=r"shard 'x-0\.tar' is not a readable tar"):
-        read()
-    with tarfile.open(tmp_path / "x-0.tar", "w"):
-        pass
-    with pytest.raises(DataError, match=r"x-' holds no sample; expected members such as"):
-        read()
-    (tmp_path / "x-0.tar").unlink()
-    with pytest.raises(StoreError, match=r"no shard '.*x-0\.tar'; 1 were named"):
-        read()

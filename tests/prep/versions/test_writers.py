@@ -43,7 +43,15 @@ def undated(objects: dict[str, bytes]) -> dict[str, bytes]:
     return {name: _DATES.sub(b"", objects[name]) for name in names}
 
 
-@pytest.mark.parametrize("change", [add_more, remove_some, compact_all, drop_old])
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        *(("directory", change) for change in (add_more, remove_some, compact_all, drop_old)),
+        ("bucket", remove_some),
+        *(pytest.param("bucket", change, marks=pytest.mark.nightly) for change in (add_more, compact_all, drop_old)),
+    ],
+    indirect=["place"],
+)
 def test_a_writer_that_is_stopped_loses_nothing(
     place: Place, more: Path, tmp_path: Path, change: Callable[[Place, Path], Any]
 ) -> None:
