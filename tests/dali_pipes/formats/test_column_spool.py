@@ -50,7 +50,7 @@ def spooled(runs: list[list[list[Row]]], rows_in_memory: int) -> bytes:
     return data
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.lists(ROWS, max_size=12), max_size=3), max_size=4),
     st.sampled_from([1, 2, 5, 20, 1000]),
@@ -63,20 +63,19 @@ def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_mem
 
 
 def test_memory_is_flat() -> None:
-    """Of two million samples, whose columns take 80 MB, only some 100,000 at a time are in memory."""
-    rows = np.arange(20_000)
-    same = index_of_rows([(f"key-{row:016d}", frozenset(COMPONENTS), int(row), 500) for row in rows])
+    """Of a million samples, whose columns take 40 MB, only some 50,000 at a time are in memory."""
+    same = index_of_rows([(f"key-{row:016d}", frozenset(COMPONENTS), row, 500) for row in range(20_000)])
     tracemalloc.start()
     try:
-        with ColumnsBuilder(100_000) as spool:
-            for _ in range(100):
+        with ColumnsBuilder(50_000) as spool:
+            for _ in range(50):
                 spool.add(same)
             num_bytes = sum(map(len, spool.stream(manifest="0" * 64).chunks()))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert num_bytes > 75_000_000
-    assert peak < 30_000_000
+    assert num_bytes > 37_000_000
+    assert peak < 20_000_000
 
 
 def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +84,7 @@ def test_full_disk_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPa
         spooled([[[("a", frozenset({"cls"}), 1, 0)]]], 1)
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 1000])
+@pytest.mark.parametrize("length", [0, 7])
 def test_files_are_those_of_the_safetensors_library(length: int) -> None:
     """Order of columns, alignment, and the escapes of their names."""
     rng = np.random.default_rng(length)

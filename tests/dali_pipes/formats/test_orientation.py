@@ -7,8 +7,6 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 import pytest
-from nvidia.dali import fn, types
-from nvidia.dali.pipeline import Pipeline
 from PIL import Image
 
 from dali_pipes.formats.orientation import Orientation, plain_copy, read_orientation, upright_size
@@ -36,6 +34,9 @@ class Decoder:
     """DALI's decoder on the CPU, with ``adjust_orientation=True``."""
 
     def __init__(self) -> None:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
+
         self._pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
         with self._pipeline:
             encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
@@ -61,19 +62,17 @@ def stored(photo: bytes) -> npt.NDArray[np.uint8]:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("value", range(11))
-def test_usual_photos_have_the_orientation_that_pillow_and_dali_see(
-    decode: Decoder, format: str, order: str, value: int
-) -> None:
+def test_usual_photos_have_the_orientation_that_pillow_and_dali_see(decode: Decoder, format: str, order: str) -> None:
     """0, 9 and 10 are no orientations: the photo is as stored. DALI gets such photos as they are."""
-    photo = with_exif(stored_photo(PIXELS, format, **({"lossless": False} if format == "WEBP" else {})),
-                      exif_block(value, order=order))  # fmt: skip
-    found = read_orientation(photo, format)
-    assert found == Orientation(value if value in ORIENTATIONS else 1, is_plain=True)
-    assert found == read_orientation(memoryview(photo), format)
-    expected = np.asarray(upright(photo))
-    assert np.array_equal(decode(photo), expected)
-    assert upright_size(40, 64, found.value) == expected.shape[:2]
+    plain = stored_photo(PIXELS, format, **({"lossless": False} if format == "WEBP" else {}))
+    for value in range(11):
+        photo = with_exif(plain, exif_block(value, order=order))
+        found = read_orientation(photo, format)
+        assert found == Orientation(value if value in ORIENTATIONS else 1, is_plain=True)
+        assert found == read_orientation(memoryview(photo), format)
+        expected = np.asarray(upright(photo))
+        assert np.array_equal(decode(photo), expected)
+        assert upright_size(40, 64, found.value) == expected.shape[:2]
 
 
 ODD = [
@@ -104,6 +103,8 @@ PLAIN = [
     (JPEG + b"trailing bytes", "JPEG", 1),
     (with_exif(JPEG, SIX, at=len(JPEG)), "JPEG", 1),  # after the end
     (with_exif(JPEG, SIX, at=FRAME), "JPEG", 6),
+    (with_exif(JPEG, SIX, at=SCAN), "JPEG", 6),  # after the frame's header
+    (with_exif(PNG, SIX, at=len(PNG) - 12), "PNG", 6),  # after the pixels
     (JPEG[:2] + b"\xff\xff" + with_exif(JPEG, SIX)[2:], "JPEG", 6),  # fill bytes
     (JPEG[:2] + xmp(6) + JPEG[2:], "JPEG", 1),  # Pillow turns it, DALI does not
     (JPEG[:2] + xmp(8) + with_exif(JPEG, SIX)[2:], "JPEG", 6),
@@ -129,14 +130,6 @@ def test_odd_photos_are_turned_by_one_rule_and_decoded_from_a_plain_copy(
     assert np.array_equal(np.asarray(upright(photo)), turned(stored(photo), of_pillow or value))
 
 
-@pytest.mark.parametrize(("photo", "format"), [(with_exif(JPEG, SIX, at=SCAN), "JPEG"),
-                                               (with_exif(PNG, SIX, at=len(PNG) - 12), "PNG")])  # fmt: skip
-def test_late_exif_data_count(decode: Decoder, photo: bytes, format: str) -> None:
-    """After a JPEG's frame header, after a PNG's pixels."""
-    assert read_orientation(photo, format) == Orientation(6, is_plain=True)
-    assert np.array_equal(decode(photo), turned(stored(photo), 6))
-
-
 @pytest.mark.parametrize(("photo", "format", "value"), PLAIN)
 def test_plain_photos_are_decoded_as_they_are(decode: Decoder, photo: bytes, format: str, value: int) -> None:
     assert read_orientation(photo, format) == Orientation(value, is_plain=True)
@@ -159,13 +152,12 @@ def broken_block(draw: Random) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(3))
-def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder, seed: int) -> None:
-    """A plain photo as it is, any other from its copy; 200 photos a seed."""
-    draw = Random(seed)
+def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder) -> None:
+    """A plain photo as it is, any other from its copy."""
+    draw = Random(0)
     photos = {"JPEG": JPEG, "PNG": PNG, "WEBP": stored_photo(PIXELS, "WEBP", lossless=False)}
     num_plain = 0
-    for _ in range(200):
+    for _ in range(300):
         format = draw.choice(FORMATS)
         blocks = [broken_block(draw) for _ in range(draw.choice((1, 1, 1, 2)))]
         photo = with_exif(photos[format], *blocks)
@@ -173,18 +165,10 @@ def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder, seed: int
         num_plain += found.is_plain
         given = photo if found.is_plain else plain_copy(photo, format, found.value)
         assert np.array_equal(decode(given), turned(stored(photo), found.value)), (format, blocks)
-    assert 30 < num_plain < 170
+    assert 45 < num_plain < 255
 
 
 def test_a_png_of_endless_chunks_is_given_up() -> None:
     """The search ends after 65,536 chunks; such a photo is not plain."""
     chunks = PNG[:33] + (struct.pack(">I", 0) + b"teXt" + bytes(4)) * 70_000 + with_exif(PNG, SIX)[33:]
     assert read_orientation(chunks, "PNG") == Orientation(1, is_plain=False)
-
-
-def test_upright_sizes_of_many_photos() -> None:
-    height, width = np.arange(1, 9, dtype=np.int32), np.arange(11, 19, dtype=np.int32)
-    heights, widths = upright_size(height, width, np.arange(1, 9, dtype=np.uint8))
-    assert heights.tolist() == [1, 2, 3, 4, 15, 16, 17, 18]
-    assert widths.tolist() == [11, 12, 13, 14, 5, 6, 7, 8]
-    assert heights.dtype == widths.dtype == np.int32

@@ -17,7 +17,6 @@ def one(num_samples: int = 9, **counts: int) -> dict[str, ComponentCounts]:
         (one(cls=9, image__jpg=9, trimap__png=9), "image.jpg", "trimap.png"),
         (one(jpg=9, png=9, txt=9), "jpg", "png"),  # a PNG beside a photo of another format
         (one(jpg=9, mask__jpg=9), "jpg", "mask.jpg"),
-        (one(left__webp=9, seg__webp=4), "left.webp", "seg.webp"),  # some samples have no mask
         (one(jpg=5, jpeg=2, png=2, seg__png=9), "jpg;jpeg;png", "seg.png"),  # a folder of three endings, with masks
         (one(jpg=5, jpeg=4, png=9), "jpg;jpeg", "png"),
         (one(jpg=9, seg__png=4, mask__png=5), "jpg", "mask.png;seg.png"),
@@ -45,11 +44,15 @@ def test_photo_and_mask_are_found(sets: dict[str, ComponentCounts], photo: str, 
 
 
 def test_the_second_photo_is_the_mask_if_no_name_says_so() -> None:
-    """The user named the photo, so one other is left."""
+    """The user named the photo, so one other is left. Of several masks none is taken."""
     sets = one(left__jpg=9, right__jpg=9)
     assert find_mask(sets, photo="left.jpg") == "right.jpg"
     assert find_photo(sets, besides="right.jpg") == "left.jpg"
     assert not has_mask(sets, photo="left.jpg")
+    sets = one(jpg=9, left__seg__png=9, right__seg__png=9)
+    assert find_photo(sets) == "jpg"
+    with pytest.raises(DataError, match=r"one component that holds the mask, found 'left.seg.png' \(9 of 9"):
+        find_mask(sets, photo="jpg")
 
 
 @pytest.mark.parametrize(
@@ -81,11 +84,3 @@ def test_unclear_photo_is_an_error_with_the_candidates(sets: dict[str, Component
     """Never a guess."""
     with pytest.raises(DataError, match=text):
         find_photo(sets)
-
-
-def test_several_masks_are_an_error() -> None:
-    """The photo is clear all the same."""
-    sets = one(jpg=9, left__seg__png=9, right__seg__png=9)
-    assert find_photo(sets) == "jpg"
-    with pytest.raises(DataError, match=r"one component that holds the mask, found 'left.seg.png' \(9 of 9"):
-        find_mask(sets, photo="jpg")

@@ -1,7 +1,6 @@
 """The column file: what it holds of every sample, a million of them, and what is refused in it."""
 
 import json
-import time
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,8 +26,7 @@ from dali_pipes.formats.sample_columns import (
 )
 from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
-from tests.shards import Sample, make_samples, write_shards, write_tar
+from tests.shards import Sample, make_samples, write_shards
 from tests.simulated import index_of_rows, manifest_of, read_column_file
 
 Row = tuple[str, frozenset[str], int]  # key, components, label
@@ -60,7 +58,7 @@ ROWS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(ROWS, max_size=5), min_size=1, max_size=5), st.data())
 def test_columns_are_those_of_a_loop(shards: list[list[Row]], data: st.DataObject) -> None:
     """Built, written, read, cut to some shards in any order, joined: always the samples' own."""
@@ -95,16 +93,6 @@ def test_labels_lie_in_the_smallest_type(labels: list[int], dtype: type[np.signe
     assert columns.labels.tolist() == labels
 
 
-def test_components_that_all_have_take_no_room_in_the_file(tmp_path: Path) -> None:
-    """Only what some lack has a bitmap; a set without cls has no labels."""
-    write_tar(tmp_path / "s-0.tar", [Sample("a", {"jpg": b"", "txt": b""}), Sample("b", {"jpg": b""})])
-    index_shards(resolve_shards(tmp_path, endpoint=None))
-    data = (tmp_path / columns_name("s-")).read_bytes()
-    columns = load(data)
-    assert sorted(columns) == ["has/txt", "height/jpg", "key/bytes", "key/ends", "width/jpg"]
-    assert columns["has/txt"].tolist() == [0b1000_0000]
-
-
 def test_too_many_components_are_refused() -> None:
     """A date in each name makes a component of each sample."""
     rows = [(f"k{row}", frozenset({f"{row:04d}.jpg"}), row) for row in range(MAX_COMPONENTS)]
@@ -112,23 +100,6 @@ def test_too_many_components_are_refused() -> None:
     assert lack(columns, ["0000.jpg"]).tolist() == [row > 0 for row in range(MAX_COMPONENTS)]
     with pytest.raises(DataError, match=r"shard 's.tar': .* 1025 components, expected at most 1024, .* dates"):
         built([rows, [("x", frozenset({"cls"}), 0)]])
-
-
-def test_columns_are_collected_without_an_object_a_sample() -> None:
-    """What stays of a hundred thousand samples: some 35 bytes each; a key alone takes 70 as a Python string."""
-    tracemalloc.start()
-    try:
-        builder = ColumnsBuilder()
-        for number in range(100):
-            names = frozenset({"cls", "jpg"})
-            rows: list[Row] = [(f"n{row:08d}/{number:03d}{row:04d}", names, row) for row in range(1000)]
-            builder.add(index_of_rows([*rows[1:], (rows[0][0], frozenset({"jpg"}), 0)]))
-        del rows
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(builder.finish()) == 100_000
-    assert kept < 5_500_000
 
 
 # --- beside the shards ------------------------------------------------------------------------------------------------
@@ -143,6 +114,7 @@ def test_column_file_is_written_with_the_index_and_read_again(small_shards: Path
     assert found.labels.tolist() == [int(sample.components["cls"]) for sample in small_samples]
     assert found.has == {"cls": None, "image.jpg": None, "trimap.png": None}
     data = (small_shards / columns_name("s-")).read_bytes()
+    assert not [name for name in load(data) if name.startswith("has/")], "only what some lack has a bitmap"
     assert index_in_memory(shards).columns.to_bytes(manifest=manifest.digest) == data
 
 
@@ -185,15 +157,12 @@ def test_sizes_of_photos_are_those_of_the_shard_indexes(tmp_path: Path) -> None:
         (photo_columns(-1, 4), {}),
         (photo_columns(1, 4) | {"width/jpg": None}, {}),
         ({"label": np.array([1, 2], np.int8)}, {}),  # a row too few
-        ({"label": np.array([1, 2, 3], np.uint8)}, {}),
         ({"label": None}, {}),
         ({"has/cls": np.array([0b1010_0000, 0], np.uint8)}, {}),  # a byte too many
         ({"has/png": np.array([0], np.uint8)}, {}),
-        ({"key/ends": np.array([1, 0, 4])}, {}),
         ({"key/ends": np.array([1, 3, 3])}, {}),  # a byte too many
         ({"key/bytes": np.zeros(0, np.uint8), "key/ends": np.zeros(0, np.int64)}, {}),
         ({}, {"components": ["jpg", "cls"]}),  # not sorted
-        ({}, {"components": ["cls", 5]}),
         ({}, {"components": ["jpg"]}),  # columns of others
     ],
 )
@@ -237,8 +206,8 @@ def test_columns_are_arrays_that_numpy_chooses_by() -> None:
     assert len(view) == 3
 
 
-def test_columns_of_a_million_samples_are_read_at_once() -> None:
-    """Some 20 bytes a sample and no Python object: keys, labels and a bitmap, in a fraction of a second."""
+def test_columns_of_a_million_samples_take_no_object_a_sample() -> None:
+    """Some 20 bytes a sample: keys, labels and a bitmap. A key alone takes 70 as a Python string."""
     count = 1_000_000
     keys = Texts(*pack_texts([f"n{row % 1000:08d}/{row:07d}" for row in range(count)]))
     labels = (np.arange(count) % 1000).astype(np.int16)
@@ -246,14 +215,14 @@ def test_columns_of_a_million_samples_are_read_at_once() -> None:
     manifest = manifest_of([1000] * 1000)
     data = columns.to_bytes(manifest=manifest.digest)
     assert len(data) < 28_000_000  # 17 of key, 8 of its end, 2 of label, a bit
-    started = time.perf_counter()
-    found = read_column_file(data, manifest=manifest)
-    picked = found.of_shards(manifest.samples, np.arange(1000)[::-1])
-    # Some 0.15 s; a loop over the samples would take longer than that, and a machine may be busy.
-    assert time.perf_counter() - started < 3
+    tracemalloc.start()
+    try:
+        picked = read_column_file(data, manifest=manifest).of_shards(manifest.samples, np.arange(1000)[::-1])
+        assert tracemalloc.get_traced_memory()[1] < 150_000_000
+    finally:
+        tracemalloc.stop()
     assert picked.keys[0] == keys[999_000]
-    view = Columns(found, names=manifest.names, counts=manifest.samples)
-    assert int(np.strings.startswith(view.keys, "n00000042/").sum()) == 1000
+    assert picked.has["txt"].sum() == 990_000
 
 
 def test_columns_that_are_not_there_are_named() -> None:

@@ -13,6 +13,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
 from prep.index import index_shards
+from tests.loaders import open_loader
 from tests.shards import make_samples, write_shards
 
 SHARD = "s-000001.tar"
@@ -20,7 +21,7 @@ SHARD = "s-000001.tar"
 
 @pytest.fixture
 def damage(tmp_path: Path) -> Iterator[AisStore]:
-    """A bucket, which `flip` can damage."""
+    """A bucket, whose files are at hand."""
     with embedded_node.start(tmp_path / "node") as running:
         store = AisStore(running.endpoint, "pets")
         store.create()
@@ -29,16 +30,18 @@ def damage(tmp_path: Path) -> Iterator[AisStore]:
         yield store
 
 
-def flip(store: AisStore, folder: Path) -> None:
-    """Change a byte of the shard's first photo in the file that holds it."""
+def place_of(store: AisStore, folder: Path) -> tuple[Path, int]:
+    """The file that holds the shard, and a byte of its first photo."""
     data = store.read(SHARD)
     (file,) = (path for path in folder.rglob("*") if path.is_file() and data in path.read_bytes())
-    position = file.read_bytes().index(data) + 700
-    with file.open("r+b") as stream:
-        stream.seek(position)
-        byte = stream.read(1)
-        stream.seek(position)
-        stream.write(bytes([byte[0] ^ 1]))
+    return file, file.read_bytes().index(data) + 700
+
+
+def flip(file: Path, position: int) -> None:
+    """Change the byte, or change it back."""
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1
+    file.write_bytes(data)
 
 
 def check(error: BaseException | None, store: AisStore) -> None:
@@ -51,31 +54,20 @@ def check(error: BaseException | None, store: AisStore) -> None:
     assert "is the cluster well" not in text
 
 
-@pytest.mark.parametrize("command", [("index",), ("shuffle", "--engine", "exchange")])
-def test_command_refuses_a_damaged_shard(damage: AisStore, tmp_path: Path, command: tuple[str, ...]) -> None:
-    """Their own checksum would make the damaged bytes the right ones."""
-    flip(damage, tmp_path / "node")
-    name, *options = command
-    done = CliRunner().invoke(prep, [name, damage.locate("s-"), *options, "--endpoint", damage.endpoint])
-    check(done.exception, damage)
-    assert isinstance(done.exception, DataError)
+def test_damaged_shard_is_refused_by_all_who_read_it(damage: AisStore, tmp_path: Path) -> None:
+    """By commands, whose own checksum would make the damaged bytes the right ones, and by a loader."""
+    url, endpoint = damage.locate("s-"), damage.endpoint
+    place = place_of(damage, tmp_path / "node")
+    flip(*place)
+    for name, *options in (["index"], ["shuffle", "--engine", "exchange"]):
+        done = CliRunner().invoke(prep, [name, url, *options, "--endpoint", endpoint])
+        check(done.exception, damage)
+        assert isinstance(done.exception, DataError)
     assert not [entry.name for entry in damage.list("") if "manifest" in entry.name or "shuffled" in entry.name]
-
-
-def test_loader_says_that_the_stored_object_is_damaged(damage: AisStore, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    index_shards(resolve_shards(damage.locate("s-"), endpoint=damage.endpoint))
-    flip(damage, tmp_path / "node")
-    with (
-        pytest.raises(PipesError) as raised,
-        dp.loader(
-            damage.locate("s-"),
-            dp.segmentation(crop=16),
-            batch_size=3,
-            device="cpu",
-            endpoint=damage.endpoint,
-            cache=dp.Cache(directory=tmp_path / "cache"),
-        ) as loader,
-    ):
+    flip(*place)
+    index_shards(resolve_shards(url, endpoint=endpoint))
+    flip(*place)
+    options = {"endpoint": endpoint, "cache": dp.Cache(directory=tmp_path)}
+    with pytest.raises(PipesError) as raised, open_loader(url, dp.classification_eval(crop=16), **options) as loader:
         list(loader)
     check(raised.value, damage)

@@ -35,10 +35,13 @@ def test_token_is_found_where_aistores_command_line_finds_it(home: Path, monkeyp
         token = Token.from_environment()
         assert token is not None
         assert token.current() == expected
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", "two words")
+    with pytest.raises(StoreError, match="is AIS_AUTHN_TOKEN complete"):
+        Token.from_environment()
 
 
 def test_token_file_that_is_away_for_a_moment_keeps_its_token(tmp_path: Path) -> None:
-    """A file is gone, or empty, while it is being replaced."""
+    """A file is gone, or empty, while it is being replaced. The token is in no repr."""
     file = tmp_path / "token"
     file.write_text("first")
     token = Token(file=file)
@@ -50,6 +53,8 @@ def test_token_file_that_is_away_for_a_moment_keeps_its_token(tmp_path: Path) ->
     file.write_text('{"token": "second"}')
     assert token.current() == "second"
     assert pickle.loads(pickle.dumps(token)).current() == "second"
+    shown = [token, Token("second"), ClusterAccess(endpoint="http://ais", token=token)]
+    assert "second" not in "".join(map(repr, shown))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,6 @@ def test_token_file_that_is_away_for_a_moment_keeps_its_token(tmp_path: Path) ->
         (None, "No such file or directory"),
         ("", "holds no token"),
         ('{"tocken": "s3cret"}', 'JSON without a "token"'),
-        ('{"token": ["s3cret"]}', "holds no token"),
         ("s3cret\nInjected: header", "printable ASCII"),
         ("s3cr\u00e9t", "printable ASCII"),
         ('{"token":' + "[" * 100_000, 'JSON without a "token"'),
@@ -73,20 +77,6 @@ def test_token_file_that_cannot_be_used(tmp_path: Path, content: str | None, exp
         Token(file=file).current()
     assert str(file) in str(raised.value)
     assert "s3cr" not in str(raised.value)
-
-
-def test_token_in_a_variable_that_cannot_be_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIS_AUTHN_TOKEN", "two words")
-    with pytest.raises(StoreError, match="is AIS_AUTHN_TOKEN complete"):
-        Token.from_environment()
-
-
-def test_token_is_in_no_repr(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("s3cret")
-    token = Token(file=file)
-    token.current()
-    assert "s3cret" not in repr(token) + repr(Token("s3cret")) + repr(ClusterAccess(endpoint="http://ais", token=token))
 
 
 def test_job_waits_for_the_next_token_in_its_file(tmp_path: Path) -> None:
