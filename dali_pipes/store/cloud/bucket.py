@@ -123,6 +123,10 @@ class BucketObjects(CloudObjects):
                     if waiting.num_failures:
                         raise StoreError(f"'{where}' at {origin}: {waiting.over(str(refusal))}") from None
                 raise refused(self.settings, where, refusal) from None
+            except BaseException as exc:
+                if type(exc).__name__ != "PanicException":  # of an answer that claims more bytes than any memory has
+                    raise
+                raise StoreError(f"'{where}' at {origin}: obstore cannot read the answer: {exc}") from None
             self.has_answered |= asks_server
             waiting.progress()
             return result
