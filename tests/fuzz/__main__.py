@@ -21,8 +21,13 @@ def main() -> int:
     print(f"seed {seed}")
     num_findings = 0
     for name in names:
-        outcome = fuzz(name, seconds=60 * given.minutes / len(names), seed=seed, keep=given.keep)
-        print(f"{name}: {outcome}", flush=True)
+        outcome = fuzz(
+            name,
+            seconds=60 * given.minutes / len(names),
+            seed=seed,
+            keep=given.keep,
+            report=lambda outcome, name=name: print(f"{name}: {outcome}", flush=True),
+        )
         for finding in outcome.findings:
             print(f"  {finding}", flush=True)
         num_findings += len(outcome.findings)

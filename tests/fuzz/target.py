@@ -1,14 +1,36 @@
 """What is fuzzed: valid inputs, and a check that says whether the code under test kept its promise."""
 
+import faulthandler
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
 
 Answer = Literal["taken", "refused"]
 
+# A worker that has gone on for so long without a word hangs: far above what the slowest machine needs.
+HANG_S = 900.0
+
+
+def watch(hang_s: float = HANG_S) -> None:
+    """End this process if it does not call this again in time; its stderr then has where each thread was."""
+    faulthandler.dump_traceback_later(hang_s, exit=True)
+
 
 class BrokenPromiseError(AssertionError):
-    """The code took what it must refuse, or gave other bytes than were there."""
+    """The code took what it must refuse, gave other bytes than were there, or ended its process.
+
+    ``files`` are those that the input stands for, where it does not hold them itself.
+    """
+
+    def __init__(self, text: str, *, files: Mapping[str, bytes] | None = None) -> None:
+        super().__init__(text)
+        self._files = files or {}
+
+    def keep_files(self, folder: Path) -> None:
+        for name, data in self._files.items():
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
 
 
 class Target(ABC):
@@ -16,6 +38,9 @@ class Target(ABC):
 
     An instance may own servers and directories; `close` ends them.
     """
+
+    num_daily: ClassVar[int] = 400
+    """Mutants that every run of the tests checks; some are taken, some refused."""
 
     @abstractmethod
     def seeds(self) -> Sequence[bytes]:

@@ -1,7 +1,8 @@
-"""A process that gives mutants to one target until it is told to stop; it may crash or hang.
+"""A process that gives mutants to one target; it may crash or hang.
 
-It is started as ``python -m tests.fuzz.worker TARGET SEED FOLDER``. In FOLDER it leaves each input before it is checked
-(``input``), the counts so far (``counts``), and what it found (``finding``). It stops at a file ``stop``.
+It is started as ``python -m tests.fuzz.worker TARGET SEED FOLDER SECONDS``; without SECONDS it checks the target's
+``num_daily`` mutants. It prints the counts so far. In FOLDER it leaves each input before it is checked (``input``), and
+what it found: ``finding``, and ``files`` that were made of the input.
 """
 
 import collections
@@ -13,17 +14,14 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.mutations import mutant
+from tests.fuzz.target import BrokenPromiseError, watch
 from tests.fuzz.targets.all import BROKEN, TARGETS
 
-# Counts are written this often: the parent takes a worker whose counts stand still for hung.
-COUNT_S = 0.5
-# A worker does not stop before this many mutants, however slow the machine is: some are taken, some refused.
-MIN_MUTANTS = 50
+REPORT_S = 10.0
 
 
 def main() -> int:
-    name, seed, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    target = (TARGETS | BROKEN)[name]()
+    name, seed, folder, seconds = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     counts: collections.Counter[str] = collections.Counter()
     current = os.open(folder / "input", os.O_RDWR | os.O_CREAT, 0o600)
 
@@ -32,31 +30,32 @@ def main() -> int:
         os.ftruncate(current, len(data))
         return target.check(data)
 
-    def write_counts() -> None:
-        (folder / "counts.new").write_text(json.dumps(counts))
-        (folder / "counts.new").replace(folder / "counts")
-
+    target = None
     try:
+        watch()
+        target = (TARGETS | BROKEN)[name]()
         seeds = target.seeds()
         for data in seeds:
             if (found := check(data)) != "taken":
                 raise AssertionError(f"a seed is {found}")
         seeds = [*seeds, *target.strangers()]
-        write_counts()  # the time begins
-        draw, counted_at = Random(seed), time.monotonic()
-        while True:
+        draw, begun_at, reported_at = Random(seed), time.monotonic(), time.monotonic()
+        while counts.total() < target.num_daily if not seconds else time.monotonic() - begun_at < float(seconds):
             counts[check(mutant(draw, seeds))] += 1
-            if time.monotonic() - counted_at > COUNT_S:
-                counted_at = time.monotonic()
-                write_counts()
-                if (folder / "stop").exists() and counts.total() >= MIN_MUTANTS:
-                    return 0
-    except Exception as exc:
+            if time.monotonic() - reported_at > REPORT_S:
+                watch()
+                reported_at = time.monotonic()
+                print(json.dumps(counts | {"seconds": reported_at - begun_at}), flush=True)
+        return 0
+    except BaseException as exc:  # of a library in Rust, a panic is no `Exception`
         (folder / "finding").write_text(f"{type(exc).__name__}: {exc}")
+        if isinstance(exc, BrokenPromiseError):
+            exc.keep_files(folder / "files")
         raise
     finally:
-        write_counts()
-        target.close()
+        if target is not None:
+            print(json.dumps(counts | {"seconds": time.monotonic() - begun_at}), flush=True)
+            target.close()
 
 
 if __name__ == "__main__":

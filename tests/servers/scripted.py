@@ -43,6 +43,10 @@ class Visit:
         """End the connection after this answer."""
         self.is_over = True
 
+    def hang_up_if_idle(self, idle_s: float) -> None:
+        """End the connection if no further request comes in time."""
+        self._sock.settimeout(idle_s)
+
 
 class ScriptedServer:
     """Made by `scripted`."""

@@ -1,39 +1,48 @@
 """All targets, by name; and those that fail on purpose, which the harness must see."""
 
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 
-from tests.fuzz.target import Answer, BrokenPromiseError, Target
-from tests.fuzz.targets.files import (
-    Archives,
-    CacheSlots,
-    CacheTables,
-    ColumnFiles,
-    Manifests,
-    ParquetFiles,
-    ShardIndexes,
-)
-from tests.fuzz.targets.http import ListingAnswers, NodeRequests, ObjectAnswers
-from tests.fuzz.targets.photos import PhotoBatches, Photos
-from tests.fuzz.targets.texts import Annotations, Texts
+from tests.fuzz.target import Answer, BrokenPromiseError, Target, watch
+
+CLOUDS = ("s3", "gs", "az")
+_CLASSES = {
+    "photos": "photos.Photos",
+    "photo-batches": "photos.PhotoBatches",
+    "archives": "files.Archives",
+    "manifests": "files.Manifests",
+    "shard-indexes": "files.ShardIndexes",
+    "column-files": "files.ColumnFiles",
+    "parquet": "files.ParquetFiles",
+    "texts": "texts.Texts",
+    "lists": "lists.Lists",
+    "annotations": "texts.Annotations",
+    "cache-tables": "files.CacheTables",
+    "cache-slots": "files.CacheSlots",
+    "node-requests": "node.NodeRequests",
+    "http-answers": "http.ObjectAnswers",
+    "http-listings": "http.ListingAnswers",
+}
+
+
+def _maker(path: str, *arguments: str) -> Callable[[], Target]:
+    """A module is imported by the process that fuzzes it: some of them need DALI."""
+    module, _, name = path.partition(".")
+
+    def make() -> Target:
+        target: Target = getattr(importlib.import_module(f"tests.fuzz.targets.{module}"), name)(*arguments)
+        return target
+
+    return make
+
 
 TARGETS: dict[str, Callable[[], Target]] = {
-    "photos": Photos,
-    "photo-batches": PhotoBatches,
-    "archives": Archives,
-    "manifests": Manifests,
-    "shard-indexes": ShardIndexes,
-    "column-files": ColumnFiles,
-    "parquet": ParquetFiles,
-    "texts": Texts,
-    "annotations": Annotations,
-    "cache-tables": CacheTables,
-    "cache-slots": CacheSlots,
-    "node-requests": NodeRequests,
-    "http-answers": ObjectAnswers,
-    "http-listings": ListingAnswers,
+    **{name: _maker(path) for name, path in _CLASSES.items()},
+    **{f"{cloud}-answers": _maker("http.ObjectAnswers", cloud) for cloud in CLOUDS},
+    **{f"{cloud}-listings": _maker("http.ListingAnswers", cloud) for cloud in CLOUDS},
 }
 SEED = b"a valid input"
 
@@ -52,16 +61,22 @@ class _Broken(Target):
 
 
 def _lie() -> None:
-    raise BrokenPromiseError("a wrong byte")
+    raise BrokenPromiseError("a wrong byte", files={"photo.bin": b"a photo"})
 
 
 def _not_start() -> Target:
     raise OSError("no room")
 
 
+def _hang() -> None:
+    watch(0.1)
+    time.sleep(3600)
+
+
 BROKEN: dict[str, Callable[[], Target]] = {
     "cannot-start": _not_start,
     "crashes": lambda: _Broken(lambda: os.kill(os.getpid(), signal.SIGSEGV)),  # as a decoder in C does
-    "hangs": lambda: _Broken(lambda: time.sleep(3600)),
+    "hangs": lambda: _Broken(_hang),
     "lies": lambda: _Broken(_lie),
+    "crashes-in-a-child": _maker("photos.CrashingBatches"),
 }

@@ -164,6 +164,8 @@ ROWS = [
 class ParquetFiles(Target):
     """`hf`, and the parts of its records."""
 
+    num_daily = 200
+
     def seeds(self) -> Sequence[bytes]:
         import pyarrow
         import pyarrow.parquet
@@ -204,6 +206,8 @@ KEY, OTHER = "a" * 32, "b" * 32
 
 class _CacheFile(Target):
     """A file of a cache directory with two full cache files; "refused" is one that is fetched anew."""
+
+    num_daily = 30
 
     file: ClassVar[str]
 

@@ -1,35 +1,29 @@
-"""Answers of a server, and requests to the embedded node.
+"""Answers of a server: a fetch gives the right bytes or an error of ours, and the next answer is not poisoned.
 
-A fetch gives the right bytes or an error of ours, and the next answer is not poisoned. The node answers in HTTP or
-hangs up, goes on, and stores nothing that was not sent.
+AIStore's by our client and by its SDK; those of S3, Google Cloud Storage and Azure by our client and by `obstore`.
 """
 
-import json
 import random
-import socket
 import tempfile
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 from zlib import crc32
 
-import h11
 import msgspec
-import requests
 import xxhash
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.errors import PipesError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.store.cluster import ais
+from dali_pipes.store.cloud.bucket import BucketObjects, CloudStore
+from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.cluster.access import ClusterAccess
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience, use_patience
-from prep.embedded.server import NodeServer
-from prep.embedded.storage import Storage
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
 from tests.servers.scripted import ScriptedServer, Visit
 
@@ -75,10 +69,64 @@ def entry_names() -> Sequence[str]:
     return [f"a/{number:04d}.tar" for number in range(9)]
 
 
-# An answer that ends too early, on a connection that stays open, costs this time.
-# More than a busy machine needs to answer.
-SILENCE_S = 0.5
-PATIENCE = Patience(patience_s=2.0, longest_pause_s=0.001)
+# An answer that ends too early, on a connection that stays open, costs this time: then the server closes it.
+IDLE_S = 0.2
+PATIENCE = Patience(patience_s=300.0, longest_pause_s=0.001)
+MODIFIED = b"Sun, 22 Nov 2026 14:24:02 GMT"
+
+
+def cloud_settings(cloud: str, endpoint: str) -> CloudSettings:
+    """The bucket ``b`` of a cloud whose server is at this endpoint."""
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "aws_region": "us-east-1"}
+    options = {
+        "s3": {"aws_endpoint_url": endpoint, **keys},
+        "gs": {"google_base_url": endpoint, "google_skip_signature": "true"},
+        "az": {
+            "azure_storage_account_name": "me",
+            "azure_storage_account_key": "a2V5",
+            "azure_storage_endpoint": f"{endpoint}/me",
+        },
+    }
+    return CloudSettings(scheme=cloud, bucket="b", options=options[cloud])
+
+
+def cloud_listing(cloud: str) -> bytes:
+    """The answer of a cloud to a listing with `entry_names`, in one page."""
+    names = [name.encode() for name in entry_names()]
+    if cloud == "az":
+        properties = b"<Last-Modified>%b</Last-Modified><Etag>0x8D</Etag><Content-Length>5</Content-Length>" % MODIFIED
+        properties += b"<Content-Type>application/x-tar</Content-Type>"
+        blobs = [b"<Blob><Name>%b</Name><Properties>%b</Properties></Blob>" % (name, properties) for name in names]
+        body = b"<EnumerationResults><Blobs>%b</Blobs><NextMarker /></EnumerationResults>" % b"".join(blobs)
+    else:
+        fields = b"<LastModified>2026-11-22T14:24:02.000Z</LastModified><ETag>&quot;e&quot;</ETag><Size>5</Size>"
+        objects = [b"<Contents><Key>%b</Key>%b</Contents>" % (name, fields) for name in names]
+        body = b"<ListBucketResult><IsTruncated>false</IsTruncated>%b</ListBucketResult>" % b"".join(objects)
+    return _xml(b"200 OK", b'<?xml version="1.0" encoding="utf-8"?>' + body)
+
+
+def cloud_errors() -> list[bytes]:
+    """Answers after which the request is sent again: the server is busy, or the signature is too old."""
+    return [
+        _xml(b"503 Slow Down", b"<Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>"),
+        _xml(b"500 Internal", b"<Error><Code>InternalError</Code><Message>Try again</Message></Error>"),
+    ]
+
+
+def cloud_refusals() -> list[bytes]:
+    """Answers that end a request, or do so when they come twice."""
+    return [
+        _xml(b"403 Forbidden", b"<Error><Code>ExpiredToken</Code><Message>Token has expired</Message></Error>"),
+        _xml(b"404 Not Found", b"<Error><Code>NoSuchKey</Code><Message>No such key</Message><Key>o</Key></Error>"),
+        _xml(b"404 Not Found", b"<Error><Code>ContainerNotFound</Code><Message>None</Message></Error>"),
+        _xml(b"301 Moved", b"<Error><Code>PermanentRedirect</Code><Region>eu-west-1</Region></Error>"),
+        _xml(b"412 Precondition Failed", b"<Error><Code>ConditionNotMet</Code></Error>"),
+    ]
+
+
+def _xml(status: bytes, body: bytes) -> bytes:
+    head = b'HTTP/1.1 %b\r\nContent-Type: application/xml\r\nETag: "e"\r\n' % status
+    return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 class _Answers(Target):
@@ -109,6 +157,8 @@ class _Answers(Target):
                 visit.send(data[start : start + max(step, len(data) // 300)])
             if draw % 16:  # a few connections stay open
                 visit.hang_up()
+            else:
+                visit.hang_up_if_idle(IDLE_S)
         finally:
             self._is_sent.set()
 
@@ -118,13 +168,19 @@ class _Answers(Target):
 
 
 class ObjectAnswers(_Answers):
-    """The fetch client."""
+    """The fetch client, with AIStore's answers or those of a cloud."""
 
-    def __init__(self) -> None:
+    num_daily = 120
+
+    def __init__(self, cloud: str = "") -> None:
         super().__init__()
-        source = StoredObjects(ClusterAccess(endpoint=self._server.endpoint), "b")
-        retry = RetryPolicy(attempts=2, max_broken=4, silence_s=SILENCE_S, connect_timeout_s=SILENCE_S)
-        self._fetcher = ObjectFetcher(source, retry=retry, patience=PATIENCE)
+        self._cloud, endpoint = cloud, self._server.endpoint
+        source: Any = (
+            BucketObjects(cloud_settings(cloud, endpoint), PATIENCE)
+            if cloud
+            else StoredObjects(ClusterAccess(endpoint=endpoint), "b")
+        )
+        self._fetcher = ObjectFetcher(source, retry=RetryPolicy(attempts=3, max_broken=6), patience=PATIENCE)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._wanted = Wanted("o", Extent(self._file.fileno(), 0, len(BODY)), xxhash.xxh64_intdigest(BODY))
 
@@ -134,7 +190,12 @@ class ObjectAnswers(_Answers):
         super().close()
 
     def seeds(self) -> Sequence[bytes]:
-        return object_answers()
+        if not self._cloud:
+            return object_answers()
+        return [*(each for each in object_answers() if b"Location:" not in each), *cloud_errors()]
+
+    def strangers(self) -> Sequence[bytes]:
+        return cloud_refusals()
 
     def check(self, data: bytes) -> Answer:
         self._serve_next(data)
@@ -144,7 +205,7 @@ class ObjectAnswers(_Answers):
             result: Answer = "refused"
         else:
             result = "taken"
-        if not self._is_sent.wait(30):
+        if not self._is_sent.wait(300):
             raise BrokenPromiseError("the answer was not read, nor its connection closed")
         self._fetch()  # from an honest server, on the same connection if it is kept
         return result
@@ -165,16 +226,21 @@ class ObjectAnswers(_Answers):
 
 
 class ListingAnswers(_Answers):
-    """What the SDK reads."""
+    """What AIStore's SDK reads, or `obstore`."""
 
-    def __init__(self) -> None:
+    num_daily = 60
+
+    def __init__(self, cloud: str = "") -> None:
         super().__init__()
-        ais.SILENCE_S = SILENCE_S
+        self._cloud, endpoint = cloud, self._server.endpoint
         with use_patience(PATIENCE):
-            self._store = AisStore(self._server.endpoint, "b")
+            self._store: Any = CloudStore(cloud_settings(cloud, endpoint)) if cloud else AisStore(endpoint, "b")
 
     def seeds(self) -> Sequence[bytes]:
-        return listing_answers()
+        return [cloud_listing(self._cloud), *cloud_errors()] if self._cloud else listing_answers()
+
+    def strangers(self) -> Sequence[bytes]:
+        return cloud_refusals()
 
     def check(self, data: bytes) -> Answer:
         self._serve_next(data)
@@ -183,108 +249,9 @@ class ListingAnswers(_Answers):
         except PipesError:
             return "refused"
         for entry in entries:
-            if not entry.name or entry.size < 0:
+            if not entry.name or entry.size < 0 or (self._cloud and not entry.name.startswith("a/")):
                 raise BrokenPromiseError(f"an entry that cannot be one: {entry}")
         return "taken"
 
     def _honest(self, request: bytes) -> bytes:
-        return listing_answers()[0]
-
-
-# The server answers at once; the client says that it sends no more.
-ANSWER_S = 20.0
-OLD = b"0123456789" * 20
-NEW = b"abcdefghij" * 30
-
-
-class NodeRequests(Target):
-    """The node's side of HTTP."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="dali-pipes-fuzz-node-")
-        self._server = NodeServer(Storage(Path(self._folder.name) / "node"), port=0)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self._session = requests.Session()
-        self._url = f"{self._server.endpoint}/v1/objects/b/o?provider=ais&pid=p"
-        self._ask("POST", f"{self._server.endpoint}/v1/buckets/b", json.dumps({"action": "create-bck"}).encode())
-        self._is_old = False
-
-    def seeds(self) -> Sequence[bytes]:
-        listing = json.dumps({"action": "list", "value": {"prefix": "", "pagesize": 10}}).encode()
-        path = b"/v1/objects/b/o?provider=ais&pid=p"
-        return [
-            _request(b"GET /v1/health"),
-            _request(b"GET " + path, b"Range: bytes=5-14"),
-            _request(b"HEAD " + path),
-            _request(b"PUT " + path, body=NEW),
-            _request(b"GET /v1/buckets/b?provider=ais", body=listing),
-            _request(b"GET " + path) + _request(b"GET /v1/health"),
-        ]
-
-    def check(self, data: bytes) -> Answer:
-        if not self._is_old:
-            self._ask("PUT", self._url, OLD)
-        self._is_old = True
-        statuses = self._statuses(data)
-        answer = self._session.get(self._url, timeout=ANSWER_S)
-        # A mutant may be a request that deletes or replaces the object, as its sender says.
-        if answer.status_code not in (200, 404) or (answer.status_code == 200 and not _was_sent(answer.content, data)):
-            raise BrokenPromiseError(f"the object is {answer.status_code} {answer.content!r:.200} after {data!r:.500}")
-        self._is_old = answer.content == OLD
-        return "taken" if statuses and max(statuses) < 400 else "refused"
-
-    def _statuses(self, data: bytes) -> list[int]:
-        """Send bytes, and read answers until the node hangs up."""
-        received = b""
-        with socket.create_connection(("127.0.0.1", self._server.port), timeout=ANSWER_S) as client:
-            try:
-                client.sendall(data)
-                client.shutdown(socket.SHUT_WR)
-                while block := client.recv(1 << 16):
-                    received += block
-            except ConnectionError:
-                pass  # it hung up on a request that it refused
-        return _parsed(received, data)
-
-    def _ask(self, method: str, url: str, data: bytes) -> None:
-        self._session.request(method, url, data=data, timeout=ANSWER_S).raise_for_status()
-
-    def close(self) -> None:
-        self._session.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._folder.cleanup()
-
-
-def _request(line: bytes, header: bytes = b"Accept: */*", *, body: bytes = b"") -> bytes:
-    length = b"Content-Length: %d\r\n" % len(body) if body else b""
-    return line + b" HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n" + length + b"\r\n" + body
-
-
-def _was_sent(content: bytes, data: bytes) -> bool:
-    """Whether an object's bytes stand in a request."""
-    return content == OLD or content in data
-
-
-def _parsed(received: bytes, data: bytes) -> list[int]:
-    """The statuses of the answers; each must be HTTP by h11's rules, but for one that was cut off."""
-    statuses: list[int] = []
-    while received:
-        connection = h11.Connection(h11.CLIENT)
-        # What was asked decides whether an answer has a body; mutants of HEAD are read until they fail.
-        connection.send(
-            h11.Request(method="HEAD" if data.startswith(b"HEAD") else "GET", target="/", headers=[("Host", "h")])
-        )
-        connection.send(h11.EndOfMessage())
-        connection.receive_data(received)
-        connection.receive_data(b"")
-        try:
-            while not isinstance(event := connection.next_event(), h11.EndOfMessage | h11.ConnectionClosed):
-                if isinstance(event, h11.Response):
-                    statuses.append(event.status_code)
-        except h11.RemoteProtocolError as exc:
-            if b"HEAD" in data or statuses:
-                return statuses
-            raise BrokenPromiseError(f"the answer {received!r:.300} is not HTTP ({exc}), to {data!r:.500}") from exc
-        received = connection.trailing_data[0]
-    return statuses
+        return cloud_listing(self._cloud) if self._cloud else listing_answers()[0]

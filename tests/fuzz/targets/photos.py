@@ -4,14 +4,14 @@ It has its header's size. What is called cut off or damaged is not let pass, but
 the verdict is never wrong. Batches have sizes and numbers of threads at which DALI parses in parallel.
 """
 
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.formats.photo_header import PhotoRules, read_photo_header, read_whole_photo_header
 from dali_pipes.graph.inputs import DecodedPhotos
@@ -20,7 +20,7 @@ from dali_pipes.reader.aio_reader import EncodedBatch
 from dali_pipes.reader.batch import Places
 from tests.fuzz.mutations import mutant
 from tests.fuzz.photo_seeds import other_photos, photos
-from tests.fuzz.target import Answer, BrokenPromiseError, Target
+from tests.fuzz.target import HANG_S, Answer, BrokenPromiseError, Target
 from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, odd_webp, with_fill, with_long_marker
 from tests.turned_photos import exif_block, slope, stored_photo, turned_photo, with_exif
 
@@ -30,6 +30,8 @@ MAX_PIXELS, MAX_PIXELS_IN_A_BATCH = 4_000_000, 100_000
 
 class Photos(Target):
     """`PhotoRules`, then DALI's decoder on the CPU, with the arguments of the built-in graphs."""
+
+    num_daily = 150
 
     def __init__(self) -> None:
         self._rules = PhotoRules(max_pixels=MAX_PIXELS)
@@ -48,7 +50,7 @@ class Photos(Target):
             return "refused"
         self._photo = np.frombuffer(data, np.uint8)
         if self._pipeline is None:
-            self._pipeline = _decoder(lambda: [self._photo])
+            self._pipeline = decoder(lambda: [self._photo], batch_size=1, num_threads=1, orient=False)
         try:
             (decoded,) = self._pipeline.run()
         except RuntimeError:
@@ -62,15 +64,17 @@ class Photos(Target):
         return "taken"
 
 
-def _decoder(source: Any) -> Any:
-    @pipeline_def(  # type: ignore[misc]  # DALI publishes no types
-        batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    def decode() -> Any:
-        encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1)
-        return fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=False)
+def decoder(source: Any, *, batch_size: int, num_threads: int, orient: bool) -> Any:
+    """A pipeline on the CPU that decodes the photos of ``source``."""
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import Pipeline
 
-    pipeline = decode()
+    pipeline = Pipeline(
+        batch_size=batch_size, num_threads=num_threads, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
+    )
+    with pipeline:
+        encoded = fn.external_source(source=source, batch=True, dtype=types.UINT8, ndim=1)
+        pipeline.set_outputs(fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=orient))
     pipeline.build()
     return pipeline
 
@@ -84,10 +88,12 @@ UNBROKEN = b"unbroken"
 
 
 class PhotoBatches(Target):
-    """`judge_photos`, then DALI's decoder with many photos at a time.
+    """`judge_photos`, then DALI's decoder with many photos at a time, in a process of its own for each batch.
 
     An input is the seed of a batch, so that it names all of its photos; `UNBROKEN` is a batch of the seeds.
     """
+
+    num_daily = 10
 
     def __init__(self) -> None:
         self._good = photos()[0]
@@ -120,7 +126,26 @@ class PhotoBatches(Target):
             decoded[at] = copy
         for at in judged.problems:
             decoded[at] = np.frombuffer(self._good, np.uint8)
-        return decode(decoded, orient=orient, num_threads=num_threads)
+        said = in_child(lambda: self.decode(decoded, orient=orient, num_threads=num_threads))
+        if said == "taken":
+            return "taken"
+        if said == "refused":
+            return "refused"
+        raise BrokenPromiseError(
+            f"a batch of {batch_size} photos in {num_threads} threads, orient={orient}: {said}",
+            files={f"{at:04d}.bin": photo.tobytes() for at, photo in enumerate(decoded)},
+        )
+
+    def decode(self, batch: list[Any], *, orient: bool, num_threads: int) -> str:
+        """Decode a batch. If DALI refuses the header of a photo, which it may do only for a photo alone, say that."""
+        pipeline = decoder(lambda: batch, batch_size=len(batch), num_threads=num_threads, orient=orient)
+        try:
+            pipeline.run()
+        except RuntimeError as exc:
+            if "Failed to decode sample" not in str(exc):
+                return f"a header is refused: {exc}"
+            return "refused"
+        return "taken"
 
     def _drawn(self, draw: Random, *, share: float) -> bytes:
         if draw.random() >= share:
@@ -131,6 +156,25 @@ class PhotoBatches(Target):
         for _ in range(draw.choice((1, 1, 1, 2, 4))):
             photo[draw.randrange(min(len(photo), HEADER_BYTES))] = draw.choice((0, 0xFF, draw.randrange(256)))
         return bytes(photo)
+
+
+def in_child(run: Callable[[], str]) -> str:
+    """What this says in a forked process, or how the process ended. This one has no threads of DALI's to copy."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(int(HANG_S))
+        try:
+            said = run()
+        except BaseException as exc:  # noqa: BLE001 (the parent looks at it)
+            said = f"{type(exc).__name__}: {exc}"
+        os.write(writing, said.encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        told = stream.read().decode(errors="replace")
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return told if not code else f"ends with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
 
 def judged_batch(batch: Sequence[bytes], *, orient: bool) -> Any:
@@ -149,22 +193,12 @@ def judged_batch(batch: Sequence[bytes], *, orient: bool) -> Any:
     return judge_photos(decoded, one, {"photo": encoded}, rules=PhotoRules(max_pixels=MAX_PIXELS_IN_A_BATCH))
 
 
-def decode(batch: list[Any], *, orient: bool, num_threads: int) -> Answer:
-    """Decode a batch.
+class CrashingBatches(PhotoBatches):
+    """As if a parser of DALI's ended its process at every batch but the unbroken one."""
 
-    Raises:
-        BrokenPromiseError: If DALI refuses the header of a photo, which it may do only for a photo alone.
-    """
-    pipeline = Pipeline(
-        batch_size=len(batch), num_threads=num_threads, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    with pipeline:
-        encoded = fn.external_source(source=lambda: batch, batch=True, dtype=types.UINT8, ndim=1)
-        pipeline.set_outputs(fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=orient))
-    try:
-        pipeline.run()
-    except RuntimeError as exc:
-        if "Failed to decode sample" not in str(exc):
-            raise BrokenPromiseError(f"a header is refused in a batch: {exc}") from exc
-        return "refused"
-    return "taken"
+    def decode(self, batch: list[Any], *, orient: bool, num_threads: int) -> str:
+        os.kill(os.getpid(), signal.SIGFPE)
+        return "taken"
+
+    def seeds(self) -> Sequence[bytes]:
+        return []

@@ -1,12 +1,10 @@
-"""Files of text, boxes and tokens: each reader takes one or refuses it with an error of ours.
-
-Every reader gets every input: a file may lie where another kind is expected.
-"""
+"""Files of text, boxes and tokens: each reader takes one or refuses it with an error of ours."""
 
 import json
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import numpy.typing as npt
 from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.quarantine import Quarantine, read_exclusions
 from dali_pipes.graph.recipes.captions import pad_tokens, read_tokens
 from dali_pipes.graph.recipes.detection import MAX_LABEL, check_boxes, move_boxes, read_boxes
 from dali_pipes.order.inputs import OrderInputs
@@ -24,32 +21,20 @@ from dali_pipes.order.state import LoaderState
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import expand_braces
 from dali_pipes.tuning import Machine, Settings, Tuning
-from prep.shuffle.key_map import parse_key_map
-from prep.shuffle.request import read_spec
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
-from tests.shards import npy_bytes, table
+from tests.shards import npy_bytes
 
 SHARD = "s-000000.tar"
 
 
 def texts() -> list[bytes]:
     """One of each kind."""
-    return [class_table(), quarantine(), tuning(), state(), *tables(), *key_maps(), *dsort_specs(), b" 7\n"]
+    return [class_table(), tuning(), state(), b" 7\n"]
 
 
 def class_table() -> bytes:
     """A class table as `pack` writes it."""
     return json.dumps({str(label): f"class {label}" for label in range(1, 6)}).encode()
-
-
-def quarantine() -> bytes:
-    """A quarantine of two bad samples."""
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-seeds-") as folder:
-        path = Path(folder) / "bad.tsv"
-        listed = Quarantine(path, manifest="0" * 64)
-        listed.add(SHARD, "s00000", "image.jpg", "cannot be decoded")
-        listed.add(SHARD, "s00001", "", "gone")
-        return path.read_bytes()
 
 
 def tuning() -> bytes:
@@ -67,79 +52,28 @@ def state() -> bytes:
     return json.dumps(LoaderState(manifest="ab", selection="cd", order=order, delivered=64).to_dict()).encode()
 
 
-def tables() -> list[bytes]:
-    """Tables of photos: CSV, TSV, JSON and JSON lines."""
-    rows = [{"path": f"{number}.jpg", "label": number, "boxes": [1, 2]} for number in range(3)]
-    return [
-        b"path,label\n0.jpg,0\n1.jpg,1\n",
-        b"path\tlabel\n0.jpg\t0\n",
-        json.dumps(rows).encode(),
-        "\n".join(map(json.dumps, rows)).encode(),
-    ]
-
-
-def key_maps() -> list[bytes]:
-    """External key maps: JSON, and lines."""
-    return [
-        json.dumps({"cats-{00..01}.tar": ["s00000", "^s0000[1-9]"]}).encode(),
-        b"s00000\tcats-{00..01}.tar\ns00001\tdogs-{00..01}.tar\n",
-    ]
-
-
-def dsort_specs() -> list[bytes]:
-    """A dSort spec in JSON and in YAML."""
-    spec = {
-        "input_bck": {"name": "b"},
-        "input_format": {"template": "s-{0..1}"},
-        "output_format": "o-{0..9}",
-        "input_extension": ".tar",
-        "output_shard_size": "1MB",
-        "algorithm": {"kind": "shuffle", "seed": "7"},
-    }
-    yaml = b"input_bck: {name: b}\ninput_format: {template: 's-{0..1}'}\noutput_format: 'o-{0..9}'\n"
-    return [json.dumps(spec).encode(), yaml + b"input_extension: .tar\noutput_shard_size: 1MB\n"]
-
-
-SPECS = ("spec.json", "spec.yaml")
-TABLES = ("t.csv", "t.tsv", "t.json", "t.jsonl")
-
-
-class Texts(Target):
-    """Every reader gets every input: a file may lie where another kind is expected."""
+class Readers(Target):
+    """Every reader of a folder gets every input: a file may lie where another kind is expected."""
 
     @cached_property
-    def _folder(self) -> "tempfile.TemporaryDirectory[str]":
-        return tempfile.TemporaryDirectory(prefix="dali-pipes-fuzz-texts-")
+    def folder(self) -> Path:
+        self._folder = tempfile.TemporaryDirectory(prefix="dali-pipes-fuzz-texts-")
+        return Path(self._folder.name)
 
     def close(self) -> None:
-        self._folder.cleanup()
-
-    def seeds(self) -> Sequence[bytes]:
-        return texts()
+        if "folder" in self.__dict__:
+            self._folder.cleanup()
 
     def check(self, data: bytes) -> Answer:
-        _is_taken(lambda: _names(data))  # takes almost any text, as one name
         return "taken" if self.takers(data) else "refused"
 
     def takers(self, data: bytes) -> list[str]:
         """Give the input to all readers, and return the names of those that take it."""
-        readers = self._readers(data)
-        return [name for name, read in readers.items() if _is_taken(read)]
+        return [name for name, read in self.readers(data).items() if _is_taken(read)]
 
-    def _readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
-        folder = Path(self._folder.name)
-        for name in ("bad.tsv", "tuning.json", "s-classes.json", *SPECS, *TABLES):
-            (folder / name).write_bytes(data)
-        return {
-            "quarantine": lambda: read_exclusions(folder / "bad.tsv"),
-            "class table": lambda: _check_classes(folder),
-            "tuning": lambda: Tuning.read(folder / "tuning.json"),
-            "state": lambda: _state(data),
-            "key map": lambda: parse_key_map(data, where="map"),
-            "label": lambda: parse_label(data, shard=SHARD, key="a"),
-            **{name: partial(read_spec, folder / name) for name in SPECS},
-            **{name: partial(_records, folder / name) for name in TABLES},
-        }
+    @abstractmethod
+    def readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
+        """The readers by name, each with this input."""
 
 
 def _is_taken(read: Callable[[], Any]) -> bool:
@@ -152,9 +86,24 @@ def _is_taken(read: Callable[[], Any]) -> bool:
     return True
 
 
-def _records(path: Path) -> None:
-    for record in table(path).records:
-        assert record.key
+class Texts(Readers):
+    """What programs write for themselves, and people may edit."""
+
+    num_daily = 200
+
+    def seeds(self) -> Sequence[bytes]:
+        return texts()
+
+    def readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
+        for name in ("tuning.json", "s-classes.json"):
+            (self.folder / name).write_bytes(data)
+        _is_taken(lambda: _names(data))  # takes almost any text, as one name
+        return {
+            "class table": lambda: _check_classes(self.folder),
+            "tuning": lambda: Tuning.read(self.folder / "tuning.json"),
+            "state": lambda: _state(data),
+            "label": lambda: parse_label(data, shard=SHARD, key="a"),
+        }
 
 
 def _check_classes(folder: Path) -> None:
