@@ -128,16 +128,13 @@ def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
         (lambda random: random.normal(0, -1), "std must not be negative, got -1"),
         (lambda random: random.normal(float("nan")), "mean must be a finite number in float32, got nan"),
         (lambda random: random.uniform(1, 0), "low must not be larger than high, got 1.0 and 0.0"),
-        (lambda random: random.uniform(0, float("inf")), "high must be a finite number in float32, got inf"),
         (lambda random: random.choice([0, 2**31]), r"values must be in \[-2147483648, 2147483647\], got 2147483648"),
-        (lambda random: random.rotation(float("inf")), "degrees must be a finite number in float32, got inf"),
         (lambda random: random.beta(0, 1), "alpha must be positive, got 0"),
         (lambda random: random.beta(1, float("nan")), "beta must be positive, got nan"),
         (lambda random: random.choice([]), "values must have at least one entry"),
         (lambda random: random.choice(3, probabilities=[1, 2]), "a number for each of 3 values"),
         (lambda random: random.choice(2, probabilities=[1, -1]), "none negative"),
         (lambda random: random.rotation(-3), "degrees must be a positive number"),
-        (lambda random: random.rotation((9, 3)), "degrees must be a positive number"),
         (lambda random: random.erasing(0, 3), "height and width must be positive"),
         (lambda random: random.erasing(3, 3, scale=(0.5, 2)), r"scale must be a range in \[0, 1\]"),
         (lambda random: random.erasing(3, 3, ratio=(0, 2)), "ratio must be a range of positive numbers"),
@@ -145,7 +142,6 @@ def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
         (lambda random: random.color_jitter(brightness=-1), "brightness must not be negative"),
         (lambda random: random.color_jitter(contrast=(2, 1)), "contrast must be a range with 0 <= low <= high"),
         (lambda random: random.color_jitter(hue=0.6), "hue must be a range with -0.5 <= low <= high <= 0.5"),
-        (lambda random: random.color_jitter(hue=0.1, probability=-1), r"probability must be in \[0, 1\]"),
     ],
 )
 def test_arguments_out_of_range_are_refused(call: Callable[[dp.Random], Any], text: str) -> None:
@@ -153,11 +149,12 @@ def test_arguments_out_of_range_are_refused(call: Callable[[dp.Random], Any], te
         call(drawn())
 
 
-@pytest.mark.parametrize("value", ["much", (1, 2, 3), True])
-def test_ranges_that_are_none_are_refused(value: Any) -> None:
-    for call in (drawn().rotation, lambda value: drawn().color_jitter(saturation=value)):
+def test_ranges_that_are_none_are_refused() -> None:
+    for value in ("much", (1, 2, 3), True):
         with pytest.raises(TypeError, match="must be a number"):
-            call(value)
+            drawn().rotation(value)
+        with pytest.raises(TypeError, match="must be a number"):
+            drawn().color_jitter(saturation=value)
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
@@ -202,14 +199,12 @@ RANGES: list[dict[str, Any]] = [
 ]
 
 
-def jittered(ranges: dict[str, Any], *, device: str = "cpu") -> Callable[..., dict[str, Any]]:
+def jittered(ranges: dict[str, Any], *, device: str) -> Callable[..., dict[str, Any]]:
     def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
         jitter = random.color_jitter(**ranges)
         pixels = decoded(components)
-        if device == "gpu":
-            pixels = pixels.gpu()
         return {
-            "image": jitter(pixels),
+            "image": jitter(pixels.gpu() if device == "gpu" else pixels),
             "factors": components.array(lambda batch: jitter.draw(batch)[0].astype(np.float32)),
             "order": components.array(lambda batch: jitter.draw(batch)[1]),
         }
@@ -217,36 +212,31 @@ def jittered(ranges: dict[str, Any], *, device: str = "cpu") -> Callable[..., di
     return graph
 
 
-def assert_jittered_as_torchvision_does(batches: list[dict[str, Any]], ranges: dict[str, Any]) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("ranges", RANGES, ids=lambda ranges: "+".join(ranges))
+def test_jittered_pixels_are_torchvisions(
+    request: pytest.FixtureRequest, png_shards: Path, ranges: dict[str, Any], device: str
+) -> None:
+    """For the sample's own factors and order; torchvision computes in float32, so that it rounds nothing.
+
+    The operators of a contrast are others on a GPU.
+    """
+    if device == "gpu":
+        request.getfixturevalue("gpu")
     num_photos = 0
-    for batch in batches:
+    for batch in batches_of(png_shards, jittered(ranges, device=device), device=device):
         for row, key in enumerate(batch["key"]):
             expected = photo_of(key).float() / 255
             for operation in color._ORDERS[int(batch["order"][row])]:
                 if color.OPERATIONS[operation] in ranges:
                     adjust = getattr(reference, f"adjust_{color.OPERATIONS[operation]}")
                     expected = adjust(expected, float(batch["factors"][row, operation]))
-            found = batch["image"][row].cpu().permute(2, 0, 1).float()
-            difference = (found - 255 * expected).abs()
+            difference = (batch["image"][row].cpu().permute(2, 0, 1).float() - 255 * expected).abs()
             # Each operation rounds to half a grey level, a contrast's grey too, and those after it may double that.
             assert difference.mean() < 0.51 * len(ranges), (key, difference.mean())
             assert difference.max() < (0.6 if len(ranges) == 1 else 7), (key, difference.max())
             num_photos += 1
     assert num_photos == NUM_PHOTOS
-
-
-@pytest.mark.parametrize("ranges", RANGES, ids=lambda ranges: "+".join(ranges))
-def test_jittered_pixels_are_torchvisions(png_shards: Path, ranges: dict[str, Any]) -> None:
-    """For the sample's own factors and order; torchvision computes in float32, so that it rounds nothing."""
-    assert_jittered_as_torchvision_does(batches_of(png_shards, jittered(ranges)), ranges)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("ranges", RANGES, ids=lambda ranges: "+".join(ranges))
-def test_jittered_pixels_on_a_gpu_are_torchvisions(gpu: None, png_shards: Path, ranges: dict[str, Any]) -> None:
-    """The operators of a contrast are others there."""
-    graph = jittered(ranges, device="gpu")
-    assert_jittered_as_torchvision_does(batches_of(png_shards, graph, device="auto"), ranges)
 
 
 def test_grey_photos_have_their_probability_and_torchvisions_grey(png_shards: Path) -> None:

@@ -1,30 +1,25 @@
 """Built-in graphs find photo, mask and label of a data set themselves, or say what they found."""
 
-import io
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import DataError
-from dali_pipes.graph.definition import Graph
-from tests.shards import Sample, image_bytes, mask_bytes, photo_bytes, write_shards
+from tests.lazy import Lazy
+from tests.loaders import open_loader
+from tests.shards import Sample, encode_photo, mask_bytes, photo_bytes, write_shards
 
-GRAPHS: dict[str, Callable[..., Graph]] = {
-    "segmentation": dp.segmentation,
-    "classification_train": dp.classification_train,
-    "classification_eval": dp.classification_eval,
-}
+torch = Lazy("torch")
 
-
-def png_bytes(number: int) -> bytes:
-    return image_bytes(Image.open(io.BytesIO(photo_bytes(number, 40, 30))))
+GRAPHS = ("segmentation", "classification_train", "classification_eval")
 
 
 def samples_of(*components: Sequence[str]) -> list[Sample]:
@@ -38,11 +33,8 @@ def samples_of(*components: Sequence[str]) -> list[Sample]:
     return [Sample(f"s{i}", {name: data(name, i) for name in names}) for i, names in enumerate(components)]
 
 
-def first_batch(shards: Any, graph: Graph, *, batch_size: int = 4, **options: Any) -> dict[str, Any]:
-    outputs = options.pop("outputs", dp.Outputs(keys=True))
-    with dp.loader(
-        shards, graph, batch_size=batch_size, shuffle=False, device="cpu", outputs=outputs, **options
-    ) as loader:
+def first_batch(shards: Any, graph: Any, **options: Any) -> dict[str, Any]:
+    with open_loader(shards, graph, shuffle=False, **options) as loader:
         return dict(next(loader)[0])
 
 
@@ -54,13 +46,10 @@ def test_folder_of_two_endings_becomes_a_batch(tmp_path: Path, other: str) -> No
         ending = other if number % 2 else "jpg"
         path = tmp_path / "photos" / f"class-{number // 3}" / f"{number}.{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png_bytes(number) if ending == "png" else photo_bytes(number, 40, 30))
+        path.write_bytes(encode_photo(ending.lower()[:3].replace("jpe", "jpg"), size=(40, 30), seed=number))
         pixels[f"class-{number // 3}/{number}"] = np.asarray(Image.open(path))
-    for command in (
-        ["prep", "pack", "imagefolder", str(tmp_path / "photos"), str(tmp_path / "shards")],
-        ["prep", "index", str(tmp_path / "shards")],
-    ):
-        assert main(command) == 0
+    assert main(["prep", "pack", "imagefolder", str(tmp_path / "photos"), str(tmp_path / "shards")]) == 0
+    assert main(["prep", "index", str(tmp_path / "shards")]) == 0
     graph = dp.classification_eval(resize=30, crop=30, mean=(0, 0, 0), std=(1, 1, 1), dtype="uint8", layout="HWC")
     batch = first_batch(tmp_path / "shards", graph, batch_size=6)
     assert sorted(batch["key"]) == sorted(pixels)
@@ -73,11 +62,11 @@ def test_folder_of_two_endings_becomes_a_batch(tmp_path: Path, other: str) -> No
 def test_names_of_components_need_not_be_given(tmp_path: Path, is_indexed: bool) -> None:
     """The found names give what the given names give, with a manifest beside the shards or without."""
     shards = write_shards(tmp_path, samples_of(*[("cls", "jpg", "seg.png")] * 4), per_shard=2, index=is_indexed)
-    for graph in GRAPHS.values():
-        named = {"photo": "jpg"} | ({"mask": "seg.png"} if graph is dp.segmentation else {})
-        found, expected = (first_batch(shards, graph(crop=24, **names)) for names in ({}, named))
+    for name in GRAPHS:
+        named = {"photo": "jpg"} | ({"mask": "seg.png"} if name == "segmentation" else {})
+        found, expected = (first_batch(shards, getattr(dp, name)(crop=24, **names)) for names in ({}, named))
         assert list(found) == list(expected)
-        assert all(torch.equal(found[name], expected[name]) for name in found if name != "key")
+        assert all(torch.equal(found[output], expected[output]) for output in found if output != "key")
 
 
 def test_mask_is_called_as_the_user_says(tmp_path: Path) -> None:
@@ -90,12 +79,11 @@ def test_mask_is_called_as_the_user_says(tmp_path: Path) -> None:
             dp.segmentation(mask_output=name)
 
 
-@pytest.mark.parametrize("missing", ["error", "skip", "empty"])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("name", "missing"), list(zip(GRAPHS, ("error", "skip", "empty"), strict=True)))
 def test_data_set_without_labels_gives_none(tmp_path: Path, name: str, missing: Any) -> None:
     """All graphs, whatever is done with incomplete samples."""
     shards = write_shards(tmp_path, samples_of(*[("jpg", "png")] * 4), per_shard=2)
-    batch = first_batch(shards, GRAPHS[name](crop=24), select=dp.Select(missing=missing))
+    batch = first_batch(shards, getattr(dp, name)(crop=24), select=dp.Select(missing=missing))
     assert list(batch) == (["image", "mask", "key"] if name == "segmentation" else ["image", "key"])
     assert len(batch["key"]) == 4
 
@@ -115,7 +103,7 @@ def test_some_labels_are_treated_as_before(tmp_path: Path) -> None:
 def test_faces_say_that_there_is_no_label(tmp_path: Path) -> None:
     """Those that need one, with the reason."""
     shards = write_shards(tmp_path, samples_of(*[("jpg",)] * 4), per_shard=2)
-    with dp.loader(shards, dp.classification_train(crop=24), batch_size=2, device="cpu") as loader:
+    with open_loader(shards, dp.classification_train(crop=24)) as loader:
         advice = "there is no 'label': the built-in graphs give it if samples have a component 'cls'"
         for arguments in ({"output_map": ["data", "label"]}, {"column_labels": True}):
             with pytest.raises(ValueError, match=advice):

@@ -1,74 +1,71 @@
 """What pipelines are on a GPU, as far as they can be defined without one: devices and arguments of their operators."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from nvidia.dali import fn, types
 
 import dali_pipes as dp
-from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
-from dali_pipes.graph.dali_internals import argument_lines, operator_name, operators_of
-from dali_pipes.graph.decode import DecodePipeline
-from dali_pipes.graph.definition import Graph, size_hint
 from dali_pipes.reader.batch import Places
-from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.urls import resolve_shards
+from tests.lazy import Lazy
+
+if TYPE_CHECKING:
+    from dali_pipes.graph.decode import DecodePipeline
+
+fn, types = Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
+internals, definition = Lazy("dali_pipes.graph.dali_internals"), Lazy("dali_pipes.graph.definition")
 
 
-def on_a_gpu(shards: Path, graph: Graph, **options: Any) -> DecodePipeline:
+def on_a_gpu(shards: Path, graph: Any, **options: Any) -> DecodePipeline:
     """The pipeline for device 0, defined and not built."""
+    from dali_pipes.data_set.data_set import DataSet
+    from dali_pipes.graph.decode import DecodePipeline
+    from dali_pipes.reader.samples import StoredSamples
+
     data_set = DataSet(resolve_shards(shards, endpoint=None))
-    return DecodePipeline(
-        graph,
-        samples=StoredSamples(data_set.manifest, data_set.read_index),
-        **{"batch_size": 4, "device_id": 0, "num_threads": 1, "prefetch_queue_depth": 2} | options,
-    )
+    samples = StoredSamples(data_set.manifest, data_set.read_index)
+    usual = {"batch_size": 4, "device_id": 0, "num_threads": 1, "prefetch_queue_depth": 2}
+    return DecodePipeline(graph, samples=samples, **usual | options)
 
 
-def decoders(pipeline: DecodePipeline) -> list[list[str]]:
-    """The arguments of each decoder, in the order of the graph."""
-    return [argument_lines(found) for found in operators_of(pipeline.pipeline) if "ecoder" in operator_name(found)]
-
-
-def devices(pipeline: DecodePipeline) -> list[str]:
-    return [line.removeprefix("device: ") for lines in decoders(pipeline) for line in lines if "device: " in line]
+def arguments(pipeline: DecodePipeline, name: str, *, of: str = "ecoder") -> list[str]:
+    """One argument of each operator that is called so, in the order of the graph; ``"-"`` where it has its default."""
+    found = [one for one in internals.operators_of(pipeline.pipeline) if of in internals.operator_name(one)]
+    lines = [dict(line.split(": ", 1) for line in internals.argument_lines(one) if ": " in line) for one in found]
+    return [given.get(name, "-") for given in lines]
 
 
 @pytest.mark.parametrize(("mask_device", "expected"), [("cpu", ["mixed", "cpu"]), ("mixed", ["mixed", "mixed"])])
 def test_masks_are_decoded_on_the_cpu_and_photos_on_the_gpu(
     small_shards: Path, mask_device: Any, expected: list[str]
 ) -> None:
-    """Two mixed operators would take turns, and a GPU does not decode PNG."""
+    """Two mixed operators would take turns, and a GPU does not decode PNG. Both are cut and normalised on the GPU."""
     pipeline = on_a_gpu(small_shards, dp.segmentation(crop=8, mask_device=mask_device))
-    assert devices(pipeline) == expected
-    others = [argument_lines(found) for found in operators_of(pipeline.pipeline)]
-    assert sum("device: gpu" in lines for lines in others) == 2, "both are cut and normalised on the GPU"
-
-
-def arguments(pipeline: DecodePipeline, name: str) -> list[str]:
-    """One argument of each decoder, ``"-"`` where it has its default."""
-    return [dict(line.split(": ", 1) for line in lines if ": " in line).get(name, "-") for lines in decoders(pipeline)]
+    assert arguments(pipeline, "device") == expected
+    assert arguments(pipeline, "device", of="").count("gpu") == 2
 
 
 def photo_and_mask(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     """Two decoders on the GPU: the first sets the engines' share itself, the second decodes no JPEG."""
-    del random
     photo = fn.decoders.image(components["image.jpg"], device=components.device, hw_decoder_load=0.75)
     mask = fn.decoders.image(components["trimap.png"], device=components.device, output_type=types.GRAY)
     return {name: fn.resize(node, size=(8, 8)) for name, node in {"photo": photo, "mask": mask}.items()}
 
 
 def test_engines_preallocate_for_the_largest_photo(small_shards: Path) -> None:
-    """Of the first shard, whose index is at hand; decoders without engines get no hint."""
+    """Of the first shard, whose index is at hand; decoders without engines, and on a CPU, get no hint."""
     pipeline = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.25)
     assert arguments(pipeline, "hw_decoder_load") == ["0.750000", "0.250000"], "the graph's own share stays"
     assert arguments(pipeline, "preallocate_height_hint") == ["53", "53"]
     assert arguments(pipeline, "preallocate_width_hint") == ["68", "68"]
-    without = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.0)
-    assert arguments(without, "preallocate_width_hint") == ["-", "-"]
+    for without in ({"hw_decoder_load": 0.0}, {"device_id": None}):
+        pipeline = on_a_gpu(small_shards, photo_and_mask, **without)
+        assert arguments(pipeline, "preallocate_width_hint") == ["-", "-"]
 
 
 def test_retries_leave_the_engines_out(small_shards: Path) -> None:
@@ -76,11 +73,6 @@ def test_retries_leave_the_engines_out(small_shards: Path) -> None:
     pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), hw_decoder_load=0.5)
     retry = pipeline.second_pipeline(hw_decoder_load=0.0)
     assert [arguments(one, "hw_decoder_load") for one in (pipeline, retry)] == [["0.500000"], ["0.000000"]]
-
-
-def test_the_cpu_has_no_engines_to_set_up(small_shards: Path) -> None:
-    pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), device_id=None)
-    assert arguments(pipeline, "preallocate_width_hint") == ["-"]
 
 
 def photos(*sizes: tuple[int, int], kind: str = "JPEG") -> Places:
@@ -104,28 +96,24 @@ def test_size_hint_is_of_the_largest_jpeg_that_memory_allows(
     given: list[Places], expected: tuple[int, int] | None
 ) -> None:
     """Here for photos of 10,000 pixels."""
-    assert size_hint(given, most=10_000) == expected
-
-
-CHANGES = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    assert definition.size_hint(given, most=10_000) == expected
 
 
 def with_colors(components: dp.Components, random: dp.Random) -> dict[str, Any]:
     photo = fn.decoders.image(components["image.jpg"], device=components.device)
     start, shape = random.erasing(8, 8)
-    photo = fn.resize(random.color_jitter(**CHANGES)(photo), size=(8, 8))
-    return {"photo": fn.erase(photo, anchor=start, shape=shape, axis_names="HW")}
+    jitter = random.color_jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    return {"photo": fn.erase(fn.resize(jitter(photo), size=(8, 8)), anchor=start, shape=shape, axis_names="HW")}
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [with_colors, dp.multi_crop(sizes=(16, 8)), dp.mixing(dp.classification_train(crop=8))],
-    ids=["colors", "multi_crop", "mixing"],
-)
-def test_pixels_stay_on_the_gpu(small_shards: Path, graph: Graph) -> None:
-    """One decoder, and every operator behind it on the GPU but for those that compute its arguments."""
-    pipeline = on_a_gpu(small_shards, graph)
-    assert devices(pipeline) == ["mixed"]
-    lines = [argument_lines(found) for found in operators_of(pipeline.pipeline) if "esize" in operator_name(found)]
-    assert lines
-    assert all("device: gpu" in found for found in lines)
+@pytest.mark.parametrize("name", ["colors", "multi_crop", "mixing"])
+def test_pixels_stay_on_the_gpu(small_shards: Path, name: str) -> None:
+    """One decoder, and the resize behind it on the GPU."""
+    graphs: dict[str, Any] = {
+        "colors": lambda: with_colors,
+        "multi_crop": lambda: dp.multi_crop(sizes=(16, 8)),
+        "mixing": lambda: dp.mixing(dp.classification_train(crop=8)),
+    }
+    pipeline = on_a_gpu(small_shards, graphs[name]())
+    assert arguments(pipeline, "device") == ["mixed"]
+    assert set(arguments(pipeline, "device", of="esize")) == {"gpu"}

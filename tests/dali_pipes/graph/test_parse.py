@@ -1,5 +1,7 @@
 """What becomes of components that are not photos: arrays as numpy reads them, objects, errors that name the sample."""
 
+from __future__ import annotations
+
 import io
 import json
 import re
@@ -16,12 +18,13 @@ from hypothesis.extra import numpy as numpy_st
 
 import dali_pipes as dp
 from dali_pipes.graph import parse
+from tests.shards import npy_bytes
 
-FLOAT32 = np.dtype(np.float32)
+Take = Callable[[Any], Any]
+"""What a graph takes of its components."""
 
 
-def parser_of(take: Callable[[dp.Components], Any]) -> parse.Parser:
-    """The parser of what a graph takes."""
+def parser_of(take: Take) -> parse.Parser:
     samples: Any = SimpleNamespace(check_component=lambda component: None)
     example: Any = None
     components = dp.Components(source=lambda *_: object(), samples=samples, example=example, device="cpu")
@@ -29,23 +32,25 @@ def parser_of(take: Callable[[dp.Components], Any]) -> parse.Parser:
     return taken if isinstance(taken, parse.Parser) else components.inputs.parsed["parsed/0"]
 
 
-NPY = parser_of(lambda components: components.npy("c"))
-TEXT = parser_of(lambda components: components.text("c"))
-BYTES = parser_of(lambda components: components.bytes("c"))
-JSON = parser_of(lambda components: components.json("c"))
-CLASSES = parser_of(lambda components: components.multi_hot("c", num_classes=5))
+def npy(components: Any) -> Any:
+    return components.npy("c")
 
 
-def npy(array: npt.NDArray[Any], version: tuple[int, int] | None = None) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version=version)
-    return stream.getvalue()
+def text(components: Any) -> Any:
+    return components.text("c")
 
 
-def header(text: str, *, version: bytes = b"\x01\x00", data: bytes = b"\0" * 64) -> bytes:
-    """A .npy file of this header, whatever it says."""
-    length = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
-    return b"\x93NUMPY" + version + length + text.encode() + data
+def json_(components: Any) -> Any:
+    return components.json("c")
+
+
+def classes(components: Any) -> Any:
+    return components.multi_hot("c", num_classes=5)
+
+
+def returning(value: object, dtype: Any = np.float32, ndim: int = 1) -> Take:
+    """A user's function that gives this value."""
+    return lambda components: components.parsed("c", lambda data: value, dtype=dtype, ndim=ndim)
 
 
 def batch_with(there: npt.ArrayLike) -> Any:
@@ -54,49 +59,45 @@ def batch_with(there: npt.ArrayLike) -> Any:
 
 
 def parse_all(
-    parser: parse.Parser, files: Sequence[bytes], is_there: Sequence[bool] | None = None
+    take: Take, files: Sequence[bytes], is_there: Sequence[bool] | None = None
 ) -> tuple[list[Any], parse.Problems]:
-    there = np.array([True] * len(files) if is_there is None else is_there)
-    encoded = {parser.component: [np.frombuffer(file, np.uint8) for file in files]}
-    (values,), errors = parse.parse_batch([parser], encoded, batch=batch_with(there))
+    there = [True] * len(files) if is_there is None else is_there
+    encoded = {"c": [np.frombuffer(file, np.uint8) for file in files]}
+    (values,), errors = parse.parse_batch([parser_of(take)], encoded, batch=batch_with(there))
     return values, errors
-
-
-def reason(parser: parse.Parser, file: bytes) -> str:
-    values, errors = parse_all(parser, [file])
-    assert values == [None]
-    return errors[0][1].removeprefix("cannot be parsed: ")
 
 
 def test_npy_headers_are_parsed_once() -> None:
     """Files of the same dtype and shape share a header; another shape has its own."""
     parse._npy_header.cache_clear()
-    values = [parse.npy_array(np.frombuffer(npy(np.full(num, num, np.float32)), np.uint8)) for num in (3, 3, 5, 3)]
-    assert [value.tolist() for value in values] == [[num] * num for num in (3, 3, 5, 3)]
+    files = [np.frombuffer(npy_bytes(np.full(num, num, np.float32)), np.uint8) for num in (3, 3, 5, 3)]
+    assert [parse.npy_array(file).tolist() for file in files] == [[num] * num for num in (3, 3, 5, 3)]
     assert parse._npy_header.cache_info().misses == 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     array=numpy_st.arrays(
         st.sampled_from([np.dtype(code) for code in ("<f4", ">f4", "<i8", ">i2", "u1", "?", "<f2", ">f8")]),
         numpy_st.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
     ),
     by_columns=st.booleans(),
-    version=st.sampled_from([(1, 0), (2, 0), (3, 0), None]),
+    version=st.sampled_from([(1, 0), (2, 0), (3, 0)]),
     shift=st.integers(0, 7),
 )
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
 def test_npy_is_what_numpy_loads(
-    array: npt.NDArray[Any], by_columns: bool, version: tuple[int, int] | None, shift: int
+    array: npt.NDArray[Any], by_columns: bool, version: tuple[int, int], shift: int
 ) -> None:
     """Any shape, byte order, order of the axes and version, wherever in memory it lies: equal to `numpy.load`."""
-    file = npy(array.copy(order="F") if by_columns else array, version)
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array.copy(order="F") if by_columns else array, version=version)
+    file = stream.getvalue()
     native = array.dtype.newbyteorder("=")
-    parser = parser_of(lambda components: components.npy("a.npy", dtype=native, ndim=array.ndim))
+    parser = parser_of(lambda components: components.npy("c", dtype=native, ndim=array.ndim))
     # A batch's files lie one after the other: data need not be aligned.
     data = np.frombuffer(b"x" * shift + file, np.uint8)[shift:]
-    (values,), errors = parse.parse_batch([parser], {"a.npy": [data] * 2}, batch=batch_with(np.ones(2, bool)))
+    (values,), errors = parse.parse_batch([parser], {"c": [data] * 2}, batch=batch_with(np.ones(2, bool)))
     assert not errors
     expected = np.load(io.BytesIO(file))
     for value in values:
@@ -110,6 +111,12 @@ def test_npy_is_what_numpy_loads(
 FINE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }"
 
 
+def header(text: str, *, version: bytes = b"\x01\x00", data: bytes = b"\0" * 64) -> bytes:
+    """A .npy file of this header, whatever it says."""
+    length = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
+    return b"\x93NUMPY" + version + length + text.encode() + data
+
+
 @pytest.mark.parametrize(
     "file",
     [
@@ -121,10 +128,8 @@ FINE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }"
         header(FINE, data=b"\0" * 15),
         header(FINE.replace("(4,)", "(-4,)")),
         header(FINE.replace("(4,)", "(4611686018427387904, 4)")),
-        header(FINE.replace("(4,)", "4")),
         header(FINE.replace("'<f4'", "()")),  # numpy: IndexError
         header(FINE.replace("'<f4'", "'|O'")),
-        header("{'descr': '<f4'}"),
         header("__import__('os')"),
         header("(" * 300),  # numpy: an error of its tokenizer
     ],
@@ -133,52 +138,24 @@ def test_npy_that_numpy_refuses_is_refused(file: bytes) -> None:
     """Nothing is unpickled, and no memory is taken for data that are not there."""
     with pytest.raises(Exception):  # noqa: B017, PT011 (of whatever type)
         np.load(io.BytesIO(file), allow_pickle=False)
-    assert parse_all(NPY, [header(FINE)])[1] == {}
-    found = reason(NPY, file)
-    assert re.match(r"expected (a \.npy file of numbers, found b|\d+ bytes of data, found \d+; it was)", found), found
+    assert parse_all(npy, [header(FINE)])[1] == {}
+    (found,) = parse_all(npy, [file])[1].values()
+    assert re.search(r"expected (a \.npy file of numbers, found b|\d+ bytes of data, found \d+; it was)", found[1])
 
 
 @pytest.mark.parametrize(
-    ("array", "found"),
+    ("take", "file", "expected"),
     [
-        (np.zeros(3, np.float64), "float64 [3]"),
-        (np.zeros((3, 4), np.float32), "float32 [3, 4]"),
-        (np.float32(1), "float32 []"),
-        (np.zeros(3, [("x", np.float32)]), "[('x', '<f4')] [3]"),
+        (text, b"", ""),
+        (text, "Größe 🐈\r\nb\0\n".encode(), "Größe 🐈\r\nb\0\n"),
+        (lambda components: components.bytes("c"), b"abc", b"abc"),
+        (json_, b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
+        (json_, '"ü"'.encode(), "ü"),
     ],
 )
-def test_npy_of_another_kind_is_refused(array: npt.NDArray[Any], found: str) -> None:
-    """Another dtype or number of dimensions than the graph's node has."""
-    assert reason(NPY, npy(np.asarray(array))) == f"expected float32 of 1 dimensions, found {found}"
-
-
-@pytest.mark.parametrize(
-    ("parser", "file", "expected"),
-    [
-        (TEXT, b"", ""),
-        (TEXT, "Größe 🐈\r\nb\0\n".encode(), "Größe 🐈\r\nb\0\n"),
-        (BYTES, b"abc", b"abc"),
-        (JSON, b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
-        (JSON, '"ü"'.encode(), "ü"),
-        (JSON, b"null", None),
-    ],
-)
-def test_text_bytes_and_json_are_as_they_are(parser: parse.Parser, file: bytes, expected: object) -> None:
-    values, errors = parse_all(parser, [file, b""], [True, False])
+def test_text_bytes_and_json_are_as_they_are(take: Take, file: bytes, expected: object) -> None:
+    values, errors = parse_all(take, [file, b""], [True, False])
     assert (values[0], errors) == (expected, {})
-
-
-@pytest.mark.parametrize(
-    ("parser", "file", "text"),
-    [
-        (TEXT, "né".encode("latin-1"), "expected UTF-8, found unexpected end of data at byte 1 of 2"),
-        (JSON, b"", "expected JSON, found b'': Expecting value: line 1 column 1"),
-        (JSON, b'{"a": 1', "expected JSON, found b'{\"a\": 1': Expecting ',' delimiter"),
-        (JSON, b'"\xff"', "expected JSON, found b'\"\\xff\"'"),
-    ],
-)
-def test_what_is_no_text_or_json_is_refused(parser: parse.Parser, file: bytes, text: str) -> None:
-    assert reason(parser, file).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -186,42 +163,18 @@ def test_what_is_no_text_or_json_is_refused(parser: parse.Parser, file: bytes, t
     [
         (b"[0, 3]", [0, 3]),
         (b" [3,3,1]\n", [1, 3]),  # twice is once
-        (b"[]", []),
         (b"", []),  # a photo of nothing that has a class
         (b" \n", []),
-        (b"0 3\n", [0, 3]),
-        (b"0,3", [0, 3]),
         (b"0, 3,\n4,", [0, 3, 4]),
         (b"004", [4]),
     ],
 )
 def test_multi_hot_has_ones_at_the_ids(file: bytes, ids: list[int]) -> None:
     """JSON lists and plain ones; no ids give zeros."""
-    (value,), errors = parse_all(CLASSES, [file])
+    (value,), errors = parse_all(classes, [file])
     assert not errors
     assert (value.dtype, value.shape) == (np.float32, (5,))
-    assert np.flatnonzero(value == 1).tolist() == ids
-    assert value.sum() == len(ids)
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        (b"[0, 5]", "in [0, 5), found 5"),
-        (b"2 -1", "in [0, 5), found -1"),
-        (b"[true]", "found 'true'"),
-        (b"[1.0]", "found '1.0'"),
-        (b"[null]", "found 'null'"),
-        (b"[1", "expected JSON, found b'[1'"),
-        (b'{"a": 1}', "found '{\"a\":'"),
-        (b"1 cat", "found 'cat'"),
-        (b"1_0", "found '1_0'"),
-        ("٣".encode(), "found '٣'"),  # int() would take it
-        (b"\xff\xfe", "found '"),
-    ],
-)
-def test_multi_hot_refuses_what_are_no_ids_of_these_classes(file: bytes, text: str) -> None:
-    assert text in reason(CLASSES, file)
+    assert value.tolist() == [float(number in ids) for number in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -231,36 +184,55 @@ def test_multi_hot_refuses_what_are_no_ids_of_these_classes(file: bytes, text: s
         (3.0, np.int32, 0, 3),
         ([1, 0], np.bool_, 1, [True, False]),
         ([], np.int32, 1, []),
-        (np.float32(2), np.float32, 0, 2.0),
         (np.arange(3, dtype=np.uint8), np.uint8, 1, [0, 1, 2]),
     ],
 )
 def test_function_gives_an_array_or_what_fits_one(value: object, dtype: type, ndim: int, expected: object) -> None:
     """Numbers and lists of them become the array that was asked for, unchanged."""
-    parser = parser_of(lambda components: components.parsed("b", lambda data: value, dtype=dtype, ndim=ndim))
-    (found,), errors = parse_all(parser, [b"x"])
+    (found,), errors = parse_all(returning(value, dtype, ndim), [b"x"])
     assert not errors
     assert (found.dtype, found.ndim, found.tolist()) == (dtype, ndim, expected)
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "text"),
+    ("take", "file", "found"),
     [
-        ([1.5], np.int64, "expected int64, found [1.5]"),
-        ([300], np.uint8, "expected uint8, found [300]"),
-        ([2], np.bool_, "expected bool, found [2]"),
-        ([float("nan")], np.int32, "expected int32, found [nan]"),
-        (["1"], np.float32, "expected float32, found ['1']"),
-        ([[1], [2, 3]], np.float32, "setting an array element with a sequence"),
-        (1.0, np.float32, "expected float32 of 1 dimensions, found float32 []"),
-        (np.zeros(2), np.float32, "expected float32 of 1 dimensions, found float64 [2]"),
-        (np.zeros(2, ">f4"), np.float32, "expected float32 of 1 dimensions, found >f4 [2]"),
+        (npy, npy_bytes(np.zeros(3)), "expected float32 of 1 dimensions, found float64 [3]"),
+        (npy, npy_bytes(np.zeros((3, 4), np.float32)), "expected float32 of 1 dimensions, found float32 [3, 4]"),
+        (npy, npy_bytes(np.zeros(3, [("x", np.float32)])), "1 dimensions, found [('x', '<f4')] [3]"),
+        (text, "né".encode("latin-1"), "expected UTF-8, found unexpected end of data at byte 1 of 2"),
+        (json_, b"", "expected JSON, found b'': Expecting value: line 1 column 1"),
+        (json_, b'"\xff"', "expected JSON, found b'\"\\xff\"'"),
+        (classes, b"[0, 5]", "in [0, 5), found 5"),
+        (classes, b"2 -1", "in [0, 5), found -1"),
+        (classes, b"[true]", "found 'true'"),
+        (classes, b"[1.0]", "found '1.0'"),
+        (classes, b"[1", "expected JSON, found b'[1'"),
+        (classes, b'{"a": 1}', "found '{\"a\":'"),
+        (classes, b"1 cat", "found 'cat'"),
+        (classes, b"1_0", "found '1_0'"),
+        (classes, "٣".encode(), "found '٣'"),  # int() would take it
+        (classes, b"\xff\xfe", "found '"),
+        # Nothing is rounded, wrapped or read out of a str behind the user's back.
+        (returning([1.5], np.int64), b"x", "expected int64, found [1.5]"),
+        (returning([300], np.uint8), b"x", "expected uint8, found [300]"),
+        (returning([2], np.bool_), b"x", "expected bool, found [2]"),
+        (returning([float("nan")], np.int32), b"x", "expected int32, found [nan]"),
+        (returning(["1"]), b"x", "expected float32, found ['1']"),
+        (returning([[1], [2, 3]]), b"x", "setting an array element with a sequence"),
+        (returning(1.0), b"x", "expected float32 of 1 dimensions, found float32 []"),
+        (returning(np.zeros(2)), b"x", "expected float32 of 1 dimensions, found float64 [2]"),
+        (returning(np.zeros(2, ">f4")), b"x", "expected float32 of 1 dimensions, found >f4 [2]"),
     ],
 )
-def test_function_that_gives_something_else_is_refused(value: object, dtype: type, text: str) -> None:
-    """Nothing is rounded, wrapped or read out of a str behind the user's back."""
-    parser = parser_of(lambda components: components.parsed("b", lambda data: value, dtype=dtype))
-    assert reason(parser, b"x").startswith(text)
+def test_what_cannot_be_parsed_is_refused(take: Take, file: bytes, found: str) -> None:
+    """With what was expected and what was found."""
+    values, errors = parse_all(take, [file])
+    assert values == [None]
+    component, cause = errors[0]
+    assert component == "c"
+    assert cause.startswith("cannot be parsed: ")
+    assert found in cause
 
 
 def test_function_cannot_write_into_the_bytes() -> None:
@@ -270,8 +242,8 @@ def test_function_cannot_write_into_the_bytes() -> None:
         data[0] = 0
         return data
 
-    parser = parser_of(lambda components: components.parsed("b", scribble, dtype=np.uint8))
-    assert reason(parser, b"x") == "assignment destination is read-only"
+    _, errors = parse_all(lambda components: components.parsed("c", scribble, dtype=np.uint8), [b"x"])
+    assert errors[0][1] == "cannot be parsed: assignment destination is read-only"
     mine = np.array([1], np.uint8)
     parse.views([mine])
     mine[0] = 2  # the caller's own array stays as it was
@@ -284,44 +256,43 @@ def test_all_bad_samples_of_a_batch_are_given_back_with_their_causes(monkeypatch
     calls = []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda data: calls.append(data) or loads(data))
-    text = parser_of(lambda components: components.text("txt"))
+    caption = parser_of(lambda components: components.text("txt"))
     boxes = parser_of(lambda components: components.json("json", to=lambda found: found["boxes"]))
-    documents = (b'{"boxes": [1]}', b"{}", b"{", b'{"boxes": []}', b'{"boxes": 2}')
-    encoded = {
-        "txt": [np.frombuffer(data, np.uint8) for data in (b"a", b"\xff", b"c", b"\xff", b"e")],
-        "json": [np.frombuffer(data, np.uint8) for data in documents],
+    files = {
+        "txt": (b"a", b"\xff", b"c", b"\xff", b"e", b"f"),
+        "json": (b'{"boxes": [1]}', b"{}", b"{", b'{"boxes": []}', b'{"boxes": 2}', b"{}"),
     }
-    values, errors = parse.parse_batch([text, boxes], encoded, batch=batch_with(np.ones(5, bool)))
+    encoded = {name: [np.frombuffer(data, np.uint8) for data in column] for name, column in files.items()}
+    values, errors = parse.parse_batch([caption, boxes], encoded, batch=batch_with(np.ones(6, bool)))
     assert [values[0][0], values[1][0].tolist()] == ["a", [1.0]]
-    assert {position: component for position, (component, _) in errors.items()} == {
-        1: "txt", 2: "json", 3: "txt", 4: "json",
-    }  # fmt: skip
+    assert [(at, errors[at][0]) for at in sorted(errors)] == [
+        *((1, "txt"), (2, "json"), (3, "txt"), (4, "json"), (5, "json"))
+    ]
     assert errors[2][1].startswith("cannot be parsed: expected JSON, found b'{': ")
     assert errors[4][1] == "cannot be parsed: expected float32 of 1 dimensions, found float32 []"
-    assert len(calls) == len(documents)
-    assert reason(boxes, b"{}") == "KeyError: 'boxes'"
+    assert errors[5][1] == "cannot be parsed: KeyError: 'boxes'"
+    assert len(calls) == len(files["json"])
 
 
 @pytest.mark.parametrize(
-    ("parser", "empty"),
+    ("take", "empty"),
     [
-        (TEXT, ""),
-        (BYTES, b""),
-        (JSON, None),
-        (parser_of(lambda components: components.npy("c", ndim=2)), np.zeros((0, 0), np.float32)),
-        (parser_of(lambda components: components.npy("c", ndim=0)), np.float32(0)),
-        (parser_of(lambda components: components.parsed("c", lambda data: [1])), np.zeros(0, np.float32)),
-        (CLASSES, np.zeros(5, np.float32)),
+        (text, ""),
+        (lambda components: components.bytes("c"), b""),
+        (json_, None),
+        (lambda components: components.npy("c", ndim=2), np.zeros((0, 0), np.float32)),
+        (lambda components: components.npy("c", ndim=0), np.float32(0)),
+        (returning([1]), np.zeros(0, np.float32)),
+        (classes, np.zeros(5, np.float32)),
     ],
 )
-def test_missing_component_is_empty_and_no_error(parser: parse.Parser, empty: object) -> None:
+def test_missing_component_is_empty_and_no_error(take: Take, empty: object) -> None:
     """No bytes, and nobody calls a function with them; an empty file that is there is parsed like any other."""
-    values, errors = parse_all(parser, [b"", b""], is_there=[False, False])
+    (value,), errors = parse_all(take, [b""], is_there=[False])
     assert not errors
-    for value in values:
-        assert type(value) is type(empty) or isinstance(empty, np.generic)
-        assert np.array_equal(value, empty)
-        if isinstance(empty, np.ndarray):
-            assert (value.dtype, value.shape) == (empty.dtype, empty.shape)
-    if empty is None or parser.ndim == 2:
-        assert list(parse_all(parser, [b"", b""], [False, True])[1]) == [1]
+    assert type(value) is type(empty) or isinstance(empty, np.generic)
+    assert np.array_equal(value, empty)
+    if isinstance(empty, np.ndarray):
+        assert (value.dtype, value.shape) == (empty.dtype, empty.shape)
+    if take is json_:
+        assert list(parse_all(take, [b"", b""], [False, True])[1]) == [1]

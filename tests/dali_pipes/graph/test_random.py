@@ -63,20 +63,6 @@ def test_streams_are_named_by_kind_and_number() -> None:
     assert np.array_equal(drawn().uniform(stream="uniform/0"), found[0])
 
 
-def test_places_of_crops_are_uniform_and_independent_of_their_size() -> None:
-    """The slack before a crop, as a share of all slack, fills [0, 1) evenly, whatever the crop's area."""
-    start, shape = drawn().resized_crop("jpg", scale=(0.1, 0.3), ratio=(1, 1))
-    share = (start + 0.5) / (np.array([300, 400]) - shape + 1)
-    area = shape.prod(axis=1) / 120_000
-    assert 0.099 < area.min() < 0.11
-    assert 0.29 < area.max() < 0.302
-    assert np.abs(share.mean(axis=0) - 0.5).max() < 4 / math.sqrt(12 * NUM)
-    assert abs(np.corrcoef(share[:, 0], share[:, 1])[0, 1]) < 4 / math.sqrt(NUM)
-    assert abs(np.corrcoef(share[:, 0], area)[0, 1]) < 4 / math.sqrt(NUM)
-    counts = np.histogram2d(share[:, 0], share[:, 1], 5, ((0, 1), (0, 1)))[0]
-    assert deviation(counts, NUM / 25) < 70  # 24 degrees of freedom, and whole pixels
-
-
 def windows(sizes: list[tuple[int, int]], uniforms: np.ndarray, **options: object) -> np.ndarray:
     height, width = (np.array(side, np.int32) for side in zip(*sizes, strict=True))
     return ours.resized_crop(height, width, uniforms, **({"scale": SCALE, "ratio": RATIO} | options))
@@ -141,13 +127,6 @@ def test_resized_crop_falls_back_to_the_centre_as_torchvision_does(size: tuple, 
     torch.manual_seed(0)
     crop = transforms.RandomResizedCrop.get_params(torch.empty(3, *size), [0.9, 1.0], list(RATIO))
     assert crop == expected
-
-
-@given(st.integers(1, 5000), st.integers(1, 2000))
-def test_center_crop_start_is_torchvisions(size: int, crop: int) -> None:
-    """Rounding half to even where it cuts, down where it pads: `torchvision.transforms.functional.center_crop`."""
-    expected = round((size - crop) / 2) if size > crop else -((crop - size) // 2)
-    assert pipelines.center_crop_start(np.array([size], np.int32), crop).tolist() == [expected]
 
 
 @settings(max_examples=50, deadline=None)

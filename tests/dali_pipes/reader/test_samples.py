@@ -184,34 +184,28 @@ def test_missing_component_names_the_first_sample(component: str, text: str | No
         assert data_set.read == []
 
 
-def with_format(index: ShardIndex, row: int, kind: str, *, height: int = 10) -> ShardIndex:
+def with_format(index: ShardIndex, row: int, kind: str) -> ShardIndex:
     photo = index.photos["jpg"]
-    formats, heights = photo.format.copy(), photo.height.copy()
-    formats[row], heights[row] = PHOTO_FORMATS.index(kind), height
-    changed = PhotoColumns(height=heights, width=photo.width, format=formats)
-    return replace(index, photos={**index.photos, "jpg": changed})
+    formats = photo.format.copy()
+    formats[row] = PHOTO_FORMATS.index(kind)
+    return replace(index, photos={**index.photos, "jpg": replace(photo, format=formats)})
 
 
 def test_photos_that_dali_cannot_decode_are_named() -> None:
     """A GIF, a header that cannot be read; only where the component is there."""
-    good = make_index(0, 4)
-    good = with_format(good, 1, "GIF")  # row 1 has jpeg, and no jpg
+    good = with_format(make_index(0, 4), 1, "GIF")  # row 1 has jpeg, and no jpg
     DataSet([good]).stored().check_photos("jpg")
     gif = DataSet([good, with_format(make_index(1, 4), 2, "GIF")]).stored()
     with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k2': component 'jpg' holds a GIF, expected JPEG"):
         gif.check_photos("jpg")
     unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
-    with pytest.raises(
-        DataError,
-        match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format",
-    ):
+    with pytest.raises(DataError, match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format"):
         DataSet([make_index(0, 2), unknown]).stored().check_photos("jpg;jpeg")
 
 
 def test_excluded_samples_are_not_checked() -> None:
     """What is left out may lack anything."""
-    gif = with_format(make_index(1, 4), 2, "GIF")
-    data_set = DataSet([make_index(0, 4), gif])
+    data_set = DataSet([make_index(0, 4), with_format(make_index(1, 4), 2, "GIF")])
     samples = data_set.stored(excluded=[1, 3, 5, 6, 7])
     samples.check_photos("jpg")
     samples.check_component("jpg")

@@ -1,52 +1,21 @@
 """MixUp and CutMix of a batch, against torchvision's."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torchvision.transforms import v2
 
 import dali_pipes as dp
-from dali_pipes.graph.recipes.mix import _weights
-from tests.dali_pipes.graph.test_augmentations import distance
+from tests.dali_pipes.graph.draws import distance
+from tests.lazy import Lazy
+
+torch, v2, mix = Lazy("torch"), Lazy("torchvision.transforms.v2"), Lazy("dali_pipes.graph.recipes.mix")
 
 NUM_CLASSES = 7
 HEIGHT, WIDTH = 12, 17
-
-
-def batch_of(numbers: list[list[float]], *, layout: str = "CHW", dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    torch.manual_seed(2)
-    image = torch.randn(len(numbers), 3, HEIGHT, WIDTH, dtype=dtype)
-    return {
-        "image": image if layout == "CHW" else image.permute(0, 2, 3, 1),
-        "label": torch.randint(NUM_CLASSES, (len(numbers),)),
-        "mix": torch.tensor(numbers),
-    }
-
-
-def mixed_by_torchvision(batch: dict[str, Any], row: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Photos and labels for the numbers of one row, with torchvision's own arithmetic."""
-    is_cutmix, share, centre_row, centre_column = row
-    image, label = batch["image"], batch["label"]
-    parameters: dict[str, Any] = {"labels": label, "batch_size": len(label), "lam": share}
-    transform: Any = v2.MixUp(num_classes=NUM_CLASSES)
-    if is_cutmix:
-        transform = v2.CutMix(num_classes=NUM_CLASSES)
-        # From `v2.CutMix.make_params`, for a given centre.
-        radius = 0.5 * np.sqrt(1 - share)
-        x, y = int(centre_column * WIDTH), int(centre_row * HEIGHT)
-        half_width, half_height = int(radius * WIDTH), int(radius * HEIGHT)
-        left, top = max(x - half_width, 0), max(y - half_height, 0)
-        right, bottom = min(x + half_width, WIDTH), min(y + half_height, HEIGHT)
-        parameters |= {
-            "box": (left, top, right, bottom),
-            "lam_adjusted": 1 - (right - left) * (bottom - top) / (WIDTH * HEIGHT),
-        }
-    return transform.transform(image, parameters), transform.transform(label, parameters)
-
-
 ROWS = [
     [0, 0.3, 0.1, 0.9],
     [0, 1.0, 0.0, 0.0],
@@ -57,6 +26,31 @@ ROWS = [
     [1, 1.0, 0.3, 0.3],  # nothing
     [1, 0.2, 0.97, 0.02],
 ]
+
+
+def batch_of(numbers: list[list[float]]) -> dict[str, Any]:
+    torch.manual_seed(2)
+    image = torch.randn(len(numbers), 3, HEIGHT, WIDTH)
+    return {"image": image, "label": torch.randint(NUM_CLASSES, (len(numbers),)), "mix": torch.tensor(numbers)}
+
+
+def mixed_by_torchvision(batch: dict[str, Any], row: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Photos and labels for the numbers of one row, with torchvision's own arithmetic."""
+    is_cutmix, share, centre_row, centre_column = row
+    image, label = batch["image"], batch["label"]
+    parameters: dict[str, Any] = {"labels": label, "batch_size": len(label), "lam": share}
+    transform = v2.MixUp(num_classes=NUM_CLASSES)
+    if is_cutmix:
+        transform = v2.CutMix(num_classes=NUM_CLASSES)
+        # From `v2.CutMix.make_params`, for a given centre.
+        radius = 0.5 * np.sqrt(1 - share)
+        x, y = int(centre_column * WIDTH), int(centre_row * HEIGHT)
+        half_width, half_height = int(radius * WIDTH), int(radius * HEIGHT)
+        left, top = max(x - half_width, 0), max(y - half_height, 0)
+        right, bottom = min(x + half_width, WIDTH), min(y + half_height, HEIGHT)
+        parameters["box"] = left, top, right, bottom
+        parameters["lam_adjusted"] = 1 - (right - left) * (bottom - top) / (WIDTH * HEIGHT)
+    return transform.transform(image, parameters), transform.transform(label, parameters)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -74,10 +68,11 @@ def test_batch_is_mixed_as_torchvision_does(row: list[float]) -> None:
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 def test_each_sample_is_mixed_by_its_own_numbers(layout: Any) -> None:
-    batch = batch_of(ROWS, layout=layout)
-    found = dp.mix(batch, num_classes=NUM_CLASSES, each="sample", layout=layout)
+    batch = batch_of(ROWS)
+    given = batch if layout == "CHW" else batch | {"image": batch["image"].permute(0, 2, 3, 1)}
+    found = dp.mix(given, num_classes=NUM_CLASSES, each="sample", layout=layout)
     for number, row in enumerate(batch["mix"].tolist()):
-        image, label = mixed_by_torchvision(batch_of(ROWS), row)
+        image, label = mixed_by_torchvision(batch, row)
         mixed = found["image"][number] if layout == "CHW" else found["image"][number].permute(2, 0, 1)
         torch.testing.assert_close(mixed, image[number], atol=1e-6, rtol=0)
         torch.testing.assert_close(found["label"][number], label[number], atol=1e-6, rtol=0)
@@ -94,37 +89,37 @@ def test_shares_of_classes_may_be_given() -> None:
         dp.mix(batch | {"label": shares}, num_classes=8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_photos_keep_their_dtype(dtype: torch.dtype) -> None:
-    batch = batch_of(ROWS, dtype=dtype)
-    found = dp.mix(batch, num_classes=NUM_CLASSES, each="sample")
-    assert found["image"].dtype == dtype
-    exact = dp.mix(batch | {"image": batch["image"].float()}, num_classes=NUM_CLASSES, each="sample")
-    assert (found["image"].float() - exact["image"]).abs().max() < 0.05
+def test_photos_keep_their_dtype() -> None:
+    batch = batch_of(ROWS)
+    exact = dp.mix(batch, num_classes=NUM_CLASSES, each="sample")
+    for dtype in (torch.float16, torch.bfloat16):
+        found = dp.mix(batch | {"image": batch["image"].to(dtype)}, num_classes=NUM_CLASSES, each="sample")
+        assert found["image"].dtype == dtype
+        assert (found["image"].float() - exact["image"]).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(
-    ("changed", "options", "error", "text"),
+    ("name", "change", "options", "error", "text"),
     [
-        ({"image": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, {}, TypeError, "image must be of floating point, got"),
-        ({"label": torch.zeros(8)}, {}, TypeError, r"label must be int64 \[B\] or of floating point"),
-        ({}, {"num_classes": None}, ValueError, "num_classes must be given"),
-        ({}, {"each": "pixel"}, ValueError, "each must be one of batch, sample, got 'pixel'"),
-        ({"image": torch.zeros(8, 4, 4, 3)}, {}, ValueError, "which is not layout='CHW'; pass the layout of the graph"),
-        ({}, {"layout": "HWC"}, ValueError, "which is not layout='HWC'; pass the layout of the graph"),
-        ({}, {"layout": "NCHW"}, ValueError, "layout must be one of CHW, HWC"),
+        ("image", lambda image: image.byte(), {}, TypeError, "image must be of floating point, got"),
+        ("label", lambda label: label.float(), {}, TypeError, r"label must be int64 \[B\] or of floating point"),
+        ("image", lambda image: image.permute(0, 2, 3, 1), {}, ValueError, "is not layout='CHW'; pass the layout of"),
+        ("", None, {"layout": "HWC"}, ValueError, "which is not layout='HWC'; pass the layout of the graph"),
+        ("", None, {"layout": "NCHW"}, ValueError, "layout must be one of CHW, HWC"),
+        ("", None, {"num_classes": None}, ValueError, "num_classes must be given"),
+        ("", None, {"each": "pixel"}, ValueError, "each must be one of batch, sample, got 'pixel'"),
+        ("mix", None, {}, KeyError, r"no 'mix' \(found: image, label\); give the loader dp\.mixing\(graph\)"),
+        ("label", None, {}, KeyError, r"no 'label' \(found: image, mix\)"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(changed: Any, options: Any, error: type[Exception], text: str) -> None:
+def test_what_cannot_be_mixed_is_refused(name: str, change: Any, options: Any, error: Any, text: str) -> None:
+    """Outputs of another kind, and those that are not there."""
+    batch = batch_of(ROWS)
+    if name:
+        value = batch.pop(name)
+        batch |= {name: change(value)} if change else {}
     with pytest.raises(error, match=text):
-        dp.mix(batch_of(ROWS) | changed, **{"num_classes": NUM_CLASSES} | options)
-
-
-@pytest.mark.parametrize(("name", "found"), [("mix", "image, label"), ("label", "image, mix")])
-def test_batch_that_lacks_an_output_is_refused(name: str, found: str) -> None:
-    batch = {other: value for other, value in sorted(batch_of(ROWS).items()) if other != name}
-    with pytest.raises(KeyError, match=rf"no '{name}' \(found: {found}\); give the loader dp\.mixing\(graph\)"):
-        dp.mix(batch, num_classes=NUM_CLASSES)
+        dp.mix(batch, **{"num_classes": NUM_CLASSES} | options)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +149,14 @@ def test_numbers_are_drawn_as_torchvision_draws_them(small_shards: Path) -> None
     torch.manual_seed(8)
     shares = [v2.MixUp(alpha=0.3, num_classes=2).make_params([])["lam"] for _ in range(3000)]
     assert distance(numbers[~is_cutmix, 1], shares) < 2.2
-    weight, own = _weights(numbers[is_cutmix].double(), height=HEIGHT, width=WIDTH)
+    weight, own = mix._weights(numbers[is_cutmix].double(), height=HEIGHT, width=WIDTH)
     cutmix = v2.CutMix(alpha=0.8, num_classes=2)
     drawn = [cutmix.make_params([torch.zeros(1, 3, HEIGHT, WIDTH)]) for _ in range(3000)]
     assert distance(own, [one["lam_adjusted"] for one in drawn]) < 2.2
     torch.testing.assert_close(weight.mean(dim=(1, 2)), own)
-    rows, columns = (1 - weight).amax(dim=2), (1 - weight).amax(dim=1)
-    assert distance(rows.argmax(dim=1)[own < 1], [one["box"][1] for one in drawn if one["lam_adjusted"] < 1]) < 2.2
-    assert distance(columns.argmax(dim=1)[own < 1], [one["box"][0] for one in drawn if one["lam_adjusted"] < 1]) < 2.2
+    for dim, place in ((2, 1), (1, 0)):  # the first row and the first column of each rectangle
+        starts = (1 - weight).amax(dim=dim).argmax(dim=1)[own < 1]
+        assert distance(starts, [one["box"][place] for one in drawn if one["lam_adjusted"] < 1]) < 2.2
 
 
 @pytest.mark.parametrize(("options", "kind"), [({"cutmix": None}, 0), ({"mixup": None}, 1)])
@@ -170,22 +165,19 @@ def test_one_kind_alone(small_shards: Path, options: Any, kind: int) -> None:
 
 
 def test_resumed_job_mixes_the_same(small_shards: Path) -> None:
-    def mixed(loader: Any) -> list[dict[str, Any]]:
-        return [dp.mix(next(loader)[0], num_classes=6) for _ in range(3)]
-
     graph = dp.mixing(dp.classification_train(crop=16))
     options: dict[str, Any] = {"batch_size": 5, "device": "cpu", "seed": 4}
     with dp.loader(small_shards, graph, **options) as loader:
         next(loader)
         state = loader.state_dict()
-        expected = mixed(loader)
+        expected = [dp.mix(next(loader)[0], num_classes=6) for _ in range(3)]
     with dp.loader(small_shards, graph, **options) as loader:
         loader.load_state_dict(state)
-        found = mixed(loader)
-    for one, other in zip(expected, found, strict=True):
-        assert torch.equal(one["image"], other["image"])
-        assert torch.equal(one["label"], other["label"])
-        torch.testing.assert_close(one["label"].sum(dim=1), torch.ones(5))
+        for one in expected:
+            other = dp.mix(next(loader)[0], num_classes=6)
+            assert torch.equal(one["image"], other["image"])
+            assert torch.equal(one["label"], other["label"])
+            torch.testing.assert_close(one["label"].sum(dim=1), torch.ones(5))
 
 
 def test_output_of_that_name_is_refused(small_shards: Path) -> None:
