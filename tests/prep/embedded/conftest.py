@@ -1,9 +1,12 @@
 """Nodes and clients for the tests of the embedded node."""
 
 import os
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aistore import Client
@@ -14,6 +17,8 @@ from urllib3.util.retry import Retry
 
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import start
+from prep.embedded.server import NodeServer
+from prep.embedded.storage import Storage
 
 
 def sdk(endpoint: str) -> Client:
@@ -30,11 +35,17 @@ def get(bucket: Bucket, name: str) -> bytes:
     return bytes(bucket.object(name).get_reader().read_all())
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A node for this test alone, over ``tmp_path / "ais"``."""
-    with start(tmp_path / "ais") as running:
-        yield running
+@contextmanager
+def node_server(folder: Path, **options: Any) -> Iterator[NodeServer]:
+    """A node in a thread of this process."""
+    with Storage(folder) as storage, NodeServer(storage, port=0, **options) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="session")

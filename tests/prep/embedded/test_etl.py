@@ -7,22 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aistore import Client
 from aistore.sdk.errors import AISError
 
-from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
-from tests.prep.embedded.conftest import sdk
+from tests.prep.embedded.conftest import node_server, put, sdk
+from tests.prep.etl.conftest import FUNCTIONS
 from tests.programs import wait_until
-from tests.shards import Sample, write_tar
+from tests.shards import tar_bytes
 
 COMMAND = ["python", "-m", "prep.etl", "pets"]
+SAME = [*COMMAND[:-1], f"{FUNCTIONS}:same"]
 
 
-@pytest.fixture
-def allowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
-    monkeypatch.setenv(ALLOW_ETL, "1")
-    with start(tmp_path / "ais") as running:
-        yield running
+@pytest.fixture(scope="module")
+def allowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a node in this process that runs transforms, with the bucket ``b``."""
+    with node_server(tmp_path_factory.mktemp("ais"), allow_etl=True) as node:
+        client = sdk(node.endpoint)
+        put(client.bucket("b").create(), "a.tar", bytes(10240))
+        yield client
 
 
 def workers_of(node: int) -> list[int]:
@@ -36,115 +40,87 @@ def workers_of(node: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("value", [None, "", "0"])
-def test_etl_is_off_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    monkeypatch.delenv(ALLOW_ETL, raising=False)
-    if value is not None:
-        monkeypatch.setenv(ALLOW_ETL, value)
+def test_etl_is_off_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOW_ETL, "0")
     with start(tmp_path) as node:
-        client = sdk(node.endpoint)
         with pytest.raises(AISError, match=f"runs code and is off .{ALLOW_ETL}=1 allows it") as caught:
-            client.etl("pets-etl").init(image="x", command=COMMAND)
+            sdk(node.endpoint).etl("pets-etl").init(image="x", command=COMMAND)
         assert caught.value.status_code == 501
-        assert workers_of(node._process.pid) == []
+        assert workers_of(node.pid) == []
 
 
 @pytest.mark.parametrize("command", [["sh", "-c", "true"], ["python", "-m", "prep.etl"], [*COMMAND, "--host=0.0.0.0"]])
-def test_only_transforms_are_run(allowing: ServerProcess, command: list[str]) -> None:
+def test_only_transforms_are_run(allowing: Client, command: list[str]) -> None:
     with pytest.raises(AISError, match="the embedded node does not do that") as caught:
-        sdk(allowing.endpoint).etl("some-etl").init(image="x", command=command)
+        allowing.etl("some-etl").init(image="x", command=command)
     assert caught.value.status_code == 501
-    assert workers_of(allowing._process.pid) == []
+    assert allowing.cluster().list_etls() == []
 
 
 @pytest.mark.parametrize("sig", [None, signal.SIGKILL], ids=["closed", "killed"])
-def test_processes_end_with_the_node(allowing: ServerProcess, sig: int | None) -> None:
-    client = sdk(allowing.endpoint)
-    client.etl("pets-etl").init(image="x", command=COMMAND)
-    assert [info.id for info in client.cluster().list_etls()] == ["pets-etl"]
-    node = allowing._process.pid
-    assert len(workers_of(node)) == 1
-    if sig is None:
-        allowing.close()
-    else:
-        os.kill(node, sig)
-    wait_until(lambda: workers_of(node) == [])
+def test_processes_end_with_the_node(tmp_path: Path, sig: int | None) -> None:
+    with start(tmp_path, allow_etl=True) as node:
+        client = sdk(node.endpoint)
+        client.etl("pets-etl").init(image="x", command=SAME)
+        assert [info.id for info in client.cluster().list_etls()] == ["pets-etl"]
+        assert len(workers_of(node.pid)) == 1
+        if sig is None:
+            node.close()
+        else:
+            os.kill(node.pid, sig)
+        wait_until(lambda: workers_of(node.pid) == [])
 
 
-def test_running_etl_is_not_deleted_and_a_stopped_one_is(allowing: ServerProcess) -> None:
-    etl = sdk(allowing.endpoint).etl("pets-etl")
-    etl.init(image="x", command=COMMAND)
-    assert etl.view().init_msg.name == "pets-etl"
-    with pytest.raises(AISError, match="is running: stop it first"):
-        etl.delete()
-    etl.stop()
-    etl.delete()
-    with pytest.raises(AISError, match="does not exist"):
-        etl.view()
-    assert workers_of(allowing._process.pid) == []
-
-
-def test_jobs_of_other_kinds_are_refused_by_name(allowing: ServerProcess) -> None:
-    """A node with ETL has jobs; a list of all jobs would be one of ETL's alone."""
+def test_requests_that_no_etl_answers_are_refused(allowing: Client) -> None:
+    """A list of all jobs would be one of ETL's alone; a copy or a HEAD with an ETL is not done without the ETL."""
     with pytest.raises(AISError, match="GET /v1/cluster, what=qryxstats: the embedded node does not do that") as caught:
-        sdk(allowing.endpoint).job(job_kind="get-batch").get_details()
+        allowing.job(job_kind="get-batch").get_details()
     assert caught.value.status_code == 501
-
-
-def test_only_reads_go_through_an_etl(allowing: ServerProcess) -> None:
-    """A copy or a HEAD with an ETL is refused, not done without the ETL; a plain read returns the stored bytes."""
-    client = sdk(allowing.endpoint)
-    bucket = client.bucket("b").create()
-    bucket.object("a.tar").get_writer().put_content(b"as it is")
     for method in ("HEAD", "PUT", "DELETE"):
         with pytest.raises(AISError) as caught:
-            client.cluster().client.request(
+            allowing.cluster().client.request(
                 method, path="objects/b/a.tar", params={"provider": "ais", "etl_name": "some-etl"}
             )
         assert caught.value.status_code == 501
-    assert bucket.object("a.tar").get_reader().read_all() == b"as it is"
+    assert allowing.bucket("b").object("a.tar").get_reader().read_all() == bytes(10240)
 
 
-def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: ServerProcess) -> None:
-    """As from AIS, the answer comes in chunks for any range, without a checksum; a stopped ETL answers 404."""
-    client = sdk(allowing.endpoint)
-    bucket = client.bucket("b").create()
-    bucket.object("a.tar").get_writer().put_content(bytes(10240))
-    etl = client.etl("same-etl")
-    etl.init(image="x", command=[*COMMAND[:-1], f"{__name__}:same"])
+def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: Client) -> None:
+    """As from AIS, the answer comes in chunks for any range, without a checksum.
+
+    A running ETL is not deleted. A stopped one answers 404.
+    """
+    etl = allowing.etl("same-etl")
+    etl.init(image="x", command=SAME)
+    assert etl.view().init_msg.name == "same-etl"
     ask = {"params": {"provider": "ais", "etl_name": "same-etl"}, "path": "objects/b/a.tar"}
-    answer = client.cluster().client.request("GET", headers={"Range": "bytes=0-99"}, **ask)
+    answer = allowing.cluster().client.request("GET", headers={"Range": "bytes=0-99"}, **ask)
     assert (answer.status_code, answer.content) == (200, bytes(10240))
     assert answer.headers["Transfer-Encoding"] == "chunked"
     assert not {"Content-Length", "Content-Range", "Ais-Checksum-Value"} & set(answer.headers)
+    with pytest.raises(AISError, match="is running: stop it first"):
+        etl.delete()
     etl.stop()
     with pytest.raises(AISError, match="same-etl does not exist - try starting new ETL") as caught:
-        client.cluster().client.request("GET", **ask)
+        allowing.cluster().client.request("GET", **ask)
     assert caught.value.status_code == 404
-
-
-def same(sample: dict[str, bytes]) -> dict[str, bytes]:
-    return sample
+    etl.delete()
+    with pytest.raises(AISError, match="does not exist"):
+        etl.view()
 
 
 def test_node_of_one_function_runs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the environment says: 403 names the function, and no process starts."""
     monkeypatch.setenv(ALLOW_ETL, "1")
-    with start(tmp_path / "ais", etl_function=f"{__name__}:same") as node:
+    with start(tmp_path / "ais", etl_function=f"{FUNCTIONS}:same") as node:
         client = sdk(node.endpoint)
-        for other in ("pets", "os:system", f"{__name__}:workers_of"):
-            with pytest.raises(AISError, match=f"runs the transform '{__name__}:same' only") as caught:
+        for other in ("pets", "os:system", f"{FUNCTIONS}:shout"):
+            with pytest.raises(AISError, match=f"runs the transform '{FUNCTIONS}:same' only") as caught:
                 client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], other])
             assert caught.value.status_code == 403
         assert workers_of(node.pid) == []
-        client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], f"{__name__}:same"])
+        client.etl("some-etl").init(image="x", command=SAME)
         assert len(workers_of(node.pid)) == 1
-
-
-def environment(sample: dict[str, bytes]) -> dict[str, bytes]:
-    """The names of all variables, and what it prints is in nobody's way."""
-    print("a line " * 20_000)
-    return {"txt": "\n".join(os.environ).encode()}
 
 
 def test_transforms_process_has_no_credentials_and_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +131,8 @@ def test_transforms_process_has_no_credentials_and_no_port(tmp_path: Path, monke
         node = start(tmp_path / "ais", allow_etl=True)
     with node:
         client = sdk(node.endpoint)
-        bucket = client.bucket("b").create()
-        write_tar(tmp_path / "a.tar", [Sample("s", {"txt": b""})])
-        bucket.object("a.tar").get_writer().put_content((tmp_path / "a.tar").read_bytes())
-        client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], f"{__name__}:environment"])
+        put(client.bucket("b").create(), "a.tar", tar_bytes({"s.txt": b""}))
+        client.etl("some-etl").init(image="x", command=[*COMMAND[:-1], f"{FUNCTIONS}:environment"])
         ask = {"params": {"provider": "ais", "etl_name": "some-etl"}, "path": "objects/b/a.tar"}
         made = client.cluster().client.request("GET", **ask).content
         assert b"\nPATH" in made

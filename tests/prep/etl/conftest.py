@@ -1,18 +1,18 @@
 """Shards of text, a node that may run transforms, and a server that gives one answer."""
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.embedded_node import ALLOW_ETL
+from tests.servers.scripted import ScriptedServer, says, scripted
 from tests.shards import tar_bytes
+
+FUNCTIONS = "tests.prep.etl.functions"
 
 
 def make_shard(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:
@@ -35,13 +35,11 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def etl_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An embedded node that may run transforms."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOW_ETL, "1")
-        with embedded_node.start(tmp_path_factory.mktemp("etl")) as running:
-            yield running.endpoint
+    with embedded_node.start(tmp_path_factory.mktemp("etl"), allow_etl=True) as running:
+        yield running.endpoint
 
 
 @pytest.fixture
@@ -55,26 +53,8 @@ def source(etl_node: str, shards: Path, request: pytest.FixtureRequest) -> AisSt
     return store
 
 
-@contextmanager
-def stub(status: int, message: dict[str, object]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that answers every request so, and the bodies that it got."""
-    got: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            got.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            body = json.dumps(message).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST = do_PUT  # noqa: N815  # http.server's names
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", got
-        server.shutdown()
+def stub(status: int, message: dict[str, object]) -> AbstractContextManager[ScriptedServer]:
+    """A server that gives every request this answer."""
+    body = json.dumps(message).encode()
+    head = f"HTTP/1.1 {status} .\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    return scripted(says(head.encode() + body))
