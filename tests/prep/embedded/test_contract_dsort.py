@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Engine, Request, read_spec, request_of_spec
 from prep.shuffle.shuffle import shuffle
 from tests.prep.embedded.conftest import get, put
+from tests.programs import wait_until
 from tests.shards import read_tar, tar_bytes
 
 NUM_SAMPLES = 24
@@ -59,12 +59,14 @@ def sort(client: Client, bucket: Bucket, tmp_path: Path, **changes: object) -> t
         if is_without_dsort(exc):
             pytest.skip(f"this cluster starts no dSort, it answers {exc.status_code}")
         raise
-    deadline_s = time.monotonic() + 120  # wait() looks once in seconds
-    while time.monotonic() < deadline_s:
+
+    def is_over() -> bool:  # wait() looks once in seconds
         infos = job.get_job_info().values()
-        if all(info.metrics.shard_creation.finished for info in infos) or all(info.metrics.aborted for info in infos):
-            break
-        time.sleep(0.05)
+        return all(info.metrics.shard_creation.finished for info in infos) or all(
+            info.metrics.aborted for info in infos
+        )
+
+    wait_until(is_over)
     return job, job.wait(timeout=120, verbose=False)
 
 
@@ -197,27 +199,20 @@ def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: En
 
 
 @pytest.mark.parametrize("by", ["balanced", "split"])
-def test_shuffle_by_rule(bucket: Bucket, by: str) -> None:
+def test_shuffle_by_rule(bucket: Bucket, shards: dict[str, bytes], by: str) -> None:
     """The cluster also applies maps that are made here."""
-    members = {f"d/{index:04}.{component}": b"%d" % (index % 3) for index in range(24) for component in ("cls", "jpg")}
-    names = list(members)
+    keys = [f"d/{index:04}" for index in range(NUM_SAMPLES)]
+    members = {f"{key}.cls": b"%d" % (index % 3) for index, key in enumerate(keys)}
     for shard in range(4):
-        put(bucket, f"in-{shard}.tar", tar_bytes({name: members[name] for name in names[shard * 12 : shard * 12 + 12]}))
+        put(bucket, f"in-{shard}.tar", tar_bytes(list(members.items())[shard * 6 : shard * 6 + 6]))
     shares = {"train": 0.75, "val": 0.25} if by == "split" else {}
-    report = shuffle(
-        Request(
-            in_shards(bucket), mapped=Grouping(by=by, shares=shares), output_prefix="out-", algorithm=Algorithm(seed=4)
-        )
-    )
+    grouping = Grouping(by=by, shares=shares)
+    report = shuffle(Request(in_shards(bucket), mapped=grouping, output_prefix="out-", algorithm=Algorithm(seed=4)))
     if by == "balanced":
-        assert len(report.shards) == 4
-        for name in report.shards:
-            assert sorted(data for member, data in read_tar(get(bucket, name)) if member.endswith("cls")) == sorted(
-                [b"0", b"1", b"2"] * 2
-            )
+        labels = [sorted(data for _, data in read_tar(get(bucket, name))) for name in report.shards]
+        assert labels == [[b"0", b"0", b"1", b"1", b"2", b"2"]] * 4
     else:
         sets = [[name for name in report.shards if name.startswith(f"out-{split}-")] for split in shares]
-        keys = [f"d/{index:04}" for index in range(24)]
         drawn = [split_of(key, shares, seed=0) for key in keys]
         assert [sorted(keys_of(bucket, found)) for found in sets] == [
             [key for key, number in zip(keys, drawn, strict=True) if number == split] for split in range(2)
@@ -280,18 +275,12 @@ def test_dsort_list_of_names_into_a_new_bucket(
         target.delete(missing_ok=True)
 
 
-def test_dsort_absent_input_succeeds_with_nothing(client: Client, bucket: Bucket, tmp_path: Path) -> None:
-    """The job succeeds, so a client must check the outputs."""
-    _, result = sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})
-    assert result.success
-    assert bucket.list_all_objects() == []
-
-
-def test_dsort_unbalanced_template_succeeds_with_nothing(
-    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("template", ["absent-{0..3}", "in-{0.."])
+def test_dsort_of_no_shard_succeeds_with_nothing(
+    client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path, template: str
 ) -> None:
-    """A template without a range names no shards."""
-    _, result = sort(client, bucket, tmp_path, input_format={"template": "in-{0.."})
+    """A client must check the outputs. A template without a range names no shards."""
+    _, result = sort(client, bucket, tmp_path, input_format={"template": template})
     assert result.success
     assert outputs(bucket) == {}
 
@@ -306,8 +295,12 @@ def test_dsort_with_too_few_names_fails_and_says_so(
     assert outputs(bucket) == {}
 
 
-def test_dsort_of_a_missing_bucket(client: Client, bucket: Bucket, tmp_path: Path) -> None:
-    """The job is refused at the start."""
+def test_dsort_of_a_missing_bucket_or_job_is_refused(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    """The job is refused at the start; an unknown one is 404."""
+    sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})  # a server without dSort knows no job
+    with pytest.raises(AISError) as missing:
+        Dsort(client._request_client, "srt-nosuch").get_job_info()
+    assert missing.value.status_code == 404
     with pytest.raises(ErrBckNotFound):
         sort(client, bucket, tmp_path, input_bck={"name": "contract-nosuch", "provider": "ais"})
 
@@ -321,11 +314,3 @@ def test_dsort_of_a_broken_shard_fails(
     assert not result.success
     assert "in-2.tar" in errors_of(job)
     assert outputs(bucket) == {}
-
-
-def test_dsort_unknown_job(client: Client, bucket: Bucket, tmp_path: Path) -> None:
-    """404."""
-    sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})  # a server without dSort knows no job
-    with pytest.raises(AISError) as missing:
-        Dsort(client._request_client, "srt-nosuch").get_job_info()
-    assert missing.value.status_code == 404

@@ -1,7 +1,5 @@
 """Test the embedded node's dSort where it is stricter than a cluster, or where a cluster cannot be tested."""
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,8 @@ import pytest
 from prep.embedded.dsort import SortJob, parse_job_spec
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import RefusalError, Storage
+from tests.prep.embedded.conftest import node_server
+from tests.programs import wait_until
 from tests.shards import read_tar, tar_bytes
 
 SPEC: dict[str, Any] = {
@@ -24,36 +24,22 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Iterator[Storage]:
-    """A bucket ``b`` with two shards of ten samples each."""
-    with Storage(tmp_path) as made:
-        made.create_bucket("b")
+def node(tmp_path: Path) -> Iterator[NodeServer]:
+    """A node in this process, with a bucket ``b`` of two shards of ten samples each."""
+    with node_server(tmp_path) as server:
+        server.storage.create_bucket("b")
         for shard in range(2):
             members = {f"{shard}{index}.jpg": bytes([index]) * 50 for index in range(10)}
-            made.write("b", f"in-{shard}.tar", [tar_bytes(members)])
-        yield made
+            server.storage.write("b", f"in-{shard}.tar", [tar_bytes(members)])
+        yield server
 
 
-@pytest.fixture
-def endpoint(storage: Storage) -> Iterator[str]:
-    """A node over the storage, in this process."""
-    with NodeServer(storage, port=0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.endpoint
-        server.shutdown()
-        thread.join()
-
-
-def run(storage: Storage, endpoint: str, *, abort: bool = False, **changes: object) -> dict[str, Any]:
+def run(node: NodeServer, *, abort: bool = False, **changes: object) -> dict[str, Any]:
     """Run a job and return its last status."""
-    job = SortJob(parse_job_spec(SPEC | changes), storage, "target", endpoint=endpoint)
+    job = SortJob(parse_job_spec(SPEC | changes), node.storage, "target", endpoint=node.endpoint)
     job.is_aborted = abort
     job.start()
-    deadline_s = time.monotonic() + 120
-    while not job.is_done and time.monotonic() < deadline_s:
-        time.sleep(0.005)
-    assert job.is_done
+    wait_until(lambda: job.is_done)
     return job.status()
 
 
@@ -61,12 +47,12 @@ def read_all(storage: Storage, prefix: str) -> dict[str, bytes]:
     return {name: storage.read("b", name) for name in storage.list_names("b", prefix=prefix)}
 
 
-def test_abort_stops_the_job(storage: Storage, endpoint: str) -> None:
+def test_abort_stops_the_job(node: NodeServer) -> None:
     """The status says so as AIS does; nothing is written."""
-    status = run(storage, endpoint, abort=True)
+    status = run(node, abort=True)
     assert (status["aborted"], status["Metrics"]["aborted"]) == (True, True)
     assert status["Metrics"]["errors"] == [f"t[target]: [dsort] {status['id']} aborted"]
-    assert read_all(storage, "out-") == {}
+    assert read_all(node.storage, "out-") == {}
 
 
 @pytest.mark.parametrize(
@@ -79,23 +65,21 @@ def test_abort_stops_the_job(storage: Storage, endpoint: str) -> None:
         ({"input_format": {"objnames": ["in-0.tar", "twice.tar"]}}, "1 keys come more than once"),  # AIS would mix them
     ],
 )
-def test_job_that_fails_says_why_and_writes_nothing(
-    storage: Storage, endpoint: str, changes: dict[str, Any], error: str
-) -> None:
-    storage.write("b", "map.json", [b'{"../c-{0..9}": ["00"]}'])
-    storage.write("b", "twice.tar", [tar_bytes({"00.jpg": b"x"})])
-    before = read_all(storage, "")
+def test_job_that_fails_says_why_and_writes_nothing(node: NodeServer, changes: dict[str, Any], error: str) -> None:
+    node.storage.write("b", "map.json", [b'{"../c-{0..9}": ["00"]}'])
+    node.storage.write("b", "twice.tar", [tar_bytes({"00.jpg": b"x"})])
+    before = read_all(node.storage, "")
     if "ekm_file" in changes:
-        changes = {"ekm_file": changes["ekm_file"].format(endpoint=endpoint)}
-    [said] = run(storage, endpoint, **changes)["Metrics"]["errors"]
+        changes = {"ekm_file": changes["ekm_file"].format(endpoint=node.endpoint)}
+    [said] = run(node, **changes)["Metrics"]["errors"]
     assert error in said
-    assert read_all(storage, "") == before
+    assert read_all(node.storage, "") == before
 
 
-def test_no_output_size_spreads_over_the_names(storage: Storage, endpoint: str) -> None:
+def test_no_output_size_spreads_over_the_names(node: NodeServer) -> None:
     """1,000 bytes are spread over four names."""
-    run(storage, endpoint, output_shard_size="", output_format="out-{0..3}")
-    shards = read_all(storage, "out-").values()
+    run(node, output_shard_size="", output_format="out-{0..3}")
+    shards = read_all(node.storage, "out-").values()
     assert [len(read_tar(shard)) for shard in shards] == [5, 5, 5, 5]
 
 

@@ -26,7 +26,7 @@ def read(storage: Storage, name: str) -> bytes:
     return data
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120), st.binary(), max_size=6
@@ -52,16 +52,16 @@ def test_object_beside_a_folder_of_its_name(storage: Storage) -> None:
     assert storage.list_names("b") == sorted(names)
 
 
-@pytest.mark.parametrize("part", [slice(0), slice(5), slice(12), slice(40), slice(60), slice(-1), slice(3, None)])
-def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path: Path, part: slice) -> None:
+def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path: Path) -> None:
     """The object is missing, whichever part of its file is left; it can be stored again."""
-    storage.write("b", "a", [b"x" * 50])
     path = tmp_path / "buckets" / "b" / "a.obj"
-    path.write_bytes(path.read_bytes()[part])
-    with pytest.raises(ObjectMissingError):
-        storage.open("b", "a")
-    assert storage.write("b", "a", [b"new"]).version == 1
-    assert read(storage, "a") == b"new"
+    for part in (slice(0), slice(5), slice(12), slice(40), slice(60), slice(-1), slice(3, None)):
+        storage.write("b", "a", [b"x" * 50])
+        path.write_bytes(path.read_bytes()[part])
+        with pytest.raises(ObjectMissingError):
+            storage.open("b", "a")
+        assert storage.write("b", "a", [b"new"]).version == 1
+        assert read(storage, "a") == b"new"
 
 
 def test_sweep_spares_the_living(storage: Storage, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ Allowed differences, all of them:
 """
 
 import base64
+import contextlib
 import http.client
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ import msgspec.msgpack
 import pytest
 from aistore.sdk.dsort.types import JobInfo
 
-from dali_pipes.store.cluster.embedded_node import start
+from tests.prep.embedded.conftest import node_server
+from tests.programs import wait_until
 from tests.shards import tar_bytes
 
 RECORDING = Path(__file__).resolve().parents[4] / "shared" / "ais-wire" / "ais-4.9.jsonl"
@@ -81,7 +82,7 @@ class Replay:
             assert len(body) == request["body"]["len"]
         elif isinstance(body, str):
             body = re.sub(r'"uuid": "[^"]+"', f'"uuid": "{self.listing}"', body)
-        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection = http.client.HTTPConnection(self.address, timeout=60)
         headers = {key: value for key, value in request["headers"].items() if key != "Content-Length"}
         connection.request(request["method"], f"{url.path}?{query}", body, headers)
         response = connection.getresponse()
@@ -89,26 +90,21 @@ class Replay:
         connection.close()
         if url.path == "/v1/sort" and request["method"] == "POST" and response.status == 200:
             self.job = answer["raw"].decode()
-            self._wait(self.job)
+            wait_until(lambda: self._is_archived(self.job))
         if answer["headers"].get("Content-Type") == "application/msgpack":
             self.listing = msgspec.msgpack.decode(answer["raw"])["UUID"]
         return answer
 
-    def _wait(self, job: str) -> None:
-        deadline_s = time.monotonic() + 120
-        done = False
-        while not done and time.monotonic() < deadline_s:
-            connection = http.client.HTTPConnection(self.address, timeout=10)
+    def _is_archived(self, job: str) -> bool:
+        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=60)) as connection:
             connection.request("GET", f"/v1/sort?uuid={job}")
-            done = all(node["archived"] for node in json.loads(connection.getresponse().read()).values())
-            connection.close()
-        assert done
+            return all(node["archived"] for node in json.loads(connection.getresponse().read()).values())
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, dict[str, Any]]]:
     """The node's answer to every exchange that is replayed, by number."""
-    with start(tmp_path_factory.mktemp("wire")) as node:
+    with node_server(tmp_path_factory.mktemp("wire")) as node:
         replay = Replay(node.endpoint)
         yield {
             number: replay.send(exchange["request"])

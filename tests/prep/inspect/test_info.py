@@ -22,7 +22,7 @@ from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
 from tests.conftest import SHARED_DATA
 from tests.prep.commands.calls import call_prep
-from tests.shards import Sample, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, fill_bucket, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
 from tests.turned_photos import slope, turned_photo
 
 
@@ -46,13 +46,11 @@ def oriented(orientation: int) -> bytes:
 # Headers
 
 DETAILS = [
-    (encoded("RGB", "JPEG", subsampling="4:2:0"), "JPEG baseline 3 8 4:2:0", True),
     (encoded("RGB", "JPEG", subsampling="4:2:2"), "JPEG baseline 3 8 4:2:2", True),
     (encoded("RGB", "JPEG", subsampling="4:4:4"), "JPEG baseline 3 8 4:4:4", True),
     (encoded("L", "JPEG"), "JPEG baseline 1 8 ", True),
     (encoded("CMYK", "JPEG"), "JPEG baseline 4 8 ", False),  # four channels
     (encoded("RGB", "JPEG", progressive=True), "JPEG progressive 3 8 4:2:0", False),
-    (encoded("RGB", "PNG"), "PNG  3 8 ", False),
     (encoded("RGBA", "PNG"), "PNG  4 8 ", False),
     (encoded("P", "PNG"), "PNG  1 1 ", False),
     (encoded("I;16", "PNG"), "PNG  1 16 ", False),
@@ -81,7 +79,6 @@ def test_details_of_a_long_head_ask_for_more() -> None:
 
 
 def test_details_of_damaged_heads_never_raise() -> None:
-    """Whatever the bytes are."""
     draw = np.random.default_rng(0)
     for data in (oriented(6), encoded("RGB", "PNG"), encoded("RGB", "JPEG", progressive=True)) * 20:
         damaged = bytearray(data)
@@ -224,25 +221,17 @@ def test_shards_without_an_index_are_read(tmp_path: Path, small_samples: list[Sa
     assert not info.is_indexed
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     index_shards(resolve_shards(tmp_path, endpoint=None))
-    indexed = describe(tmp_path)
-    indexed.is_indexed = False
-    assert indexed == info
-    assert "(not indexed: read in full)" not in call(tmp_path).stdout
+    assert replace(describe(tmp_path), is_indexed=False) == info
 
 
-def test_info_of_a_bucket_reads_no_shard(bucket: AisStore, node: str, small_shards: Path) -> None:
+def test_info_of_a_bucket_reads_no_shard(
+    bucket: AisStore, node: str, small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Manifest, indexes and ranges of photos: a shard as a whole is never asked for."""
-    bucket.create()
-    for path in small_shards.iterdir():
-        bucket.upload(path.name, path)
-    shards = resolve_shards(f"{bucket.url}/s-", endpoint=node)
-    opened: list[str] = []
-    original = shards.store.open
-    shards.store.open = lambda name: opened.append(name) or original(name)  # type: ignore[method-assign, func-returns-value]
-    info = describe_set(shards)
-    local = describe(small_shards)
-    assert opened == []
-    assert replace(info, url="") == replace(local, url="")
+    fill_bucket(bucket, small_shards)
+    monkeypatch.setattr(AisStore, "open", lambda _, name: pytest.fail(name))
+    info = describe_set(resolve_shards(f"{bucket.url}/s-", endpoint=node))
+    assert replace(info, url="") == replace(describe(small_shards), url="")
 
 
 def test_components_that_are_no_photos_and_a_set_without_labels(tmp_path: Path) -> None:
@@ -256,7 +245,6 @@ def test_components_that_are_no_photos_and_a_set_without_labels(tmp_path: Path) 
     ("values", "edges", "counts"),
     [
         ([0], [0, 1], [1]),
-        ([1], [1, 2], [1]),
         ([0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 1, 1, 1]),
         ([64, 95, 96, 127], [64, 96, 128], [2, 2]),
         ([1, 1 << 20], [1 << power for power in range(22)], [1, *[0] * 19, 1]),  # too many bins for halves
@@ -361,18 +349,15 @@ def test_figures_are_those_of_a_loop(shards: Path) -> None:
 
 
 def test_windows_have_ends_of_their_own(shards: Path) -> None:
-    """A window of one shard each: the ends are those of every shard; a set without buckets says nothing of them."""
-    result = call_buckets(
-        shards, "--buckets", "area=64*64,step=16", "--batch-size", "8", "--window-bytes", "1", "--json"
-    )
-    found = json.loads(result.stdout)["buckets"]
+    """A window of one shard each: the ends are those of every shard."""
+    options = ("--buckets", "area=64*64,step=16", "--batch-size", "8", "--window-bytes", "1", "--json")
+    found = json.loads(call_buckets(shards, *options).stdout)["buckets"]
     nearest = [min(SHAPES, key=lambda shape: lost(size, shape)) for size in SIZES] + [(64, 64)]
     windows = [Counter(nearest[first : first + 17]) for first in range(0, 51, 17)]
     assert found["num_windows"] == 3
     assert [row["num_left"] for row in found["buckets"]] == [
         sum(window[shape] % 8 for window in windows) for shape in SHAPES
     ]
-    assert json.loads(call_buckets(shards, "--json").stdout)["buckets"] is None
 
 
 def test_table_for_people(shards: Path) -> None:
@@ -384,22 +369,15 @@ def test_table_for_people(shards: Path) -> None:
     assert [line.split()[:3] for line in lines[head + 4 :]] == [["48", "x", "80"], ["64", "x", "64"], ["80", "x", "48"]]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_description_that_is_none(shards: Path) -> None:
+    for text, expected in (
         ("area=64,stp=2", "expected NAME=VALUE with one of area, step, max_aspect, photo, got 'stp=2'"),
-        ("area", "expected NAME=VALUE with one of area, step, max_aspect, photo, got 'area'"),
         ("area=ab", "area must be a number, got 'ab'"),
         ("step=16", "area is missing; for instance area=256*256,step=32,max_aspect=2"),
         ("area=64", "area must be at least step * step, 1024 pixels, got 64; pass a smaller step"),
-    ],
-)
-def test_description_that_is_none(shards: Path, text: str, expected: str) -> None:
-    result = call_buckets(shards, "--buckets", text)
-    assert result.exit_code == 2
-    assert expected in " ".join(result.stderr.split())
-
-
-def test_component_without_sizes(shards: Path) -> None:
+    ):
+        result = call_buckets(shards, "--buckets", text)
+        assert result.exit_code == 2
+        assert expected in " ".join(result.stderr.split())
     result = call_buckets(shards, "--buckets", "area=64*64,photo=cls")
     assert "expected heights and widths of 'cls'" in str(result.exception)

@@ -2,15 +2,14 @@
 
 import io
 import json
-import os
 import re
 import tarfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from PIL import Image
 
 import dali_pipes as dp
@@ -26,7 +25,9 @@ from prep.inspect.verify import VerifyReport, verify
 from prep.pack.pack import open_target
 from prep.sources.folders import pets
 from tests.hostile_photos import undecodable
+from tests.loaders import keys_of, open_loader
 from tests.prep.commands.calls import call_prep
+from tests.prep.inspect.dying import die
 from tests.shards import (
     Sample,
     image_bytes,
@@ -35,6 +36,7 @@ from tests.shards import (
     pack,
     photo_bytes,
     tar_bytes,
+    with_data,
     write_shards,
     write_tar,
 )
@@ -66,7 +68,9 @@ def found(report: VerifyReport) -> list[tuple[str, str, str, str]]:
     return [(f.kind, f.key, f.component, f.text) for f in report.findings if f.kind != "note"]
 
 
-call = partial(call_prep, "verify")
+def call(shards: Path, *options: str | Path) -> Result:
+    """The command, by Pillow in this process."""
+    return call_prep("verify", shards, "--decoder", "pillow", "--workers", "1", *options)
 
 
 def test_whole_set_has_no_findings(small_shards: Path) -> None:
@@ -81,20 +85,19 @@ def test_whole_set_has_no_findings(small_shards: Path) -> None:
     assert (part.findings, part.num_samples) == ([], 11)
 
 
-def test_processes_find_the_same_in_a_directory_and_in_a_bucket(bucket: AisStore, node: str, tmp_path: Path) -> None:
+def test_processes_find_the_same_in_a_bucket(bucket: AisStore, node: str, tmp_path: Path) -> None:
     """Each process opens the bucket for itself; the URL is a template with braces."""
-    samples = samples_with("image.jpg", photo_bytes(7, 40, 33)[:-2], num=9)
+    samples = samples_with("image.jpg", PHOTO[:-2], num=9)
     samples[5] = Sample("s00005", samples[5].components | {"cls": b"cat"})
     write_shards(tmp_path / "set", samples, per_shard=3, index=False)
     bucket.create()
     for path in (tmp_path / "set").iterdir():
         bucket.upload(path.name, path)
     alone = run(tmp_path / "set")
-    remote = verify(resolve_shards(f"{bucket.url}/s-00000{{0..2}}.tar", endpoint=node), workers=2)
-    for report in (run(tmp_path / "set", workers=2), remote):
-        assert found(report) == found(alone)
-        assert (report.num_samples, report.num_decoded) == (alone.num_samples, alone.num_decoded) == (9, 17)
-        assert report.mask_values == alone.mask_values
+    remote = verify(resolve_shards(f"{bucket.url}/s-00000{{0..2}}.tar", endpoint=node), workers=2, decoder="pillow")
+    assert found(remote) == found(alone)
+    assert (remote.num_samples, remote.num_decoded) == (alone.num_samples, alone.num_decoded) == (9, 17)
+    assert remote.mask_values == alone.mask_values
 
 
 # What is wrong with a sample
@@ -205,42 +208,38 @@ def apart(name: str) -> str:
     return f"member '{name}' comes after other samples; members of one sample must stand together"
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["a.jpg", "b.jpg", "a.txt"], ("split", "a", "", apart("a.txt"))),
-        (["a.jpg", "b.jpg", "a.jpg"], ("split", "a", "", apart("a.jpg"))),
-        (["a.jpg", "a.JPG", "b.jpg"], ("twice", "a", "jpg", "occurs twice (member 'a.JPG')")),
-    ],
-)
-def test_members_that_no_reader_takes_for_one_sample(
-    tmp_path: Path, names: list[str], expected: tuple[str, str, str, str]
-) -> None:
-    write_members(tmp_path / "s.tar", [(name, PHOTO) for name in names])
-    assert [finding for finding in found(run(tmp_path)) if finding[0] != "missing"] == [expected]
+def test_members_that_no_reader_takes_for_one_sample(tmp_path: Path) -> None:
+    for names, expected in (
+        ("a.jpg b.jpg a.txt", ("split", "a", "", apart("a.txt"))),
+        ("a.jpg b.jpg a.jpg", ("split", "a", "", apart("a.jpg"))),
+        ("a.jpg a.JPG b.jpg", ("twice", "a", "jpg", "occurs twice (member 'a.JPG')")),
+    ):
+        write_members(tmp_path / "s.tar", [(name, PHOTO) for name in names.split()])
+        assert [finding for finding in found(run(tmp_path)) if finding[0] != "missing"] == [expected]
 
 
 BLOCKS = 512 + 512 * -(-len(PHOTO) // 512)  # header and data of one photo
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [
-        (2 * BLOCKS - 200, "is cut off: member 'b.jpg' claims bytes"),  # within a member
-        (BLOCKS, "is cut off: "),  # between two members
-        (300, "is not a readable tar: its header is cut off, 300 bytes read"),
-        (0, "is not a readable tar: empty file, 0 bytes read"),
-        (None, "is not a readable tar: no header at byte 0; pack it anew"),  # no tar
-    ],
-)
-def test_tar_that_cannot_be_read(tmp_path: Path, stop: int | None, text: str) -> None:
+STOPS = {
+    2 * BLOCKS - 200: "is cut off: member 'b.jpg' claims bytes",  # within a member
+    BLOCKS: "is cut off: ",  # between two members
+    300: "is not a readable tar: its header is cut off, 300 bytes read",
+    0: "is not a readable tar: empty file, 0 bytes read",
+    None: "is not a readable tar: no header at byte 0; pack it anew",  # no tar
+}
+
+
+def test_tar_that_cannot_be_read(tmp_path: Path) -> None:
     """At every place, and what came before is verified still."""
-    path = write_members(tmp_path / "s.tar", [("a.jpg", PHOTO), ("b.jpg", PHOTO)])
-    path.write_bytes(b"\x07" * 2048 if stop is None else path.read_bytes()[:stop])
-    report = run(tmp_path)
-    assert [(kind, key) for kind, key, _, _ in found(report)] == [("archive", "")]
-    assert found(report)[0][3].startswith(text)
-    assert f"shard 's.tar': {text}" in "\n".join(map(str, report.findings))
+    path = tmp_path / "s.tar"
+    for stop, text in STOPS.items():
+        write_members(path, [("a.jpg", PHOTO), ("b.jpg", PHOTO)])
+        path.write_bytes(b"\x07" * 2048 if stop is None else path.read_bytes()[:stop])
+        report = run(tmp_path)
+        assert [(kind, key) for kind, key, _, _ in found(report)] == [("archive", "")]
+        assert found(report)[0][3].startswith(text)
+        assert f"shard 's.tar': {text}" in "\n".join(map(str, report.findings))
 
 
 @pytest.mark.parametrize(
@@ -277,17 +276,17 @@ def test_files_of_no_sample_are_a_note(tmp_path: Path) -> None:
     assert call(tmp_path).exit_code == 0
 
 
-@pytest.mark.parametrize(("name", "text"), [("a\nb.jpg", "holds a control character"), ("a\udcff.jpg", "is not UTF-8")])
-def test_names_that_are_no_keys(tmp_path: Path, name: str, text: str) -> None:
+def test_names_that_are_no_keys(tmp_path: Path) -> None:
     """The index refuses them; the report says which, and can be printed."""
-    write_members(tmp_path / "s.tar", [(name, PHOTO[:-2]), ("b.jpg", PHOTO)])
-    report = run(tmp_path, quarantine=tmp_path / "q.tsv")
-    assert [kind for kind, *_ in found(report)] == ["name", "photo"]
-    assert text in found(report)[0][3]
-    assert call(tmp_path, "--json").stdout.isascii()
-    shown = call(tmp_path)
-    assert shown.exit_code == 1
-    assert f"key '{printable(name[:2])}" in shown.stdout
+    for name, text in (("a\nb.jpg", "holds a control character"), ("a\udcff.jpg", "is not UTF-8")):
+        write_members(tmp_path / "s.tar", [(name, PHOTO[:-2]), ("b.jpg", PHOTO)])
+        report = run(tmp_path, quarantine=tmp_path / "q.tsv")
+        assert [kind for kind, *_ in found(report)] == ["name", "photo"]
+        assert text in found(report)[0][3]
+        assert call(tmp_path, "--json").stdout.isascii()
+        shown = call(tmp_path)
+        assert shown.exit_code == 1
+        assert f"key '{printable(name[:2])}" in shown.stdout
 
 
 # What is wrong with what was written about the shards
@@ -364,22 +363,15 @@ def test_column_file_with_other_labels(indexed: Path) -> None:
 
 def test_quarantine_is_what_a_loader_takes(tmp_path: Path) -> None:
     """The way from `prep verify` to a run: what cannot be decoded is left out, the rest comes once."""
-    samples = samples_with("image.jpg", photo_bytes(7, 40, 33)[:-2], num=9)
+    samples = samples_with("image.jpg", PHOTO[:-2], num=9)
     write_shards(tmp_path / "set", samples, per_shard=4)
     quarantine = tmp_path / "bad.tsv"
     result = call(tmp_path / "set", "--quarantine", quarantine)
     assert result.exit_code == 1
     assert f"1 bad sample in '{quarantine}': pass select=dali_pipes.Select(exclude='{quarantine}')" in result.stdout
-    with dp.loader(
-        tmp_path / "set",
-        dp.classification_eval(resize=32, crop=32),
-        batch_size=4,
-        device="cpu",
-        select=dp.Select(exclude=quarantine),
-        cache=dp.Cache(directory=tmp_path),
-    ) as loader:
-        assert loader.num_samples == 8
-        assert sum(len(batch[0]["label"]) for batch in loader) == 8
+    options = {"select": dp.Select(exclude=quarantine), "cache": dp.Cache(directory=tmp_path)}
+    with open_loader(tmp_path / "set", **options) as loader:
+        assert sorted(keys_of(loader)) == [sample.key for sample in samples if sample.key != "s00002"]
 
 
 def test_quarantine_is_added_to_and_made_for_no_samples(small_shards: Path, tmp_path: Path) -> None:
@@ -408,16 +400,16 @@ def test_findings_past_the_most_are_counted_and_quarantined(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--mask-values", "1,x"], "expected numbers from 0 to 255 such as '1,2,3' or '0-20,255', got '1,x'"),
-        (["--mask-values", "256"], "expected numbers from 0 to 255"),
-        (["--mask-values", "1,3-1"], "expected numbers from 0 to 255"),
-        (["--mask-values", "0-999999999999"], "expected numbers from 0 to 255"),  # no list of as many is made
-        (["--max-bad", "some"], "expected a number such as '12', or a share"),
-        (["--no-masks", "--mask", "x.png"], "--no-masks and --mask exclude each other"),
+        ("--mask-values 1,x", "expected numbers from 0 to 255 such as '1,2,3' or '0-20,255', got '1,x'"),
+        ("--mask-values 256", "expected numbers from 0 to 255"),
+        ("--mask-values 1,3-1", "expected numbers from 0 to 255"),
+        ("--mask-values 0-999999999999", "expected numbers from 0 to 255"),  # no list of as many is made
+        ("--max-bad some", "expected a number such as '12', or a share"),
+        ("--no-masks --mask x.png", "--no-masks and --mask exclude each other"),
     ],
 )
-def test_misuse_says_what_was_expected(small_shards: Path, arguments: list[str], text: str) -> None:
-    result = call(small_shards, *arguments)
+def test_misuse_says_what_was_expected(small_shards: Path, arguments: str, text: str) -> None:
+    result = call(small_shards, *arguments.split())
     assert result.exit_code == 2
     assert text in result.output
 
@@ -451,16 +443,13 @@ def test_json_and_text_have_the_same_findings(tmp_path: Path) -> None:
     assert lines[0] == "       6  masks with other values"
     assert "shard 's-000000.tar', key 's00000', component 'trimap.png': holds 3, expected 1, 2" in lines[1]
     assert lines[3].strip() == "and 4 more, --json has all"
-    assert lines[-1].startswith("6 problems, 6 bad samples in 2 shards, 6 samples, 12 photos decoded by dali")
+    assert lines[-1].startswith("6 problems, 6 bad samples in 2 shards, 6 samples, 12 photos decoded by pillow")
 
 
 def test_few_bad_samples_are_allowed_when_asked(tmp_path: Path) -> None:
     """By number and by share; a fault of a file is none of a sample."""
-    samples = make_samples([(40, 33)] * 6)
-    samples[1] = Sample("s00001", samples[1].components | {"image.jpg": b""})
-    samples[4] = Sample("s00004", samples[4].components | {"image.jpg": samples[4].components["image.jpg"][:-2]})
+    samples = with_data(make_samples([(40, 33)] * 6), {1: b"", 4: PHOTO[:-2]})
     write_shards(tmp_path, samples, per_shard=3)
-    assert call(tmp_path).exit_code == 1
     assert call(tmp_path, "--max-bad", "1").exit_code == 1
     result = call(tmp_path, "--max-bad", "34%")
     assert result.exit_code == 0
@@ -470,10 +459,6 @@ def test_few_bad_samples_are_allowed_when_asked(tmp_path: Path) -> None:
     assert reasons == {"photo": {"is empty": 1, "is cut off: it has no end-of-image marker": 1}}
     (tmp_path / index_name("s-000000.tar")).write_bytes(b"")
     assert call(tmp_path, "--max-bad", "100%").exit_code == 1
-
-
-def die(*_: object) -> None:
-    os.abort()
 
 
 def test_process_that_dies_is_reported_with_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,6 +480,6 @@ def test_pets_sample_is_as_its_readme_says(pets_dir: Path, tmp_path: Path) -> No
     store, prefix = open_target(str(tmp_path / "out"), endpoint=None)
     pack(pets(pets_dir), store=store, prefix=prefix, max_count=100, on_bad="keep")
     index_shards(resolve_shards(tmp_path / "out", endpoint=None))
-    report = run(tmp_path / "out", mask_values=[1, 2, 3], workers=2, decoder=None)
+    report = run(tmp_path / "out", mask_values=[1, 2, 3], decoder="pillow")
     assert found(report) == []
     assert (report.num_samples, report.num_decoded, set(report.mask_values)) == (292, 584, {1, 2, 3})

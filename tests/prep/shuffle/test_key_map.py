@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
@@ -76,6 +76,7 @@ KEYS = st.text(st.sampled_from("ab1./-+()[]|\\^$ \u00e4"), min_size=1, max_size=
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(KEYS, unique=True, min_size=1, max_size=30), st.data())
 def test_expressions_for_a_cluster_match_their_keys_only(keys: list[str], data: st.DataObject) -> None:
     """As a cluster matches them, one by one; and read back here, where they are keys again."""
