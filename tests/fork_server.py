@@ -1,9 +1,9 @@
 """Python programs that tests start, forked from one process that has torch and DALI imported.
 
 To import both takes 2 to 4 CPU seconds, and some two hundred tests start a program that needs them. `fork_server`
-replaces `subprocess.Popen`: ``python -c PROGRAM`` and ``python -m tests...`` become children of the server, with the
-arguments, environment, directory and files that a fresh interpreter would have. A test of a fresh interpreter (what is
-imported, signals before Python starts) has the mark ``fresh_interpreter``.
+replaces `subprocess.Popen`: ``python -c PROGRAM``, ``python -m tests...`` and ``python -m dali_pipes`` become children
+of the server, with the arguments, environment, directory and files that a fresh interpreter would have. A test of a
+fresh interpreter (what is imported, signals before Python starts) has the mark ``fresh_interpreter``.
 
 The server handles one message at a time in one thread: a program to fork, or the end of one. Each program has a
 connection of its own, on which the server sends its process id and, at the end, its wait status.
@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PRELOADED = ("torch", "nvidia.dali.fn", "nvidia.dali.plugin.pytorch", "nvidia.dali.plugin.base_iterator")
 READ_AT_START = ("PYTHON", "LD_", "MKL_", "OMP_", "OPENBLAS_")
 """Variables that an interpreter or a library reads when it is loaded. A program that has others needs a fresh one."""
+MODULES = ("dali_pipes", "tests")
+"""Packages whose modules the server runs: their programs import torch and DALI, or are run so often that it counts."""
 FRESH_ONLY = ("preexec_fn", "pass_fds", "shell", "executable", "user", "group", "process_group")
 """Options of `subprocess.Popen` that the server does not follow."""
 
@@ -105,7 +107,7 @@ class Server:
         if not isinstance(args, list | tuple) or len(args) < 3 or any(options.get(name) for name in FRESH_ONLY):
             return False
         environment = os.environ if options.get("env") is None else options["env"]
-        is_ours = args[1] == "-c" or (args[1] == "-m" and str(args[2]).startswith("tests."))
+        is_ours = args[1] == "-c" or (args[1] == "-m" and str(args[2]).partition(".")[0] in MODULES)
         return args[0] == sys.executable and is_ours and read_at_start(environment) == read_at_start(self._environment)
 
     def start(self, request: dict[str, Any], files: list[int]) -> socket.socket:

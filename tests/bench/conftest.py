@@ -1,15 +1,18 @@
-from collections.abc import Iterator
+import contextlib
+import pickle
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from bench.cli import bench as bench_command
-from bench.engine.turn_process import fork_server as start_fork_server
-from bench.loaders.protocol import LoaderOptions
+from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.registry import LOADERS, LoaderSpec, available_loaders
-from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -43,7 +46,34 @@ def fork_server() -> None:
 
     Each rank of each turn would then import DALI again.
     """
-    start_fork_server()
+    from bench.engine.turn_process import fork_server as start
+
+    start()
+
+
+@pytest.fixture
+def turns_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns run in this process. What a turn takes and gives still goes through pickle.
+
+    Turns in processes of their own are tested with the engine, and with `bench run` and `bench feed`.
+    """
+
+    def call_here(function: Callable[..., Any], *arguments: Any, name: str, **limits: Any) -> Any:
+        del name, limits
+        function, arguments = pickle.loads(pickle.dumps((function, arguments)))
+        return pickle.loads(pickle.dumps(function(*arguments)))
+
+    for module in ("engine.scenario", "scenarios.feed"):
+        monkeypatch.setattr(f"bench.{module}.call_apart", call_here)
+    # On a busy machine a node's first answer may take longer than a user would wait.
+    monkeypatch.setattr("dali_pipes.store.cluster.endpoint.CONNECT_TIMEOUT_S", 120.0)
+
+
+@pytest.fixture
+def memory_dir() -> Iterator[Path]:
+    """A directory in /dev/shm: ext4 counts blocks of its own among a file's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(scope="session")
@@ -58,16 +88,15 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
 
 
 @pytest.fixture(scope="session")
-def bucket(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
-    """The same shards in a bucket of an embedded node."""
-    with embedded_node.start(tmp_path_factory.mktemp("node")) as node:
-        store = AisStore(node.endpoint, "pets")
-        store.create()
-        for name in shards.names:
-            store.upload(name, Path(shards.store.locate(name)))
-        found = resolve_shards("ais://pets/pets-", endpoint=node.endpoint)
-        index_shards(found)
-        yield found
+def bucket(shards: ShardSet, node: str) -> ShardSet:
+    """The same shards in a bucket of the node."""
+    store = AisStore(node, "pets")
+    store.create()
+    for name in shards.names:
+        store.upload(name, Path(shards.store.locate(name)))
+    found = resolve_shards("ais://pets/pets-", endpoint=node)
+    index_shards(found)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -87,16 +116,35 @@ def invoke(*arguments: object) -> Result:
     return done
 
 
-def loader_cases(*sources: str, each_decoder: bool = True) -> list[Any]:
-    """A parameter `LoaderSpec` for each loader of these sources and its decoders; skipped without its packages."""
+@contextlib.contextmanager
+def with_wrong_label(opened: AbstractContextManager[BenchLoader], key: str) -> Iterator[Any]:
+    """The loader, whose label of this sample is 99."""
+    with opened as loader:
+
+        def epoch() -> Iterator[BenchBatch]:
+            for batch in loader.epoch():
+                batch["label"][[row for row, found in enumerate(batch["key"]) if found == key]] = 99
+                yield batch
+
+        yield SimpleNamespace(num_workers=0, decode="dali", device="cpu", epoch=epoch)
+
+
+def loader_cases(*sources: str, always: Collection[str]) -> list[Any]:
+    """A parameter `LoaderSpec` for each loader of these sources and its decoders; skipped without its packages.
+
+    Loaders that are not among ``always`` are nightly.
+    """
     reasons = available_loaders()
     return [
         pytest.param(
             LoaderSpec(name=name, decode=decode),
             id=name if decode is None else f"{name}:{decode}",
-            marks=[] if reasons[name] is None else [pytest.mark.skip(reason=str(reasons[name]))],
+            marks=[
+                *([] if name in always else [pytest.mark.nightly]),
+                *([] if reasons[name] is None else [pytest.mark.skip(reason=str(reasons[name]))]),
+            ],
         )
         for name, entry in LOADERS.items()
         if set(sources) & set(entry.source)
-        for decode in (entry.decodes or (None,))[: None if each_decoder else 1]
+        for decode in entry.decodes or (None,)
     ]

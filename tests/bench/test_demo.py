@@ -1,8 +1,7 @@
 """The demo on few photos: what it leaves, and that a second run makes the same."""
 
 import json
-import os
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,18 +11,13 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from bench.demo import demo
+from dali_pipes.cli import main
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
 from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
 
 pytest.importorskip("skimage")
-
-QUICK_DEMO = """
-import bench.demo
-bench.demo.REPEATS = bench.demo.EPOCHS = 1
-bench.demo.demo()
-"""
 
 
 def run_demo(out: Path, *arguments: str) -> Result:
@@ -33,21 +27,17 @@ def run_demo(out: Path, *arguments: str) -> Result:
     return done
 
 
-@pytest.fixture(autouse=True)
-def _one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.demo.REPEATS", 1)
-    monkeypatch.setattr("bench.demo.EPOCHS", 1)
-
-
-def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> None:
-    """A second run makes the same shards again."""
-    out = tmp_path / "demo-out"
+def test_demo_leaves_sheet_report_and_shards_and_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second run makes the same shards again. The commands at the end run as printed, whatever the folder's name."""
+    for name in ("REPEATS", "EPOCHS"):
+        monkeypatch.setattr(f"bench.demo.{name}", 1)
+    out = tmp_path / "first try" / "demo-out"
     first = run_demo(out)
     assert "dali and webloader gave the same 32 samples" in first.stdout
-    assert [line.split()[0] for line in first.stdout.splitlines() if line.startswith(("dali  ", "webloader "))] == [
-        "dali",
-        "webloader",
-    ]
+    rows = [line.split()[0] for line in first.stdout.splitlines() if line.startswith(("dali  ", "webloader "))]
+    assert rows == ["dali", "webloader"]
 
     report = json.loads((out / "report.json").read_text())
     assert [record["loader"] for record in report["records"]] == ["dali", "webloader"]
@@ -60,47 +50,28 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(tmp_path: Path) -> N
     assert list(sizes.values()) == manifest.shard_bytes.tolist()
     assert manifest.classes[1] == "astronaut"
 
+    info, bench = (shlex.split(line) for line in first.stdout.partition("Next:\n")[2].splitlines())
+    assert info[:3] == bench[:3] == [sys.executable, "-m", "dali_pipes"]
+    assert bench[3:] == ["bench", "run", "--shards", str(out / "shards")]
+    capfd.readouterr()
+    assert main(info[3:]) == 0
+    assert "32 samples" in capfd.readouterr().out
+
+    monkeypatch.setattr("bench.demo._compare_and_time", lambda *_, **__: dict(report))
     again = json.loads(run_demo(out, "--json").stdout)
     assert again["demo"]["manifest_digest"] == report["demo"]["manifest_digest"]
+    assert (out / "shards" / manifest.names[0]).stat().st_size == sizes[manifest.names[0]]
 
 
-@pytest.mark.nightly
-def test_demo_ends_with_commands_that_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a shell without this environment, and in a folder with a space in its name."""
-    folder = tmp_path / "first try"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    environment = os.environ | {"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2]), "AIS_ENDPOINT": ""}
-    command = [sys.executable, "-c", QUICK_DEMO, "--samples", "32", "--out", "out of it"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    commands = [line.strip() for line in shown.partition("Next:\n")[2].splitlines()]
-    info, bench = commands
-    assert "prep info 'out of it/shards'" in info
-    done = subprocess.run(
-        ["/bin/sh", "-ec", f"{info}\n{bench} --repeats 1 --epochs 1 --loaders dali"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "32 samples" in done.stdout
-    assert "Median" in done.stdout
-
-
-def test_demo_negative_seed_is_refused(tmp_path: Path) -> None:
-    """Before anything is made."""
-    done = CliRunner().invoke(demo, ["--out", str(tmp_path / "out"), "--seed", "-1"])
-    assert (done.exit_code, (tmp_path / "out").exists()) == (2, False)
-    assert "'--seed': -1 is not in the range" in done.stderr
-
-
-def test_demo_out_that_takes_no_file_is_named(tmp_path: Path) -> None:
-    """A directory that cannot be made, and one that is there and read-only, also for root."""
+def test_demo_of_bad_options_is_refused_first(tmp_path: Path) -> None:
+    """A directory that cannot be made, one that is there and read-only, also for root; and a negative seed."""
     (tmp_path / "file").touch()
     for out in (tmp_path / "file" / "out", Path("/proc/self")):
         with pytest.raises(PipesError, match=f"cannot write into --out '{out}': .*; name another directory"):
             CliRunner().invoke(demo, ["--out", str(out)], catch_exceptions=False)
+    done = CliRunner().invoke(demo, ["--out", str(tmp_path / "out"), "--seed", "-1"])
+    assert (done.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert "'--seed': -1 is not in the range" in done.stderr
 
 
 def test_denormalised_gives_the_pixels_back() -> None:
@@ -111,22 +82,13 @@ def test_denormalised_gives_the_pixels_back() -> None:
     assert np.array_equal(denormalised(image, mean=mean, std=std), pixels)
 
 
-@pytest.mark.parametrize(
-    ("count", "columns", "rows"),
-    [
-        (1, 1, 1),
-        (4, 4, 1),
-        (5, 4, 2),  # a row that is not full
-        (24, 4, 6),
-    ],
-)
-def test_contact_sheet_grows_by_whole_rows(count: int, columns: int, rows: int) -> None:
+def test_contact_sheet_grows_by_whole_rows() -> None:
     """Four cells a row; a label that is too long is cut, not drawn over its neighbour."""
     cell = Cell(
         photo=np.zeros((350, 350, 3), np.uint8), mask=np.ones((350, 350), np.uint8), label="a" * 200, note="class 1"
     )
-    sheet = contact_sheet([cell] * count, title="Title", subtitle="subtitle")
-    one = contact_sheet([cell], title="Title", subtitle="subtitle")
-    assert (sheet.width - 80 + 24) == columns * (one.width - 80 + 24)
-    assert (sheet.height - one.height) % max(rows - 1, 1) == 0
-    assert (sheet.height > one.height) == (rows > 1)
+    one, four, five, nine = (contact_sheet([cell] * num, title="Title", subtitle="s") for num in (1, 4, 5, 9))
+    for sheet in (four, five, nine):
+        assert (sheet.width - 80 + 24) == 4 * (one.width - 80 + 24)
+    assert one.height == four.height < five.height
+    assert nine.height - five.height == five.height - four.height

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,6 @@ def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
 
 
 def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
-    """Otherwise their speeds could not be compared."""
     from nvidia.dali import fn
 
     from bench.gpu.cases import _whole_then_window, _window_only, pipeline_of
@@ -129,10 +128,8 @@ def test_reencode_gives_the_size_and_the_share_of_progressive(workload: Workload
     assert all(max(height, width) == 100 for _, height, width in headers)
     assert [is_progressive for is_progressive, _, _ in headers] == [False, True] * 5
     assert made.facts["progressive_share"] == 0.5
-    assert (
-        reencode(workload.stored, side=None, progressive_share=0.0).facts["pixels_mean"]
-        == workload.stored.facts["pixels_mean"]
-    )
+    as_large = reencode(workload.stored, side=None, progressive_share=0.0)
+    assert as_large.facts["pixels_mean"] == workload.stored.facts["pixels_mean"]
     assert reencode(workload.stored, side=None, progressive_share=None) is workload.stored
 
 
@@ -151,7 +148,6 @@ def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
 
 
 def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
-    """Pixels at different places are not compared."""
     with pytest.raises(GpuOutputError, match=r"photo 0: .* gives \[375, 500, 3\], .* gives \[187, 250, 3\]"):
         differences(workload.stored.photos, WAYS["default"][0], WAYS["default, window"][0])
 
@@ -222,44 +218,27 @@ def test_points_before_a_loader_do_not_take_dali_s_pool_from_it(workload: Worklo
     assert call_apart(pool_before_points, planned("rn50", workload), name="rn50") == "64k"
 
 
-def test_a_point_warms_up_before_it_is_timed(workload: Workload) -> None:
+def test_a_point_warms_up_before_it_is_timed(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clocks of an idle GPU need time, so batches are drawn until it is over, and are in no figure."""
-    drawn: list[float] = []
+    now, drawn = 0.0, []
 
     def step() -> int:
-        time.sleep(0.01)
-        drawn.append(time.perf_counter())
+        nonlocal now
+        now += 1.0
+        drawn.append(now)
         return 1
 
     @contextlib.contextmanager
     def opened(*_: object) -> Iterator[Running]:
         yield Running(step)
 
+    monkeypatch.setattr("bench.gpu.scenario.time", SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now))
     point = GpuPoint(case=Case(scenario="decode", variant="slow", open=opened), setting=ON_CPU, label="base")
-    scenario = planned("decode", workload, warm_up_s=0.2)
+    scenario = planned("decode", workload, warm_up_s=20.0)
     with ExitStack() as stack:
-        started = time.perf_counter()
         row = scenario.measure(scenario.prepare(RunFolder(), stack), point, number=1)
     assert row["num_samples"] == 1
-    assert drawn[-2] - started >= 0.2
-
-
-def test_a_loader_beside_a_step_says_how_much_of_the_time_is_the_step_s(workload: Workload) -> None:
-    """The emulated step takes its time for each sample, whatever the loader does."""
-    (record,) = run("step", workload)["records"]
-    figures = record["repeats"][0]["figures"]
-    assert figures["step_share"] == pytest.approx(figures["samples_per_s"] / STEP_SAMPLES_PER_S)
-    assert 0 < figures["step_share"] <= 1
-
-
-def test_parity_without_a_gpu_shows_that_the_comparison_works(workload: Workload) -> None:
-    """The CPU's two transforms differ; a graph does not differ from itself."""
-    report = run("parity", workload)
-    found = {record["loader"]: record["repeats"][0]["figures"] for record in report["records"]}
-    assert found["cpu, fast idct"]["max_difference"] > 0
-    equal = {"equal_share": 1.0, "mean_difference": 0.0, "max_difference": 0.0}
-    assert found["graph classification"] == found["graph segmentation"] == equal
-    assert "nothing here says anything about a GPU" in report_text(report)
+    assert drawn[-2] >= 20.0
 
 
 @pytest.mark.parametrize("output", ["image", "mask"])
@@ -299,29 +278,38 @@ def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, mo
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:
-    """The command for a machine with a GPU also runs on the CPU."""
+    """The command for a machine with a GPU also runs on the CPU. What is done is not done again."""
     done = bench_gpu("--all", "-o", str(tmp_path / "out"), "--shards", str(tmp_path.parent / "none"), "--device", "cpu")
     assert done.exit_code != 0, "shards that are not there are no reason to draw others"
-    url = shards.store.locate("")
-    arguments = ("--all", "-o", str(tmp_path / "out"), "--shards", url, *QUICK, "--no-sweep", "--repeats", "1")
+    url, out = shards.store.locate(""), tmp_path / "out"
+    arguments = ("--all", "-o", str(out), "--shards", url, *QUICK, "--no-sweep", "--repeats", "1")
     done = bench_gpu(*arguments)
     assert done.exit_code == 0, done.output
     assert f"all done: {len(SCENARIOS)} records and report.md" in done.output
-    written = {path.name: path for path in (tmp_path / "out").iterdir()}
-    records = [json.loads(path.read_text()) for name, path in written.items() if name.endswith(".json")]
+    records = [json.loads(path.read_text()) for path in out.glob("*.json")]
     assert {record["scenario"] for record in records} == set(SCENARIOS)
     timed = [record for report in records if report["scenario"] not in CHECKS for record in report["records"]]
     assert all(record["repeats"][0]["figures"]["samples_per_s"] > 0 for record in timed)
+    figures = {
+        report["scenario"]: {record["loader"]: record["repeats"][0]["figures"] for record in report["records"]}
+        for report in records
+    }
+    for found in figures["step"].values():  # the emulated step takes its time, whatever the loader does
+        assert found["step_share"] == pytest.approx(found["samples_per_s"] / STEP_SAMPLES_PER_S)
+    # The CPU's two transforms differ; a graph does not differ from itself.
+    assert figures["parity"]["cpu, fast idct"]["max_difference"] > 0
+    equal = {"equal_share": 1.0, "mean_difference": 0.0, "max_difference": 0.0}
+    assert figures["parity"]["graph classification"] == figures["parity"]["graph segmentation"] == equal
     assert not any(report["failed"] for report in records)
     assert all(report["gpu"] is None and report["options"]["device"] == "cpu" for report in records)
-    text = written["report.md"].read_text()
+    text = (out / "report.md").read_text()
     assert "Decoded on the CPU: nothing here says anything about a GPU." in text
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     assert titles == [*SCENARIOS, "What the figures are"]
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")}
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.json")}
     again = bench_gpu(*arguments)
     assert again.exit_code == 0, again.output
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")} == before
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.json")} == before
 
 
 def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,21 +338,17 @@ def test_one_scenario_prints_a_table_and_writes_its_record(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--all"], "--all needs -o DIR"),
         (["--all", "-o", "x", "--scenarios", "decode"], "--all needs -o DIR, and does not go with --scenarios"),
         (["-o", "x", "--json", "x.json"], "--json takes the record of one scenario"),
         (["--scenarios", "decode,sharpen"], "--scenarios must be of path, parity, .*, got sharpen"),
-        (["--scenarios", "decode,roi", "--json", "x.json"], "--json takes the record of one scenario"),
         (["--sweep", "crop=3"], "expected one of hw_decoder_load, num_threads, .*, got 'crop=3'"),
         (["--sweep", "num_threads=two"], "'two' is not a valid integer"),
         (["--sweep", "batch_size=0"], "0 is not in the range x>=1"),
         (["--sweep", "hw_decoder_load=0,2"], "2.0 is not in the range 0<=x<=1"),
-        (["--hw-decoder-load", "1.5"], "1.5 is not in the range"),
         (["--seconds", "60"], "60.0 is not in the range"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], text: str, tmp_path: Path) -> None:
-    """The error comes before anything is read or drawn."""
     done = bench_gpu(*arguments)
     assert done.exit_code != 0
     assert re.search(text, done.output + str(done.exception)), done.output
@@ -412,7 +396,7 @@ def test_report_of_a_gpu_shows_its_use(workload: Workload, monkeypatch: pytest.M
         return found
 
     with sampling(sample) as means:
-        assert asked.wait(10)
+        assert asked.wait(240)
     assert means == {"gpu_share": pytest.approx(0.2), "jpeg_share": 0.04}
     scenario = planned("decode", workload, device="gpu", sweeps={})
     rounds: Rounds[GpuPoint, dict[str, Any]] = Rounds(points("decode"), wanted=1)

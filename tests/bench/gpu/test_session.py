@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.gpu.scenario import GpuScenario, is_done, run_kept, take_scenario
@@ -17,11 +17,7 @@ from bench.gpu.workload import Workload
 from bench.reports.record import read_record, write_record
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.store.shard_set import ShardSet
-
-
-def planned(name: str, workload: Workload, **change: Any) -> GpuScenario:
-    options = {"num_threads": 1, "batch_size": 4, "seconds": 0.001, "warm_up_s": 0.0, "repeats": 2}
-    return GpuScenario(name=name, workload=workload, device="cpu", **{**options, **change})
+from tests.programs import wait_until
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,15 +30,14 @@ class Dying(GpuScenario):
         return super().measure(made, subject, number)
 
 
-@pytest.fixture
-def dying(workload: Workload) -> GpuScenario:
-    options = {name: getattr(planned("roi", workload), name) for name in ("seconds", "warm_up_s", "repeats")}
-    return Dying(name="roi", workload=workload, device="cpu", num_threads=1, batch_size=4, **options)
+def planned(name: str, workload: Workload, *, of: type[GpuScenario] = GpuScenario, **change: Any) -> GpuScenario:
+    options = {"num_threads": 1, "batch_size": 4, "seconds": 0.001, "warm_up_s": 0.0, "repeats": 2}
+    return of(name=name, workload=workload, device="cpu", **{**options, **change})
 
 
-def test_a_point_that_ends_its_process_has_failed(dying: GpuScenario, tmp_path: Path) -> None:
+def test_a_point_that_ends_its_process_has_failed(workload: Workload, tmp_path: Path) -> None:
     """Another process goes on with the record, and takes the turns of the other points; nobody watches."""
-    report = take_scenario(dying, tmp_path / "record.json")
+    report = take_scenario(planned("roi", workload, of=Dying), tmp_path / "record.json")
     assert is_done(report)
     assert report["errors"]["window only, base"].startswith("the process ended in this turn: scenario 'roi' ended with")
     assert [(record["loader"], len(record["repeats"])) for record in report["records"]] == [("whole, then window", 2)]
@@ -50,15 +45,14 @@ def test_a_point_that_ends_its_process_has_failed(dying: GpuScenario, tmp_path: 
 
 
 def test_a_scenario_that_cannot_begin_is_an_error(shards: ShardSet, tmp_path: Path) -> None:
-    """It would fail again in the same way."""
     without = Workload(shards, photo="none.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
     with pytest.raises(DataError, match=r"holds no JPEG named 'none.jpg'"):
         take_scenario(planned("decode", without), tmp_path / "record.json")
     assert not (tmp_path / "record.json").exists()
 
 
-def test_the_deadline_holds_in_every_scenario(workload: Workload, tmp_path: Path) -> None:
-    """What is late is named, and taken when the record is gone on with; a scenario without a turn has no record."""
+def test_what_is_late_or_was_lost_is_taken_later_and_nothing_else(workload: Workload, tmp_path: Path) -> None:
+    """Turns, results of checks and errors are taken over as they are; a scenario without a turn has no record."""
     with pytest.raises(PipesError, match="'path': the time was over before its first turn; pass more --minutes"):
         take_scenario(planned("path", workload, deadline=time.monotonic() - 1), tmp_path / "path.json")
     for name in ("parity", "roi"):
@@ -67,29 +61,10 @@ def test_the_deadline_holds_in_every_scenario(workload: Workload, tmp_path: Path
         late = read_record(path)
         assert late["left_out"]
         assert not is_done(late)
-        report = take_scenario(planned(name, workload), path)
-        assert is_done(report)
-        assert report["left_out"] == []
-
-
-@pytest.mark.nightly
-def test_a_turn_that_hangs_is_ended_after_the_deadline(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process is killed, and the record names the turn."""
-    monkeypatch.setattr("bench.gpu.scenario.GRACE_S", 1.0)
-    started = planned("decode", workload, seconds=600, deadline=time.monotonic() + 15)
-    report = take_scenario(started, tmp_path / "record.json")
-    assert report["at"] == "decode, base"
-    assert not is_done(report)
-
-
-def test_what_is_done_is_not_done_again(workload: Workload, tmp_path: Path) -> None:
-    """Turns, results of checks and errors are taken over as they are."""
-    for name in ("roi", "parity"):
-        path = tmp_path / f"{name}.json"
         run_kept(planned(name, workload), path)
         report = read_record(path)
+        assert is_done(report)
+        assert report["left_out"] == []
         del report["records"][1]["repeats"][1 if name == "roi" else 0 :]
         write_record(report, path)
         run_kept(planned(name, workload), path)
@@ -99,28 +74,35 @@ def test_what_is_done_is_not_done_again(workload: Workload, tmp_path: Path) -> N
         assert len(again["records"][1]["repeats"]) == (2 if name == "roi" else 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"options": {"batch_size": 8}}, "made with other options or on another machine .other batch_size"),
-        ({"environment": {"commit": "another"}}, "other commit"),
-        ({"environment": {"gpus": ["NVIDIA H100"]}}, "other gpus"),
-    ],
-)
-def test_a_record_of_other_options_or_of_another_machine_is_refused(
-    workload: Workload, tmp_path: Path, change: dict[str, dict[str, Any]], text: str
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_a_turn_that_hangs_is_ended_after_the_deadline(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its process is killed, and the record names the turn."""
+    monkeypatch.setattr("bench.gpu.scenario.GRACE_S", 1.0)
+    # A minute until the turn begins, even on a busy machine.
+    started = planned("decode", workload, seconds=6000, deadline=time.monotonic() + 60)
+    report = take_scenario(started, tmp_path / "record.json")
+    assert report["at"] == "decode, base"
+    assert not is_done(report)
+
+
+def test_a_record_of_other_options_or_of_another_machine_is_refused(workload: Workload, tmp_path: Path) -> None:
     """Its figures must not stand beside new ones, nor for them: this record is whole."""
     path = tmp_path / "record.json"
     run_kept(planned("decode", workload, repeats=1), path)
-    report = read_record(path)
-    assert is_done(report)
-    assert take_scenario(planned("decode", workload, repeats=1), path) == report
-    for name, fields in change.items():
-        report[name] |= fields
-    write_record(report, path)
-    with pytest.raises(DataError, match=text):
-        take_scenario(planned("decode", workload, repeats=1), path)
+    whole = read_record(path)
+    assert is_done(whole)
+    assert take_scenario(planned("decode", workload, repeats=1), path) == whole
+    for name, fields, text in (
+        ("options", {"batch_size": 8}, "made with other options or on another machine .other batch_size"),
+        ("environment", {"commit": "another"}, "other commit"),
+        ("environment", {"gpus": ["NVIDIA H100"]}, "other gpus"),
+    ):
+        write_record({**whole, name: whole[name] | fields}, path)
+        with pytest.raises(DataError, match=text):
+            take_scenario(planned("decode", workload, repeats=1), path)
 
 
 COMMAND = (
@@ -129,46 +111,29 @@ COMMAND = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `bench gpu` as a program."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "dali_pipes", *COMMAND, "-o", str(tmp_path), *arguments]
-        started.append(subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 def turns_in(path: Path) -> int:
     return sum(len(record["repeats"]) for record in read_record(path)["records"]) if path.exists() else 0
 
 
 @pytest.mark.nightly
-def test_a_command_that_is_killed_in_mid_scenario_goes_on(
-    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+@pytest.mark.timeout(1200)
+def test_a_command_that_is_killed_in_mid_scenario_goes_on(tmp_path: Path) -> None:
     """``kill -9`` loses the turn that was being taken. The record is whole at any time."""
     path = tmp_path / "gpu-roi.json"
-    process = command()
-    while turns_in(path) < 5:  # each look reads a whole record
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    time.sleep(1.0)  # its scenario's process ends with it
+    words = [sys.executable, "-m", "dali_pipes", *COMMAND, "-o", str(tmp_path)]
+    with subprocess.Popen(words) as process:
+        wait_until(lambda: turns_in(path) >= 5 or process.poll() is not None)  # each look reads a whole record
+        assert process.poll() is None
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    psutil.wait_procs(below, timeout=240)  # its scenario's process ends with it
     killed = read_record(path)
     first = [record["repeats"] for record in killed["records"]]
     assert killed["at"] is not None
-    output = (resumed := command()).communicate(timeout=240)[0]
-    assert resumed.returncode == 0, output
+    resumed = subprocess.run(words, text=True, capture_output=True)
+    assert resumed.returncode == 0, resumed.stderr
     report = read_record(path)
-    assert is_done(report), output
+    assert is_done(report)
     assert [record["repeats"][: len(turns)] for record, turns in zip(report["records"], first, strict=True)] == first
     assert [len(record["repeats"]) for record in report["records"]] == [4, 4]
-    assert "all done: 1 records and report.md" in output
+    assert "all done: 1 records and report.md" in resumed.stdout + resumed.stderr

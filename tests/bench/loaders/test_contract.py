@@ -1,15 +1,7 @@
 """The contract of every loader that can be timed."""
 
-import multiprocessing
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,24 +13,13 @@ from bench.loaders.registry import LOADERS, LoaderSpec, available_loaders, open_
 from bench.loaders.workers import fitting_batch_size
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
+from tests.programs import start_python, wait_until
+
+ALWAYS = ("dali", "memory", "webloader", "dali-external")
+"""Loaders of every run of the tests; the contract of the others is nightly."""
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What one opening of a loader gave: each is opened once for all tests of its contract, which takes seconds."""
-
-    spec: LoaderSpec
-    num_workers: int
-    sizes: list[int]
-    """Of the batches of two epochs."""
-    epochs: list[list[str]]
-    """Keys of two epochs, each compared with the reference."""
-    after_left: list[str]
-    """Keys of the epoch that was asked for while another was unfinished."""
-    workers_inside: int
-    """In the middle of an epoch that was still held when the loader was closed."""
-    workers_after: int
+SHUFFLING = ("dali-external", "spdl", "aistore", "litdata", "mosaic")
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +32,32 @@ def _cases() -> Iterator[Any]:
     """Each loader with each of its decoders on local shards, and on a bucket with one."""
     reasons = available_loaders()
     for name, entry in LOADERS.items():
-        marks = [] if reasons[name] is None else [pytest.mark.skip(reason=str(reasons[name]))]
+        marks = [] if name in ALWAYS else [pytest.mark.nightly]
+        marks += [] if reasons[name] is None else [pytest.mark.skip(reason=str(reasons[name]))]
         specs = [LoaderSpec(name=name, decode=decode) for decode in entry.decodes or (None,)]
         if {"local", "converted"} & set(entry.source):
             for spec in specs:
-                yield pytest.param((spec, "local"), id=f"{spec}-local", marks=marks)
+                yield pytest.param(spec, "local", id=f"{spec}-local", marks=marks)
         if "ais" in entry.source:
-            yield pytest.param((specs[0], "bucket"), id=f"{specs[0]}-bucket", marks=marks)
+            yield pytest.param(specs[0], "bucket", id=f"{specs[0]}-bucket", marks=marks)
 
 
-@pytest.fixture(scope="module", params=_cases())
-def opened(
-    request: pytest.FixtureRequest,
+@pytest.mark.parametrize(("spec", "place"), list(_cases()))
+def test_loader_keeps_the_contract(
+    spec: LoaderSpec,
+    place: str,
     shards: ShardSet,
     bucket: ShardSet,
     options: LoaderOptions,
     references: dict[str, Reference],
-) -> Opened:
-    spec, place = request.param
+    keys: set[str],
+) -> None:
+    """Each key once an epoch; labels and masks equal, photos within the tolerance, at sizes around the crop.
+
+    Batches have at most the batch size, also where workers, or shards, make them. An epoch that was left after one
+    batch, its iterator still held, is no part of the next. What a loader started has ended when its context has, even
+    if somebody still holds an unfinished epoch.
+    """
     before = set(_workers())
     sizes: list[int] = []
     epochs: list[list[str]] = []
@@ -94,69 +83,20 @@ def opened(
         after_left = [key for batch in loader.epoch() for key in batch["key"]]
         held = loader.epoch()
         next(held)
-        inside = len(set(_workers()) - before)
-        num_workers = loader.num_workers
-    found = Opened(spec, num_workers, sizes, epochs, after_left, inside, len(set(_workers()) - before))
+        # The tutorial's shuffle buffer has drawn this small epoch to its end, and with it its workers'.
+        if spec.name != "webloader-tutorial":
+            assert len(set(_workers()) - before) == loader.num_workers
+    assert set(_workers()) <= before
     del left, held
-    return found
-
-
-def test_loader_two_epochs_equal_the_reference(opened: Opened, keys: set[str]) -> None:
-    """Each key exactly once an epoch; labels and masks equal, photos within the tolerance, at sizes around the crop."""
-    assert [len(epoch) for epoch in opened.epochs] == [22, 22]
-    if LOADERS[opened.spec.name].gives:
-        assert [sorted(epoch) for epoch in opened.epochs] == [sorted(keys)] * 2
-
-
-def test_loader_batches_are_at_most_batch_size(opened: Opened, options: LoaderOptions) -> None:
-    """Also where workers, or shards, make them."""
-    assert 0 < min(opened.sizes) <= max(opened.sizes) == options.batch_size
-
-
-def test_loader_left_early_starts_again(opened: Opened) -> None:
-    """An epoch that was left after one batch, its iterator still held, is no part of the next."""
-    assert sorted(opened.after_left) == sorted(opened.epochs[0])
-
-
-def test_loader_closed_in_mid_epoch_leaves_no_worker(opened: Opened) -> None:
-    """What a loader started has ended when its context has, even if somebody still holds an unfinished epoch."""
-    # The tutorial's shuffle buffer has drawn this small epoch to its end, and with it its workers'.
-    if opened.spec.name != "webloader-tutorial":
-        assert opened.workers_inside == opened.num_workers
-    assert opened.workers_after == 0
-
-
-def test_dali_external_in_a_rank_forks_its_worker(shards: ShardSet, options: LoaderOptions) -> None:
-    """Not spawned: nothing is imported on the clock. Epochs equal the reference, the worker ends with the loader."""
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    rank = context.Process(target=_rank_with_dali_external, args=(shards.store.url, options, theirs))
-    rank.start()
-    theirs.close()
-    try:
-        assert ours.poll(60)
-        assert ours.recv() == ([22, 22], ["forked"], [])
-    finally:
-        rank.kill()
-        rank.join()
-
-
-def _rank_with_dali_external(url: str, options: LoaderOptions, pipe: Connection) -> None:
-    shards = resolve_shards(url, endpoint=None)
-    with Reference.open(shards, options=options) as reference:
-        with open_loader("dali-external", shards, options=options) as loader:
-            tolerance = tolerance_of(decode=loader.decode, device=loader.device)
-            compared = [
-                compare_epoch(loader.epoch(), reference, loader="dali-external", tolerance=tolerance) for _ in range(2)
-            ]
-            held = loader.epoch()
-            next(held)
-            inside = ["forked" if _is_forked(worker) else str(_command(worker)) for worker in _workers()]
-        pipe.send(([found.num_samples for found in compared], inside, _workers()))
+    assert [len(epoch) for epoch in epochs] == [22, 22]
+    if LOADERS[spec.name].gives:
+        assert [sorted(epoch) for epoch in epochs] == [sorted(keys)] * 2
+    assert 0 < min(sizes) <= max(sizes) == options.batch_size
+    assert sorted(after_left) == sorted(epochs[0])
 
 
 MAIN = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, signal, sys
 import psutil
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import open_loader
@@ -168,7 +108,7 @@ def run():
         epoch = loader.epoch()
         next(epoch)
         print(os.getpid(), *[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
-        time.sleep(600)
+        signal.pause()
 
 if sys.argv[3] == "rank":
     rank = multiprocessing.get_context("fork").Process(target=run)
@@ -183,42 +123,42 @@ else:
     ("name", "place", "num_processes"),
     [
         ("webloader", "main", 3),  # the server and two workers
-        ("dali-external", "main", 2),  # DALI's worker, and what tracks its shared memory
-        ("dali-external", "rank", 1),  # the worker alone, forked
+        # DALI's worker, and what tracks its shared memory
+        pytest.param("dali-external", "main", 2, marks=pytest.mark.nightly),
+        ("dali-external", "rank", 1),  # the worker alone, forked: nothing is imported on the clock
     ],
 )
 def test_workers_end_with_a_killed_main_process(name: str, place: str, num_processes: int, shards: ShardSet) -> None:
     """Issue 3: SIGKILL runs no cleaning up, and the workers' parent is the fork server, which waited for them."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    arguments = [sys.executable, "-c", MAIN, name, shards.store.url, place]
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as main:
+    with start_python(MAIN, name, shards.store.url, place) as main:
         assert main.stdout is not None
         try:
             killed, *below = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
+            assert place == "main" or [_command(one) for one in below] == [_command(killed)]
             killed.send_signal(signal.SIGKILL)
         finally:
             main.kill()
         assert len(below) >= num_processes
-        deadline = time.monotonic() + 60  # on a busy machine
-        while (alive := [process for process in below if _is_running(process)]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for process in alive:
-            process.kill()
-        assert alive == []
+        wait_until(lambda: not any(map(_is_running, below)), "a worker is left")
 
 
 def test_webloader_more_workers_than_shards(shards: ShardSet, options: LoaderOptions, keys: set[str]) -> None:
     """A worker without a shard would have nothing to do: none is started, and no sample comes twice."""
     one = ShardSet(store=shards.store, names=shards.names[:1])
-    for name in ("webloader", "webloader-tutorial"):
-        with open_loader(name, one, options=options) as loader:
-            assert loader.num_workers == 1
-            seen = [key for batch in loader.epoch() for key in batch["key"]]
-        assert len(seen) == len(set(seen)) == 8
-        assert set(seen) < keys
+    with open_loader("webloader", one, options=options) as loader:
+        assert loader.num_workers == 1
+        seen = [key for batch in loader.epoch() for key in batch["key"]]
+    assert len(seen) == len(set(seen)) == 8
+    assert set(seen) < keys
 
 
-@pytest.mark.parametrize("name", ["webloader", "dali-external", "spdl", "aistore"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "webloader",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dali-external", "spdl", "aistore", "litdata")),
+    ],
+)
 def test_peer_has_another_order_of_shards_each_epoch(name: str, bucket: ShardSet) -> None:
     """Shards are shuffled anew, and the same in each run; keys keep their directory."""
     if (reason := available_loaders(bucket)[name]) is not None:
@@ -252,17 +192,15 @@ def test_fitting_batch_size_halves_until_it_fits(
     assert fitting_batch_size(options, num_shards=8) == expected
 
 
-@pytest.mark.parametrize("name", ["webloader", "webloader-tutorial"])
-def test_loader_without_shared_memory_says_what_to_do(
-    name: str, shards: ShardSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loader_without_shared_memory_says_what_to_do(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that finds shared memory full would be killed by SIGBUS, with no word about why."""
     monkeypatch.setattr("bench.loaders.workers._free_shared_memory", lambda: 64 << 20)
-    with (
-        pytest.raises(PipesError, match=r"has 64 MiB free; lower --batch-size, .* --shm-size=2g"),
-        open_loader(name, shards, options=LoaderOptions(num_threads=2, device="cpu")),
-    ):
-        pass
+    for name in ("webloader", "webloader-tutorial"):
+        with (
+            pytest.raises(PipesError, match=r"has 64 MiB free; lower --batch-size, .* --shm-size=2g"),
+            open_loader(name, shards, options=LoaderOptions(num_threads=2, device="cpu")),
+        ):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -275,7 +213,6 @@ def test_loader_without_shared_memory_says_what_to_do(
     ],
 )
 def test_loader_spec_unknown_name_is_refused(text: str, message: str) -> None:
-    """A name that is not there is answered with those that are."""
     with pytest.raises(ValueError, match=message):
         LoaderSpec.parse(text)
 

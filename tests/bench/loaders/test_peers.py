@@ -1,22 +1,30 @@
-"""Peers, one by one: what each needs of the shards, and what it says when that is not there."""
+"""Peers, one by one: what each needs of the shards, what it leaves behind, what it says when something is missing."""
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import UnidentifiedImageError
 
 from bench.loaders.peers import dali_readers
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import open_loader
-from bench.loaders.s3 import by_address, client_environment, s3_place
-from dali_pipes.errors import StoreError
+from bench.loaders.registry import LOADERS, LoaderEntry, available_loaders, open_loader, prepare_loader
+from bench.loaders.s3 import client_environment, s3_place
+from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
-from tests.shards import Sample, write_tar
+from dali_pipes.store.urls import open_store, resolve_shards
+from prep.index import index_shards
+from tests.servers.clouds import cloud_bucket
+from tests.shards import Sample, make_samples, write_tar
 
 SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
 
@@ -24,9 +32,6 @@ SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
 def shards_of(directory: Path, *made: Sample) -> ShardSet:
     write_tar(directory / "odd-000000.tar", made)
     return resolve_shards(directory, endpoint=None)
-
-
-# webloader
 
 
 def test_webloader_fetches_a_shard_once(
@@ -46,13 +51,7 @@ def test_webloader_fetches_a_shard_once(
     assert [sorted(epoch) for epoch in seen] == [sorted(keys)] * 2
     assert list(tmp_path.glob("dali-pipes-*")) == []
     del held
-
-
-def test_webloader_of_one_epoch_keeps_nothing(
-    bucket: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A shard is decoded while it comes: a cold turn's first batch does not wait for a file."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # Of one epoch nothing is kept: a cold turn's first batch does not wait for a file.
     with open_loader("webloader", bucket, options=replace(options, keeps_shards=False)) as loader:
         assert sum(len(batch["key"]) for batch in loader.epoch()) == 22
         assert list(tmp_path.glob("dali-pipes-*")) == []
@@ -81,9 +80,6 @@ def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
     return ShardSet(store=store, names=tuple(names))
 
 
-# dali-external
-
-
 @pytest.mark.parametrize(
     ("components", "message"),
     [
@@ -101,9 +97,6 @@ def test_dali_external_bad_sample_reaches_the_caller_by_name(
         open_loader("dali-external", shards, options=options) as loader,
     ):
         next(loader.epoch())
-
-
-# dali-s3
 
 
 def test_dali_s3_cluster_that_does_not_answer_a_range_is_named(bucket: ShardSet) -> None:
@@ -131,28 +124,121 @@ def test_environment_of_s3_clients_is_put_back(bucket: ShardSet, monkeypatch: py
     assert "AWS_SECRET_ACCESS_KEY" not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "expected"),
-    [
-        ("http://localhost:51080", "http://127.0.0.1:51080"),  # else: http://pets.localhost:51080/...
-        ("http://127.0.0.1:51080/", "http://127.0.0.1:51080"),
-        ("http://localhost:9000/s3/", "http://127.0.0.1:9000/s3"),
-        ("https://ais.example:51080", "https://ais.example:51080"),  # a certificate is for a name
-    ],
-)
-def test_by_address_resolves_names(endpoint: str, expected: str) -> None:
-    """With a name the client asks for the bucket's own host."""
-    assert by_address(endpoint) == expected
-
-
 def test_s3_place_of_a_cluster_and_of_the_environment(
     bucket: ShardSet, shards: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An AIStore serves S3 itself; else the variables say it that every S3 client reads, or it is Amazon's."""
+    """An AIStore serves S3 itself; else the variables say it that every S3 client reads, or it is Amazon's.
+
+    With a name, such as ``localhost``, the client would ask for the bucket's own host.
+    """
     assert s3_place(bucket) == (f"{bucket.store.endpoint}/s3", "pets")
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9000/")
     monkeypatch.setattr(type(shards.store), "url", "s3://photos")
-    assert s3_place(shards) == ("http://127.0.0.1:9000", "photos")
+    for endpoint, expected in (
+        ("http://localhost:9000/s3/", "http://127.0.0.1:9000/s3"),
+        ("https://ais.example:51080", "https://ais.example:51080"),  # a certificate is for a name
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert s3_place(shards) == (expected, "photos")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     assert s3_place(shards) == (None, "photos")
+
+
+needs_spdl = pytest.mark.skipif(available_loaders()["spdl"] is not None, reason="needs the extra spdl")
+ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
+
+
+@needs_spdl
+def test_spdl_closed_leaves_no_thread_and_torch_as_it_was(shards: ShardSet, options: LoaderOptions) -> None:
+    """In mid-epoch too, its iterator still held: what runs in this process is this process's."""
+    torch.set_num_threads(2)
+    before = set(threading.enumerate())
+    with open_loader("spdl", shards, options=options) as loader:
+        held = loader.epoch()
+        next(held)
+        assert torch.get_num_threads() == 1
+        assert len(set(threading.enumerate()) - before) > options.num_threads
+    assert set(threading.enumerate()) <= before
+    assert torch.get_num_threads() == 2
+    del held
+
+
+@needs_spdl
+def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> None:
+    """By default it logs what fails and leaves it out. In a batch that nobody asked for it is nobody's error."""
+    samples = make_samples([(12, 12)] * 12)
+    samples[9].components["image.jpg"] = b"no photo"
+    broken = shards_of(tmp_path, *samples)
+    seen: list[str] = []
+    with open_loader("spdl", broken, options=ONE_THREAD) as loader:
+        epoch = loader.epoch()
+        seen += next(epoch)["key"] + next(epoch)["key"]
+        with pytest.raises(UnidentifiedImageError):
+            next(epoch)
+    assert seen == [f"s{row:05d}" for row in range(8)], "the two batches before it came"
+    with open_loader("spdl", broken, options=ONE_THREAD) as loader:
+        next(loader.epoch())
+
+
+@pytest.mark.parametrize("name", ["litdata", "mosaic"])
+def test_converted_samples_with_other_components_are_refused(name: str, tmp_path: Path) -> None:
+    """Both formats have the same fields in all samples, so one that lacks its mask is named."""
+    if (reason := available_loaders()[name]) is not None:
+        pytest.skip(reason)
+    lacking = make_samples([(12, 12)] * 3)
+    del lacking[2].components["trimap.png"]
+    write_tar(tmp_path / "pets-000000.tar", lacking)
+    shards = resolve_shards(tmp_path, endpoint=None)
+    target = tmp_path / "converted"
+    target.mkdir()
+    found = "key 's00002': its components are cls, image.jpg, expected cls, image.jpg, trimap.png"
+    with pytest.raises(PipesError, match=f"shard '{shards.store.locate(shards.names[0])}', {found} as in the first"):
+        prepare_loader(name, shards, directory=target)
+
+
+def test_copy_in_the_bucket_is_read_from_there_and_removed(
+    bucket: ShardSet, options: LoaderOptions, keys: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``litdata-s3`` and ``mosaic-s3``: what was made is there while the loader is open."""
+    entry = LoaderEntry(module="tests.bench.loaders.copied_shards", prepares="prepare", source=("ais",), in_bucket=True)
+    monkeypatch.setitem(LOADERS, "copied", entry)
+    before = [found.name for found in bucket.store.list("")]
+    with open_loader("copied", bucket, options=options) as loader:
+        assert len(bucket.store.list("dali-pipes-bench/")) == len(bucket.names)
+        assert {key for batch in loader.epoch() for key in batch["key"]} == keys
+    assert [found.name for found in bucket.store.list("")] == before
+
+
+ON_S3 = [name for name, entry in LOADERS.items() if "s3" in entry.source]
+
+
+@pytest.mark.nightly
+def test_bench_run_peers_read_one_bucket_and_leave_nothing(
+    shards: ShardSet, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The loaders that are installed: outputs are compared, and what was made in the bucket is gone."""
+    url = cloud_bucket("s3", request)
+    store = open_store(url, endpoint=None)[0]
+    for name in shards.names:
+        store.upload(name, Path(shards.store.locate(name)))
+    found = resolve_shards(f"{url}/pets-", endpoint=None)
+    index_shards(found)
+    before = sorted(entry.name for entry in store.list(""))
+    reasons = available_loaders(found)
+    loaders = [name for name in ON_S3 if reasons[name] is None]
+    assert {"dali", "dali-s3", "webloader"} <= set(loaders)
+
+    record = tmp_path / "s3.json"
+    sizes = ["--crop", "64", "--batch-size", "5", "--repeats", "1", "--num-threads", "2"]
+    arguments = ["--shards", f"{url}/pets-", "--loaders", ",".join(loaders), *sizes, "--json", str(record)]
+    # A process of its own: the server of this one's workers may have started before the variables were set.
+    run = subprocess.run(
+        [sys.executable, "-m", "dali_pipes.cli", "bench", "run", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    turns = json.loads(record.read_text())["records"]
+    assert {turn["loader"] for turn in turns} == set(loaders)
+    assert sorted(entry.name for entry in store.list("")) == before

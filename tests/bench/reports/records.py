@@ -15,40 +15,34 @@ def record(
     *,
     decode: str = "pil",
     turns: tuple[float, ...] = SEVEN,
+    setting: dict[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """One loader under one setting."""
-    setting = {
-        "threads": 2,
-        "ranks": 1,
-        "batch_size": 64,
-        "cache": "warm",
-        "compute_ms": 40.0,
-        **more.pop("setting", {}),
-    }
+    usual = {"threads": 2, "ranks": 1, "batch_size": 64, "cache": "warm", "compute_ms": 40.0}
+    parts = sorted(PARTS["segmentation"])
+    figures = [
+        {
+            "samples_per_s": samples_per_s / turn,
+            "cpu_ms_per_sample": cpu_ms * turn,
+            "time_to_first_batch_s": 0.5 * turn,
+            "wait_share": 0.25,
+            "accelerator_utilisation": None,
+        }
+        for turn in turns
+    ]
     return {
         "loader": loader,
         "decode": decode,
         "device": "cpu",
         "num_workers": 0,
-        "gives": sorted(PARTS["segmentation"]),
-        "parts": sorted(PARTS["segmentation"]),
-        "setting": setting,
+        "gives": parts,
+        "parts": parts,
+        "setting": usual | (setting or {}),
         "data": 0,
         "outputs": {"num_samples": 22},
         "prepared": None,
-        "repeats": [
-            {
-                "figures": {
-                    "samples_per_s": samples_per_s / turn,
-                    "cpu_ms_per_sample": cpu_ms * turn,
-                    "time_to_first_batch_s": 0.5 * turn,
-                    "wait_share": 0.25,
-                    "accelerator_utilisation": None,
-                }
-            }
-            for turn in turns
-        ],
+        "repeats": [{"figures": one} for one in figures],
         **more,
     }
 

@@ -1,17 +1,92 @@
-"""A document's tables are made anew from records, and nothing else in it changes; every record can be shown."""
+"""Records are written whole and read again; tables, documents and plots are made of them."""
 
 import json
+import re
+import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.patches import Rectangle
 
 from bench.cli import bench as bench_command
-from bench.reports.tables import STOP, update_document
-from dali_pipes.errors import DataError
+from bench.reports.figures import FIGURES
+from bench.reports.plots import Mark, draw_lines, draw_rows, plots_of
+from bench.reports.record import check_target, read_run, shown_command, stamped, write_record
+from bench.reports.summary import median_interval, values_of
+from bench.reports.tables import STOP, markdown_page, update_document
+from dali_pipes.errors import DataError, PipesError
 from tests.bench.conftest import invoke
 
 from .records import record, report
+
+
+def test_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """It begins with what it is; a file that is not there is named."""
+    written = stamped(
+        {key: value for key, value in report(record("dali", 900, 2.5)).items() if key != "format"}, kind="run"
+    )
+    assert list(stamped({"records": []}, kind="run")) == ["format", "version", "command", "records"]
+    write_record(written, tmp_path / "run.json")
+    assert read_run(tmp_path / "run.json") == written
+    with pytest.raises(DataError, match=r"none\.json': expected a benchmark's record.*No such file"):
+        read_run(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no json", "expected a benchmark's record, a JSON file"),
+        ("[]", "expected a benchmark's record, format 'dali-pipes-bench-...', found 'list'"),
+        ('{"records": []}', "expected a benchmark's record, format .*, found 'None'"),
+        (
+            '{"format": "dali-pipes-bench-fetch", "version": 1, "command": "dali-pipes bench fetch --repeats 9"}',
+            "version 1 of .*-fetch'; this program reads version 2; make it anew: dali-pipes bench fetch --repeats 9",
+        ),
+        ('{"format": "dali-pipes-bench-run", "version": 9}', "version 9 .* anew: dali-pipes bench run --json"),
+        ('{"format": "dali-pipes-bench-fetch", "version": 2}', "expected a file that `bench fetch --json` wrote"),
+        ('{"format": "dali-pipes-bench-run", "version": 2, "records": []}', "expected a file that `bench run --json`"),
+        ('{"format": "dali-pipes-bench-run", "version": 2, "records": [{"repeats": []}]}', "expected a file that"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """Issue 3: what is no record is said to be none, in one line that names the file."""
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(DataError, match=rf"run\.json': {message}"):
+        read_run(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["/opt/bin/dali-pipes", "bench", "run"], "dali-pipes bench run"),
+        (["/src/dali_pipes/__main__.py", "bench", "run"], "dali-pipes bench run"),
+        (["x", "--shards", "/data/secret/pets"], "x --shards .../pets"),
+        (["x", "--shards=/data/secret/pets"], "x --shards=.../pets"),
+        (["x", "--shards", "ais://pets/shuffled-"], "x --shards ais://pets/shuffled-"),  # of no machine
+        (["x", "--endpoint", "http://node7:51080"], "x --endpoint http://ENDPOINT"),
+        (["x", "--endpoint=https://u:p@node7"], "x --endpoint=https://ENDPOINT"),
+        (["x", "--json", "~/out.json"], "x --json .../out.json"),
+        (["x", "--repeats", "7"], "x --repeats 7"),
+    ],
+)
+def test_command_is_shown_without_places_and_hosts(words: list[str], shown: str) -> None:
+    """A record may be shown to anybody."""
+    assert shown_command(words) == shown
+
+
+def test_record_replaces_a_links_target_and_writes_to_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
+    for path in (tmp_path / "link.json", Path("/dev/null")):
+        check_target(path)
+        write_record({"records": []}, path)
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "run.json").read_text()) == {"records": []}
+    assert Path("/dev/null").is_char_device()
+
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench" / "results"
 DOCUMENT = f"""# Title
@@ -93,7 +168,6 @@ def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path, tmp
     ],
 )
 def test_bad_document_is_left_as_it_is(document: Path, text: str, message: str) -> None:
-    """And what is wrong is said with its line."""
     document.write_text(text)
     with pytest.raises(DataError, match=message):
         update_document(document)
@@ -112,19 +186,6 @@ def test_one_record_makes_several_tables(document: Path) -> None:
     assert "| dali " not in second
 
 
-def test_report_of_some_loaders_against_another(document: Path) -> None:
-    """The command takes the same; of a document's tables the marks say it, and a loader that is not there is named."""
-    run = str(document.parent / "results" / "run.json")
-    arguments = ["report", run, "--baseline", "dali", "--loaders", "webloader,dali"]
-    shown = invoke(*arguments)
-    assert shown.stdout.splitlines()[0].count("x dali") == 2
-    with pytest.raises(ValueError, match=r"--baseline must be of dali, webloader:pil, got 'spdl'"):
-        invoke("report", run, "--baseline", "spdl")
-    arguments = ["report", "--update", str(document), "--baseline", "dali"]
-    with pytest.raises(ValueError, match="for a document's tables they stand in its marks"):
-        invoke(*arguments)
-
-
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_committed_record_can_be_shown(path: Path, tmp_path: Path) -> None:
     """Those of every benchmark; one of an example is no benchmark's, and said to be none."""
@@ -140,7 +201,6 @@ def test_every_committed_record_can_be_shown(path: Path, tmp_path: Path) -> None
 
 
 def test_report_draws_the_plots_of_runs(document: Path, tmp_path: Path) -> None:
-    """A file each, into a directory that is made."""
     run = document.parent / "results" / "run.json"
     arguments = ["report", str(run), "--plots", str(tmp_path / "plots")]
     done = invoke(*arguments)
@@ -150,9 +210,118 @@ def test_report_draws_the_plots_of_runs(document: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [f"run-{name}.svg" for name in names]
 
 
-def test_report_needs_something_to_show() -> None:
-    """Neither a record nor a document."""
-    with pytest.raises(ValueError, match=r"name at least one record, or a document"):
-        invoke("report")
-    with pytest.raises(ValueError, match="--check goes with --update DOCUMENT"):
-        invoke("report", "a.json", "--check")
+def test_report_of_options_that_do_not_fit_is_refused(document: Path) -> None:
+    run = document.parent / "results" / "run.json"
+    for arguments, message in (
+        ([], "name at least one record, or a document"),
+        (["a.json", "--check"], "--check goes with --update DOCUMENT"),
+        ([run, "--baseline", "spdl"], "--baseline must be of dali, webloader:pil, got 'spdl'"),
+        (["--update", document, "--baseline", "dali"], "for a document's tables they stand in its marks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            invoke("report", *arguments)
+
+
+RUN = report(
+    record("dali", 900, 2.5, decode="dali"),
+    record("webloader", 300, 7.5),
+    record("synthetic", 1e6, 0.1, decode="none", gives=[]),
+)
+SWEEP = report(
+    *(
+        record(loader, speed, 5, setting={"latency_ms": latency, "cache": cache})
+        for cache in ("warm", "cold")
+        for latency in (0.0, 20.0, 100.0)
+        for loader, speed in (("dali", 600), ("webloader", 300))
+    )
+)
+
+
+def marks_of(run: dict[str, Any], axis: str | None = None) -> list[Mark]:
+    """A mark for the samples/s of each record."""
+    name = "samples_per_s"
+    return [
+        Mark(row, FIGURES[name], values_of(row, name), 0.0 if axis is None else row["setting"][axis])
+        for row in run["records"]
+    ]
+
+
+def texts_of(svg: str) -> set[str]:
+    """What can be read in a picture: text is text, and no path of letters."""
+    return {"".join(node.itertext()).strip() for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_rows_lie_in_their_places() -> None:
+    """All repeats are there, the median is between the interval's ends, and both axes begin at zero, from above."""
+    marks = marks_of(report(record("a & b", 1.5, 1), record("dali", 4, 1, decode="dali")))
+    (axes,) = draw_rows(marks).axes
+    assert axes.get_xlim()[0] == 0
+    assert axes.get_ylim() == (1.5, -0.5)
+    for place, (mark, dots) in enumerate(zip(marks, axes.collections, strict=True)):
+        found = np.asarray(dots.get_offsets())
+        assert found[:, 0].tolist() == pytest.approx(mark.values)
+        assert set(found[:, 1]) == {place}
+    medians = [float(np.asarray(line.get_xdata())[0]) for line in axes.lines]
+    assert medians == pytest.approx([1.5, 4])
+    for band, median in zip(axes.patches, medians, strict=True):
+        assert isinstance(band, Rectangle)
+        assert band.get_x() < median < band.get_x() + band.get_width()
+    assert [name.get_fontweight() for name in axes.get_yticklabels()] == ["normal", "bold"], "ours stands out"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([0.0, 20.0, 100.0], "linear"),
+        ([10.0, 100.0, 1000.0], "log"),  # far apart
+        (["cold", "warm"], "words"),  # in their order
+    ],
+)
+def test_lines_lie_in_their_places(values: list[float | str], scale: str) -> None:
+    """Each value of the axis is at its place and named, with a whisker; the axis of the figure begins at zero."""
+    run = report(*(record("dali", 500, 1, setting={"latency_ms": value}) for value in values))
+    marks = marks_of(run, "latency_ms")
+    (axes,) = draw_lines(marks, x_title="latency ms").axes
+    (bars,) = axes.containers
+    expected = list(range(len(values))) if scale == "words" else values
+    line, _, (whiskers,) = bars
+    assert np.asarray(line.get_xdata()).tolist() == expected
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([500] * len(values))
+    interval = median_interval(marks[0].values)
+    expected_ends = pytest.approx([interval.low, interval.high])
+    assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [expected_ends] * len(values)
+    assert axes.get_xscale() == ("log" if scale == "log" else "linear")
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] >= (interval.high or 0)
+    names = [f"{value:,.0f}" if isinstance(value, float) else value for value in values]
+    assert [label.get_text() for label in axes.get_xticklabels()] == names
+
+
+def test_a_run_has_a_plot_of_each_figure_and_setting() -> None:
+    """Each stands by itself, and is the same each time; what comes from no shard is off any scale, and left out."""
+    plots = plots_of(RUN)
+    assert [*plots] == ["samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "wait_share"]
+    for svg in plots.values():
+        assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\((?!#)", svg)
+        assert "synthetic" not in svg
+        assert "currentColor" in svg
+    first = plots["samples_per_s"]
+    assert first.startswith('<svg role="img" aria-label="samples/s, samples/s"')
+    assert {"samples/s", "dali", "webloader (pil)", "samples/s (more is better)"} <= texts_of(first)
+    assert plots_of(RUN) == plots
+    sweep = plots_of(SWEEP)
+    assert len(sweep) == 4 * 2
+    assert [*sweep][:2] == ["samples_per_s-1", "samples_per_s-2"]
+    assert "samples/s, cache warm over latency ms" in sweep["samples_per_s-1"]
+    assert "samples/s, cache warm" in texts_of(sweep["samples_per_s-1"])
+    identifiers = re.findall(r' id="([mp][0-9a-f]{10})"', "".join([*plots.values(), *sweep.values()]))
+    assert len(set(identifiers)) == len(identifiers), "several may stand in one page"
+
+
+def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PipesError, match=r"plots need matplotlib; install: pip install 'dali-pipes\[bench\]'"):
+        plots_of(RUN)
+    page = markdown_page([("a run", RUN)])
+    for text in ("| dali ", "900 [825-921]", "* commit: 0123456789abcdef, with changes", "**samples/s**"):
+        assert text in page

@@ -1,11 +1,27 @@
 """A run's record to tables: medians, intervals, paired ratios, and what a reader is told beside them."""
 
+import math
+import statistics
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.reports.figures import FIGURES
-from bench.reports.summary import baseline_of, format_interval, label_of, restricted, setting_names
+from bench.reports.summary import (
+    CONFIDENCE,
+    MIN_REPEATS,
+    baseline_of,
+    format_interval,
+    label_of,
+    median_interval,
+    paired_ratio,
+    restricted,
+    setting_names,
+    unpaired_ratio,
+)
 from bench.reports.tables import conditions_of, format_table, notes_of
 
 from .records import SEVEN, record, report
@@ -35,6 +51,8 @@ def test_rows_hold_medians_intervals_and_paired_ratios() -> None:
     assert dali == ["dali", "900 [825-921]", "3.00 [3.00-3.00]", "2.50 [2.44-2.75]", "0.33 [0.33-0.33]", "0.50", "25.0"]
     assert (webloader[2], webloader[4]) == ("1.00", "1.00")
     assert tutorial[4] == "1.00 [1.00-1.00] equal"
+    idle = report(record("dali", 900, 2.5, setting={"compute_ms": 0.0}))
+    assert "waiting %" not in cells_of(idle)[0], "without a step all of the time is waited"
 
 
 def test_equal_is_said_where_one_is_within_the_interval() -> None:
@@ -86,7 +104,6 @@ def test_ratios_are_to_the_baseline_of_the_same_setting() -> None:
     ],
 )
 def test_baseline_is_the_one_that_was_named_else_the_first(baseline: str | None, expected: str) -> None:
-    """By name, or by name and decoder."""
     assert baseline_of(report(*RECORDS, baseline=baseline), RECORDS[0])["loader"] == expected
 
 
@@ -119,7 +136,6 @@ def test_what_was_made_first_is_said_with_its_scope() -> None:
 
 
 def test_stopped_run_says_after_how_many_rounds() -> None:
-    """And in which turn; the conditions have it too."""
     stopped = report(
         record("dali", 900, 2.5, turns=SEVEN[:2]),
         complete=False,
@@ -149,7 +165,6 @@ def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:
 
 
 def test_conditions_say_where_figures_come_from() -> None:
-    """Command, commit and its changes, machine, data, setting."""
     found = dict(conditions_of(report(*RECORDS)))
     assert found["command"] == "dali-pipes bench run --shards .../pets"
     assert found["commit"] == "0123456789abcdef, with changes"
@@ -159,16 +174,91 @@ def test_conditions_say_where_figures_come_from() -> None:
     assert found["GPUs"] == "none"
 
 
-def test_waiting_is_shown_only_where_there_is_something_else_to_do() -> None:
-    """Without a step all of the time is waited; the record holds it all the same."""
-    idle = report(record("dali", 900, 2.5, setting={"compute_ms": 0.0}))
-    assert "waiting %" not in cells_of(idle)[0]
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0123, "0.01"), (1.236, "1.24"), (12.36, "12.4"), (99.96, "100"), (1234.5, "1234")]
+)
+def test_numbers_have_as_many_digits_as_tell_something(value: float, shown: str) -> None:
+    assert format_interval(FIGURES["cpu_ms_per_sample"], [value]) == shown
+
+
+NUM_DRAWS = 2000
+# Three standard errors of a share of 0.95 in so many draws, and what the interpolation is off by (1 % at most).
+SLACK = 0.015 + 0.01
+
+positive = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
+several = st.lists(positive, min_size=MIN_REPEATS, max_size=15)
+
+
+@pytest.mark.parametrize("num_repeats", [6, 9, 15])
+@pytest.mark.parametrize(
+    ("distribution", "median"),
+    [
+        ("normal", 0.0),
+        ("exponential", math.log(2)),  # a machine that is at times slower, and never faster than it can be
+        ("lognormal", 1.0),
+        ("cauchy", 0.0),  # no mean, no variance
+    ],
+)
+def test_interval_of_a_median_holds_it_in_95_of_100(num_repeats: int, distribution: str, median: float) -> None:
+    """Whatever the repeats are distributed like; neither less often nor, by being too wide, much more."""
+    draw = np.random.default_rng(num_repeats)
+    name = "standard_cauchy" if distribution == "cauchy" else distribution
+    samples = getattr(draw, name)(size=(NUM_DRAWS, num_repeats))
+    held = np.mean([median_interval(row).holds(median) for row in samples.tolist()])
+    assert CONFIDENCE - SLACK <= held <= CONFIDENCE + SLACK
+
+
+def test_interval_of_an_unpaired_ratio_holds_it_in_95_of_100() -> None:
+    """Two runs of seven repeats, one of them slower by a third, both skewed; exact, so at least as often as it says."""
+    draw = np.random.default_rng(0)
+    before, after = (1 + draw.exponential(0.1, size=(NUM_DRAWS, 7)) for _ in range(2))
+    found = [unpaired_ratio(a, b) for a, b in zip((1.5 * after).tolist(), before.tolist(), strict=True)]
+    held = np.mean([ratio is not None and ratio.holds(1.5) for ratio in found])
+    assert CONFIDENCE - 0.015 <= held <= 0.98
+
+
+@given(several)
+def test_interval_lies_within_the_repeats_around_their_median(values: list[float]) -> None:
+    found = median_interval(values)
+    assert found.low is not None
+    assert found.high is not None
+    assert min(values) * (1 - 1e-12) <= found.low <= statistics.median(values) <= found.high
+    assert found.high <= max(values) * (1 + 1e-12)
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=MIN_REPEATS, max_size=12))
+def test_paired_ratio_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    there, back = paired_ratio(first, second), paired_ratio(second, first)
+    assert there is not None
+    assert back is not None
+    assert there.low is not None
+    assert back.high is not None
+    assert back.high * there.low == pytest.approx(1)
+    assert back.median * there.median == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0123, "0.01"), (1.236, "1.24"), (12.36, "12.4"), (99.96, "100"), (1234.5, "1234")],
+    ("num_values", "num_baseline", "k"),
+    # Hollander and Wolfe's critical values of the rank sum, two-sided 0.05, as tables of U have them, plus one.
+    [(4, 4, 1), (5, 5, 3), (6, 6, 6), (7, 7, 9), (8, 8, 14), (10, 10, 24), (5, 8, 7)],
 )
-def test_numbers_have_as_many_digits_as_tell_something(value: float, shown: str) -> None:
-    """Two after the point for small ones, none for large ones."""
-    assert format_interval(FIGURES["cpu_ms_per_sample"], [value]) == shown
+def test_unpaired_ratio_cuts_where_the_tables_do(num_values: int, num_baseline: int, k: int) -> None:
+    values = [2.0**row for row in range(num_values)]
+    baseline = [3.0**row for row in range(num_baseline)]
+    ratios = sorted(a / b for a in values for b in baseline)
+    found = unpaired_ratio(values, baseline)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((ratios[k - 1], ratios[-k]))
+
+
+def test_too_few_repeats_have_no_interval_and_nothing_no_ratio() -> None:
+    """Five of one loader; three against three runs: nothing is excluded then. A wait of 0 s has no ratio."""
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low is None
+    found = unpaired_ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert found is not None
+    assert found.low is None
+    assert found.holds(100.0)
+    assert paired_ratio([1.0] * 7, [0.0] + [1.0] * 6) is None
+    assert unpaired_ratio([0.0] * 7, [1.0] * 7) is None
+    assert unpaired_ratio([], []) is None

@@ -1,0 +1,270 @@
+"""`bench open`, `resume`, `windows` and `fetch` on few samples; and what each scenario refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+import xxhash
+
+from bench.engine.scenario import run_scenario
+from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
+from bench.tools.processes import touch_memory
+from dali_pipes.errors import DataError
+from dali_pipes.store.cluster.ais import AisStore
+from tests.bench.conftest import invoke
+
+if TYPE_CHECKING:
+    from bench.engine.turn_process import TurnProcess
+
+
+def records_of(command: str, out: Path, *arguments: object) -> tuple[dict[str, Any], str]:
+    """The record that a command writes, and what it prints."""
+    done = invoke(command, *arguments, "--json", out)
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_open_measures_ranks_and_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No opening lists the bucket; each rank asks for the manifest once, in a new interpreter (here: a fork)."""
+    from bench.engine import turn_process
+
+    def forked(*arguments: Any, fresh: bool, **options: Any) -> TurnProcess:
+        assert fresh
+        return turn_process.TurnProcess(*arguments, **options)
+
+    def called(*arguments: Any, fresh: bool, **options: Any) -> Any:
+        assert fresh
+        return turn_process.call_apart(*arguments, **options)
+
+    monkeypatch.setattr("bench.scenarios.open.TurnProcess", forked)
+    monkeypatch.setattr("bench.scenarios.open.call_apart", called)
+    options = ["--num-shards", 30, "--shard-samples", 3, "--ranks", "2", "--repeats", 1]
+    found, printed = records_of("open", tmp_path / "open.json", *options)
+    records = found["records"]
+    assert [(one["setting"]["server"], one["setting"]["ranks"]) for one in records] == [
+        ("AIStore", 2), ("AIStore", "listing"), ("S3", 2), ("S3", "listing"),
+    ]  # fmt: skip
+    for one in records:
+        (turn,) = one["repeats"]
+        if one["setting"]["ranks"] == "listing":
+            assert (turn["requests"], turn["num_names"]) == ({"list": 1}, 61)
+        else:
+            assert turn["requests"]["manifest"] == 2
+            assert "list" not in turn["requests"]
+            assert min(turn["figures"][name] for name in ("open_s", "read_s", "peak_mib")) > 0
+    assert "listing" in printed
+
+
+def test_resume_writes_a_record_for_each_situation(
+    turns_here: None, small_shards: Path, tmp_path: Path, memory_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command resumes in the midst of 23 samples, warm and cold; all is gone afterwards."""
+    from bench.scenarios import resume
+
+    monkeypatch.setattr(resume, "SETTLE_S", 0.05)
+    options = ["--shards", small_shards, "--repeats", 1, "--batch-size", 3, "--crop", 32, "--device", "cpu"]
+    options += ["--num-threads", 1, "--cold-shards", 23, "--cold-windows", 2, "--cache", memory_dir]
+    report, printed = records_of("resume", tmp_path / "resume.json", *options)
+    assert [(record["setting"]["situation"], record["loader"]) for record in report["records"]] == [
+        (situation, where) for situation in resume.SITUATIONS for where in ("epoch start", "resume")
+    ]
+    assert all(record["repeats"][0]["figures"]["first_batch_s"] > 0 for record in report["records"])
+    assert report["data"] == [{"num_samples": 23, "num_shards": 4}]
+    assert "Cold: the samples in 23 shards, from a server on this machine." in printed
+    assert list(memory_dir.iterdir()) == []
+
+
+def test_resume_in_too_few_samples_is_refused(small_shards: Path, memory_dir: Path) -> None:
+    """Two batches have no middle."""
+    from bench.engine.scenario import run_scenario
+    from bench.scenarios.resume import ResumeScenario
+    from dali_pipes.errors import DataError
+    from dali_pipes.store.urls import resolve_shards
+
+    scenario = ResumeScenario(shards=resolve_shards(small_shards, endpoint=None), batch_size=8, work=memory_dir)
+    with pytest.raises(DataError, match="holds 23 samples, which are less than three batches of 8; lower --batch-size"):
+        run_scenario(scenario)
+
+
+def test_windows_writes_a_record_for_each_pair(
+    turns_here: None, small_shards: Path, tmp_path: Path, memory_dir: Path
+) -> None:
+    """The command loads 48 samples in 12 shards near and far, whole and half cached; all is gone."""
+    options = ["--shards", small_shards, "--samples", 48, "--num-shards", 12, "--repeats", 1, "--batch-size", 5]
+    options += ["--crop", 32, "--device", "cpu", "--num-threads", 1, "--fractions", "1.0,0.5", "--latencies-ms", "0,1"]
+    report, printed = records_of("windows", tmp_path / "windows.json", *options, "--cache", memory_dir)
+    assert "48 samples in 12 shards" in printed
+    pairs = [(record["setting"]["cache"], record["setting"]["latency_ms"]) for record in report["records"]]
+    assert pairs == [(1.0, 0), (1.0, 1), (0.5, 0), (0.5, 1)]
+    for record in report["records"]:
+        figures = record["repeats"][0]["figures"]
+        assert min(figures["samples_per_s"], figures["cold_samples_per_s"]) > 0
+        assert 0 <= figures["data_wait"] <= 1
+    (data,) = report["data"]
+    assert data["shuffle_window"] < min(data["extent_bytes"], data["shard_bytes"]) / 2
+    assert list(memory_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(("num_shards", "fraction"), [(12, 0.5), (1000, 0.1)])
+def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float) -> None:
+    """Whatever order the shards come in, two windows that follow each other take no more than the cache."""
+    from bench.scenarios.windows import fitting_window
+    from dali_pipes.cache.extents import extent_starts
+    from dali_pipes.order.passes import cut_windows
+    from tests.simulated import simulated_manifest
+
+    manifest = simulated_manifest(num_shards)
+    # Small shards, of which index and pages are much.
+    shard_bytes = manifest.shard_bytes // 5000
+    manifest = dataclasses.replace(manifest, shard_bytes=shard_bytes, index_bytes=manifest.index_bytes // 20)
+    extents = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes))
+    cache_bytes = int(extents.sum() * fraction)
+    window_bytes = fitting_window(manifest, cache_bytes, batch_size=64)
+    for seed in range(20):
+        order = np.random.default_rng(seed).permutation(num_shards)
+        cuts = list(cut_windows(shard_bytes[order], shuffle_window=window_bytes, ramp_up=False))
+        sizes = [int(extents[order[start:stop]].sum()) for start, stop in cuts]
+        assert max(first + second for first, second in itertools.pairwise(sizes)) <= cache_bytes
+        assert len(cuts) < num_shards / 1.2, "a window is more than a shard"
+    with pytest.raises(ValueError, match=r"a cache of 5000 bytes does not hold two windows of one shard, .* take more"):
+        fitting_window(manifest, 5000, batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("feed", {"batch_sizes": (64, 0)}, "batch_sizes must be at least 1, got 0"),
+        ("feed", {"batch_sizes": (64, 64)}, "batch_sizes must name each value once, got '64,64'"),
+        ("feed", {"loaders": ()}, "loaders must name each value once, got ''"),
+        ("feed", {"loaders": ("dali",)}, "loaders must be among dali-pipes, webdataset, .*, got 'dali'"),
+        ("fetch", {"clients": ["wget"]}, "clients must be of ours, sdk, curl, each once, got 'wget'"),
+        ("fetch", {"clients": []}, "clients must be of ours, sdk, curl, each once, got ''"),
+        ("fetch", {"clients": ["sdk", "sdk"]}, "clients must be of ours, sdk, curl, each once, got 'sdk,sdk'"),
+        ("fetch", {"clients": ["sdk"], "object_bytes": 1 << 60}, "fetching needs .* --cache DIRECTORY, or take fewer"),
+        ("open", {"faces": ["gs"]}, r"faces must be of ais, s3, got 'gs'"),
+        ("open", {"ranks": [0]}, r"ranks must be positive numbers, got 0"),
+        ("resume", {"cold_shards": 3, "cold_windows": 4}, "cold_windows must not be more than cold_shards=3, got 4"),
+        ("windows", {"fractions": (1.0, 0.0)}, r"fractions must be in \(0, 1\], each once, got \(1.0, 0.0\)"),
+        ("windows", {"fractions": (1.5,)}, r"fractions must be in \(0, 1\]"),
+        ("windows", {"fractions": ()}, r"fractions must be in \(0, 1\]"),
+        ("windows", {"fractions": (0.5, 0.5)}, r"fractions must be in .*, each once, got \(0.5, 0.5\)"),
+        ("windows", {"latencies_ms": (-1,)}, r"latencies_ms must be in \[0, 60000\)"),
+    ],
+)
+def test_scenario_with_bad_options_is_refused(
+    tmp_path: Path, command: str, options: dict[str, object], message: str
+) -> None:
+    from bench.cli import scenario_class
+
+    with pytest.raises(ValueError, match=message):
+        scenario_class(command)(**{"work": tmp_path, **options})
+
+
+def test_list_of_numbers_that_are_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="--fractions must be numbers with commas between them, got 'half'"):
+        invoke("windows", "--fractions", "half")
+
+
+OBJECT_BYTES = 300_000  # no whole number of pages
+needs_curl = pytest.mark.skipif(find_curl() is None, reason="no curl in PATH")
+CLIENT_PARAMS = ["ours", "sdk", pytest.param("curl", marks=needs_curl)]
+FIGURES = ("mib_per_s", "cpu_s_per_gib")
+
+
+@pytest.fixture(scope="module")
+def stored(node: str) -> list[bytes]:
+    """Five objects in the bucket ``fetched``."""
+    store = AisStore(node, "fetched")
+    store.create()
+    objects = [bytes([number]) * OBJECT_BYTES for number in range(5)]
+    for number, data in enumerate(objects):
+        store.write(f"o {number}", data)  # a name that must be quoted in a URL
+    return objects
+
+
+@pytest.fixture
+def task(node: str, stored: list[bytes], tmp_path: Path) -> Objects:
+    return Objects(
+        endpoint=node,
+        bucket="fetched",
+        server_pid=None,
+        names=[f"o {number}" for number in range(len(stored))],
+        object_bytes=OBJECT_BYTES,
+        checksums=[xxhash.xxh64_intdigest(data) for data in stored],
+        connections=3,
+        directory=tmp_path,
+        checked=3,
+    )
+
+
+@needs_curl
+def test_fetch_writes_a_record_for_each_client(turns_here: None, tmp_path: Path) -> None:
+    """The command times all three in turns, shows the server beside, and leaves nothing in the cache."""
+    out, cache = tmp_path / "fetch.json", tmp_path / "cache"
+    cache.mkdir()
+    arguments = ["--object-bytes", "300kB", "--num-objects", 5, "--connections", 3, "--repeats", 1]
+    done = invoke("fetch", *arguments, "--cache", cache, "--json", out)
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:5]] == ["ours", "sdk", "curl"]
+    assert "x sdk" in done.stdout
+    report = json.loads(out.read_text())
+    assert [record["loader"] for record in report["records"]] == ["ours", "sdk", "curl"]
+    for record in report["records"]:
+        figures = record["repeats"][0]["figures"]
+        assert min(figures[figure] for figure in FIGURES) > 0
+        assert figures["server_cpu_s_per_gib"] >= 0
+    options = {"connections": 3, "object_bytes": 300_000, "num_objects": 5, "repeats": 1, "source": "own server"}
+    assert report["options"].items() >= options.items()
+    assert report["environment"]["versions"]["aistore"]
+    assert list(cache.iterdir()) == []
+
+
+def test_fetch_from_a_cluster_makes_and_destroys_its_own_bucket(turns_here: None, node: str, tmp_path: Path) -> None:
+    """There is no server of ours to measure. Somebody else's bucket of that name is neither written nor destroyed."""
+    scenario = FetchScenario(object_bytes=1000, num_objects=2, repeats=1, clients=["sdk"], work=tmp_path, endpoint=node)
+    report = run_scenario(scenario)
+    assert [record["loader"] for record in report["records"]] == ["sdk"]
+    assert report["options"]["source"] == "AIStore"
+    assert "server_cores" not in report["records"][0]["repeats"][0]["figures"]
+    store = AisStore(node, PREFIX)
+    assert not store.exists()
+    store.create()
+    try:
+        with pytest.raises(ValueError, match=f"bucket 'ais://{PREFIX}' is there already at {node}"):
+            run_scenario(scenario)
+        assert store.list("") == []
+    finally:
+        store.client.bucket(PREFIX).delete()
+
+
+@pytest.mark.parametrize("client", CLIENT_PARAMS)
+def test_client_reads_all_and_leaves_nothing(task: Objects, client: str) -> None:
+    """What it stored is gone. The size of every object, and the checksum of one a turn, are those that were stored."""
+    assert CLIENTS[client](task).cpu_s > 0
+    with pytest.raises(DataError, match="xxhash2"):
+        CLIENTS[client](task._replace(checksums=[checksum ^ 1 for checksum in task.checksums]))
+    if client != "ours":  # which asks for so many bytes
+        with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
+            CLIENTS[client](task._replace(object_bytes=1234))
+    assert list(task.directory.iterdir()) == []
+
+
+def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert FetchScenario(work=tmp_path, object_bytes=1000).clients == ["ours", "sdk"]
+    with pytest.raises(ValueError, match="'curl': no such program in PATH; install it"):
+        FetchScenario(work=tmp_path, clients=["ours", "curl"])
+
+
+def test_touch_memory_leaves_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for, but never more than half: a benchmark must not be what the machine runs out of memory by."""
+    assert touch_memory(3 << 20) == 3 << 20
+    assert touch_memory(0) == 0
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 << 20))
+    assert touch_memory(1 << 40) == 1 << 20

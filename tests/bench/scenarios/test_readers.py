@@ -1,0 +1,238 @@
+"""`bench feed` and `bench tfrecord` on a few samples: readers are compared, records written, and nothing is left."""
+
+import itertools
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
+from bench.engine.scenario import run_scenario
+from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, webdataset_index, write_webdataset_indexes
+from bench.loaders.protocol import LoaderOptions
+from bench.reports.tables import report_text
+from bench.scenarios.feed import FeedScenario, check_epoch, expected_samples
+from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied
+from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario, masked_crc32c, write_tfrecords
+from dali_pipes.errors import DataError
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.inspect.indexed_set import IndexedSet
+from tests.bench.conftest import CROP, NUM_SAMPLES, invoke, with_wrong_label
+from tests.shards import Sample, make_samples, photo_bytes, write_tar
+
+COMPONENTS = ("image.jpg", "trimap.png")
+
+
+@pytest.fixture(scope="module")
+def data(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> FeedData:
+    return copied(shards, num_samples=None, components=COMPONENTS, new_folder=lambda: tmp_path_factory.mktemp("feed"))
+
+
+def feed_options(data: FeedData, *, passes: int = 2, **given: Any) -> FeedOptions:
+    usual = {"components": COMPONENTS, "batch_size": 5, "num_threads": 2, "seed": 7, "preadv_threads": 1, "keys": True}
+    order = np.tile(np.arange(len(data.keys))[::-1], passes)
+    return FeedOptions(**(usual | {"passes": passes, "order": order} | given))
+
+
+@pytest.mark.parametrize(("components", "batch_size"), [(COMPONENTS, 5), (COMPONENTS[:1], 64)], ids=["masks", "photos"])
+@pytest.mark.parametrize("loader", SUBJECTS)
+def test_feed_loader_gives_what_the_shards_hold(
+    loader: str, components: tuple[str, ...], batch_size: int, data: FeedData
+) -> None:
+    """Each pass of each epoch; the batches are whole, except the last one of an epoch."""
+    expected = expected_samples(data.shards, components=components)
+    with SUBJECTS[loader](data, feed_options(data, batch_size=batch_size, passes=1, components=components)) as epoch:
+        for _ in range(1 if loader.startswith("webdataset") else 2):  # DALI's reader goes on where it was
+            check_epoch(epoch(), expected, components=components, loader=loader)
+        sizes = [len(batch["label"]) for batch in epoch()]
+    assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
+    assert sum(sizes) >= NUM_SAMPLES
+
+
+@pytest.mark.parametrize("preadv_threads", [1, 3])
+def test_feed_preadv_reads_the_rows_in_the_given_order(preadv_threads: int, data: FeedData) -> None:
+    given = feed_options(data, preadv_threads=preadv_threads)
+    assert given.order is not None
+    with SUBJECTS["preadv"](data, given) as epoch:
+        for _ in range(2):
+            assert [key for batch in epoch() for key in batch["key"]] == [data.keys[row] for row in given.order]
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels", "sizes", "message"),
+    [
+        ("ab", [1, 3], [(8, 9), (8, 8)], r"loader 'x', key 'b': label and sizes must be \(2, \(8, 8\)\), got \(3, "),
+        ("ab", [1, 2], [(9, 8), (8, 8)], r"key 'a': label and sizes must be \(1, \(8, 9\)\), got \(1, \(9, 8\)\)"),
+        ("aa", [1, 1], [(8, 9), (8, 9)], "loader 'x', key 'a': came 2 times in one pass, expected once"),
+        ("ac", [1, 2], [(8, 9), (8, 8)], "loader 'x', key 'c': label and sizes must be none"),
+        ("a", [1], [(8, 9)], "loader 'x', key 'b': came 0 times in one pass, expected once"),
+    ],
+)
+def test_feed_outputs_that_differ_are_named(
+    keys: str, labels: list[int], sizes: list[tuple[int, int]], message: str
+) -> None:
+    expected = {"a": (1, (8, 9)), "b": (2, (8, 8))}
+    batch = {"key": list(keys), "label": np.array(labels), "jpg": np.array([(*size, 3) for size in sizes])}
+    with pytest.raises(OutputError, match=message):
+        check_epoch(iter([batch]), expected, components=["jpg"], loader="x")
+
+
+def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
+    """Drawn photos of two sizes, in turns of their own processes; nothing is left behind."""
+    out, cache = tmp_path / "feed.json", tmp_path / "cache"
+    cache.mkdir()
+    arguments = ["--data-bytes", "200kB", "--photo-kb", "20,10", "--batch-sizes", 8, "--passes", 2, "--repeats", 1]
+    arguments += ["--masks", "without", "--loaders", "dali-pipes,preadv", "--num-threads", 2]
+    arguments += ["--cache", cache, "--json", out]
+    done = invoke("feed", *arguments)
+    report = json.loads(out.read_text())
+    assert [data["num_samples"] for data in report["data"]] == [10, 20]
+    names = ("photo_kb", "masks", "batch_size")
+    found = [(*map(record["setting"].get, names), record["loader"]) for record in report["records"]]
+    assert found == [*itertools.product((20, 10), ("no",), (8,), ("dali-pipes", "preadv"))]
+    for record in report["records"]:
+        figures = record["repeats"][0]["figures"]
+        assert min(value for value in figures.values() if value is not None) >= 0
+        assert figures["samples_per_s"] > 0
+        if record["loader"] == "preadv":  # the other one also reads ahead
+            assert figures["read_ratio"] == pytest.approx(1, abs=0.1)
+    assert report_text(report) in done.stdout
+    assert list(cache.iterdir()) == []
+    compared = invoke("compare", out, out)
+    assert "dali-pipes CPU-us/sample" in " ".join(compared.stdout.split())
+
+
+def test_feed_reads_given_shards(turns_here: None, bucket: ShardSet, tmp_path: Path) -> None:
+    """Shards of a bucket, without and with masks; those that have no masks in no setting with masks."""
+    (tmp_path / "in").mkdir()
+    samples = [Sample(f"s{i}", {"jpg": photo_bytes(i, 8, 8), "cls": b"1"}) for i in range(6)]
+    write_tar(tmp_path / "in" / "s-000000.tar", samples)
+    without = resolve_shards(tmp_path / "in", endpoint=None)
+    for shards, masks, mean_bytes in ((bucket, ["no", "yes"], {"image.jpg", "trimap.png"}), (without, ["no"], {"jpg"})):
+        report = run_scenario(
+            FeedScenario(shards=shards, batch_sizes=(5,), loaders=("dali-pipes",), repeats=1, passes=1, work=tmp_path)
+        )
+        assert [record["setting"]["masks"] for record in report["records"]] == masks
+        (data,) = report["data"]
+        assert data["num_samples"] == (NUM_SAMPLES if shards is bucket else 6)
+        assert set(data["mean_bytes"]) == mean_bytes
+        assert {report["options"]["photo"], report["options"]["mask"]} - {None} == mean_bytes
+    with pytest.raises(DataError, match=r"'repeated-000000.tar': a sample has no component 'trimap.png' \(found: "):
+        run_scenario(FeedScenario(shards=without, mask="trimap.png", work=tmp_path))
+    with pytest.raises(DataError, match="no component is a mask by its name; name it: --mask NAME"):
+        run_scenario(FeedScenario(shards=without, masks="with", work=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.fixture(scope="module", params=["webdataset", "tfrecord"])
+def files(request: pytest.FixtureRequest, shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> ReaderFiles:
+    """What DALI's own reader of each kind is pointed at."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "webdataset":
+        paths = [Path(shards.store.locate(name)) for name in shards.names]
+        indexes = write_webdataset_indexes(IndexedSet(shards), folder)
+        return ReaderFiles(kind="webdataset", paths=paths, index_paths=indexes)
+    assert write_tfrecords(shards, folder, options=LoaderOptions()) == NUM_SAMPLES
+    paths, indexes = (sorted(folder.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
+    return ReaderFiles(kind="tfrecord", paths=paths, index_paths=indexes)
+
+
+def test_plain_reader_gives_what_pillow_and_torchvision_make(
+    files: ReaderFiles, shards: ShardSet, options: LoaderOptions
+) -> None:
+    """Each sample once in each epoch, whatever is left over at the end: keys, labels and masks equal, photos too."""
+    with Reference.open(shards, options=options) as reference, open_loader(files, options=options) as loader:
+        assert (loader.decode, loader.device, loader.num_workers) == ("dali", "cpu", 0)
+        for _ in range(3):
+            found = compare_epoch(
+                loader.epoch(), reference, loader=files.kind, tolerance=tolerance_of(decode="dali", device="cpu")
+            )
+            assert found.num_samples == NUM_SAMPLES
+
+
+def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: ShardSet, tmp_path: Path) -> None:
+    """Each record has the right checksums, which DALI's reader does not check. DALI's own tool makes the same index."""
+    program = Path(sys.executable).parent / "tfrecord2idx"
+    write_tfrecords(shards, tmp_path, options=LoaderOptions())
+    paths = sorted(tmp_path.glob("*.tfrecord"))
+    assert len(paths) == len(shards.names)
+    for path in paths:
+        data, starts = path.read_bytes(), []
+        while (at := sum(size for _, size in starts)) < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            assert data[at + 8 : at + 12] == masked_crc32c(data[at : at + 8])
+            assert data[at + 12 + length :][:4] == masked_crc32c(data[at + 12 :][:length])
+            starts.append((at, 16 + length))
+        index = path.with_suffix(".idx").read_text()
+        assert index == "".join(f"{start} {size}\n" for start, size in starts)
+        subprocess.run([sys.executable, program, path, tmp_path / "dali"], check=True, capture_output=True)
+        assert index == (tmp_path / "dali").read_text()
+
+
+def test_webdataset_index_refuses_names_with_white_space(tmp_path: Path) -> None:
+    write_tar(tmp_path / "s-000000.tar", [Sample("a b", {"jpg": photo_bytes(0, 8, 8)})])
+    found = resolve_shards(tmp_path, endpoint=None)
+    index_shards(found)
+    with pytest.raises(DataError, match=r"key 'a b': DALI.s index cannot hold a name with white space"):
+        webdataset_index(IndexedSet(found).read(0))
+
+
+def test_tfrecord_writes_a_record_for_each_reader_and_writer(
+    turns_here: None, shards: ShardSet, tmp_path: Path
+) -> None:
+    out, cache = tmp_path / "tfrecord.json", tmp_path / "cache"
+    cache.mkdir()
+    arguments = ["--shards", shards.url, "--repeats", 1, "--epochs", 1, "--batch-size", 5, "--num-threads", 2]
+    arguments += ["--crop", CROP, "--device", "cpu", "--cache", cache, "--json", out]
+    done = invoke("tfrecord", *arguments)
+    report = json.loads(out.read_text())
+    assert [(record["setting"]["work"], record["loader"]) for record in report["records"]] == [
+        *(("write", name) for name in WRITER_NAMES),
+        *(("decode", name) for name in READER_NAMES),
+    ]
+    for record in report["records"]:
+        (turn,) = record["repeats"]
+        if record["setting"]["work"] != "write":
+            assert record["outputs"]["num_samples"] == NUM_SAMPLES
+        assert turn["num_samples"] % NUM_SAMPLES == 0
+        assert turn["figures"]["samples_per_s"] > 0
+    assert report["data"][0]["num_samples"] == NUM_SAMPLES
+    assert f"{NUM_SAMPLES} samples of each reader are those of the shards" in done.stdout
+    assert report_text(report) in done.stdout
+    assert list(cache.iterdir()) == []
+
+
+def test_tfrecord_reader_that_differs_is_named_and_nothing_is_timed(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One label of a reader is wrong; what was written is gone."""
+
+    def wrong(*arguments: Any, **keywords: Any) -> Any:
+        return with_wrong_label(open_loader(*arguments, **keywords), "animals/pet_007")
+
+    monkeypatch.setattr("bench.scenarios.tfrecord.open_loader", wrong)
+    monkeypatch.setattr("bench.engine.scenario.call_apart", lambda *_, **__: pytest.fail("timed"))
+    with pytest.raises(OutputError, match=r"loader 'tar, readers.webdataset'.*label"):
+        run_scenario(TfrecordScenario(shards=shards, batch_size=5, crop=CROP, device="cpu", repeats=1, work=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tfrecord_without_an_index_or_room_is_refused(
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "s-000000.tar", make_samples([(8, 8)]))
+    found = resolve_shards(tmp_path / "in", endpoint=None)
+    with pytest.raises(DataError, match="is not indexed: dali-pipes prep index"):
+        run_scenario(TfrecordScenario(shards=found, repeats=1, work=tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(ValueError, match=r"writing both formats needs .* has 1 B free; .* --cache DIRECTORY"):
+        run_scenario(TfrecordScenario(shards=shards, work=tmp_path))

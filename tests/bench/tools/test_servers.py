@@ -1,0 +1,243 @@
+"""The gateway adds latency, counts, and leaves answers as they are; the simulated bucket holds what indexing finds."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+import dali_pipes as dp
+from bench.tools.gateway import Gateway, read_counter
+from bench.tools.simulated_bucket import BODIES, BUCKET, PREFIX, SimulatedBucket, simulated_bucket
+from dali_pipes.data_set.indexing import index_in_memory, read_index, read_manifest
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.base import Store
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import open_store
+from tests.servers.scripted import Visit, scripted
+
+DATA = bytes(range(256)) * 4096  # 1 MiB
+
+
+@pytest.fixture(scope="module")
+def gateway(node: str) -> Iterator[Gateway]:
+    """Before a node with an object."""
+    store = AisStore(node, "behind")
+    store.create()
+    store.write("o", DATA)
+    with Gateway(node) as started:
+        yield started
+
+
+def ask(
+    connection: http.client.HTTPConnection, path: str, method: str = "GET", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    return response.status, response.headers, response.read()
+
+
+def test_sdk_reads_through_it(gateway: Gateway) -> None:
+    """Bytes, size, and a listing: the redirect to the target leads through the gateway again."""
+    store = AisStore(gateway.endpoint, "behind")
+    before = read_counter(gateway.counter)
+    assert store.read("o") == DATA
+    passed = read_counter(gateway.counter) - before
+    assert len(DATA) < passed < len(DATA) + 4096, "the object, and the heads of redirect and answer"
+    assert store.size("o") == len(DATA)
+    assert [entry.name for entry in store.list("")] == ["o"]
+
+
+def test_answers_are_as_they_are(node: str, gateway: Gateway) -> None:
+    """Status, headers and body of ranges, HEADs and refusals are those of the server behind; connections are kept."""
+    direct = http.client.HTTPConnection(urlsplit(node).netloc)
+    through = http.client.HTTPConnection(urlsplit(gateway.endpoint).netloc)
+    _, headers, _ = ask(direct, "/v1/objects/behind/o")
+    target = headers["Location"].removeprefix(node)
+    for method, path, sent in (
+        ("GET", target, {"Range": "bytes=1000-1999"}),
+        ("GET", target, {}),
+        ("HEAD", target, {}),
+        ("GET", target.replace("/behind/o", "/behind/none"), {}),
+        ("GET", "/v1/nonsense", {}),
+    ):
+        expected, found = ask(direct, path, method, **sent), ask(through, path, method, **sent)
+        sock = through.sock
+        assert found[0] == expected[0]
+        if expected[0] < 400:
+            assert found[2] == expected[2]
+        else:  # it says from which port it was asked
+            assert json.loads(found[2])["message"] == json.loads(expected[2])["message"]
+        ignored = {"date", "connection"} | ({"content-length"} if expected[0] >= 400 else set())
+        assert {(name.lower(), value) for name, value in found[1].items() if name.lower() not in ignored} == {
+            (name.lower(), value) for name, value in expected[1].items() if name.lower() not in ignored
+        }
+    assert through.sock is sock
+    assert node not in str(ask(through, "/v1/objects/behind/o")[1]), "a redirect leads through the gateway again"
+    direct.close()
+    through.close()
+
+
+TOGETHER = threading.Barrier(8)
+LATENCY_S = 0.05
+
+
+def odd_answers(visit: Visit) -> None:
+    """Answers in the ways that AIStore's own server does not here: in chunks, until the end, without a body."""
+    head, _, body = visit.request.partition(b"\r\n\r\n")
+    method, path, *_ = head.split()
+    if path == b"/chunks":
+        visit.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for piece in (b"first ", b"x" * 3000, b" last", b""):
+            visit.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+    elif path == b"/until-close":
+        visit.send(b"HTTP/1.1 200 OK\r\n\r\nall there is")
+        visit.hang_up()
+    elif path == b"/elsewhere":
+        visit.send(b"HTTP/1.1 302 Found\r\nLocation: http://192.0.2.7:51081/v1/x?pid=p\r\nContent-Length: 0\r\n\r\n")
+    elif method == b"PUT":
+        visit.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body[::-1]))
+    else:
+        if path == b"/together":
+            TOGETHER.wait(240)
+        visit.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[http.client.HTTPConnection]:
+    """A connection to a gateway before such a server."""
+    with scripted(odd_answers) as upstream, Gateway(upstream.endpoint, latency_s=LATENCY_S) as started:
+        yield http.client.HTTPConnection(urlsplit(started.endpoint).netloc)
+
+
+def test_bodies_of_every_kind_pass(odd: http.client.HTTPConnection) -> None:
+    """In chunks, none at all, one that is sent there, and one until the connection ends."""
+    assert ask(odd, "/chunks")[2] == b"first " + b"x" * 3000 + b" last"
+    assert ask(odd, "/none")[0] == 204
+    odd.request("PUT", "/o", body=b"abc")
+    assert odd.getresponse().read() == b"cba"
+    assert ask(odd, "/until-close")[2] == b"all there is"
+
+
+def test_latency_is_real_and_connections_do_not_wait_for_each_other(odd: http.client.HTTPConnection) -> None:
+    """A request cannot be answered before its round trip is over, and on a new connection before two are.
+
+    Eight requests are at the server behind at the same time.
+    """
+    took: list[float] = []
+
+    def once() -> None:
+        one = http.client.HTTPConnection(odd.host, odd.port)
+        started = time.monotonic()
+        assert ask(one, "/together")[0] == 204
+        took.append(time.monotonic() - started)
+        one.close()
+
+    threads = [threading.Thread(target=once) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(took) == 8
+    assert min(took) >= 2 * LATENCY_S
+    ask(odd, "/none")
+    started = time.monotonic()
+    ask(odd, "/none")
+    assert time.monotonic() - started >= LATENCY_S
+
+
+def test_a_target_elsewhere_gets_a_listener_of_its_own(odd: http.client.HTTPConnection) -> None:
+    """A cluster's proxy names its targets: each of them is reached through here, the query kept."""
+    location = urlsplit(ask(odd, "/elsewhere")[1]["Location"])
+    assert location.hostname == "127.0.0.1"
+    assert location.port != odd.port
+    assert f"{location.path}?{location.query}" == "/v1/x?pid=p"
+    assert urlsplit(ask(odd, "/elsewhere")[1]["Location"]).netloc == location.netloc
+
+
+def test_gateway_answers_without_a_server_behind_until_it_is_closed(closed_port: int) -> None:
+    """502, and the next request is answered, too. At the end nothing is left, neither process nor file."""
+    started = Gateway(f"http://127.0.0.1:{closed_port}")
+    connection = http.client.HTTPConnection(urlsplit(started.endpoint).netloc)
+    assert [ask(connection, "/v1/health")[0] for _ in range(2)] == [502, 502]
+    connection.close()
+    assert psutil.pid_exists(started.pid)
+    started.close()
+    started.close()
+    assert not psutil.pid_exists(started.pid)
+    assert not started.counter.exists()
+
+
+@pytest.mark.parametrize("endpoint", ["https://ais:51080", "ais:51080"])
+def test_endpoint_that_cannot_be_read_is_refused_first(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=f"got the endpoint '{endpoint}'; pass --direct"):
+        Gateway(endpoint)
+
+
+NUM_SHARDS = 2500
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[SimulatedBucket]:
+    with simulated_bucket(NUM_SHARDS, shard_samples=3, page_latency_s=0.0) as running:
+        yield running
+
+
+@pytest.fixture(params=["ais", "s3"])
+def store(request: pytest.FixtureRequest, bucket: SimulatedBucket, monkeypatch: pytest.MonkeyPatch) -> Store:
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"{bucket.endpoint}/s3",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    endpoint = bucket.endpoint if request.param == "ais" else None
+    return open_store(f"{request.param}://{BUCKET}/{PREFIX}", endpoint=endpoint)[0]
+
+
+def test_bucket_is_listed_in_pages_and_holds_what_indexing_finds(bucket: SimulatedBucket, store: Store) -> None:
+    """Each shard, each index and the manifest once, with their sizes; 1,000 names a page.
+
+    Shards that are indexed anew have the checksums, sizes and indexes that the server made up.
+    """
+    before = bucket.requests.copy()
+    found = {entry.name: entry.size for entry in store.list(PREFIX)}
+    asked = bucket.requests - before
+    assert len(found) == 2 * NUM_SHARDS + 1
+    assert asked["list"] == 6
+    for name in (f"{PREFIX}00002499.tar", f"{PREFIX}manifest.safetensors"):
+        assert found[name] == len(store.read(name))
+    manifest = read_manifest(store, PREFIX)
+    assert manifest is not None
+    assert (manifest.num_shards, manifest.num_samples) == (NUM_SHARDS, 3 * NUM_SHARDS)
+    chosen = [0, BODIES + 2, NUM_SHARDS - 1]
+    names = [manifest.names[row] for row in chosen]
+    made = index_in_memory(ShardSet(store=store, names=names))
+    assert made.manifest.digest == manifest.select(names, where="here").digest
+    for row in chosen:
+        assert read_index(store, manifest, row) == made.indexes[index_name(manifest.names[row])]
+
+
+def test_loader_lists_nothing(bucket: SimulatedBucket, store: Store) -> None:
+    """The manifest is one request; the first batches come from a few shards of many."""
+    before = bucket.requests.copy()
+    with dp.loader(
+        f"{store.url.rstrip('/')}/{PREFIX}",
+        dp.classification_eval(resize=16, crop=16),
+        batch_size=6,
+        shuffle=dp.Shuffle(window_bytes=100_000),
+        device="cpu",
+        endpoint=store.endpoint if store.url.startswith("ais") else None,
+    ) as loader:
+        assert len(loader) == NUM_SHARDS // 2
+        next(loader)
+    asked = bucket.requests - before
+    assert asked["manifest"] == 1
+    assert asked["list"] == 0
+    assert 0 < asked["shard"] < NUM_SHARDS / 4
