@@ -1,4 +1,4 @@
-"""Tasks for Ray's workers, and the end of workers and nodes while one of them is in the middle of an object."""
+"""The end of Ray's workers and nodes while one of them is in the middle of an object."""
 
 import contextlib
 import os
@@ -9,16 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prep.workers import Report
 from tests.programs import wait_until
-
-
-def double(number: int, report: Report) -> int:
-    """Twice a number."""
-    if number < 0:
-        raise ValueError(f"expected a number of 0 or more, got {number}")
-    report(1)
-    return 2 * number
 
 
 def killing(gate: Path, kill: Callable[[int], object]) -> threading.Thread:

@@ -181,17 +181,6 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     assert ShardIndex.from_bytes(path.read_bytes(), where=str(path)).keys == index.keys
 
 
-def test_index_of_a_part_keeps_no_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would fill the disk of temporary files, and nobody reads them."""
-    files = [(folder / name).read_bytes() for name in map(index_name, NAMES)]
-    for name in map(index_name, NAMES):
-        (folder / name).unlink()
-    monkeypatch.setattr("prep.index.ColumnsBuilder", None)
-    for number in (1, 2):
-        index_part(resolve_shards(folder, endpoint=None), JobPart(number=number, total=2))
-    assert [(folder / name).read_bytes() for name in map(index_name, NAMES)] == files
-
-
 def test_index_of_links_that_point_to_other_shards_is_made_anew(tmp_path: Path) -> None:
     """The shards are as large as those before, and older than the index; only the links are new."""
     folder = tmp_path / "links"

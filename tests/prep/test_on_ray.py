@@ -31,8 +31,9 @@ from prep.sources.folders import pets
 from prep.versions.add import add
 from prep.versions.publish import open_newest
 from prep.workers import WORKERS_KINDS, on_ray, open_workers
-from tests.prep.ray_nodes import double, expect_only_its_tasks_were_repeated, killing, without_head
+from tests.prep.ray_nodes import expect_only_its_tasks_were_repeated, killing, without_head
 from tests.prep.shuffle.gated_store import GatedStore
+from tests.prep.workers_tasks import double
 from tests.programs import REPOSITORY, wait_until
 from tests.shards import make_source, pack, write_pets
 
@@ -236,7 +237,7 @@ def test_a_ray_of_our_own_leaves_nothing_behind(tmp_path: Path) -> None:
     """No token in the home directory, which every later Ray would ask for; and it starts twice."""
     program = """
 from prep.workers import open_workers
-from tests.prep.ray_nodes import double
+from tests.prep.workers_tasks import double
 for _ in range(2):
     with open_workers("ray", 1) as workers:
         found = list(workers.map(double, [1, 2]))

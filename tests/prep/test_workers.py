@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,50 +13,18 @@ from unittest import mock
 import pytest
 
 from dali_pipes.errors import DataError, PipesError
-from prep.workers import Report, Workers, default_jobs, on_ray, open_workers
-from tests.prep.ray_nodes import double
+from prep.workers import Workers, default_jobs, on_ray, open_workers
+from tests.prep.workers_tasks import (
+    count_setup,
+    double,
+    fail_at_three,
+    fail_to_set_up,
+    kill_itself,
+    raise_odd,
+    square,
+    touch_and_wait,
+)
 from tests.programs import REPOSITORY, start_python, wait_until
-
-
-def square(task: int, report: Report) -> tuple[int, int]:
-    report(task)
-    return task * task, os.getpid()
-
-
-def fail_at_three(task: int, report: Report) -> int:
-    if task == 3:
-        raise DataError("task 3 is bad")
-    return task
-
-
-def raise_odd(task: int, report: Report) -> None:
-    class OddError(Exception):
-        pass
-
-    raise OddError("cannot be pickled")
-
-
-def kill_itself(task: int, report: Report) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def count_setup(directory: Path) -> None:
-    with (directory / str(os.getpid())).open("a") as stream:
-        stream.write("x")
-
-
-def fail_to_set_up() -> None:
-    raise DataError("no decoder")
-
-
-def touch_and_wait(task: str, report: Report) -> None:
-    """A file that is there for as long as this runs."""
-    path = Path(task)
-    path.write_text(str(os.getpid()))
-    try:
-        time.sleep(600)
-    finally:
-        path.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +144,7 @@ def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:
 OWNER = """
 import sys
 from prep.workers import Workers
-from tests.prep.test_workers import touch_and_wait
+from tests.prep.workers_tasks import touch_and_wait
 
 with Workers(2) as workers:
     list(workers.map(touch_and_wait, sys.argv[1:]))

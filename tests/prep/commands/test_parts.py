@@ -123,10 +123,8 @@ def test_parts_of_verify_read_all_shards_once(directory: Path) -> None:
     assert cut[1] != []
 
 
-def test_parts_of_a_transform_make_the_whole(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_transform.py").write_text("def same(components):\n    return components\n")
-    monkeypatch.chdir(tmp_path)
-    command = ("transform", directory, "--function", "own_transform:same", "--jobs", "1")
+def test_parts_of_a_transform_make_the_whole(directory: Path, tmp_path: Path) -> None:
+    command = ("transform", directory, "--function", "tests.prep.workers_tasks:unchanged", "--jobs", "1")
     run_prep(*command, f"{tmp_path}/whole/")
     for number in (3, 1, 2):
         run_prep(*command, f"{tmp_path}/parts/", "--part", f"{number}/3")

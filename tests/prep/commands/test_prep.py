@@ -8,7 +8,6 @@ import pytest
 
 from dali_pipes.commands.options import format_bytes, size
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.manifest import Manifest
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
 from tests.shards import encode_photo, write_pets
@@ -18,14 +17,6 @@ from tests.shards import encode_photo, write_pets
 def photos(tmp_path: Path) -> Path:
     """Twelve photos in two classes."""
     return class_folders(tmp_path / "photos", {"cat": 6, "dog": 6})
-
-
-def write_list(folder: Path) -> Path:
-    """A list of three photos in two classes."""
-    for number in range(3):
-        (folder / f"{number}.jpg").write_bytes(encode_photo(seed=number))
-    (folder / "list.csv").write_text("path,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n")
-    return folder / "list.csv"
 
 
 def test_prep_packs_shuffles_and_indexes_in_a_bucket(photos: Path, node: str, tmp_path: Path) -> None:
@@ -59,24 +50,6 @@ def test_prep_without_endpoint_runs_an_embedded_node_each_time(photos: Path, tmp
 def test_prep_takes_the_endpoint_from_the_environment(photos: Path, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIS_ENDPOINT", node)
     assert json_of_prep("pack", "imagefolder", photos, "ais://from-environment")["num_samples"] == 12
-
-
-def test_pack_to_a_directory_asks_no_cluster(photos: Path, tmp_path: Path, closed_port: int) -> None:
-    found = json_of_prep(
-        "pack", "imagefolder", photos, tmp_path / "out", "--endpoint", f"http://127.0.0.1:{closed_port}"
-    )
-    assert found["shards"] == ["samples-000000.tar"]
-    manifest = json_of_prep("index", tmp_path / "out")["manifest"]
-    assert Manifest.from_bytes(Path(manifest).read_bytes(), where=manifest).classes == {0: "cat", 1: "dog"}
-
-
-def test_pack_table_then_tars_between_directory_and_bucket(node: str, tmp_path: Path) -> None:
-    """To the bucket without an option, and back into smaller shards."""
-    found = json_of_prep("pack", "table", write_list(tmp_path), "ais://pack-cli", "--endpoint", node)
-    assert (found["num_samples"], found["classes"]) == (3, {"0": "cat", "1": "dog"})
-    tars = ("pack", "tars", "ais://pack-cli/samples-", tmp_path / "out", "--max-count", "1", "--endpoint", node)
-    back = json_of_prep(*tars)
-    assert (back["num_samples"], len(back["shards"]), back["classes"]) == (3, 3, found["classes"])
 
 
 def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:

@@ -147,18 +147,10 @@ def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tm
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        (
-            {"output_format": "out-{0..1}"},
-            ValueError,
-            r"'out-\{0\.\.1\}' names 2 output shards, 25 of 1 bytes are needed",
-        ),
+        ({"output_format": "out-{0..1}"}, ValueError, r"0\.\.1\}' names 2 output shards, 25 of 1 bytes are needed"),
         ({"input_format": {"template": "samples-{000000..000007}"}}, StoreError, "no shard .*; 8 were named"),
         # More names than memory holds are not made to find that they are not there.
-        (
-            {"input_format": {"template": "samples-{0..999999999999}"}},
-            ValueError,
-            "stands for more than 1,000,000 shards",
-        ),
+        ({"input_format": {"template": "s-{0..999999999999}"}}, ValueError, "stands for more than 1,000,000 shards"),
         ({"input_format": {"template": "absent-"}}, StoreError, r"absent-' matches no \.tar"),
         ({"output_format": "samples-{000000..000099}"}, ValueError, "names the input itself"),
         ({"shards": 3}, DataError, "unknown field `shards`"),

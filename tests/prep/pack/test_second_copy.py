@@ -20,12 +20,6 @@ from tests.programs import start_python
 from tests.shards import encode_photo, make_source, pack
 
 
-@pytest.fixture(params=["directory", "bucket"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A place that is not there yet."""
-    return LocalStore(tmp_path / "out") if request.param == "directory" else request.getfixturevalue("bucket")
-
-
 def _contents(store: Store) -> dict[str, bytes]:
     return {entry.name: store.read(entry.name) for entry in store.list("a/")}
 

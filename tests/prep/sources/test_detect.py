@@ -30,12 +30,7 @@ SPLITS = ("train", "val")
     [
         (["cat/deep/1.jpg", "dog/2.JPEG", "notes/x.txt"], "imagefolder", "class folders: 'cat', 'dog'", ()),
         (["train/a/1.jpg", "val/b/3.jpg"], "imagefolder", "class folders: 'a', 'b', splits 'train', 'val'", SPLITS),
-        (
-            ["train/1.jpg", "val/2.jpg", "notes/a.json"],
-            "photos",
-            "photos without classes, splits 'train', 'val'",
-            SPLITS,
-        ),
+        (["train/1.jpg", "val/2.jpg"], "photos", "photos without classes, splits 'train', 'val'", SPLITS),
         (["val2017/2.jpg", "a/a.json"], "photos", "photos without classes, splits 'val2017'", ("val2017",)),
         (["with_mask/1.jpg", "masks/1.jpg"], "imagefolder", "class folders: 'masks', 'with_mask'", ()),
         (["1.jpg", "2.png", "Thumbs.db"], "photos", "photos without classes", ()),
@@ -69,10 +64,7 @@ def test_files_prefixes_and_urls_are_known_by_their_names(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            ["cat/1.jpg", "3.jpg"],
-            r"may be several things: .*'cat' \(--kind imagefolder\); .* \(--kind photos\); say which",
-        ),
+        (["cat/1.jpg", "3.jpg"], r"may be several .*'cat' \(--kind imagefolder\); .* \(--kind photos\); say which"),
         (["images/1.jpg", "images/2.jpg", "train.csv"], r"the table 'train\.csv' .* \(--kind table\); photos without"),
         (["images/1.jpg", "masks/1.png"], r"class folders: 'images', 'masks' .*; photos without"),
         (["photos/cat/1.jpg"], r"photos without classes, in the folder 'photos' .*; one class 'photos'"),

@@ -163,9 +163,7 @@ def test_table_cell_that_its_component_does_not_take_is_named(
 
 def test_table_without_labels_packs_none_when_asked(photos: Path) -> None:
     path = _write(photos, "list.csv", [{"file": row["path"]} for row in ROWS])
-    with pytest.raises(
-        DataError, match=r"list\.csv' has no column of labels by any of the names label, .*--unlabelled"
-    ):
+    with pytest.raises(DataError, match=r"list\.csv' has no column of labels by any of the names .*--unlabelled"):
         table(path)
     for has_labels in (False, None):
         assert [record.label for record in table(path, has_labels=has_labels).records] == [None] * 3
@@ -203,11 +201,7 @@ def test_table_of_a_byte_order_mark_and_absolute_paths(photos: Path) -> None:
         ("l.csv", "path,label\na.jpg,1,2\n", r"l\.csv', line 2: expected 2 fields, as in the first line"),
         ("l.csv", "path,path\na.jpg,1\n", r"l\.csv', line 1: two columns have one name"),
         ("l.csv", 'path,label\n"a.jpg,1\n', r"l\.csv' cannot be read as CSV: "),
-        (
-            "l.csv",
-            "x,label\na.jpg,1\n",
-            r"no column of paths by any of the names path, image, .* \(found: 'x', 'label'",
-        ),
+        ("l.csv", "x,label\na.jpg,1\n", r"no column of paths by any of the names path, .* \(found: 'x', 'label'"),
         ("l.csv", "path,label\na.jpg,1\n\n,2\n", r"l\.csv', line 4: column 'path' must hold the path .*, got ''"),
         ("l.csv", "path,label\nnoextension,1\n", r"line 2: column 'path' must hold the path of a file with an ext"),
         ("l.json", "{}", r"l\.json': expected a list of objects, found \{\}"),

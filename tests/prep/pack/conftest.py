@@ -1,0 +1,14 @@
+"""The places that a pack is written to."""
+
+from pathlib import Path
+
+import pytest
+
+from dali_pipes.store.base import Store
+from dali_pipes.store.local import LocalStore
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place that is not there yet."""
+    return LocalStore(tmp_path / "out") if request.param == "directory" else request.getfixturevalue("bucket")

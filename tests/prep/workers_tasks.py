@@ -1,0 +1,63 @@
+"""Tasks of workers, in a module that their processes import: it imports little."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from dali_pipes.errors import DataError
+from prep.workers import Report
+
+
+def double(number: int, report: Report) -> int:
+    """Twice a number."""
+    if number < 0:
+        raise ValueError(f"expected a number of 0 or more, got {number}")
+    report(1)
+    return 2 * number
+
+
+def square(task: int, report: Report) -> tuple[int, int]:
+    report(task)
+    return task * task, os.getpid()
+
+
+def fail_at_three(task: int, report: Report) -> int:
+    if task == 3:
+        raise DataError("task 3 is bad")
+    return task
+
+
+def raise_odd(task: int, report: Report) -> None:
+    class OddError(Exception):
+        pass
+
+    raise OddError("cannot be pickled")
+
+
+def kill_itself(task: int, report: Report) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_setup(directory: Path) -> None:
+    with (directory / str(os.getpid())).open("a") as stream:
+        stream.write("x")
+
+
+def fail_to_set_up() -> None:
+    raise DataError("no decoder")
+
+
+def touch_and_wait(task: str, report: Report) -> None:
+    """A file that is there for as long as this runs."""
+    path = Path(task)
+    path.write_text(str(os.getpid()))
+    try:
+        time.sleep(600)
+    finally:
+        path.unlink()
+
+
+def unchanged(sample: dict[str, bytes]) -> dict[str, bytes]:
+    """A transform that changes nothing."""
+    return sample
