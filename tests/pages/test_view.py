@@ -69,6 +69,11 @@ def test_masks_and_boxes_lie_over_the_photos(browser: Browser, page: Path) -> No
     assert (box["y"] - photo["y"]) / photo["height"] == pytest.approx(30 / 150, abs=0.02)
     assert box["width"] / photo["width"] == pytest.approx(100 / 201, abs=0.03)
     assert cut["x"] + cut["width"] <= photo["x"] + photo["width"] + 3
+    turned = cards[hostile.TURNED]  # by 90 degrees; its mask was drawn on the upright photo
+    photo, mask = (turned.find_element("css selector", name).rect for name in ("img", "img.mask"))
+    assert "150 x 200" in turned.text
+    assert photo["height"] > photo["width"]
+    assert mask["height"] == pytest.approx(photo["height"], abs=1)
     for number in (hostile.OTHER_MASK, hostile.NO_MASK):
         assert cards[number].find_elements("css selector", "img.mask") == []
     browser.find("#with-mask").click()
@@ -76,16 +81,6 @@ def test_masks_and_boxes_lie_over_the_photos(browser: Browser, page: Path) -> No
     assert browser.texts(".card .mask") == []
     assert not cards[1].find_element("css selector", "svg").is_displayed()
     browser.check()
-
-
-def test_photo_of_a_phone_is_upright(browser: Browser, page: Path) -> None:
-    """200 x 150 as stored, turned by 90 degrees; its mask was drawn on the upright photo."""
-    browser.open(page)
-    card = browser.find_all(".card")[hostile.TURNED]
-    assert "150 x 200" in card.text
-    photo, mask = (card.find_element("css selector", name).rect for name in ("img", "img.mask"))
-    assert photo["height"] > photo["width"]
-    assert mask["height"] == pytest.approx(photo["height"], abs=1)
 
 
 def test_what_is_bad_is_listed_with_its_reason_and_sorted_by_a_click(browser: Browser, page: Path) -> None:

@@ -24,7 +24,7 @@ from prep.embedded.storage import Storage
 def sdk(endpoint: str) -> Client:
     """The SDK without its minute of retries, so that a failure shows at once."""
     once = RetryConfig(http_retry=Retry(total=0), network_retry=Retrying(stop=stop_after_attempt(1), reraise=True))
-    return Client(endpoint, retry_config=once, timeout=30)
+    return Client(endpoint, retry_config=once, timeout=60)
 
 
 def put(bucket: Bucket, name: str, data: bytes) -> None:

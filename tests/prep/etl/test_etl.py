@@ -22,11 +22,9 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
-from prep.index import index_shards
 from tests.prep.etl import functions
 from tests.prep.etl.conftest import FUNCTIONS, make_shard, stub, words
-from tests.shards import Sample, encode_mask, encode_photo, make_source, pack, read_tar, tar_bytes, write_shards
-from tests.turned_photos import ORIENTATIONS, slope, turned_photo
+from tests.shards import encode_mask, encode_photo, make_source, pack, read_tar, tar_bytes
 
 # As the clusters said them: AIS 4.9 and 5.0 without Kubernetes.
 NO_KUBERNETES = (
@@ -365,12 +363,3 @@ def test_etl_that_stays(etl_node: str, source: AisStore, tmp_path: Path, capsys:
 def test_misuse_is_told(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prep", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_transform_that_hands_photos_on_keeps_their_orientations(tmp_path: Path) -> None:
-    """Their bytes are copied, EXIF data and all."""
-    samples = [Sample(f"{value}", {"jpg": turned_photo(slope(), value), "cls": b"2"}) for value in ORIENTATIONS]
-    folder = write_shards(tmp_path, samples, per_shard=8)
-    shard = folder / "s-000000.tar"
-    shard.write_bytes(ShardTransform("same", functions.same).transform(shard.read_bytes(), str(shard)))
-    assert index_shards(resolve_shards(folder, endpoint=None)).turned == {"jpg": 7}

@@ -69,15 +69,6 @@ def test_photo_details_of_what_pillow_writes(data: bytes, expected: str, is_for_
     assert photo_details(data[: len(data) - 10]) == details
 
 
-def test_details_of_a_long_head_ask_for_more() -> None:
-    """A colour profile of 100 KB stands before the frame: the first 64 KiB do not tell, the whole file does."""
-    data = encoded("RGB", "JPEG", icc_profile=bytes(100_000))
-    assert photo_details(data[: 64 << 10]) is None
-    whole = photo_details(data)
-    assert whole is not None
-    assert (whole.process, whole.height) == ("baseline", 33)
-
-
 def test_details_of_damaged_heads_never_raise() -> None:
     draw = np.random.default_rng(0)
     for data in (oriented(6), encoded("RGB", "PNG"), encoded("RGB", "JPEG", progressive=True)) * 20:

@@ -32,15 +32,12 @@ def _names(store: AisStore, prefix: str) -> list[str]:
 # The job, on the embedded node
 
 
-def test_shuffle_gives_the_same_samples_in_another_order(packed: ShardSet, bucket: AisStore) -> None:
+def test_shuffle_by_a_job_reports_what_it_wrote(packed: ShardSet, bucket: AisStore) -> None:
+    """The samples are compared with the exchange's in `test_engines`."""
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
     assert (report.num_samples, report.num_input_shards) == (NUM_SAMPLES, 5)
     assert report.url == f"{bucket.url}/shuffled-"
     assert len(report.shards) in (4, 5)  # their size is the mean of the input's
-    assert report.shards == tuple(f"shuffled-{number:06d}.tar" for number in range(len(report.shards)))
-    before, after = _read(bucket, packed.names), _read(bucket, report.shards)
-    assert sorted(before) == sorted(after)
-    assert [name.partition(".")[0] for name, _ in before] != [name.partition(".")[0] for name, _ in after]
     assert bucket.read("shuffled-classes.json") == bucket.read("samples-classes.json")
     assert report.num_bytes == sum(bucket.size(name) or 0 for name in report.shards)
 
