@@ -16,7 +16,7 @@ from tests import loaders
 from tests.hostile_photos import undecodable
 from tests.lazy import Lazy
 from tests.loaders import keys_of, substituting
-from tests.shards import Sample, image_bytes, make_samples, samples_and_shards, write_shards
+from tests.shards import Sample, image_bytes, make_samples, samples_and_shards, with_data, write_shards
 
 torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
 
@@ -54,23 +54,11 @@ def nothing(data: bytes) -> bytes:
 Spoil = Callable[[bytes], bytes]
 
 
-def spoilt(
-    samples: Sequence[Sample], numbers: Sequence[int], *, how: Spoil, component: str = "image.jpg"
-) -> list[Sample]:
-    """The samples, some of them with a bad component."""
-    return spoilt_in_ways(samples, dict.fromkeys(numbers, how), component=component)
-
-
-def spoilt_in_ways(
-    samples: Sequence[Sample], ways: Mapping[int, Spoil], *, component: str = "image.jpg"
-) -> list[Sample]:
-    """The samples, those with these numbers with a component that is bad in this way."""
-    return [
-        Sample(sample.key, sample.components | {component: ways[number](sample.components[component])})
-        if number in ways
-        else sample
-        for number, sample in enumerate(samples)
-    ]
+def spoilt(samples: Sequence[Sample], numbers: Any, *, how: Any = None, component: str = "image.jpg") -> list[Sample]:
+    """The samples, those with these numbers with a component that is bad; ``numbers`` may say for each in which way."""
+    ways: Mapping[int, Spoil] = numbers if isinstance(numbers, Mapping) else dict.fromkeys(numbers, how)
+    data = {number: spoil(samples[number].components[component]) for number, spoil in ways.items()}
+    return with_data(samples, data, component=component)
 
 
 good_samples, good_shards = samples_and_shards(
@@ -131,7 +119,7 @@ def stand_in(keys: Sequence[str], bad: set[str]) -> list[str]:
 )
 def test_others_stand_in(tmp_path: Path, good_samples: list[Sample], good_shards: Path, ways: dict[int, Spoil]) -> None:
     """Batches keep number and size; all others are bit-equal to those of a good data set; the repeats are marked."""
-    shards = write_shards(tmp_path, spoilt_in_ways(good_samples, ways), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples, ways), per_shard=6)
     bad = {f"s{number:05d}" for number in ways}
     whole = rows_of(good_shards)
     with open_loader(shards) as loader:
@@ -188,15 +176,46 @@ def test_other_ranks_bad_samples_are_theirs(tmp_path: Path, good_samples: list[S
         assert [line.split("\t")[1] for line in lines] == expected[rank]
 
 
-def test_bad_sample_that_only_fills_a_batch_is_not_listed(tmp_path: Path, good_samples: list[Sample]) -> None:
+@pytest.mark.parametrize(("num_bad", "is_error"), [(4, False), (5, True)])
+def test_search_for_a_replacement_ends(
+    tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch, num_bad: int, is_error: bool
+) -> None:
+    """Of a batch of bad samples, two others are tried here and found bad; a third one is too many."""
+    monkeypatch.setattr("dali_pipes.bad_samples.MAX_UNFIT", 2)
+    shards = write_shards(tmp_path, spoilt(good_samples[:8], range(num_bad), how=gif), per_shard=8)
+    with open_loader(shards, batch_size=2) as loader:
+        if is_error:
+            with pytest.raises(dp.DecodeError, match="key 's00000': more than 2 samples that could replace the bad"):
+                next(loader)
+        else:
+            assert next(loader)[0]["key"] == ["s00004"] * 2
+
+
+@pytest.fixture
+def repairs(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows with each batch that DALI refused and that was repaired."""
+    from dali_pipes.bad_samples import Repair
+
+    made: list[None] = []
+    real = Repair.decode
+    monkeypatch.setattr(Repair, "decode", lambda *args: made.append(None) or real(*args))
+    return made
+
+
+def test_bad_sample_that_only_fills_a_batch_is_not_listed(
+    tmp_path: Path, good_samples: list[Sample], repairs: list[None]
+) -> None:
     """Of the last step, two ranks: rank 1 has only samples that FILL repeats, and rank 0 has listed the bad one."""
     shards = write_shards(tmp_path, spoilt(good_samples[:6], [0], how=undecodable), per_shard=6)
     for rank, expected in enumerate([["s00000"], []]):
+        repairs.clear()
         with open_loader(shards, batch_size=2, rank=rank, world_size=2, last_batch_policy="FILL") as loader:
-            *_, (last,) = list(loader)
-            assert last["key"] == [["s00004", "s00005"], ["s00001", "s00001"]][rank]
-            assert (loader.num_valid, loader.substituted) == [(2, ()), (0, (0,))][rank]
-            assert [bad.key for bad in loader.bad_samples] == expected
+            for _ in range(2):
+                *_, (last,) = list(loader)
+                assert last["key"] == [["s00004", "s00005"], ["s00001", "s00001"]][rank]
+                assert (loader.num_valid, loader.substituted) == [(2, ()), (0, (0,))][rank]
+                assert [bad.key for bad in loader.bad_samples] == expected
+                assert len(repairs) == 1, "in the second epoch it is known"
 
 
 def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
@@ -212,7 +231,7 @@ def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
 
 def test_crops_are_those_of_the_samples(tmp_path: Path, good_samples: list[Sample], good_shards: Path) -> None:
     """A repaired batch has each sample's own random numbers; what stands in is an exact repeat."""
-    shards = write_shards(tmp_path, spoilt_in_ways(good_samples, {2: undecodable, 9: gif}), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples, {2: undecodable, 9: gif}), per_shard=6)
     options = {"graph": dp.classification_train(crop=24), "shuffle": True, "seed": 5}
     whole = rows_of(good_shards, **options)
     with open_loader(shards, **options) as loader:
@@ -225,7 +244,7 @@ def test_crops_are_those_of_the_samples(tmp_path: Path, good_samples: list[Sampl
 def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample]) -> None:
     """Resumed anywhere, by a loader that has met no bad sample yet, the rest is bit-equal."""
     ways = {1: undecodable, 4: undecodable, 5: gif, 6: undecodable, 7: gif, 11: gif}
-    shards = write_shards(tmp_path, spoilt_in_ways(good_samples, ways), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples, ways), per_shard=6)
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "batch_size": 2}
     with open_loader(shards, **options) as loader:
         states, whole = [loader.state_dict()], []
@@ -244,7 +263,7 @@ def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample]) -
 def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
     """Then the first good sample of the next shard stands in, and after the last shard comes the first."""
     ways = {0: gif} | dict.fromkeys((6, 7, 8), undecodable) | dict.fromkeys((9, 10, 11), gif)
-    shards = write_shards(tmp_path, spoilt_in_ways(good_samples, ways), per_shard=6)
+    shards = write_shards(tmp_path, spoilt(good_samples, ways), per_shard=6)
     with open_loader(shards, batch_size=3) as loader:
         batches = [batch for (batch,) in loader]
         assert [batch["key"] for batch in batches[2:]] == [["s00001"] * 3] * 2
@@ -255,6 +274,9 @@ def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample]) -> Non
 def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: list[Sample]) -> None:
     """GIFs: every one is known to be bad. Undecodable: as likely it is the graph, and nothing is quarantined."""
     shards = write_shards(tmp_path / "gif", spoilt(good_samples, range(12), how=gif), per_shard=6)
+    with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="the data set has no good sample left"):
+        next(loader)
+    shards = write_shards(tmp_path / "one", spoilt(good_samples[:1], [0], how=undecodable), per_shard=6)
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="the data set has no good sample left"):
         next(loader)
     shards = write_shards(tmp_path / "undecodable", spoilt(good_samples, range(12), how=undecodable), per_shard=6)
@@ -374,18 +396,11 @@ def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample]) -> No
             next(loader)
 
 
-def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], repairs: list[None]) -> None:
     """What was found once is substituted before DALI sees it, and is written down once."""
-    from dali_pipes.bad_samples import Repair
-
     shards = write_shards(tmp_path, spoilt(good_samples, [1, 5, 9], how=undecodable), per_shard=6)
-    repairs = []
-    real = Repair.decode
-    monkeypatch.setattr(Repair, "decode", lambda *args: repairs.append(1) or real(*args))
     with open_loader(shards) as loader:
-        first = [batch for (batch,) in loader]
-        assert len(repairs) == 3
-        second = [batch for (batch,) in loader]
+        first, second = ([batch for (batch,) in loader] for _ in range(2))
         assert len(repairs) == 3
     assert all(torch.equal(a["image"], b["image"]) for a, b in zip(first, second, strict=True))
     with open_loader(shards) as loader:
@@ -393,8 +408,8 @@ def test_second_epoch_knows_them(tmp_path: Path, good_samples: list[Sample], mon
     assert len(quarantined(shards)) == 3
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, *, is_failing: Callable[[int], bool], text: str) -> list[Any]:
-    """DALI fails at these batches, counted from 1; return the pipelines that were asked for one."""
+def fail_at(monkeypatch: pytest.MonkeyPatch, *, is_failing: Callable[[int, int], bool], text: str) -> list[Any]:
+    """DALI fails by a batch's number, from 1, and its samples; return the pipelines that were asked for one."""
     from dali_pipes.graph.decode import DecodePipeline
 
     real = DecodePipeline.take
@@ -403,7 +418,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, *, is_failing: Callable[[int], bool
     def take(self: Any) -> Any:
         calls.append(self)
         taken = real(self)
-        if not is_failing(len(calls)):
+        if not is_failing(len(calls), len(next(iter(taken[0].encoded.values())))):
             return taken
         self.scheduled.appendleft(taken[0])
         raise RuntimeError(f"encountered: {text}")
@@ -419,7 +434,7 @@ def test_a_batch_without_a_bad_sample_is_the_same(
     options = {"graph": dp.classification_train(crop=24), "shuffle": True}
     with open_loader(good_shards, **options) as loader:
         whole = [batch for (batch,) in loader]
-    calls = fail_at(monkeypatch, is_failing=lambda number: number == 2, text="something passing")
+    calls = fail_at(monkeypatch, is_failing=lambda number, num_samples: number == 2, text="something passing")
     with open_loader(good_shards, **options) as loader:
         again = [batch for (batch,) in loader]
         assert not loader.bad_samples
@@ -435,13 +450,21 @@ def test_a_batch_without_a_bad_sample_is_the_same(
 def test_a_broken_device_is_no_sample_s_fault(good_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If what was decoded before cannot be decoded any more, nothing is quarantined, and the error says what it is."""
     text = "CUDA runtime API error cudaErrorLaunchFailure"
-    fail_at(monkeypatch, is_failing=lambda number: number > 1, text=text)
+    fail_at(monkeypatch, is_failing=lambda number, num_samples: number > 1, text=text)
     with open_loader(good_shards, policy={"max_bad": 1}) as loader:
         next(loader)
         with pytest.raises(dp.DecodeError, match=r"fails on every sample that was tried, .* cudaErrorLaunchFailure"):
             next(loader)
         assert not loader.bad_samples
     assert not (good_shards / "q.tsv").exists()
+
+
+def test_samples_that_are_decoded_only_alone_are_an_error(good_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(monkeypatch, is_failing=lambda number, num_samples: number > 1 and num_samples > 1, text="no memory")
+    with open_loader(good_shards) as loader:
+        next(loader)
+        with pytest.raises(dp.DecodeError, match=r"cannot decode one of the 4 samples s00004, .*s00007: no mem"):
+            next(loader)
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,6 @@ def test_array_that_dali_cannot_take_is_refused_when_it_is_built(small_shards: P
     refused(small_shards, graph, TypeError, text)
 
 
-def test_component_without_a_size_in_the_index_is_refused(tmp_path: Path) -> None:
-    """A JPEG under a name that is no photo's: its height and width are not in the index, so no crop can be computed."""
-    shards = write_shards(tmp_path, [Sample("a", {"img": photo_bytes(0, 20, 20), "cls": b"1"})], per_shard=1)
-    graph = dp.classification_eval(resize=16, crop=16, photo="img")
-    refused(shards, graph, dp.DataError, "component 'img' has no height and width in the index")
-
-
 # --- samples of different lengths in one tensor -----------------------------------------------------------------------
 
 
