@@ -17,11 +17,9 @@ JOB = "4711"
 
 
 def wait_until(what: Callable[[], bool], *, process: subprocess.Popen[str]) -> None:
-    """Return when it is so; an error if the process ends before, or after four minutes."""
-    deadline = time.monotonic() + 240
+    """Return when it is so; an error if the process ends before."""
     while not what():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

@@ -82,6 +82,7 @@ def cpu_index(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.nightly
 def test_cpu_only_torch_stays_when_the_rest_is_installed(tmp_path: Path, cpu_index: str) -> None:
     """By pip itself: the pins take the build ``+cpu``, and the second step sees torch there already."""
     venv = tmp_path / "venv"

@@ -138,8 +138,7 @@ def test_caches_of_others_are_not_touched(slurm: Slurm) -> None:
     assert slurm.caches() == ["dali-pipes-job-17"]
 
 
-@pytest.mark.parametrize("keep", ["0", "1"])
-@pytest.mark.parametrize("how", ["link", "file", "directory of another user"])
+@pytest.mark.parametrize(("how", "keep"), [("link", "0"), ("file", "1"), ("directory of another user", "0")])
 def test_cache_that_somebody_else_made_first_is_refused(slurm: Slurm, how: str, keep: str) -> None:
     """The command does not start, and what is there stays."""
     cache = slurm.disks / (f"dali-pipes-keep-{os.getuid()}" if keep == "1" else f"dali-pipes-job-{JOB}")
@@ -191,20 +190,8 @@ def test_real_training_goes_on_after_its_time_was_up(slurm: Slurm) -> None:
     shards = write_shards(slurm.directory / "shards", samples, per_shard=8)
     (slurm.bin / "torchrun").unlink()  # the real one
     words: list[str | Path] = ["examples/classification.py", "--shards", shards, "--out", slurm.runs / "b"]
-    words += [
-        "--device",
-        "cpu",
-        "--crop",
-        "16",
-        "--width",
-        "8",
-        "--batch-size",
-        "2",
-        "--epochs",
-        "60",
-        "--checkpoint-every",
-        "1",
-    ]
+    options = "--device cpu --crop 16 --width 8 --batch-size 2 --epochs 60 --checkpoint-every 1"
+    words += options.split()
     log = slurm.runs / "b" / "steps.jsonl"
 
     def num_steps() -> int:
@@ -267,7 +254,8 @@ def test_tasks_of_an_array_index_what_one_process_does(slurm: Slurm, shards: Pat
     whole = {path.name: path.read_bytes() for path in shards.iterdir()}
     for path in shards.glob("*.safetensors"):
         path.unlink()
-    jobs = [submit_part(slurm, "index", shards, array=f"{number}:1-3") for number in (1, 2, 3)]
+    jobs = [submit_part(slurm, "index", shards, array=f"{number}:1-3") for number in (1, 3)]
+    jobs.insert(1, submit_part(slurm, "index", shards, array="2:2-2", PARTS="3"))  # as one that is done again
     for number, job in enumerate(jobs, 1):
         out, said = job.communicate(timeout=240)
         assert job.returncode == 0, said
@@ -276,14 +264,6 @@ def test_tasks_of_an_array_index_what_one_process_does(slurm: Slurm, shards: Pat
     out, said = job.communicate(timeout=240)
     assert job.returncode == 0, said
     assert {path.name: path.read_bytes() for path in shards.iterdir()} == whole
-
-
-def test_part_that_failed_is_done_again_by_its_number(slurm: Slurm, shards: Path) -> None:
-    """PARTS keeps the cut."""
-    job = submit_part(slurm, "index", shards, array="2:2-2", PARTS="3")
-    out, said = job.communicate(timeout=240)
-    assert job.returncode == 0, said
-    assert f"part 2/3 of '{shards}/samples-'" in out
 
 
 @pytest.mark.parametrize("array", ["0:0-2", "2:2-2"])
@@ -369,6 +349,7 @@ def test_command_runs_on_a_ray_of_all_nodes_and_nothing_is_left(slurm: Slurm, jo
     check_nothing_is_left(job)
 
 
+@pytest.mark.nightly
 def test_exit_code_is_that_of_the_command(slurm: Slurm, job: str) -> None:
     """Shards that are not there: the error is shown, and Ray ends on all nodes."""
     code, _, said = submit_ray(slurm, job, "verify", slurm.runs / "nowhere")

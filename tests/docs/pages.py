@@ -11,6 +11,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 _END = "@ end of block"
+RUN_FILE = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+"""``python -c RUN_FILE FILE ARGUMENTS`` runs a file, by the fork server of the tests."""
 
 
 @dataclass
@@ -54,7 +56,7 @@ def python_of(page: Path) -> str:
 def run_python(*arguments: str, folder: Path) -> str:
     """What Python prints with these arguments, in a process of its own with ``folder`` as its directory."""
     run = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, *(["-c", RUN_FILE] if arguments[0].endswith(".py") else []), *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
@@ -93,9 +95,7 @@ def run_blocks(page: Path, *, folder: Path, **variables: str) -> int:
             start_new_session=True,
         )
         try:
-            code = shell.wait(timeout=280)
-        except subprocess.TimeoutExpired:
-            code = -1
+            code = shell.wait()
         finally:
             # What a failed command left in the background, too.
             with contextlib.suppress(ProcessLookupError):

@@ -35,7 +35,7 @@ def test_how_it_works_shows_what_its_python_prints(tmp_path: Path) -> None:
     text = re.sub(r"^```.*$", "", (DOCS / "how-it-works.md").read_text(), flags=re.MULTILINE)
     assert len(doctest.DocTestParser().get_examples(text)) > 30
     (tmp_path / "page.txt").write_text(text)
-    run_python("-m", "doctest", "page.txt", folder=tmp_path)
+    run_python("-c", "import doctest, sys; sys.exit(doctest.testfile('page.txt', False).failed)", folder=tmp_path)
 
 
 def test_the_page_of_data_sets_that_grow_runs(tmp_path: Path) -> None:
@@ -52,6 +52,7 @@ def test_shapes_of_outputs() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3000)
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """On 294 photos in Oxford's layout, two of them not in the list: ten shards of thirty and a short one."""
     directory = tmp_path / "pets"
@@ -70,6 +71,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3000)
 def test_the_tutorial_of_class_folders_ends_with_a_model_that_has_learned_something(tmp_path: Path) -> None:
     """Held-out tiles lie beside those that were trained on, and share no pixel with them."""
     pytest.importorskip("skimage")

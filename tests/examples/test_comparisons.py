@@ -74,10 +74,7 @@ def test_iou_compares_all_seeds_of_both_loaders(
     assert compare_loaders.main(["iou", *arguments, "--json", str(path)]) == 0
     runs = json.loads(path.read_text())["runs"]
     assert [(run["loader"], run["seed"]) for run in runs] == [
-        ("dali", 0),
-        ("webloader", 0),
-        ("dali", 1),
-        ("webloader", 1),
+        (loader, seed) for seed in (0, 1) for loader in ("dali", "webloader")
     ]
     assert len({tuple(run["iou"].values()) for run in runs}) == 4
     assert all(run["iou"]["background"] >= 0 for run in runs)

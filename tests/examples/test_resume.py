@@ -19,6 +19,7 @@ import torch
 from run_files import CHECKPOINT, STEPS, StepLog, load_checkpoint, save_checkpoint
 
 from bench.loaders.workers import worker_context
+from tests.docs.pages import RUN_FILE
 from tests.examples.conftest import EXAMPLES, NUM_SAMPLES
 from tests.examples.ranks import first_is_as_later, train_rank
 
@@ -26,7 +27,6 @@ GLOBAL_BATCH_SIZE = 4
 NUM_STEPS = NUM_SAMPLES // GLOBAL_BATCH_SIZE  # of an epoch: 13
 EPOCHS = 4
 CHECKPOINT_EVERY = 5  # no multiple of it is an epoch's last step
-START_WITHIN_S = 120.0
 
 
 def arguments_of(shards: Path, run: Path, *options: str, num_processes: int) -> list[str]:
@@ -46,11 +46,12 @@ def arguments_of(shards: Path, run: Path, *options: str, num_processes: int) -> 
 
 def launch(program: str, shards: Path, run: Path, *options: str, num_processes: int) -> "subprocess.Popen[bytes]":
     """Start a training as a user does; its output goes to a file beside the run's directory."""
-    python = [sys.executable]
+    launcher, environment = ["-c", RUN_FILE], os.environ | {"PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"}
     if num_processes > 1:
-        python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    command = [*python, str(EXAMPLES / program), *arguments_of(shards, run, *options, num_processes=num_processes)]
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+        environment |= {"OMP_NUM_THREADS": "1"}
+    arguments = arguments_of(shards, run, *options, num_processes=num_processes)
+    command = [sys.executable, *launcher, str(EXAMPLES / program), *arguments]
     with (run.parent / f"{run.name}.txt").open("ab") as output:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
@@ -58,16 +59,14 @@ def launch(program: str, shards: Path, run: Path, *options: str, num_processes: 
 def train(program: str, shards: Path, run: Path, *options: str, num_processes: int) -> None:
     """A training to its end."""
     process = launch(program, shards, run, *options, num_processes=num_processes)
-    assert process.wait(timeout=START_WITHIN_S) == 0, (run.parent / f"{run.name}.txt").read_text()
+    assert process.wait() == 0, (run.parent / f"{run.name}.txt").read_text()
 
 
 def wait_for_step(run: Path, step: int, *, is_running: Callable[[], bool]) -> None:
     """Return as soon as the run's log has this step."""
-    deadline = time.monotonic() + START_WITHIN_S
     while not (run / STEPS).exists() or (run / STEPS).read_bytes().count(b"\n") <= step:
         output = run.parent / f"{run.name}.txt"
         assert is_running(), output.read_text() if output.exists() else ""
-        assert time.monotonic() < deadline
         time.sleep(0.002)
 
 
@@ -114,7 +113,8 @@ def flat(state: Any, where: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("program", "options", "num_processes"),
     [
-        ("segmentation.py", ["--shrink", "2"], 2),
+        # By day, two ranks are stopped and resumed below, by a signal.
+        pytest.param("segmentation.py", ["--shrink", "2"], 2, marks=pytest.mark.nightly),
         ("classification.py", ["--task", "breed"], 1),  # random windows, flips, dropout
     ],
 )

@@ -35,18 +35,20 @@ DEEP = b"[" * 100_000
         ("٣".encode(), "holds '٣', expected an integer"),  # a digit, but not of ASCII
     ],
 )
-def test_labels_beyond_any_integer(data: bytes, expected: str, tmp_path: Path) -> None:
-    """Shard and key are named, also where a whole shard is read."""
+def test_labels_beyond_any_integer(data: bytes, expected: str) -> None:
     with pytest.raises(DataError, match=rf"shard 's\.tar', key 'a': component 'cls' {expected}|{expected}"):
         parse_label(data, shard="s.tar", key="a")
-    write_tar(tmp_path / "s.tar", [Sample("a", {"cls": data, "jpg": photo_bytes(0, 9, 8)})])
+
+
+def test_shard_of_such_a_label_is_refused_by_commands(tmp_path: Path) -> None:
+    write_tar(tmp_path / "s.tar", [Sample("a", {"cls": b"7" * 5000, "jpg": photo_bytes(0, 9, 8)})])
     assert main(["prep", "index", str(tmp_path)]) == 1
     assert main(["prep", "verify", "--workers", "1", str(tmp_path)]) == 1
 
 
-@pytest.mark.parametrize("label", [2**63 - 1, -(2**63)])
-def test_labels_of_64_bits_are_taken(label: int) -> None:
-    assert parse_label(f" {label}\n".encode(), shard="s.tar", key="a") == label
+def test_labels_of_64_bits_are_taken() -> None:
+    for label in (2**63 - 1, -(2**63)):
+        assert parse_label(f" {label}\n".encode(), shard="s.tar", key="a") == label
 
 
 @pytest.mark.parametrize(
@@ -114,12 +116,12 @@ def test_json_components_that_nest_without_an_end_are_bad_samples(tmp_path: Path
         list(dp.loader(shards, graph, batch_size=2, cache=dp.Cache(directory=tmp_path)))
 
 
-@pytest.mark.parametrize("name", [*json.loads(state())])
 @pytest.mark.parametrize("value", ["missing", 10**400, -1, "x" * 10_000, [[]], {}, None])
-def test_states(name: str, value: object) -> None:
+def test_states(value: object) -> None:
     """Every entry of a state may be anything: it is taken, or refused by a `StateError`."""
-    values = json.loads(state()) | {name: value}
-    if value == "missing":
-        del values[name]
-    with contextlib.suppress(StateError):
-        assert LoaderState.from_dict(values).to_dict().keys() == values.keys()
+    for name in json.loads(state()):
+        values = json.loads(state()) | {name: value}
+        if value == "missing":
+            del values[name]
+        with contextlib.suppress(StateError):
+            assert LoaderState.from_dict(values).to_dict().keys() == values.keys()

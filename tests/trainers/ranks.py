@@ -1,22 +1,20 @@
 """Run a function of a test as one process, or as several that train together on the CPU."""
 
+import contextlib
 import os
+import pickle
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
-from collections.abc import Callable
-from multiprocessing import connection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.loaders.workers import worker_context
 from bench.tools.processes import end_with_main
-from tests.docs.pages import REPOSITORY, blocks_of
-
-TIMEOUT_S = 200.0
+from tests.docs.pages import REPOSITORY, RUN_FILE, blocks_of
 
 
 def run_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -31,53 +29,67 @@ def run_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> list
             needs one start of its framework.
         arguments: Plain values.
     """
-    context, port = worker_context(), free_port()
-    processes, receivers = [], {}
-    for rank in range(world_size):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_run_rank, args=(sender, rank, world_size, port, os.getpid(), job, arguments))
-        process.start()
-        sender.close()  # so that the end of the process ends the pipe
-        processes.append(process)
-        receivers[receiver] = rank
-    results: list[Any] = [None] * world_size
-    try:
-        while receivers:
-            ready = connection.wait(list(receivers), timeout=TIMEOUT_S)
-            assert ready, f"ranks {list(receivers.values())} gave no result in {TIMEOUT_S:.0f} s"
-            for receiver in ready:
-                rank = receivers.pop(receiver)
-                try:
-                    is_error, results[rank] = receiver.recv()
-                except EOFError:
-                    processes[rank].join()
-                    is_error, results[rank] = True, f"exit code {processes[rank].exitcode}"
-                assert not is_error, f"rank {rank} of {world_size}: {results[rank]}"
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
-    finally:
-        for process in processes:
-            process.join()
-    return results
+    with started_ranks(world_size, job, *arguments) as ranks:
+        return ranks.results()
 
 
-def _run_rank(sender: Any, rank: int, world_size: int, port: int, main_pid: int, job: Any, arguments: Any) -> None:
+class Ranks:
+    """Processes that run one job; each leaves what it returns in a file of ``folder``."""
+
+    def __init__(self, folder: Path, processes: "list[subprocess.Popen[bytes]]") -> None:
+        self._folder, self.processes = folder, processes
+
+    def results(self) -> list[Any]:
+        """Wait for all of them."""
+        codes: list[int | None] = [None]
+        while not any(codes) and None in codes:
+            time.sleep(0.02)
+            codes = [process.poll() for process in self.processes]
+        for rank, code in enumerate(codes):
+            said = (self._folder / f"{rank}.txt").read_text(errors="replace")
+            assert not code, f"rank {rank} of {len(codes)} ended with {code}: {said[-6000:]}"
+        return [pickle.loads((self._folder / f"{rank}.result").read_bytes()) for rank in range(len(codes))]
+
+
+@contextlib.contextmanager
+def started_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> Iterator[Ranks]:
+    """Start processes as `run_ranks` does; whatever still runs at the end is killed."""
+    from torch.distributed import TCPStore
+
+    # Where the ranks meet. No other process can take its port meanwhile.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name, contextlib.ExitStack() as resources:
+        folder = Path(name)
+        (folder / "job").write_bytes(pickle.dumps((job, arguments, os.getpid())))
+        processes = []
+        for rank in range(world_size):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.trainers.ranks", folder, str(rank)],
+                env=os.environ | launched_environment(rank, world_size, store.port),
+                stdout=resources.enter_context((folder / f"{rank}.txt").open("wb")),
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+            )
+            resources.callback(process.wait)
+            resources.callback(process.kill)
+            processes.append(process)
+        yield Ranks(folder, processes)
+
+
+def run_rank(folder: Path, rank: int) -> None:
+    """Run the job in this process, which is one of its ranks."""
+    import torch
+
+    job, arguments, main_pid = pickle.loads((folder / "job").read_bytes())
     end_with_main(main_pid)
-    os.environ |= launched_environment(rank, world_size, port)
     # The same bits for any number of cores.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    try:
-        result = job(*arguments)
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()
-            torch.distributed.destroy_process_group()
-        sender.send((False, result))
-    except BaseException:
-        sender.send((True, traceback.format_exc()))
-        raise
+    result = job(*arguments)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    (folder / f"{rank}.result").write_bytes(pickle.dumps(result))
 
 
 def launched_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -85,7 +97,13 @@ def launched_environment(rank: int, world_size: int, port: int) -> dict[str, str
     if world_size == 1:
         return {}
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    return {name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the port is another process's
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    return {name: str(value) for name, value in ranks.items()} | meeting
 
 
 def launch(*command: str, folder: Path, num_processes: int = 1) -> str:
@@ -96,14 +114,18 @@ def launch(*command: str, folder: Path, num_processes: int = 1) -> str:
         folder: Where it runs.
         num_processes: Of torchrun.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    launcher = ["-c", RUN_FILE] if command[0].endswith(".py") else []
+    if num_processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+        environment |= {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, *(launcher if num_processes > 1 else []), *command],
+        [sys.executable, *launcher, *command],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env=environment,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=280,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -128,8 +150,22 @@ def launch_from_page(name: str, shards: Path, folder: Path, *arguments: str, num
     return launch(write_program(name, shards, folder), *arguments, folder=folder, num_processes=num_processes)
 
 
-def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+@contextlib.contextmanager
+def kept_port() -> Iterator[int]:
+    """A port on which a server that shares ports may listen, as gRPC's do, and no other."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield int(kept.getsockname()[1])
+
+
+if __name__ == "__main__":
+    code = 0
+    try:
+        run_rank(Path(sys.argv[1]), int(sys.argv[2]))
+    except BaseException:  # noqa: BLE001 (the test shows it)
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a framework may wait for a rank that has failed

@@ -138,10 +138,9 @@ def evaluated(shards: Path, policy: str) -> list[list[str]]:
     return passes
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_metrics_are_of_every_sample_once(shards: Path, world_size: int) -> None:
+def test_metrics_are_of_every_sample_once(shards: Path) -> None:
     """FILL repeats a sample in the last step, which ``gather_for_metrics`` drops."""
-    for passes in run_ranks(world_size, evaluated, shards, "FILL"):
+    for passes in run_ranks(2, evaluated, shards, "FILL"):
         assert [sorted(each) for each in passes] == [ALL_KEYS] * 2
 
 
@@ -185,16 +184,15 @@ def skipped(shards: Path) -> tuple[list[list[str]], dict[int, list[list[str]]], 
     return whole, found, num_read
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_skipped_batches_are_not_read(shards: Path, world_size: int) -> None:
+def test_skipped_batches_are_not_read(shards: Path) -> None:
     """The rest of the epoch, which may be none, then the whole next one."""
-    for whole, found, num_read in run_ranks(world_size, skipped, shards):
-        assert num_read == list(range(num_steps(world_size), -1, -1))
+    for whole, found, num_read in run_ranks(2, skipped, shards):
+        assert num_read == list(range(num_steps(2), -1, -1))
         for num, epochs in found.items():
             assert epochs == [whole[0][num * BATCH_SIZE :], whole[1]]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_program_of_the_page_goes_on_as_if_it_was_not_broken_off(shards: Path, tmp_path: Path, world_size: int) -> None:
     """Started by ``accelerate launch``, and by torchrun: on CPUs the former wants MPI for more than one process."""
     command = ["-m", "accelerate.commands.launch", "--cpu"] if world_size == 1 else []

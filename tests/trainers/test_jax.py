@@ -16,7 +16,7 @@ import dali_pipes as dp
 from tests.docs.pages import REPOSITORY
 from tests.shards import make_samples, write_shards
 from tests.trainers.packages import need
-from tests.trainers.ranks import free_port, launch_from_page, run_ranks
+from tests.trainers.ranks import kept_port, launch_from_page, run_ranks
 from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, NUM_SAMPLES, open_loader
 
 need("jax", "flax", "optax")
@@ -301,7 +301,8 @@ def train_of_two(shards: Path, port: int) -> dict[str, Any]:
 
 def test_two_processes(shards: Path) -> None:
     """Rank r has its block of rows of each array; each sample once an epoch; resumed, the losses are the same."""
-    ranks = run_ranks(2, train_of_two, shards, free_port())
+    with kept_port() as port:
+        ranks = run_ranks(2, train_of_two, shards, port)
     num_steps = -(-NUM_SAMPLES // (2 * BATCH_SIZE))
     for result in ranks:
         unbroken = result["runs"][0]

@@ -199,6 +199,7 @@ def test_data_module_under_tensor_parallelism_is_refused(shards: Path, tmp_path:
     assert len({key for rank in steps for step in rank for key in step.keys}) == 2 * 2 * BATCH_SIZE
 
 
+@pytest.mark.nightly
 def test_program_of_the_page_runs(shards: Path, tmp_path: Path) -> None:
     """Lightning itself starts the second process."""
     launch_from_page("train_lightning.py", shards, tmp_path)

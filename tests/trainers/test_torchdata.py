@@ -78,10 +78,9 @@ def broken_and_resumed(shards: Path, folder: Path, wrap: Any, keep: Any) -> dict
     return jobs
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(
-    ("wrap", "keep"),
-    [(face, keep_in_memory), (stateful, keep_in_memory), (nodes, keep_in_memory), (face, keep_distributed)],
+    ("wrap", "keep", "world_size"),
+    [(face, keep_in_memory, 2), (stateful, keep_in_memory, 1), (nodes, keep_in_memory, 2), (face, keep_distributed, 2)],
 )
 def test_job_that_is_resumed_has_the_losses_of_an_unbroken_one(
     shards: Path, tmp_path: Path, wrap: Any, keep: Any, world_size: int

@@ -103,14 +103,13 @@ def resumed_from_checkpoints(shards: Path, folder: Path, options: dict[str, Any]
     return whole, rests, trainer.state.global_step, evaluated
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "world_size"),
     [
-        {},
-        {"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
-        {"max_steps": 10, "eval_strategy": "epoch"},
-        {"dataloader_drop_last": True, "restore_callback_states_from_checkpoint": True},
+        ({}, 1),
+        ({"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 1}, 2),
+        ({"max_steps": 10, "eval_strategy": "epoch"}, 1),
+        ({"dataloader_drop_last": True, "restore_callback_states_from_checkpoint": True}, 2),
     ],
     ids=["epochs", "accumulation", "steps", "drop"],
 )
@@ -235,6 +234,7 @@ def test_processes_that_share_batches_are_refused(shards: Path, tmp_path: Path) 
             assert "use data parallelism alone" in error
 
 
+@pytest.mark.nightly
 def test_program_of_the_page_goes_on_where_it_was_broken_off(shards: Path, tmp_path: Path) -> None:
     """Under torchrun, from its last checkpoint to the same model."""
     program = write_program("trainer_train.py", shards, tmp_path)
