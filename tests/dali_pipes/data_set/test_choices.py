@@ -53,19 +53,6 @@ def test_shards_of_which_nothing_is_left_are_not_staged(small_shards: Path, tmp_
         assert loader.parts.stager.num_missing([0, 2, 3])[0] == 3
 
 
-def test_oversample_by_class(small_shards: Path) -> None:
-    """Class 1 three times, class 2 not at all, class 3 half of them, others once; copies have crops of their own."""
-    with open_loader(small_shards, select=dp.Select(oversample={1: 3, 2: 0, 3: 0.5})) as loader:
-        batches = list(loader)
-        read = Counter(keys_of(batches))
-        assert sum(read.values()) == loader.num_samples
-        counts = {label: [read[key] for key in KEYS if label_of(key) == label] for label in range(1, 6)}
-        assert sorted(counts.pop(3)) == [0, 0, 0, 1, 1]  # five of the class, rounded half to even
-        assert {label: set(found) for label, found in counts.items()} == {1: {3}, 2: {0}, 4: {1}, 5: {1}}
-        photos = [p for (b,) in batches for p, key in zip(b["image"], b["key"], strict=True) if key == "s00000"]
-        assert not np.array_equal(photos[0], photos[1])
-
-
 def test_several_ranks_and_a_resume_with_all_of_it(small_shards: Path, tmp_path: Path) -> None:
     """Filter, factors, fixed length: two ranks read what one reads, and a resumed job goes on, JSON in between."""
     excluded = tmp_path / "left-out.txt"
@@ -136,36 +123,6 @@ def test_mixture_has_every_sample_in_the_proportion_of_the_weights(
     assert read == small | {(f"other/o{i}", 40): num for i, num in enumerate(passes)}
     assert (len(small), sum(passes)) == expected
     assert max(passes) - min(passes) <= 1
-
-
-def test_mixture_resumes_in_mid_epoch(small_shards: Path, other_shards: Path) -> None:
-    """At every batch, with windows; and refuses other weights."""
-    sets = {"small": small_shards, "other": other_shards}
-    options: dict[str, Any] = {
-        "shuffle": dp.Shuffle(window_bytes=12_000),
-        "select": dp.Select(epoch_samples=21),
-        "batch_size": 4,
-    }
-    mixture = dp.Mixture(sets, weights={"small": 2, "other": 1})
-    states, read = [], []
-    with open_loader(mixture, **options) as loader:
-        for _ in range(2):
-            iter(loader)
-            for _ in range(len(loader)):
-                states.append(loader.state_dict())
-                read.append(next(loader)[0])
-    with open_loader(mixture, **options) as loader:
-        for number, state in enumerate(states):
-            loader.load_state_dict(state)
-            rest = read[number : number + 6 - number % 6]
-            for batch, (found,) in zip(rest, loader, strict=True):
-                assert batch["key"] == found["key"]
-                assert np.array_equal(batch["image"], found["image"])
-    with (
-        open_loader(dp.Mixture(sets, weights={"small": 1, "other": 1}), **options) as loader,
-        pytest.raises(dp.StateError, match=r"weights=\(2.0, 1.0\), this loader weights=\(1.0, 1.0\)"),
-    ):
-        loader.load_state_dict(states[1])
 
 
 def test_bad_sample_of_a_mixture_is_named_with_its_set(small_shards: Path, tmp_path: Path) -> None:
@@ -254,29 +211,3 @@ def test_slices_of_other_lengths_in_each_epoch(tmp_path: Path) -> None:
             loader.load_state_dict(state)
             assert len(loader) == length
             assert keys_of(loader) == rest
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"where": lambda columns: columns.labels > 99}, ValueError, "where keeps none of the 23 samples"),
-        ({"oversample": {"1": 2}}, TypeError, "oversample must name classes by integers, as 'cls' holds them, got '1'"),
-        ({"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),
-        ({"exclude": "s3://b/bad.txt"}, dp.StoreError, "cannot read 's3://b/bad.txt', .* a file of this machine"),
-        ({"exclude": "/nowhere.txt"}, dp.StoreError, "cannot read '/nowhere.txt', a list of samples to leave out"),
-    ],
-)
-def test_choices_that_cannot_be(small_shards: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:
-    """Refused when the loader is made."""
-    with pytest.raises(error, match=text):
-        open_loader(small_shards, select=dp.Select(**options))
-
-
-def test_missing_skip_where_the_first_sample_lacks_it(tmp_path: Path) -> None:
-    """What the graph is made by is a sample that is read."""
-    samples = make_samples([(20, 20)] * 4)
-    bare = [Sample(s.key, {"image.jpg": s.components["image.jpg"]}) for s in samples[:2]]
-    shards = write_shards(tmp_path, [*bare, *samples[2:]], per_shard=2)
-    for select in (dp.Select(missing="skip"), dp.Select(where=lambda columns: columns.labels > 0)):
-        with open_loader(shards, select=select) as loader:
-            assert sorted(keys_of(loader)) == ["s00002", "s00003"]

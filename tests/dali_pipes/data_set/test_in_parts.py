@@ -1,7 +1,5 @@
 """Samples that are chosen by columns in parts, in bounded memory."""
 
-import gc
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +101,6 @@ def test_parts_of_a_mixture_have_the_components_of_all(
     assert joined(data_set) == content(data_set.columns())
 
 
-def test_where_never_sees_an_empty_part(tmp_path: Path) -> None:
-    """A first part of one sample is not halved: numpy makes floats of an empty list, which are no answer."""
-    for number, num_samples in enumerate((3, 1)):
-        samples = [Sample(f"{number}{row}", {"txt": b"x"}) for row in range(num_samples)]
-        write_tar(tmp_path / f"s-{number}.tar", samples)
-    index_shards(resolve_shards(tmp_path, endpoint=None))
-    data_set = DataSet(resolve_shards([tmp_path / "s-1.tar", tmp_path / "s-0.tar"], endpoint=None))
-    chosen = excluded_ordinals(data_set, where=lambda columns: np.array([key != "01" for key in columns.keys]))
-    assert chosen.excluded.tolist() == [2]
-
-
 def test_only_the_columns_that_where_asks_for_are_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels alone: after the first part, no bytes of the keys."""
     read: list[tuple[int, int]] = []
@@ -210,19 +197,3 @@ def test_columns_that_do_not_fit_in_memory_are_refused_before_the_read(
     monkeypatch.setattr(LocalStore, "find", None)
     with pytest.raises(ValueError, match=r"of the 35 samples .* take about 1400 bytes .* 1399 are available"):
         data_set.columns()
-
-
-def test_a_part_is_freed_when_the_next_one_is_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, and not when Python looks for cycles: parts would pile up until then."""
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    parts = data_set.columns_in_parts()
-    gc.disable()
-    try:
-        _, columns = next(parts)
-        content(columns)
-        part = weakref.ref(columns.samples)
-        _, columns = next(parts)
-        assert part() is None
-    finally:
-        gc.enable()

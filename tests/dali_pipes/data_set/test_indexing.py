@@ -202,16 +202,6 @@ def test_index_shards_error_leaves_no_manifest(tmp_path: Path) -> None:
     assert not (tmp_path / columns_name("s-")).exists()
 
 
-def test_index_shard_member_name_that_is_not_utf8_is_named() -> None:
-    """Whoever packed it: such a key could not be written to the index."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        archive.addfile(tarfile.TarInfo("caf\udce9.json"), io.BytesIO())
-    stream.seek(0)
-    with pytest.raises(DataError, match=r"shard 's\.tar', member 'caf\\xe9\.json': its name is not UTF-8"):
-        index_shard(stream, shard="s.tar")
-
-
 def test_orientations_of_photos_and_masks_are_indexed(tmp_path: Path) -> None:
     """Each file's own; a shard without turned photos has no column; the manifest counts the turned ones."""
     photo, mask = slope(20, 30), slope(20, 30)[..., 0]

@@ -1,7 +1,6 @@
 """Mixtures: what may be mixed, one manifest of several data sets, and each object from its own store."""
 
 import contextlib
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +48,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- what may be mixed ------------------------------------------------------------------------------------------------
-
-
-def test_mixture_keeps_copies_in_the_order_of_its_sets() -> None:
-    """What was passed may change later, or be read only once; weights stand in the order of the sets."""
-    sets: dict[str, Any] = {"b": iter(["x-0.tar", "x-1.tar"]), "a": "ais://pets/s-"}
-    mixture = Mixture(sets, weights={"a": 1, "b": 0.5})
-    sets["c"] = "more"
-    assert mixture.sets == {"b": ("x-0.tar", "x-1.tar"), "a": "ais://pets/s-"}
-    assert list(mixture.weights.items()) == [("b", 0.5), ("a", 1.0)]
-    with pytest.raises(FrozenInstanceError):
-        mixture.weights = None  # type: ignore[misc]
-    assert Mixture({"a": "x"}).weights is None
 
 
 @pytest.mark.parametrize(
@@ -193,12 +180,6 @@ def test_photo_sums_are_added(first: dict[str, int], second: dict[str, int], joi
         "b": manifest_of([4], photos={"jpg": second, "png": {"PNG": 1}}),
     }
     assert join_manifests(parts).photos == {"jpg": joined, "png": {"PNG": 1}}
-
-
-def test_class_tables_are_united_where_they_agree() -> None:
-    """Of an id with two names the first stays: only a numbering of all classes would be wrong."""
-    parts = {"a": manifest_of([4], classes={1: "cat", 2: "dog"}), "b": manifest_of([4], classes={2: "hound", 3: "ape"})}
-    assert join_manifests(parts).classes == {1: "cat", 2: "dog", 3: "ape"}
 
 
 def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import compare_shards, list_shards, name_shards
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.cluster import transformed
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import ObjectEntry
@@ -78,17 +78,6 @@ def test_prefix_in_a_bucket_is_answered_by_its_manifest_without_a_listing(
     assert DataSet(shards).manifest.num_samples == 3 * len(names)
 
 
-@pytest.mark.parametrize("rest", ["", "s"])
-def test_short_prefix_in_a_bucket_is_answered_by_the_manifest_under_it(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch, rest: str
-) -> None:
-    """A listing finds the manifest, and does not decide which shards there are: here it lacks all but one."""
-    whole = filled.list("")
-    some = [entry for entry in whole if entry.name == NAMES[3]]
-    monkeypatch.setattr(AisStore, "list", lambda self, prefix: some)
-    assert name_shards(f"{filled.url}/{rest}", endpoint=filled.endpoint).names == NAMES
-
-
 def test_loader_of_a_bucket_that_lacks_a_shard_names_it_and_does_not_end_early(filled: AisStore) -> None:
     """Without the manifest's word it would deliver 9 of 12 samples."""
     filled.delete(LACKING)
@@ -113,17 +102,6 @@ def test_loader_that_allows_missing_shards_reads_the_others(filled: AisStore, ca
         loader(f"{filled.url}/s-", state=state, **options)
 
 
-@pytest.mark.parametrize("select", [dp.Select(), dp.Select(allow_missing=True)])
-def test_without_any_shard_nothing_is_opened(filled: AisStore, folder: Path, select: dp.Select) -> None:
-    for name in NAMES:
-        filled.delete(name)
-        (folder / name).unlink()
-    with pytest.raises(StoreError, match=f"no shard '{folder}/{NAMES[0]}', .* lists 4, 4 of them missing"):
-        loader(folder, select=select)
-    with pytest.raises(StoreError, match=rf"{filled.url}/s-00000\d.tar"):
-        num_delivered(loader(f"{filled.url}/s-", endpoint=filled.endpoint, select=select))
-
-
 def test_indexes_without_their_manifest_are_not_taken_for_a_data_set(filled: AisStore) -> None:
     """A node that is away takes the manifest with it, and some of the shards. An interrupted index looks the same."""
     filled.delete(manifest_name("s-"))
@@ -133,14 +111,6 @@ def test_indexes_without_their_manifest_are_not_taken_for_a_data_set(filled: Ais
     filled.delete(LACKING)
     with pytest.raises(StoreError, match=r"4 shards have an index, and there is no manifest; is a node .* away"):
         list_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
-
-
-def test_listed_shards_are_read_where_there_is_no_manifest(filled: AisStore, caplog: pytest.LogCaptureFixture) -> None:
-    """Shards that were never indexed, and have no record: their last number says how many there should be."""
-    for name in [manifest_name("s-"), NAMES[-1], *map(index_name, NAMES)]:
-        filled.delete(name)
-    assert loader(f"{filled.url}/s-", endpoint=filled.endpoint).num_samples == 9
-    assert "no manifest beside the shards" in caplog.text
 
 
 @pytest.mark.usefixtures("unlisted")
@@ -194,17 +164,6 @@ def test_missing_file_of_a_list_and_of_a_mixture_is_named(folder: Path, tmp_path
         loader(dp.Mixture({"other": other, "pets": folder}))
     allowed = loader(dp.Mixture({"other": other, "pets": folder}), select=dp.Select(allow_missing=True))
     assert allowed.num_samples == 2 + 9
-
-
-def test_manifest_is_found_whatever_the_remaining_shards_are_called(tmp_path: Path) -> None:
-    """'x-a' and 'x-ab' share more text than the manifest's prefix 'x-'."""
-    paths = [tmp_path / name for name in ("x-a.tar", "x-ab.tar", "x-b.tar")]
-    for first, path in enumerate(paths):
-        write_tar(path, make_samples([(30, 30)], first=first))
-    index_shards(resolve_shards(paths, endpoint=None))
-    (tmp_path / "x-b.tar").unlink()
-    with pytest.raises(StoreError, match=r"x-b\.tar"):
-        name_shards(tmp_path / "x-*.tar", endpoint=None)
 
 
 def test_shard_beside_the_manifest_is_not_read_and_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,11 +11,8 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import Pattern
 from prep.commands.group import prep
-from prep.shuffle.request import Request
-from prep.shuffle.shuffle import shuffle
 from tests.loaders import open_loader
 from tests.shards import make_samples, make_source, pack, write_shards, write_tar
 
@@ -102,12 +99,6 @@ def test_loader_without_a_manifest_refuses(tmp_path: Path) -> None:
         assert opened.num_samples == 9
 
 
-def test_loader_of_a_bucket_without_a_manifest_refuses(packed_bucket: AisStore) -> None:
-    packed_bucket.delete(LAST)
-    with pytest.raises(StoreError, match="missing: 1 of 4; perhaps a target of the cluster is away"):
-        open_loader(packed_bucket.locate("samples-"), endpoint=packed_bucket.endpoint)
-
-
 def test_shuffled_and_transformed_shards_have_a_record_of_their_own(directory: Store, tmp_path: Path) -> None:
     """Runs over disjoint shards name all of them together; the sets that a shuffle splits have a record each."""
     url, out = directory.locate("samples-"), f"{tmp_path}/out"
@@ -138,23 +129,6 @@ def test_pack_that_was_stopped_is_not_taken_for_complete(directory: Store, monke
         pack(make_source(40, num_bytes=900), store=directory, max_count=10, overwrite=True)
     done = run(directory, "index", directory.locate("samples-"))
     assert "and the command that wrote them recorded" in str(done.exception)
-
-
-def test_dsort_that_is_stopped_is_not_taken_for_complete(
-    packed_bucket: AisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its last shards may be missing: the record says so until the output was compared."""
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("prep.shuffle.shuffle.check_same", stop)
-    shards = ShardSet(store=packed_bucket, names=[f"samples-00000{number}.tar" for number in range(4)])
-    with pytest.raises(KeyboardInterrupt):
-        shuffle(Request(shards, engine="dsort"))
-    monkeypatch.undo()
-    done = run(packed_bucket, "index", packed_bucket.locate("shuffled-"))
-    assert isinstance(done.exception, StoreError)
 
 
 def test_record_is_on_two_targets(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +184,6 @@ def test_record_reads_back_or_is_told_to_be_none() -> None:
     for data in (b"", b"[]", b"{}", b'{"shards": 3, "num_samples": 1, "num_bytes": 1}', b"\xff"):
         with pytest.raises(DataError, match="'x' is not a record of written shards"):
             WrittenShards.from_bytes(data, where="x")
-
-
-def test_moved_data_set_takes_its_record_along(directory: Store, tmp_path: Path) -> None:
-    (tmp_path / "shards").rename(tmp_path / "b")
-    (tmp_path / "b" / LAST).unlink()
-    done = run(LocalStore(tmp_path), "index", str(tmp_path / "b"))
-    assert f"no shard '{tmp_path}/b/{LAST}'" in str(done.exception)
 
 
 def test_shards_that_were_replaced_are_indexed_as_the_error_says(store: Store) -> None:

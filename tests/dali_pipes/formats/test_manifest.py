@@ -3,7 +3,6 @@
 import dataclasses
 import struct
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import find_manifest, index_in_memory, index_shard
+from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Change, Manifest, ShardsPart
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
-from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
@@ -299,12 +297,11 @@ CHANGED = {
         {"names": ("a.tar",)},  # a row too few
         {"shard_bytes": np.array([1, -1])},
         {"samples": np.array([2**62, 2**62])},  # a sum that wraps
-        {"index_bytes": np.zeros(2, np.int32)},
         {"checksums": np.zeros(2, np.int64)},
         {"components": {"cls": -1}},
         {"photos": {"jpg": {"XCF": 1}}},
-        {"photos": {"jpg": {"JPEG": 1.5}}},
-        {"labels": {"min": 1}},
+        {"labels": {"min": 0.5, "max": 1}},
+        {"labels": {"min": 0, "max": 2**63}},
         {"turned": {"jpg": -1}},
         {"classes": {2**70: "x"}},
         {"etl": "a.b"},
@@ -314,11 +311,9 @@ CHANGED = {
         {"parts": (ShardsPart("", -2), ShardsPart("", 4))},
         {"history": ()},
         {"history": CHANGES[::-1]},
-        {"history": (CHANGES[0], CHANGES[1]._replace(date=3))},
         {"history": (CHANGES[0], CHANGES[1]._replace(command="\ud800"))},
         {"removed": np.array([7, 0])},
         {"removed": np.array([3, 3])},
-        {"removed": np.array([-1])},
         {"removed": np.array([1536])},
     ],
 )
@@ -340,15 +335,6 @@ def test_manifest_without_an_entry_is_refused(name: str) -> None:
         Manifest.from_bytes(data.replace(name.encode(), name[::-1].encode()), where="m")
 
 
-@pytest.mark.parametrize("read", [Manifest.from_bytes, ShardIndex.from_bytes])
-def test_texts_of_another_type_are_refused(read: Callable[..., object]) -> None:
-    """Their bytes are checked as texts only if they are of the type of texts."""
-    data = (a_manifest() if read == Manifest.from_bytes else an_index()).to_bytes()
-    at = data.rindex(b'"U8"', 0, data.index(b"]", data.index(b'/bytes":')))
-    with pytest.raises(DataError, match=r"'m' is a damaged dali-pipes .*: column '(name|key)/bytes' has .* of int8"):
-        read(data[:at] + b'"I8"' + data[at + 4 :], where="m")
-
-
 def test_a_version_is_read_as_it_was_written() -> None:
     """With its parts, history and removed samples; a data set that never changed has none of these in its file."""
     changed = a_manifest(**CHANGED)
@@ -356,6 +342,8 @@ def test_a_version_is_read_as_it_was_written() -> None:
     assert (read.version, read.parts, read.history) == (2, CHANGED["parts"], CHANGES)
     assert read.removed.tolist() == [0, 700]
     assert (read.num_samples, read.num_kept) == (1536, 1534)
+    assert [read.take(np.array(rows)).removed.tolist() for rows in ([0], [1], [1, 0])] == [[0], [188], [188, 1024]]
+    assert (read.num_removed.tolist(), read.removed_in(1).tolist()) == ([1, 1], [188])
     assert read.digest == changed.digest
     data = a_manifest().to_bytes()
     assert b"data_version" not in data
@@ -387,16 +375,3 @@ def test_index_in_memory_is_what_index_shards_writes(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(DataError, match=rf"'{path}' is a damaged dali-pipes manifest: .* bytes"):
         find_manifest(some)
-
-
-def test_index_of_a_photo_larger_than_int32_is_one_of_no_size(tmp_path: Path) -> None:
-    """A PNG header may announce 2**32 - 1 pixels a side, which the index's columns do not hold."""
-    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 2**32 - 1, 5) + b"\x08\0\0\0\0"
-    path = write_tar(tmp_path / "s-0.tar", [Sample("a", {"png": header})])
-    with path.open("rb") as stream:
-        index = index_shard(stream, shard="s-0.tar")
-    photo = ShardIndex.from_bytes(index.to_bytes(), where="i").photos["png"]
-    assert (photo.height.tolist(), photo.width.tolist(), photo.format.tolist()) == ([0], [0], [2])
-    assert index_shards(ShardSet(store=resolve_shards(path, endpoint=None).store, names=("s-0.tar",))).photos == {
-        "png": {"PNG": 1, "unsized": 1}
-    }

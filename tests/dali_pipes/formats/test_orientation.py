@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from dali_pipes.formats.orientation import Orientation, plain_copy, read_orientation, upright_size
+from dali_pipes.formats.orientation import Orientation, is_surely_read, plain_copy, read_orientation, upright_size
 from dali_pipes.formats.photo_header import read_whole_photo_header
 from tests.turned_photos import (
     ORIENTATIONS,
@@ -166,6 +166,49 @@ def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder) -> None:
         given = photo if found.is_plain else plain_copy(photo, format, found.value)
         assert np.array_equal(decode(given), turned(stored(photo), found.value)), (format, blocks)
     assert 45 < num_plain < 255
+
+
+def bmp(*, size: int = 40, bits: int = 24, compression: int = 0, colours: int = 0, num_bytes: int = 100) -> bytes:
+    """The beginning of a BMP; of OS/2's kind if its header has 12 bytes."""
+    if size == 12:
+        return (b"BM" + bytes(12) + struct.pack("<IHHHH", 12, 3, 4, 1, bits)).ljust(num_bytes, b"\0")
+    fields = struct.pack("<IiiHHI12xI", size, 3, 4, 1, bits, compression, colours)
+    return (b"BM" + bytes(12) + fields).ljust(num_bytes, b"\0")
+
+
+FRAME_STOP = FRAME + 2 + int.from_bytes(JPEG[FRAME + 2 : FRAME + 4])
+
+
+@pytest.mark.parametrize(
+    ("photo", "format", "expected"),
+    [
+        (JPEG, "JPEG", True),
+        (JPEG[:FRAME_STOP] + JPEG[FRAME:], "JPEG", False),  # two frames
+        (JPEG[:FRAME] + JPEG[FRAME_STOP:], "JPEG", False),  # none
+        (JPEG[:FRAME] + b"\xff\x01" + JPEG[FRAME:], "JPEG", False),  # DALI takes the bytes after it for a length
+        (JPEG[: FRAME + 9] + b"\2" + JPEG[FRAME + 10 :], "JPEG", False),  # two channels
+        (PNG, "PNG", True),
+        (PNG[:24] + b"\3" + PNG[25:], "PNG", False),  # three bits
+        (bmp(), "BMP", True),
+        (bmp(bits=8, colours=256), "BMP", True),
+        (bmp(bits=8, colours=257), "BMP", False),
+        (bmp(bits=16), "BMP", False),
+        (bmp(bits=16, compression=3), "BMP", True),
+        (bmp(bits=32, compression=3), "BMP", True),
+        (bmp(bits=24, compression=3), "BMP", False),
+        (bmp(compression=2), "BMP", False),
+        (bmp(size=39), "BMP", False),
+        (bmp(size=90), "BMP", False),  # longer than the file
+        (bmp(size=12), "BMP", True),
+        (bmp(size=12, bits=16), "BMP", False),
+        (bmp()[:20], "BMP", False),
+        (b"P5 3 4 255\n" + bytes(12), "PPM", True),
+        (b"P5 3 x", "PPM", False),
+    ],
+)
+def test_only_photos_of_usual_headers_are_surely_read(photo: bytes, format: str, expected: bool) -> None:
+    """The others may be read in another way by DALI's parser."""
+    assert is_surely_read(photo, format) is expected
 
 
 def test_a_png_of_endless_chunks_is_given_up() -> None:

@@ -78,21 +78,6 @@ def test_columns_are_those_of_a_loop(shards: list[list[Row]], data: st.DataObjec
     expect(join_columns(halves), everything)
 
 
-@pytest.mark.parametrize(
-    ("labels", "dtype"),
-    [
-        ([0, 127, -128], np.int8),
-        ([128], np.int16),
-        ([2**15], np.int32),
-        ([-(2**31) - 1], np.int64),
-    ],
-)
-def test_labels_lie_in_the_smallest_type(labels: list[int], dtype: type[np.signedinteger[Any]]) -> None:
-    columns = built([[(str(label), frozenset({"cls"}), label) for label in labels]])
-    assert columns.labels.dtype == dtype
-    assert columns.labels.tolist() == labels
-
-
 def test_too_many_components_are_refused() -> None:
     """A date in each name makes a component of each sample."""
     rows = [(f"k{row}", frozenset({f"{row:04d}.jpg"}), row) for row in range(MAX_COMPONENTS)]

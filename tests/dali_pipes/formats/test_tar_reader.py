@@ -56,6 +56,12 @@ def member(name: bytes, data: bytes = b"5", *, kind: bytes = b"0", **fields: byt
     return header(name, len(data), kind=kind, **fields) + padded(data)
 
 
+def signed(data: bytes) -> bytes:
+    """With the checksum of old writers, which summed signed characters."""
+    total = int(data[148:154], 8) - 256 * sum(byte >> 7 for byte in data[:512])
+    return data[:148] + b"%06o\0 " % total + data[156:]
+
+
 def pax(*records: bytes, kind: bytes = b"x") -> bytes:
     """An extended header of ``key=value`` records."""
     content = b""
@@ -105,7 +111,7 @@ def test_size_beyond_the_shard_is_refused(claim: bytes) -> None:
     """Without reading, allocating or counting up to it, whether or not the shard's size is known before."""
     text = r"shard 't\.tar' is cut off: .*member '(a\.cls|a\.jpg|README)' claims bytes"
     for is_known in (True, False):
-        with pytest.raises(DataError, match=text):
+        with pytest.raises(DataError, match=f"{text}.*, the shard has " if is_known else text):
             index_of(claim + padded(b"5") + END[:512], is_known=is_known)
 
 
@@ -117,13 +123,10 @@ def test_size_beyond_the_shard_is_refused(claim: bytes) -> None:
         (header(b"a.cls", b"00000000009"), "claims a size that is not a number"),  # no octal digit
         (pax(b"size=-1") + member(b"a.cls"), "member 'a.cls' claims a size that is '-1'"),
         (pax(b"size=1e9") + member(b"a.cls"), "claims a size that is '1e9'"),
-        (pax(b"size=" + b"9" * 500) + member(b"a.cls"), "claims a size that is '9999"),
         (header(b"x", 2**33 - 1, kind=b"x"), f"claims 8589934591 bytes, at most {MAX_EXTENDED_BYTES} are read"),
-        (header(b"x", base256(2**62), kind=b"L"), f"at most {MAX_EXTENDED_BYTES} are read"),
         (member(b"x", b"99 path=a.cls\n", kind=b"x"), "no PAX record at byte 512"),
         (member(b"x", b"7 path=a.cls\n", kind=b"x"), "no PAX record at byte 512"),
         (member(b"x", b"13 path=a.cls" + b"9" * 5000, kind=b"x"), "no PAX record"),
-        (member(b"x", b"9" * 5000, kind=b"x"), "no PAX record"),
         (member(b"a.cls") + b"\1" * 512, "no header at byte 1024"),  # tarfile's end of the archive
         (b"\x1f\x8b" + b"\1" * 1022, "no header at byte 0"),
     ],
@@ -140,6 +143,8 @@ def test_extended_header_without_its_member_is_refused(kind: bytes) -> None:
     content = b"16 path=a/b.cls\n" if kind == b"x" else b"a/b.cls"
     with pytest.raises(DataError, match="the last extended header describes a member that does not follow"):
         index_of(member(b"a.cls") + member(b"x", content, kind=kind) + END)
+    with pytest.raises(DataError, match=r"is cut off: .*, the extended header at byte 512 claims 5000 bytes"):
+        index_of(header(b"x", 5000, kind=kind) + END)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +157,8 @@ def test_extended_header_without_its_member_is_refused(kind: bytes) -> None:
         (b"".join(member(b"a.cls", b"", kind=kind) for kind in (b"2", b"3", b"4", b"6")), {}),
         (member(b"a.cls/", b"", kind=b"\0"), {}),  # a directory, before there were kinds
         (member(b"a.cls", kind=b"\0"), {"a|cls": b"5"}),
+        (member(b"n" * 96 + b".cls"), {f"{'n' * 96}|cls": b"5"}),  # no NUL ends the longest name
+        (signed(member("é.cls".encode())), {"é|cls": b"5"}),
         (member(b"a.jpg\0/../../b.cls"), {"a|jpg": b"5"}),  # NUL ends a name
         (member(b"a.cls", kind=b"7"), {"a|cls": b"5"}),
         (member(b"a.cls", kind=b"Z") + member(b"b.cls"), {"b|cls": b"5"}),  # a kind of nobody's: passed over

@@ -3,7 +3,6 @@
 import itertools
 import math
 import tracemalloc
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -395,22 +394,6 @@ def test_a_shard_of_which_nothing_is_left_is_in_no_window() -> None:
     staged = [np.concatenate([shards for _, shards in plan.windows_ahead(slice_)]).tolist() for slice_ in range(3)]
     assert sorted({shard for shards in staged for shard in shards}) == [1, 4, 5]
     assert [len(set(shards)) for shards in staged] == [1, 1, 1]
-
-
-def test_copies_of_a_sample_lie_in_its_window() -> None:
-    """A class that stands for three has its copies among the samples of its window, not one after the other."""
-    samples = np.full(8, 50)
-    selection = Selection(400, labels=np.tile(np.array([0, 1]), 200), oversample={1: 3})
-    order = OrderInputs(seed=2, shuffle_window=100)
-    plan = Plan(shard_bytes=samples, shard_samples=samples, order=order, selection=selection)
-    ordinals = rows_of(plan)[0][:, 0]
-    for number, (_, shards) in enumerate(plan.windows_ahead()):
-        window = ordinals[200 * number : 200 * number + 200]
-        counts = Counter(window.tolist())
-        assert sorted(set(plan.shard_of(window).tolist())) == sorted(shards.tolist())
-        assert counts == {ordinal: 3 if ordinal % 2 else 1 for ordinal in counts}
-        assert len(counts) == 100
-        assert np.count_nonzero(np.diff(window) == 0) < 10
 
 
 @pytest.mark.parametrize(

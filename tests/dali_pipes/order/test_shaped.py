@@ -4,7 +4,6 @@ The model is a loop over the plain order: the samples of a window, dealt to list
 """
 
 import hashlib
-import itertools
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -218,23 +217,6 @@ def test_what_buckets_cannot_do_is_refused(changes: dict[str, Any], text: str) -
     shapes = {"shapes": SHAPES} if "num_slices" in changes else {}
     with pytest.raises(ValueError, match=text):
         plans([4, 4, 4], np.zeros(12, np.uint16), size=4, **shapes, **changes)
-
-
-def test_batches_of_a_window_are_shuffled() -> None:
-    """Buckets alternate, and each epoch has another order; without a shuffle the full groups come by bucket."""
-    of = (np.arange(400) % 5).astype(np.uint16)
-
-    def order(**changes: Any) -> list[Any]:
-        _, shaped = plans([40] * 10, of, size=4, **changes)
-        return [step[0].shape for step in read(shaped, world_size=1, size=4)]
-
-    first, second = order(epoch=0), order(epoch=1)
-    assert sorted(first) == sorted(second)
-    assert first != second
-    changes = sum(a != b for a, b in itertools.pairwise(first))
-    assert changes > 60, "of 99, four of five expected"
-    (unshuffled,) = [order(shuffle=False, shuffle_window=10_000)]
-    assert unshuffled == sorted(unshuffled)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.graph.pipelines import covering_crop
 from dali_pipes.order.inputs import Buckets, buckets
 
 
@@ -43,6 +42,8 @@ def test_shapes_fill_the_area_as_far_as_they_can(of: Buckets) -> None:
 def test_bucket_is_the_nearest_in_the_logarithm_of_the_aspect(of: Buckets, sizes: list[tuple[int, int]]) -> None:
     """As near as any other, to the rounding of the test's own logarithms; the share that stays is that of the cut."""
     heights, widths = np.array(sizes).T
+    from dali_pipes.graph.pipelines import covering_crop
+
     found = of.of(heights, widths)
     assert found.dtype == np.uint16
     shares = of.cover(heights, widths)
@@ -78,6 +79,8 @@ def test_cut_is_the_largest_inside_the_photo(
     size: tuple[int, int], shape: tuple[int, int], place: tuple[float, float] | None
 ) -> None:
     """One side is the photo's; the other one is rounded from the ratio; about the centre, or where the numbers say."""
+    from dali_pipes.graph.pipelines import covering_crop
+
     height, width = size
     uniforms = None if place is None else np.array([place])
     ((top, left, rows, columns),) = covering_crop(np.array([size]), np.array([shape]), uniforms).tolist()

@@ -23,12 +23,11 @@ from tests.dali_pipes.fetch.served import answering
 
 def job(kind: str, *, started: str, ended: str = "0001-01-01T00:00:00Z", aborted: bool = False) -> dict[str, object]:
     """A target's job, with the fields that AIS 4.9 sends."""
-    bucket = {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}}
     return {
         "ext": None,
         "start-time": f"2026-11-22T13:{started}.257261811Z",
         "end-time": ended,
-        "bck": bucket,
+        "bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
         "id": "g1",
         "kind": kind,
         "ctlmsg": "t[ZdPt52081]:<traverse>",
