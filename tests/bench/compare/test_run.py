@@ -199,6 +199,8 @@ def test_run_bad_options_are_refused_first(shards: ShardSet, tmp_path: Path, mon
         (["run", "--work", str(tmp_path / "none")], "--work '.*none': no such directory"),
         (["run", "--work", "/proc/self"], "--work '/proc/self': cannot be written: .*; name another directory"),
         (["run", "--json", str(tmp_path)], f"--json '{tmp_path}': expected a file, found a directory"),
+        (["run", "--json", str(tmp_path / "none" / "run.json")], "--json '.*none/run.json': no such directory"),
+        (["run", "--json", "/proc/self/run.json"], "--json '/proc/self/run.json': cannot be written"),  # for root, too
         (["sweep", "--over", "threads"], "--over: threads expects numbers separated by commas, got ''"),
         (["sweep", "--over", "speed=1"], "--over expects .* NAME one of threads, ranks, .*, got 'speed=1'"),
         (["sweep", "--over", "threads=1,x"], "--over: threads expects numbers separated by commas, got '1,x'"),

@@ -25,6 +25,9 @@ from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, loader_cases, samples
 from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
+ALWAYS = ("dali", "webloader", "webloader-tutorial", "dali-external", "synthetic")
+"""Loaders of every run of the tests; what the others make of a recipe is nightly."""
+
 
 @pytest.fixture(scope="module", params=["classification", "encoded"])
 def chosen(request: pytest.FixtureRequest, options: LoaderOptions) -> LoaderOptions:
@@ -78,7 +81,7 @@ def test_crop_lies_in_its_photo(num_bytes: int, height: int, width: int) -> None
     assert among[1].tolist() == [*crop[:4], int(crop.is_flipped)]
 
 
-@pytest.mark.parametrize("spec", loader_cases("local", "converted", always=("dali", "webloader", "dali-external")))
+@pytest.mark.parametrize("spec", loader_cases("local", "converted", always=ALWAYS))
 def test_loader_makes_what_the_recipe_says(
     spec: LoaderSpec, shards: ShardSet, chosen: LoaderOptions, reference: Reference
 ) -> None:

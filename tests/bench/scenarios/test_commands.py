@@ -16,6 +16,7 @@ import xxhash
 
 from bench.engine.scenario import run_scenario
 from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
+from bench.tools.environment import describe_environment
 from bench.tools.processes import touch_memory
 from dali_pipes.errors import DataError
 from dali_pipes.store.cluster.ais import AisStore
@@ -258,6 +259,7 @@ def test_client_reads_all_and_leaves_nothing(task: Objects, client: str) -> None
 def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert FetchScenario(work=tmp_path, object_bytes=1000).clients == ["ours", "sdk"]
+    assert describe_environment()["commit"] is None, "there is no git, either"
     with pytest.raises(ValueError, match="'curl': no such program in PATH; install it"):
         FetchScenario(work=tmp_path, clients=["ours", "curl"])
 
