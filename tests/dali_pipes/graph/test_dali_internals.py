@@ -159,6 +159,7 @@ with dp.loader(sys.argv[1], graph, batch_size=16, device="cpu", decode=decode) a
 """
 
 
+@pytest.mark.nightly
 def test_memory_of_batches_is_reused(tmp_path: Path) -> None:
     """32 batches of 100 kB photos, in a process of its own: fewer than half the page faults of ``malloc``, which the
     user can choose in the environment.
