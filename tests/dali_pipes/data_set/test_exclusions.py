@@ -166,6 +166,8 @@ def test_where_that_gives_no_choice_is_refused(indexed: DataSet, where: Any, tex
 def test_all_that_is_left_out_together_may_not_be_all(indexed: DataSet, listed: Callable[[str], Path]) -> None:
     """Each alone leaves some; each sample counts for the first that leaves it out."""
     keys = "".join(f"cat/{row:02d}\n" for row in range(8)) + "dog/08\n"
+    with pytest.raises(ValueError, match="where keeps none of the 20 samples"):
+        excluded_ordinals(indexed, where=lambda columns: columns.labels > 99)
     chosen = excluded_ordinals(indexed, where=lambda c: c.shards != "s-000001.tar", exclude=listed(keys))
     assert chosen.excluded.tolist() == list(range(10))
     assert chosen.summary == "10 samples left out: 5 by where, 5 by exclude"

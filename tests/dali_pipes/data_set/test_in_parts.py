@@ -101,6 +101,17 @@ def test_parts_of_a_mixture_have_the_components_of_all(
     assert joined(data_set) == content(data_set.columns())
 
 
+def test_where_never_sees_an_empty_part(tmp_path: Path) -> None:
+    """A first part of one sample is not halved: numpy makes floats of an empty list, which are no answer."""
+    for number, num_samples in enumerate((3, 1)):
+        samples = [Sample(f"{number}{row}", {"txt": b"x"}) for row in range(num_samples)]
+        write_tar(tmp_path / f"s-{number}.tar", samples)
+    index_shards(resolve_shards(tmp_path, endpoint=None))
+    data_set = DataSet(resolve_shards([tmp_path / "s-1.tar", tmp_path / "s-0.tar"], endpoint=None))
+    chosen = excluded_ordinals(data_set, where=lambda columns: np.array([key != "01" for key in columns.keys]))
+    assert chosen.excluded.tolist() == [2]
+
+
 def test_only_the_columns_that_where_asks_for_are_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels alone: after the first part, no bytes of the keys."""
     read: list[tuple[int, int]] = []

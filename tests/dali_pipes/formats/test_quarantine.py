@@ -101,6 +101,8 @@ def test_lists_of_several_kinds_are_read_in_order(tmp_path: Path) -> None:
     assert read_exclusions(str(tmp_path / "none-*.txt")) == read_exclusions([]) == []
     with pytest.raises(StoreError, match=r"cannot read '.*none.tsv', a list of samples to leave out: No such file"):
         read_exclusions([tmp_path / "none.tsv"])
+    with pytest.raises(StoreError, match=r"cannot read 's3://b/bad.txt', .* a file of this machine"):
+        read_exclusions("s3://b/bad.txt")
 
 
 @pytest.mark.parametrize(
