@@ -186,7 +186,7 @@ def test_pack_again_into_a_bucket_of_another_checksum_writes_nothing_anew(node: 
     store.create()
     url = f"{store.endpoint}/v1/buckets/{store.bucket}"
     message: Any = {"action": "set-bprops", "value": {"checksum": {"type": checksum_type}}}
-    assert requests.patch(url, json=message, timeout=10).status_code == 200
+    assert requests.patch(url, json=message, timeout=120).status_code == 200
     assert pack(make_source(23), store=store, max_count=10).num_written == 3
     assert pack(make_source(23), store=store, max_count=10).num_written == 0
     with pytest.raises(StoreError, match=r"holds shards with other content: .*; --overwrite"):

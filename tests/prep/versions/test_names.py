@@ -187,11 +187,11 @@ def test_an_etl_reads_the_newest_version_only(place: Place, more: Path) -> None:
 # A job's state holds the version that it reads, and goes on with it
 
 
-def open_loader(shards: Any, **options: Any) -> dp.Loader:
+def open_loader(shards: Any, **options: Any) -> "dp.Loader":
     return loaders.open_loader(shards, graph=dp.classification_train(crop=8), batch_size=2, seed=3, **options)
 
 
-def keys_of(loader: dp.Loader) -> list[list[str]]:
+def keys_of(loader: "dp.Loader") -> list[list[str]]:
     return [list(batch["key"]) for (batch,) in loader]
 
 
