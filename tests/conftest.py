@@ -1,7 +1,9 @@
 """Shards from a handful of generated photos, and the real photos where they are at hand."""
 
+import contextlib
 import gc
 import os
+import random
 import re
 import signal
 import socket
@@ -149,7 +151,10 @@ def bucket(node: str, request: pytest.FixtureRequest) -> AisStore:
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port at which nothing answers."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    """A port at which nothing answers; no program gets it that asks the system for any port."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(first // 2, first)
+        with contextlib.suppress(OSError), socket.socket() as listening:
+            listening.bind(("127.0.0.1", port))
+            return port

@@ -47,3 +47,44 @@ def test_no_public_class_name_twice() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found.setdefault(node.name, []).append(module_name(path))
     assert not {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+PRINTING = {
+    "dali_pipes.commands.output": ["print_line"],
+    "dali_pipes.commands.doctor": ["doctor", "completion"],  # each finding by `printable`; a script for a shell
+    "dali_pipes.commands.profile": ["profile"],  # figures
+    "dali_pipes.commands.tune": ["tune"],  # figures
+    "prep.commands.embedded": ["embedded"],  # a warning of its own words
+    "prep.commands.make": ["make"],  # a program
+    "prep.etl.__main__": ["main"],  # a process that has no click; its log is the pod's
+    # Tables of figures, and errors of ours, which are harmless by themselves.
+    "bench.commands.gpu": ["gpu"],
+    "bench.commands.report": ["report", "compare"],
+    "bench.demo": ["demo", "_step"],
+    "bench.engine.options": ["run_and_tell", "_tell"],
+    "bench.gpu.scenario": ["take_scenario"],
+    "bench.tools.gateway": ["main"],  # its address, for the process that started it
+}
+"""Functions that print something else than JSON and fixed words; all others call `print_line`."""
+
+
+def prints(call: ast.Call) -> bool:
+    """Whether a call writes to stdout or stderr what is neither JSON, which has escapes of its own, nor fixed."""
+    name = ast.unparse(call.func)
+    is_printing = name in ("print", "click.echo", "click.secho") or name.startswith(
+        ("sys.stdout.write", "sys.stderr.write", "sys.stdout.buffer", "sys.stderr.buffer")
+    )
+    text = call.args[0] if call.args else ast.Constant("")
+    is_json = isinstance(text, ast.Call) and ast.unparse(text.func) == "json.dumps"
+    return is_printing and not is_json and not isinstance(text, ast.Constant)
+
+
+def test_only_functions_for_it_print() -> None:
+    """One function makes texts of data harmless: whoever prints by another one may show a terminal what it obeys."""
+    found: dict[str, list[str]] = {}
+    for package in ("dali_pipes", "prep", "bench"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if any(isinstance(call, ast.Call) and prints(call) for call in ast.walk(node)):
+                    found.setdefault(module_name(path), []).append(getattr(node, "name", "?"))
+    assert found == PRINTING

@@ -5,11 +5,12 @@ data set from one cache that holds two fifths of it. Each round kills one of the
 Shards are written in two halves with a pause between, so that a kill finds extents half filled.
 """
 
+from __future__ import annotations
+
 import collections
 import multiprocessing
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,6 @@ import dali_pipes as dp
 import dali_pipes.store.local
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.table import State, StateTable
-from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.order.plan import Plan
 from dali_pipes.store.local import LocalFetcher
 from tests.shards import Sample, make_samples, write_shards
@@ -31,17 +30,17 @@ from tests.shards import Sample, make_samples, write_shards
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
+    from dali_pipes.fetch.fetcher import Wanted
+
 NUM_SAMPLES, PER_SHARD = 240, 4
 WORLD_SIZE, BATCH_SIZE = 4, 3
 PAUSE_S = 0.01
-PROGRESS_WITHIN_S = 60.0
+PROGRESS_WITHIN_S = 120.0
 
 
-def make_data(directory: Path) -> list[Sample]:
-    """60 small shards, and what must come out of them."""
-    samples = make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
-    write_shards(directory, samples, per_shard=PER_SHARD)
-    return samples
+def make_all_samples() -> list[Sample]:
+    """For 60 small shards."""
+    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
 
 
 def summed(components: dp.Components, random: dp.Random) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def read_epoch(
 def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: int, window: int) -> None:
     """Read epochs until there is a file ``stop``; each batch and each epoch is told by a line."""
     dali_pipes.store.local.LocalFetcher = HaltingFetcher  # type: ignore[misc]
-    wanted = [expected(sample) for sample in make_samples_again()]
+    wanted = [expected(sample) for sample in make_all_samples()]
     with (
         (work / f"rank-{rank}-{os.getpid()}").open("a", buffering=1) as told,
         open_loader(shards, cache_dir, rank=rank, cache_bytes=cache_bytes, window=window) as loader,
@@ -130,12 +129,6 @@ def run_rank(shards: Path, cache_dir: Path, work: Path, rank: int, cache_bytes: 
         while not (work / "stop").exists():
             read_epoch(loader, wanted, after_batch=lambda: print("batch", file=told))
             print("epoch", file=told)
-        print("fetched", loader.parts.stager.fetched_bytes, file=told)
-
-
-def make_samples_again() -> list[Sample]:
-    """The samples of `make_data`, for a process of its own."""
-    return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
 
 
 @dataclass
@@ -143,10 +136,7 @@ class Counts:
     """What was seen."""
 
     kills: int = 0
-    kills_with_half_filled_extents: int = 0
-    half_filled_extents: int = 0
     epochs: int = 0
-    batches: int = 0
     peak_bytes: int = 0
     cache_bytes: int = 0
     errors: list[str] = field(default_factory=list)
@@ -163,7 +153,7 @@ class Ranks:
     def __init__(self, work: Path, cache_dir: Path) -> None:
         self.work, self.cache_dir = work, cache_dir
         self.shards = work / "shards"
-        make_data(self.shards)
+        write_shards(self.shards, make_all_samples(), per_shard=PER_SHARD)
         total = sum(path.stat().st_size for path in self.shards.glob("*.tar"))
         self.cache_bytes, self._window = total * 2 // 5, total // 30
         # From a process that has imported what takes long: a start takes a tenth of a second.
@@ -177,34 +167,10 @@ class Ranks:
         self.processes[rank] = self._context.Process(target=run_rank, args=arguments, daemon=True)
         self.processes[rank].start()
 
-    def kill(self, rank: int) -> int:
-        """SIGKILL a rank: how many extents it had half filled then.
-
-        It is stopped first and the table looked at, without the mutex, which it may have: those that live clear up
-        after a dead one within milliseconds.
-        """
-        process = self.processes[rank]
-        assert process.pid is not None
-        cache = NodeCache(self.cache_dir)
-        os.kill(process.pid, signal.SIGSTOP)
-        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
-        slots = np.flatnonzero((cache._slots.rows["pid"] == process.pid) & (cache._slots.rows["used"] == 1))
-        (path,) = cache_root(self.cache_dir).glob("*.table")
-        table = StateTable(path)
-        num_filling = int(((table.state == State.FILLING) & np.isin(table.owner, slots)).sum())
-        process.kill()
-        process.join()
-        table.close()
-        cache.close()
-        return num_filling
-
-    def told(self) -> collections.Counter[str]:
-        """How often each word was told, by all ranks."""
-        count: collections.Counter[str] = collections.Counter()
-        for path in self.work.glob("rank-*"):
-            count.update(line.split()[0] for line in path.read_text().splitlines())
-        return count
+    def kill(self, rank: int) -> None:
+        """SIGKILL a rank at once, whatever it does."""
+        self.processes[rank].kill()
+        self.processes[rank].join()
 
     def batches(self, rank: int) -> int:
         """Batches that the rank's present process has read."""
@@ -234,8 +200,7 @@ class Ranks:
             process.join(PROGRESS_WITHIN_S)
             if process.exitcode != 0:
                 counts.errors.append(f"rank {rank} ended with {process.exitcode}")
-        told = self.told()
-        counts.epochs, counts.batches = told["epoch"], told["batch"]
+        counts.epochs = sum(path.read_text().count("epoch") for path in self.work.glob("rank-*"))
 
     def close(self) -> None:
         """Kill what is left."""
@@ -264,10 +229,8 @@ def kill_rounds(work: Path, cache_dir: Path, *, rounds: int, seed: int) -> Count
                 counts.peak_bytes = max(counts.peak_bytes, ranks.peak())
                 time.sleep(0.002)
             rank = draw.randrange(WORLD_SIZE)
-            half_filled = ranks.kill(rank)
+            ranks.kill(rank)
             counts.kills += 1
-            counts.half_filled_extents += half_filled
-            counts.kills_with_half_filled_extents += half_filled > 0
             ranks.start(rank)
             ranks.wait_for_progress(counts)
         ranks.stop(counts)

@@ -1,11 +1,14 @@
 """A graph that decodes nothing, so that tests can hold every row against the bytes that were packed."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dali_pipes as dp
-from tests.shards import Sample
+if TYPE_CHECKING:
+    import dali_pipes as dp
+    from tests.shards import Sample
 
 __all__ = ["check_rows", "raw", "read_epoch"]
 

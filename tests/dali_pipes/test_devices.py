@@ -1,5 +1,7 @@
 """What of a batch lies on which device, and on whose stream."""
 
+from __future__ import annotations
+
 import ctypes
 import gc
 import os
@@ -35,9 +37,7 @@ def with_a_number(components: dp.Components, random: dp.Random) -> dict[str, Any
 
 def test_a_number_among_the_outputs_on_the_cpu(small_shards: Path) -> None:
     """One value a sample."""
-    with dp.loader(
-        small_shards, with_a_number, batch_size=4, device="cpu", cache=dp.Cache(show_progress=False)
-    ) as loader:
+    with dp.loader(small_shards, with_a_number, batch_size=4, device="cpu") as loader:
         ((batch,), *_) = loader
     assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
 
@@ -56,9 +56,7 @@ def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:
 
 @pytest.mark.gpu
 def test_a_number_among_the_outputs_on_a_gpu(gpu: None, small_shards: Path) -> None:
-    with dp.loader(
-        small_shards, with_a_number, batch_size=4, device="gpu", cache=dp.Cache(show_progress=False)
-    ) as loader:
+    with dp.loader(small_shards, with_a_number, batch_size=4, device="gpu") as loader:
         ((batch,), *_) = loader
     assert {name: values.device.type for name, values in batch.items()} == dict.fromkeys(batch, "cuda")
     assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
@@ -70,15 +68,8 @@ def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: P
     import torch
 
     graph = dp.classification_eval(crop=8, resize=8)
-    with dp.loader(
-        small_shards,
-        graph,
-        batch_size=4,
-        device="gpu",
-        outputs=dp.Outputs(valid=True),
-        bad_samples=dp.BadSamples(on_error="substitute"),
-        cache=dp.Cache(show_progress=False),
-    ) as loader:
+    options = {"outputs": dp.Outputs(valid=True), "bad_samples": dp.BadSamples(on_error="substitute")}
+    with dp.loader(small_shards, graph, batch_size=4, device="gpu", **options) as loader:
         batches = iter(loader)
         next(batches)
         torch.cuda.set_sync_debug_mode("error")
@@ -89,20 +80,17 @@ def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: P
         assert batch["valid"].device.type == "cuda"
 
 
+def open_drawn(shards: Path, device: str = "cuda:0", **options: Any) -> dp.Loader:
+    # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
+    usual = {"shuffle": False, "decode": dp.Decode(engine_share=0.0)}
+    return dp.loader(shards, dp.segmentation(), batch_size=BATCH, device=device, **(usual | options))
+
+
 def sums(shards: Path, *, device: str = "cuda:0", is_held_up: bool) -> list[float]:
     """The sum of each batch, by kernels that begin late if the stream is held up."""
     import torch
 
-    # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
-    with dp.loader(
-        shards,
-        dp.segmentation(),
-        batch_size=BATCH,
-        device=device,
-        shuffle=False,
-        decode=dp.Decode(engine_share=0.0),
-        cache=dp.Cache(show_progress=False),
-    ) as loader:
+    with open_drawn(shards, device) as loader:
         found = []
         for (batch,) in loader:
             if is_held_up:
@@ -122,9 +110,7 @@ def test_masks_are_the_same_by_either_decoder(gpu: None, small_shards: Path) -> 
 
     def masks(mask_device: Any) -> list[torch.Tensor]:
         graph = dp.segmentation(crop=48, mask_device=mask_device)
-        with dp.loader(
-            small_shards, graph, batch_size=4, device="gpu", shuffle=False, cache=dp.Cache(show_progress=False)
-        ) as loader:
+        with dp.loader(small_shards, graph, batch_size=4, device="gpu", shuffle=False) as loader:
             return [batch["mask"].cpu() for (batch,) in loader]
 
     for one, other in zip(masks("cpu"), masks("mixed"), strict=True):
@@ -161,15 +147,7 @@ def test_batches_are_dropped_while_a_cuda_graph_is_captured(gpu: None, drawn: Pa
     import torch
 
     expected = sums(drawn, is_held_up=False)
-    with dp.loader(
-        drawn,
-        dp.segmentation(),
-        batch_size=BATCH,
-        device="cuda:0",
-        shuffle=False,
-        decode=dp.Decode(engine_share=0.0),
-        cache=dp.Cache(show_progress=False),
-    ) as loader:
+    with open_drawn(drawn) as loader:
         images = [next(loader)[0]["image"] for _ in range(3)]
         found = [float(image.double().sum()) for image in images]
         still = images[0].clone()
@@ -225,16 +203,16 @@ class _Stream:
     def __init__(self) -> None:
         self.is_done = False
 
-    def record_event(self) -> "_Stream":
+    def record_event(self) -> _Stream:
         return self
 
     def query(self) -> bool:
         return self.is_done
 
 
-def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(drawn: Path) -> None:
+def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(small_shards: Path) -> None:
     """Their buffers are page-locked there: until the stream has passed a batch, no other batch is read into them."""
-    with dp.loader(drawn, dp.segmentation(), batch_size=BATCH, device="cpu") as loader:
+    with dp.loader(small_shards, dp.segmentation(crop=16), batch_size=3, device="cpu") as loader:
         decode, stream = loader.parts.decode, _Stream()
         loader.delivery.next_batch()
         inputs = decode.scheduled[0]
@@ -260,8 +238,7 @@ def test_page_locked_buffers_hold_the_right_bytes(gpu: None, drawn: Path) -> Non
     import torch
 
     def images(reader: str) -> list[float]:
-        decode = dp.Decode(engine_share=0.0, reader=reader)
-        with dp.loader(drawn, dp.segmentation(), batch_size=BATCH, device="cuda:0", decode=decode) as loader:
+        with open_drawn(drawn, shuffle=True, decode=dp.Decode(engine_share=0.0, reader=reader)) as loader:
             found = []
             for _ in range(4):
                 for (batch,) in loader:

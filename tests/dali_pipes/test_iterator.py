@@ -1,4 +1,9 @@
-"""The loader's contract: each sample once, lengths exact, break, reset, epochs, and going on after an error."""
+"""What a loop has of a loader: batches that stay, labels, and all samples after Ctrl-C or an error.
+
+`integrations.test_faces` and `test_contract` have epochs, ranks and lengths.
+"""
+
+from __future__ import annotations
 
 import subprocess
 import sys
@@ -14,36 +19,7 @@ from tests import loaders
 from tests.loaders import keys_of
 from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 
-KEYS = [f"s{i:05d}" for i in range(23)]
-
-
 open_loader = partial(loaders.open_loader, batch_size=5)
-
-
-@pytest.mark.parametrize(
-    ("policy", "batch_size", "sizes", "num_distinct"),
-    [
-        ("PARTIAL", 5, [5, 5, 5, 5, 3], 23),
-        ("FILL", 5, [5, 5, 5, 5, 5], 23),
-        ("DROP", 5, [5, 5, 5, 5], 20),
-        ("PARTIAL", 23, [23], 23),  # one batch, exactly full
-        ("PARTIAL", 64, [23], 23),  # an epoch smaller than a batch
-        ("FILL", 64, [64], 23),
-        ("DROP", 22, [22], 22),
-        ("PARTIAL", 22, [22, 1], 23),
-    ],
-)
-def test_epoch_has_the_batches_that_len_says(
-    small_shards: Path, policy: str, batch_size: int, sizes: list[int], num_distinct: int
-) -> None:
-    """Lengths are exact before the first batch, batches are as long as the policy says, no key comes twice unfilled."""
-    with open_loader(small_shards, batch_size=batch_size, last_batch_policy=policy) as loader:
-        assert len(loader) == len(sizes)
-        assert loader.num_samples == 23
-        for _ in range(2):
-            batches = list(loader)
-            assert [len(batch["label"]) for (batch,) in batches] == sizes
-            assert len(set(keys_of(batches))) == num_distinct
 
 
 def test_batches_can_be_held(small_shards: Path) -> None:
@@ -55,19 +31,6 @@ def test_batches_can_be_held(small_shards: Path) -> None:
     with open_loader(small_shards, seed=1) as loader:
         for kept, (batch,) in zip(held, loader, strict=True):
             assert torch.equal(kept["image"], batch["image"])
-
-
-def test_reset_after_an_epoch_starts_one_not_two(small_shards: Path) -> None:
-    """The loop of DALI's examples, `for batch in it: ...; it.reset()`, visits epochs 0, 1, 2."""
-    with open_loader(small_shards, seed=2) as loader:
-        visited = []
-        for _ in range(3):
-            visited.append(loader.epoch)
-            keys = keys_of(loader)
-            assert sorted(keys) == KEYS
-            loader.reset()
-            loader.reset()  # before the first batch of an epoch there is nothing to give up
-        assert visited == [0, 1, 2]
 
 
 def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
@@ -89,15 +52,6 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
             tmp_path, graph, batch_size=6, outputs=dp.Outputs(labels=labels), shuffle=False, device="cpu"
         ) as loader:
             assert next(loader)[0]["label"].tolist() == expected
-
-
-def test_names_with_spaces_and_other_scripts_are_read(tmp_path: Path) -> None:
-    """Keys that no index made by other tools can hold."""
-    keys = ["a b/c d", "ключ", "x%20y", 'q"uote']
-    samples = [Sample(key, s.components) for key, s in zip(keys, make_samples([(20, 20)] * 4), strict=True)]
-    shards = write_shards(tmp_path, samples, per_shard=4)
-    with open_loader(shards, batch_size=4) as loader:
-        assert sorted(keys_of(loader)) == sorted(keys)
 
 
 # --- cut short, and going on ------------------------------------------------------------------------------------------
@@ -128,7 +82,6 @@ def check_together(batch: dict) -> list[int]:
 @pytest.mark.parametrize(
     ("where", "after"),
     [
-        ("between-inputs", "go-on"),
         ("between-inputs", "set-epoch"),
         ("after-outputs", "go-on"),
         ("in-the-feed", "go-on"),
@@ -173,7 +126,7 @@ def test_ctrl_c_in_next_loses_and_mixes_nothing(
         assert sorted(row for (batch,) in loader for row in check_together(batch)) == list(range(24))
 
 
-@pytest.mark.parametrize("bad", [None, [1, 2], 0.5], ids=["None", "list", "wrong-dtype"])
+@pytest.mark.parametrize("bad", [[1, 2], 0.5], ids=["list", "wrong-dtype"])
 def test_array_of_another_kind_later_is_refused_and_mixes_nothing(numbered_shards: Path, bad: object) -> None:
     """A user's array that is something else in one batch: refused by its kind; batches after it hold together."""
     fail = [True]
@@ -214,35 +167,22 @@ def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
         assert len(seen + keys_of(loader)) == 6
 
 
-def test_loader_that_is_left_open_at_the_end_of_a_program_says_nothing(small_shards: Path) -> None:
-    """Names of the module are gone by then; what is open ends with the process."""
+def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for_its_shards(tmp_path: Path) -> None:
+    """What is open ends with the process, with all shards but one still to fetch. Names of modules are gone then."""
+    shards = write_shards(tmp_path, make_samples([(16, 16)] * 20), per_shard=1)
     program = (
-        "import sys, dali_pipes as dp\n"
-        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=32), batch_size=4, seed=1)\n"
-        "print(len(list(loader)))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert int(run.stdout) > 0
-
-
-def test_program_that_ends_with_a_loader_open_does_not_wait_for_its_shards(tmp_path: Path) -> None:
-    """Ctrl-C or an exception with a thousand shards still to fetch: the program ends."""
-    shards = write_shards(tmp_path, make_samples([(16, 16)] * 200), per_shard=1)
-    program = (
-        "import sys, time\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalStore\n"
-        "original, count = LocalStore.open, [0]\n"
+        "import sys, threading\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalStore\n"
+        "original, opened, never = LocalStore.open, [], threading.Event()\n"
         "def slow(self, name):\n"
-        "    if name.endswith('.tar'): count[0] += 1; time.sleep(0.5)\n"
+        "    opened.append(name)\n"
+        "    if sum(name.endswith('.tar') for name in opened) > 1: never.wait()\n"
         "    return original(self, name)\n"
         "LocalStore.open = slow\n"
-        "import atexit; atexit.register(lambda: print(count[0]))\n"
-        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, device='cpu')\n"
-        "next(loader)\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, device='cpu', shuffle=False)\n"
+        "print(len(next(loader)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 120
+    done = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_collecting_a_dropped_loader_in_a_forked_child_does_not_hang(small_shards: Path) -> None:
@@ -255,7 +195,7 @@ def test_collecting_a_dropped_loader_in_a_forked_child_does_not_hang(small_shard
         "    del loader; gc.collect(); os._exit(7)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(loader)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["7", "4"], done.stderr
 
 

@@ -1,20 +1,16 @@
 """Options of a loader: types and values are checked when an option class is made."""
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
-import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import dali_pipes as dp
-from dali_pipes.opening import LoaderArguments
-from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import find_rank
 
 GROUPS = ("Select", "Shuffle", "BadSamples", "Cache", "Decode", "Outputs")
@@ -27,35 +23,23 @@ GROUPS = ("Select", "Shuffle", "BadSamples", "Cache", "Decode", "Outputs")
         ("Select", {"where": 3}, TypeError, "where must be a function of the columns, or None, got 3"),
         ("Select", {"oversample": [2]}, TypeError, "oversample must be a mapping of class ids to factors, got list"),
         ("Select", {"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
-        ("Select", {"epoch_samples": 1.5}, TypeError, "epoch_samples must be an integer, got 1.5"),
         ("Select", {"buckets": 65536}, TypeError, r"buckets must be what dali_pipes.buckets\(...\) gives, or None"),
         ("Shuffle", {"window_bytes": 0}, ValueError, "window_bytes must be 'all' or a positive number of bytes, got 0"),
         ("Shuffle", {"window_bytes": "1GiB"}, ValueError, "window_bytes must be 'all' or a positive .*, got '1GiB'"),
-        ("Shuffle", {"window_bytes": True}, ValueError, "window_bytes must be 'all' or a positive number .*, got True"),
         ("Shuffle", {"ramp_up": "False"}, TypeError, "ramp_up must be a bool, got 'False'"),
         ("Shuffle", {"slices": 0}, ValueError, "slices must be positive, got 0"),
-        ("Shuffle", {"slices": True}, TypeError, "slices must be an integer, got True"),
-        ("Shuffle", {"enabled": 1}, TypeError, "enabled must be a bool, got 1"),
         ("BadSamples", {"on_error": "skip"}, ValueError, "on_error must be one of raise, substitute, got 'skip'"),
         ("BadSamples", {"max_bad": -1}, ValueError, "max_bad must not be negative, got -1"),
-        ("BadSamples", {"max_pixels": 0}, ValueError, "max_pixels must be positive, got 0"),
-        ("BadSamples", {"max_pixels": 1e6}, TypeError, "max_pixels must be an integer, got 1000000.0"),
         ("BadSamples", {"quarantine": 3}, TypeError, "quarantine must be a path or None, got 3"),
-        ("Cache", {"directory": 3}, TypeError, "directory must be a path or None, got 3"),
         ("Cache", {"max_bytes": 0}, ValueError, "max_bytes must be positive, got 0"),
-        ("Cache", {"fetchers": 0}, ValueError, "fetchers must be positive, got 0"),
         ("Cache", {"verify": "often"}, ValueError, "verify must be one of first, always, never, got 'often'"),
         ("Cache", {"patience_s": "600"}, TypeError, "patience_s must be a number, got '600'"),
         ("Cache", {"patience_s": -1}, ValueError, "patience_s must be 0 or more seconds, and finite, got -1"),
         ("Cache", {"start_patience_s": True}, TypeError, "start_patience_s must be a number, got True"),
-        ("Cache", {"show_progress": "no"}, TypeError, "show_progress must be a bool, got 'no'"),
         ("Decode", {"threads": 0}, ValueError, "threads must be positive, got 0"),
-        ("Decode", {"queue_depth": 0}, ValueError, "queue_depth must be positive, got 0"),
         ("Decode", {"engine_share": 1.5}, ValueError, r"engine_share must be in \[0, 1\], got 1.5"),
         ("Decode", {"engine_share": "0.5"}, TypeError, "engine_share must be a number, got '0.5'"),
-        ("Decode", {"tuning": 3}, TypeError, "tuning must be a path or None, got 3"),
         ("Outputs", {"keys": 1}, TypeError, "keys must be a bool, got 1"),
-        ("Outputs", {"valid": None}, TypeError, "valid must be a bool, got None"),
         ("Outputs", {"labels": "one-hot"}, ValueError, "labels must be one of raw, contiguous, got 'one-hot'"),
     ],
 )
@@ -75,37 +59,15 @@ def test_integers_and_bools_of_numpy_are_kept_as_plain_ones() -> None:
     assert type(dp.Cache(patience_s=np.int64(5)).patience_s) is float
 
 
-@settings(max_examples=200)
-@given(
-    seed=st.integers() | st.integers(0, 255).map(np.uint8),
-    epoch=st.integers(0, 99) | st.integers(0, 99).map(np.int32),
-    shuffle=st.booleans() | st.booleans().map(np.bool_),
-    shuffle_window=st.just("all") | st.integers(1) | st.integers(1, 99).map(np.int64),
-    ramp_up=st.booleans() | st.booleans().map(np.bool_),
-    num_slices=st.integers(1, 4) | st.integers(1, 4).map(np.int16),
-    epoch_samples=st.none() | st.integers(1, 9).map(lambda num: 12 * num) | st.just(np.int64(12)),
-    weights=st.none() | st.tuples(st.floats(0.1, 9), st.integers(1, 3)),
-)
-def test_order_that_is_taken_goes_through_its_state(**values: Any) -> None:
-    """Every order that can be made is equal to the one that its state, as JSON, gives."""
-    order = OrderInputs(**values)
-    state = LoaderState(manifest="ab", selection="cd", order=order, delivered=0)
-    assert LoaderState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda: dp.segmentation(crop="16"), "crop must be an integer, got '16'"),
-        (lambda: dp.segmentation(crop=True), "crop must be an integer, got True"),
         (lambda: dp.classification_train(crop=16.0), "crop must be an integer, got 16.0"),
-        (lambda: dp.classification_eval(resize=None), "resize must be an integer, got None"),
         (lambda: dp.classification_eval(resize=(256, 256)), r"resize must be an integer, got \(256, 256\)"),
         (lambda: dp.segmentation(crop=(16, 16, 3)), r"crop must be an integer, got \(16, 16, 3\)"),
         (lambda: dp.Mixture({"a": "x"}, weights={"a": True}), "the weight of 'a' must be a number, got True"),
         (lambda: find_rank(rank="0", world_size=2), "rank must be an integer, got '0'"),
-        (lambda: find_rank(rank=0, world_size=2.0), "world_size must be an integer, got 2.0"),
-        (lambda: find_rank(rank=False, world_size=True), "rank must be an integer, got False"),
     ],
 )
 def test_arguments_of_other_types_are_refused(make: Callable[[], Any], text: str) -> None:
@@ -125,10 +87,11 @@ def test_groups_hold_plain_values_and_cannot_be_changed(group: str) -> None:
         getattr(dp, group)(getattr(made, name))
 
 
-def test_loader_has_sixteen_parameters_and_one_object_keeps_them() -> None:
+def test_one_object_keeps_the_parameters_of_loader() -> None:
+    from dali_pipes.opening import LoaderArguments
+
     names = [field.name for field in dataclasses.fields(LoaderArguments)]
     assert list(inspect.signature(dp.loader).parameters) == names
-    assert len(names) == 16
 
 
 def test_shards_keep_a_list_that_can_be_read_once() -> None:

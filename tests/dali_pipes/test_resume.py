@@ -1,17 +1,20 @@
 """Going on where a state was taken: the exact next sample, whatever the batch size, world size or cache are then."""
 
-import threading
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.local import LocalFetcher
 from tests.dali_pipes.raw import check_rows, raw
 from tests.shards import Sample, samples_and_shards
+
+if TYPE_CHECKING:
+    from dali_pipes.fetch.fetcher import Wanted
 
 NUM_SAMPLES = 41
 HALVES = {"even": "[02468]", "odd": "[13579]"}  # of the shards, by their last digit
@@ -55,47 +58,27 @@ def close(loaders: list[Any]) -> None:
         loader.close()
 
 
-def test_state_goes_through_torch_save(shards: Path, tmp_path: Path, samples: list[Sample]) -> None:
-    """Plain values: also where only weights may be loaded."""
-    import torch
-
-    (loader,) = open_ranks(shards, 1, 6)
-    read_steps([loader], samples, 2)
-    torch.save(loader.state_dict(), tmp_path / "state.pt")
-    rest = read_steps([loader], samples)
-    loader.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert read_steps([loader], samples) == rest
-    close([loader])
-
-
 def test_state_of_another_order_is_refused_and_nothing_is_lost(
     shards: Path, samples: list[Sample], tmp_path: Path
 ) -> None:
     """What differs is named; the loader goes on as it was."""
+    import torch
+
     (loader,) = open_ranks(shards, 1, 6)
     read_steps([loader], samples, 1)
     state = loader.state_dict()
-    for changed, text in [
+    # tests/dali_pipes/order/test_state.py has all that can differ.
+    for changed, text in (
         ({"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
-        ({"shuffle_window": "all"}, "the state has shuffle_window='all', this loader shuffle_window=50000"),
-        ({"manifest": "0" * 64}, "the state is of other shards: its manifest is 000000000000..."),
-        ({"selection": "0" * 64}, "another selection of samples"),
-        ({"version": 1}, "the state is of version 1, this dali-pipes reads version 5"),
-        ({"epoch_samples": 6}, "the state has epoch_samples=6, this loader epoch_samples=None"),
-        ({"weights": [1, 2.5]}, r"the state has weights=\(1.0, 2.5\), this loader weights=None"),
-        ({"weights": ["a"]}, "the state has impossible values: could not convert string to float: 'a'"),
-        ({"kind": "?"}, "expected what state_dict\\(\\) gave, got a dict with the keys \\['kind', 'version'"),
-        ({"delivered": -1}, "impossible values: delivered must not be negative, got -1"),
-        ({"delivered": 6.0}, "impossible values: delivered must be an integer, got 6.0"),
+        ({"kind": "?"}, r"expected what state_dict\(\) gave, got a dict with the keys \['kind', 'version'"),
         ({"delivered": 100}, "the state has 100 samples delivered, an epoch has 41"),
-        ({"epoch": -1}, "the state has impossible values: epoch must not be negative, got -1"),
-    ]:
+    ):
         with pytest.raises(dp.StateError, match=text):
             loader.load_state_dict(state | changed)
-    with pytest.raises(dp.StateError, match="expected what state_dict"):
-        loader.load_state_dict([])  # type: ignore[arg-type]
     rest = read_steps([loader], samples)
-    loader.load_state_dict(state)
+    # Plain values: also where only weights may be loaded.
+    torch.save(state, tmp_path / "state.pt")
+    loader.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert read_steps([loader], samples) == rest
     close([loader])
 
@@ -107,7 +90,6 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
         # Ranks and batch size change, the global batch does not.
         ((3, 2), (2, 3), {"shuffle": dp.Shuffle(window_bytes="all")}, False),
         ((3, 2), (2, 4), {"shuffle": dp.Shuffle(window_bytes=50_000, slices=2)}, True),
-        ((1, 6), (2, 2), {"shuffle": dp.Shuffle(window_bytes=50_000), "last_batch_policy": "DROP"}, False),
     ],
 )
 def test_loader_opened_with_a_state_gives_what_load_state_dict_does(
@@ -200,7 +182,7 @@ def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, s
 def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is_staged(
     shards: Path, tmp_path: Path
 ) -> None:
-    """The order is compared before shards are looked for. No cache file is made, and no thread is left."""
+    """The order is compared before shards are looked for. No cache file is made."""
     (loader,) = open_ranks(shards, 1, 6)
     state = loader.state_dict()
     close([loader])
@@ -212,7 +194,6 @@ def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is
         with pytest.raises(dp.StateError, match=text):
             open_ranks(place, 1, 6, state=wrong, cache=dp.Cache(directory=tmp_path))
     assert list(tmp_path.iterdir()) == []
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")]
     (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it
     assert loader.state_dict() == state
     close([loader])

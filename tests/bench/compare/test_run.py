@@ -374,6 +374,8 @@ def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOp
     )
     with pytest.raises(PipesError, match=r"none-000000\.tar"):
         run_turn(missing)
+    with pytest.raises(PipesError, match=r"did not come to 'open' within 0.001 s .*: raise --timeout-s"):
+        run_turn(missing, timeout_s=0.001)
     assert not [child for child in multiprocessing.active_children() if child.name == "bench-turn"]
 
 

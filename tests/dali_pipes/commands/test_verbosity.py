@@ -3,6 +3,8 @@
 import logging
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,11 @@ from dali_pipes.cli import cli, main
 from dali_pipes.formats.names import manifest_name
 from dali_pipes.progress import Verbosity, current_verbosity, use_verbosity
 from prep.workers import Report, Workers
-from tests.dali_pipes.commands.test_cli import run
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from dali_pipes.cli import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
 
 
 def commands(context: click.Context) -> Iterator[click.Context]:
@@ -40,23 +46,22 @@ def warned(tmp_path: Path, small_shards: Path) -> Path:
     return shards
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize("place", [0, 1, 3])
 def test_quiet_leaves_the_result_and_verbose_adds_the_steps(warned: Path, place: int) -> None:
-    """Before and after each name of the command."""
-
-    def index(option: str) -> tuple[str, str]:
+    """Before and after each name of the command. In processes: a test has a logging of its own."""
+    steps = {}
+    for option in ("-q", "-v")[: 1 + (place == 1)]:
         (warned / manifest_name("s-")).write_bytes(b"broken")
         words = ["prep", "index", str(warned / "s-")]
         words.insert(place, option)
         done = run(*words)
         assert done.returncode == 0, done.stderr
         assert re.match(r"indexed 4 shards( \(4 indexed before\))?, 23 samples", done.stdout)
-        return done.stdout, done.stderr
-
-    assert index("-q")[1] == ""
-    steps = index("-v")[1]
-    assert "WARNING prep.index: " in steps
-    assert "INFO dali_pipes.progress: index" in steps
+        steps[option] = done.stderr
+    assert steps["-q"] == ""
+    if place == 1:
+        assert "WARNING prep.index: " in steps["-v"]
+        assert "INFO dali_pipes.progress: index" in steps["-v"]
 
 
 def test_without_either_warnings_are_shown_and_steps_are_not(warned: Path) -> None:
@@ -65,11 +70,14 @@ def test_without_either_warnings_are_shown_and_steps_are_not(warned: Path) -> No
     assert "INFO" not in said
 
 
-def test_quiet_shows_errors(tmp_path: Path) -> None:
-    done = run("prep", "index", "-q", str(tmp_path))
+@pytest.mark.parametrize("option", ["-q", "-v"])
+def test_error_is_the_last_line_of_both(tmp_path: Path, option: str) -> None:
+    """Quiet, it is the only one; verbose, a traceback comes before it."""
+    done = run("prep", "index", option, str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert ("Traceback" in done.stderr) == (option == "-v")
+    assert option == "-v" or done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["-q", "-v", "cache", "ls"], ["-q", "cache", "-v", "ls"], ["cache", "ls", "-qv"]])

@@ -9,38 +9,33 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.metrics.counts import Counts, ThreadsStage
-from dali_pipes.reader.aio_reader import AioReader
 from tests.dali_pipes.raw import raw
 
 STAGES = ("hand_over", "inputs", "read", "shard_wait", "read_wait", "decode_wait")
 
 
-def test_stage_inside_another_counts_for_itself_alone() -> None:
+def test_stage_inside_another_counts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages add up to the time that the loop spent in the loader."""
+    now_s = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     counts = Counts()
-    started = time.perf_counter()
     with counts.hand_over, counts.inputs, counts.read:
+        now_s += 1
         with counts.shard_wait:
-            time.sleep(0.02)
+            now_s += 2
         with counts.read_wait:
-            pass
-    took = time.perf_counter() - started
-    assert all(getattr(counts, name).seconds() > 0 for name in STAGES if name != "decode_wait")
-    assert counts.shard_wait.seconds() >= 0.02
-    assert counts.hand_over.seconds() < 0.02
-    assert counts.in_loader_s() == pytest.approx(took, abs=1e-3)
-    assert counts.in_loader_s() <= took
+            now_s += 4
+    assert [getattr(counts, name).seconds() for name in STAGES] == [0, 0, 1, 2, 4, 0]
+    assert counts.in_loader_s() == 7
 
 
 def test_stage_counts_while_it_runs() -> None:
     """A batch that waits when an epoch's figures are read belongs to them in part."""
-    counts, fetch = Counts(), ThreadsStage("fetch")
-    for stage in (counts.shard_wait, fetch):
+    for stage in (Counts().shard_wait, ThreadsStage("fetch")):
         with stage:
             before = stage.seconds()
             assert stage.seconds() > before
-        over = stage.seconds()
-        assert stage.seconds() == over > 0
+        assert stage.seconds() == stage.seconds() > 0
 
 
 def test_stage_that_was_cut_short_ends_with_the_one_around_it() -> None:
@@ -70,7 +65,7 @@ def test_wait_that_ends_while_it_is_read_does_not_go_backwards(monkeypatch: pyte
 
 
 def test_threads_of_a_stage_lose_nothing() -> None:
-    """Eight threads that sleep 20 ms are 160 ms of the stage; the part inside is never longer than the whole."""
+    """Each of eight threads counts for itself; the part inside is never longer than the whole."""
     stage, fetch = ThreadsStage("stage"), ThreadsStage("fetch")
 
     def work() -> None:
@@ -85,20 +80,21 @@ def test_threads_of_a_stage_lose_nothing() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert stage.seconds() >= 8 * 0.02 + fetch.seconds()
-    assert fetch.seconds() > 0
+    assert stage.seconds() >= 8 * 0.02 + fetch.seconds() > 8 * 0.02
 
 
 def test_reading_thread_is_in_no_stage(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It works beside the step: only the waiting for it counts."""
-    read = AioReader._read
+    from dali_pipes.reader.aio_reader import AioReader
+
+    read, pauses_s = AioReader._read, [0.5]
 
     def slow(*arguments: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(pauses_s.pop() if pauses_s else 0)
         return read(*arguments)
 
     monkeypatch.setattr(AioReader, "_read", slow)
     with dp.loader(small_shards, raw, batch_size=6, device="cpu", cache=dp.Cache(show_progress=False)) as loader:
         next(loader)
-        assert loader.parts.counts.read_wait.seconds() > 0.05
-        assert loader.parts.counts.read.seconds() < 0.1
+        counts = loader.parts.counts
+        assert counts.read_wait.seconds() > counts.read.seconds()

@@ -1,5 +1,7 @@
 """One port a node: whichever process has it answers for all, and when it ends, another one does; a file a process."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
@@ -9,19 +11,21 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
 from tests.dali_pipes.raw import raw
+from tests.programs import wait_until
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 # A rank that serves its figures: reads all batches of an epoch, then waits to be told.
 ONE_RANK = """
@@ -40,7 +44,7 @@ sys.stdin.read()
 
 def scraped(port: int) -> dict[str, Metric]:
     """What Prometheus would get, by name; fails as it does on a broken text."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
 
@@ -50,13 +54,13 @@ def by_rank(port: int, name: str) -> dict[str, float]:
 
 def wait_for(samples: dict[str, float], port: int) -> None:
     """Wait until a process has the port, and all have written their figures."""
-    deadline = time.monotonic() + 120
-    while True:
+
+    def is_there() -> bool:
         with contextlib.suppress(OSError):
-            if by_rank(port, "dali_pipes_samples") == samples:
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+            return by_rank(port, "dali_pipes_samples") == samples
+        return False
+
+    wait_until(is_there)
 
 
 @pytest.fixture
@@ -66,9 +70,14 @@ def loader(small_shards: Path) -> Iterator[dp.Loader]:
         yield opened
 
 
-def start(shards: Path, rank: int, port: int) -> subprocess.Popen[str]:
-    program = [sys.executable, "-c", ONE_RANK, str(shards), str(rank), str(port)]
-    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+@contextlib.contextmanager
+def started(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def told(process: subprocess.Popen[str]) -> str:
@@ -77,39 +86,23 @@ def told(process: subprocess.Popen[str]) -> str:
 
 
 def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_port: int) -> None:
-    """Killed, not closed: nothing is left behind, the other rank answers, and a rank that is started again joins."""
-    ranks = [start(small_shards, rank, closed_port) for rank in range(2)]
-    try:
-        found = [told(process).split() for process in ranks]
-        assert sorted(has_port for _, has_port in found) == ["False", "True"]
-        assert [int(num) for num, _ in found] == [12, 11]
-        wait_for({"0": 12, "1": 11}, closed_port)
-        first = [has_port for _, has_port in found].index("True")
-        ranks[first].kill()
-        ranks[first].wait()
-        wait_for({str(1 - first): 12 - (1 - first)}, closed_port)
-        ranks[first] = start(small_shards, first, closed_port)
-        assert told(ranks[first]).endswith("False"), "the port stays where it is"
-        wait_for({"0": 12, "1": 11}, closed_port)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+    """Killed, not closed: nothing is left behind, the other rank answers, and a rank that is started again joins.
 
-
-def test_a_process_that_cannot_answer_may_have_the_port(small_shards: Path, closed_port: int) -> None:
-    """It is stopped, or holds Python's lock in a long call: a rank that starts meanwhile must not fail for that."""
-    busy = start(small_shards, 0, closed_port)
-    try:
-        assert told(busy).endswith("True")
-        busy.send_signal(signal.SIGSTOP)
-        with dp.metrics.serve(closed_port) as served:
-            assert not served.has_port
-            busy.send_signal(signal.SIGCONT)
-            wait_for({"0": 12}, closed_port)
-    finally:
-        busy.kill()
-        busy.communicate()
+    A process that cannot answer may have the port: it is stopped, or holds Python's lock in a long call.
+    """
+    with started(ONE_RANK, small_shards, 0, closed_port) as first:
+        assert told(first) == "12 True"
+        first.send_signal(signal.SIGSTOP)
+        with started(ONE_RANK, small_shards, 1, closed_port) as second:
+            assert told(second) == "11 False"
+            first.send_signal(signal.SIGCONT)
+            wait_for({"0": 12, "1": 11}, closed_port)
+            first.kill()
+            first.wait()
+            wait_for({"1": 11}, closed_port)
+            with started(ONE_RANK, small_shards, 0, closed_port) as again:
+                assert told(again) == "12 False", "the port stays where it is"
+                wait_for({"0": 12, "1": 11}, closed_port)
 
 
 def test_every_figure_is_served_with_its_help(loader: dp.Loader, closed_port: int) -> None:
@@ -192,8 +185,7 @@ def test_two_jobs_of_the_same_labels_are_warned_of(
     small_shards: Path, loader: dp.Loader, closed_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Prometheus refuses a series that is there twice."""
-    other = start(small_shards, 0, closed_port)
-    try:
+    with started(ONE_RANK, small_shards, 0, closed_port) as other:
         assert told(other).endswith("True")
         loader.name = "train"
         with dp.metrics.serve(closed_port, labels={"run": "of-this-test"}) as served, caplog.at_level(logging.WARNING):
@@ -201,9 +193,6 @@ def test_two_jobs_of_the_same_labels_are_warned_of(
                 labels = [frozenset(sample.labels.items()) for sample in next(iter(served.collect())).samples]
                 assert len(labels) == len(set(labels))
         assert sum("serve the same labels" in record.message for record in caplog.records) == 1
-    finally:
-        other.kill()
-        other.communicate()
 
 
 def test_a_forked_child_keeps_nothing_of_its_parent(loader: dp.Loader, closed_port: int) -> None:
@@ -227,15 +216,6 @@ def test_a_forked_child_keeps_nothing_of_its_parent(loader: dp.Loader, closed_po
         os.close(writing)
 
 
-LEAVE = """
-import os, signal, sys
-from dali_pipes import metrics
-print(metrics.write_textfile(sys.argv[1]).path, flush=True)
-if sys.argv[2] == "killed":
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def samples_in(path: Path, loader: str) -> float:
     families = {one.name: one for one in text_string_to_metric_families(path.read_text())}
     found = {sample.labels["loader"]: sample.value for sample in families["dali_pipes_samples"].samples}
@@ -249,30 +229,18 @@ def test_the_file_follows_the_loader_and_is_removed(small_shards: Path, tmp_path
             assert writer.path.parent == tmp_path
             assert stat.S_IMODE(writer.path.stat().st_mode) == 0o644
             sum(1 for _ in loader)
-            deadline = time.monotonic() + 120
-            while samples_in(writer.path, "textfile-test") != 23:
-                assert time.monotonic() < deadline
+            wait_until(lambda: samples_in(writer.path, "textfile-test") == 23)
             assert [*tmp_path.glob("*.prom")] == [writer.path], "the exporter reads *.prom, not the file being written"
     assert not [*tmp_path.iterdir()]
     writer.close()
 
 
-@pytest.mark.parametrize(("end", "left"), [("returns", 0), ("killed", 1)])
-def test_files_of_ended_processes_do_not_stay(end: str, left: int, tmp_path: Path) -> None:
-    """The exporter would show the last figures of a killed job for ever."""
-    done = subprocess.run([sys.executable, "-c", LEAVE, tmp_path, end], capture_output=True, text=True, check=False)
-    assert Path(done.stdout.strip()).parent == tmp_path
-    assert len(list(tmp_path.glob("*.prom"))) == left
-    with dp.metrics.write_textfile(tmp_path) as writer:
-        assert list(tmp_path.glob("*.prom")) == [writer.path]
-
-
-FORK = """
+WITH_WORKER = """
 import os, signal, sys
 from dali_pipes import metrics
 written = metrics.write_textfile(sys.argv[1])
 if worker := os.fork():
-    print(worker, flush=True)
+    print(worker, written.path, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 os.close(1)
 signal.pause()
@@ -280,16 +248,17 @@ signal.pause()
 
 
 def test_file_of_a_killed_process_goes_although_its_worker_lives(tmp_path: Path) -> None:
-    """A forked child does not inherit the lock. Files of other programs stay."""
+    """The exporter would show a killed job's last figures for ever. Files of other programs stay."""
     (tmp_path / "dali_pipes_of_others.prom").write_text("")
-    done = subprocess.run([sys.executable, "-c", FORK, tmp_path], stdout=subprocess.PIPE, text=True, check=False)
-    worker = int(done.stdout)
+    with started(WITH_WORKER, tmp_path) as job:
+        worker, path = told(job).split()
+        job.wait()
     try:
-        assert len([*tmp_path.glob("*.prom")]) == 2
+        assert Path(path).exists()
         with dp.metrics.write_textfile(tmp_path) as writer:
             assert {path.name for path in tmp_path.glob("*.prom")} == {writer.path.name, "dali_pipes_of_others.prom"}
     finally:
-        os.kill(worker, signal.SIGKILL)
+        os.kill(int(worker), signal.SIGKILL)
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:

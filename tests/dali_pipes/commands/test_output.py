@@ -1,0 +1,152 @@
+"""The functions that print for all commands: nothing that a terminal obeys, no secret, and an exit code for each error.
+
+tests/test_imports.py says that nothing else prints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dali_pipes import progress
+from dali_pipes.cli import cli, main
+from dali_pipes.commands import output
+from dali_pipes.errors import DataError, StoreError, keep_secret
+from dali_pipes.progress import use_verbosity
+
+SECRET = "t0ken-of-the-test-of-output"
+EVIL = f"\x1b[2J\x9b31m\nerror: \u202egpj {SECRET}"
+"""Clears the screen, colours, begins a line like ours, turns the direction of writing, and tells a secret."""
+SHOWN = r"\x1b[2J\x9b31m\nerror: \u202egpj ***"
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _secret() -> None:
+    keep_secret(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("print_it", "expected"),
+    [
+        (lambda: output.print_line(EVIL), (f"{SHOWN}\n", "")),
+        (lambda: output.print_line(EVIL, fg="red", err=True), ("", f"{SHOWN}\n")),  # no terminal: no colour
+        (lambda: output.print_note(EVIL), ("", f"{SHOWN}\n")),
+        (lambda: output.print_result(EVIL, {"key": "a"}, as_json=False), (f"{SHOWN}\n", "")),
+        (lambda: output.print_some(EVIL, ["a", EVIL]), ("", f"{SHOWN}: a\n{SHOWN}: {SHOWN}\n")),
+        (lambda: output.print_reasons("bad", {EVIL: 7}), ("", f"       7  bad: {SHOWN}\n")),
+        (lambda: output.print_some("bad", ["a"] * 22), ("", "bad: a\n" * 20 + "bad: 2 more, --json names all\n")),
+    ],
+)
+def test_each_text_is_one_harmless_line(
+    print_it: Callable[[], None], expected: tuple[str, str], capsys: Captured
+) -> None:
+    print_it()
+    assert tuple(capsys.readouterr()) == expected
+
+
+def test_json_result_is_one_line_of_ascii(capsys: Captured) -> None:
+    """JSON has escapes of its own: the program that reads it finds the text as it was."""
+    document = {"key": EVIL.removesuffix(SECRET)}
+    output.print_result("for people", document, as_json=True)
+    said = capsys.readouterr().out
+    assert said.isascii()
+    assert said.removesuffix("\n").isprintable()
+    assert json.loads(said) == document
+
+
+def test_long_line_is_cut_and_quiet_leaves_notes_out(capsys: Captured) -> None:
+    output.print_line("x" * 100_000)
+    assert len(capsys.readouterr().out) < 10_000
+    use_verbosity("quiet")
+    try:
+        output.print_note("a note")
+    finally:
+        use_verbosity("normal")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("variable", "colour"), [("", None), ("1", False)])  # None: if it is a terminal
+def test_colours_are_for_who_wants_them(variable: str, colour: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool | None] = []
+    monkeypatch.setattr(click, "secho", lambda text, **options: seen.append(options["color"]))
+    monkeypatch.setenv("NO_COLOR", variable)
+    output.print_line("a", fg="red")
+    assert seen == [colour]
+
+
+def test_log_shows_escapes_and_a_traceback_keeps_its_lines() -> None:
+    try:
+        raise ValueError(EVIL)
+    except ValueError as exc:
+        info = (type(exc), exc, exc.__traceback__)
+    record = logging.LogRecord("log", logging.ERROR, __file__, 1, "failed: %s", (EVIL,), info)
+    lines = progress._handler.format(record).split("\n")
+    assert lines[:2] == [f"ERROR log: failed: {SHOWN}", "Traceback (most recent call last):"]
+    assert all(line.isprintable() and SECRET not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trace.txt", "expected a trace, .json, got"),
+        ("nowhere/trace.json", "no directory .*nowhere'; make it"),
+        ("folder.json", "folder.json' is a directory; name a file in it"),
+    ],
+)
+def test_output_that_cannot_be_written_is_misuse(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "folder.json").mkdir()
+    options = {"endings": (".json",), "expected": "a trace, .json", "option": "-o"}
+    output.check_output(tmp_path / "trace.JSON", **options)
+    with pytest.raises(click.BadParameter, match=text):
+        output.check_output(tmp_path / name, **options)
+    refused = pytest.raises(StoreError, match=r"cannot write '.*folder.json': Is a directory")
+    with refused, output.writing(tmp_path / "folder.json"):
+        (tmp_path / "folder.json").write_text("")
+
+
+def test_counted_words() -> None:
+    assert [output.counted(1, "shard"), output.counted(2, "shard"), output.counted(0, "copy", "copies")] == [
+        "1 shard", "2 shards", "0 copies",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "shown"),
+    [
+        (DataError(EVIL), 1, f"error: {SHOWN}"),
+        (StoreError("no answer"), 1, "error: no answer"),
+        (FileNotFoundError(2, "No such file", EVIL), 1, "error: [Errno 2] No such file: "),
+        (ValueError(EVIL), 2, f"error: {SHOWN}"),  # a bad argument
+        (click.BadParameter("3 is too many"), 2, "Error: Invalid value: 3 is too many"),
+        (click.ClickException("no package"), 1, "Error: no package"),
+        (KeyError(SECRET), 1, "error: internal: KeyError: '***'; run it again with -v and report its output"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (click.exceptions.Exit(3), 3, ""),
+        (None, 0, ""),
+    ],
+)
+def test_end_of_a_command_is_an_exit_code_and_one_line(
+    end: BaseException | None, code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """0 done, 1 failed, 2 misused; a program looks at the code, and stdout is for results."""
+
+    def command(**_: Any) -> None:
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(cli, "main", command)
+    assert main(["prep"]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(shown)
+    assert said.err.count("\n") == (shown != "")
+    assert SECRET not in said.err
+    assert "Traceback" not in said.err
