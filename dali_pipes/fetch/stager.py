@@ -492,10 +492,10 @@ class Stager:
             for shard in shards:
                 del unfinished[shard]
                 self._filling.pop(shard, None)
-                self._hold(shard)
                 if are_new:
                     self.fetched_bytes += self._num_bytes(shard)
                     self.num_fetched += 1
+                self._hold(shard)  # last: it wakes those who wait, and they may read the counters
             self._release_unwanted(shards)
 
     def _num_bytes(self, shard: int) -> int:
