@@ -110,6 +110,10 @@ class FaultyProxy:
         self._targets: dict[str, list[_Port]] = {}
         self.endpoint = self._entry.endpoint
 
+    @property
+    def _ports(self) -> "list[_Port]":
+        return [self._entry, *(port for ports in self._targets.values() for port in ports)]
+
     def vanish(self) -> None:
         """Stop listening where clients were redirected until now; from now on they are sent elsewhere."""
         with self._lock:
@@ -161,10 +165,15 @@ class FaultyProxy:
         with self._lock:
             self.body_bytes += num
 
+    @property
+    def num_open(self) -> int:
+        """Connections of clients that are open."""
+        return sum(len(port.open) for port in self._ports)
+
     def close(self) -> None:
         """Stop listening."""
         self.closing.set()
-        for port in [self._entry, *(port for ports in self._targets.values() for port in ports)]:
+        for port in self._ports:
             port.close()
         self._dead.close()
 
@@ -183,7 +192,7 @@ class _Port(ThreadingHTTPServer):
         self.proxy, self.upstream, self.is_entry = proxy, urlsplit(upstream), is_entry
         scheme = "https" if proxy.context else "http"
         self.endpoint = f"{scheme}://127.0.0.1:{self.server_address[1]}"
-        self._open: set[socket.socket] = set()
+        self.open: set[socket.socket] = set()
         self._is_open = True
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -197,11 +206,11 @@ class _Port(ThreadingHTTPServer):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.proxy.context:
             sock = self.proxy.context.wrap_socket(sock, server_side=True)
-        self._open.add(sock)
+        self.open.add(sock)
         try:
             super().finish_request(sock, client_address)
         finally:
-            self._open.discard(sock)
+            self.open.discard(sock)
             sock.close()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -213,7 +222,7 @@ class _Port(ThreadingHTTPServer):
         self._is_open = False
         self.shutdown()
         self.server_close()
-        for sock in list(self._open):
+        for sock in list(self.open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def cluster(answers: Mapping[str, tuple[int, Any]], *, date: str = "") -> Iterat
         asked = exchange.path.removeprefix("/v1/").replace("health?prr=true", "health")
         status, content = answers.get(asked, (500, f"not expected: {asked}"))
         data = content if isinstance(content, str) else json.dumps(content)
-        exchange.say(status, data.encode(), Date=date or exchange.date_time_string(), **{"Ais-Cluster-Uptime": "1"})
+        exchange.say(status, data.encode(), Date=date or formatdate(usegmt=True), **{"Ais-Cluster-Uptime": "1"})
 
     with answering(act) as server:
         yield server.endpoint

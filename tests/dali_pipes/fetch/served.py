@@ -4,10 +4,9 @@ import contextlib
 import json
 import os
 import random
+import re
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +21,36 @@ from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.servers.faulty import FaultyProxy
+from tests.servers.scripted import ScriptedServer, Visit, scripted
 
 DATA = random.Random(0).randbytes(2_500_001)
 OTHER = random.Random(1).randbytes(2_500_001)
-PROMPT = RetryPolicy(silence_s=0.3, connect_timeout_s=1.0)
-"""So that a test of many faults is over soon."""
-BRIEF = Patience(patience_s=1.0, longest_pause_s=0.02)
+# A loaded machine must not look like a silent server, or like one that is away.
+RETRY = RetryPolicy(silence_s=60.0, connect_timeout_s=60.0)
+PATIENT = Patience(patience_s=60.0, longest_pause_s=0.02)
+BRIEF = Patience(patience_s=0.2, longest_pause_s=0.02)
 SENDFILE_MARGIN = 1000  # bytes of the file around an extent
+
+
+class LookedAtClock:
+    """Stands in for the module ``time`` of a client: time passes when the client looks at the clock, 50 ms each time.
+
+    So a server that sends a piece after every second look is slow for the client, on a machine of any speed and load.
+    A client that waits looks three times or more.
+    """
+
+    def __init__(self) -> None:
+        self.num_looks = self.num_pieces = 0
+
+    def monotonic(self) -> float:
+        self.num_looks += 1
+        return 0.05 * self.num_looks
+
+    def is_due(self) -> bool:
+        """Whether a server may send the next piece."""
+        is_due = self.num_looks >= 2 * (self.num_pieces + 1)
+        self.num_pieces += is_due
+        return is_due
 
 
 class Place:
@@ -53,7 +75,7 @@ def checksum(data: bytes) -> int:
 
 @contextlib.contextmanager
 def fetching(
-    endpoint: str, bucket: str, *, retry: RetryPolicy = PROMPT, patience: Patience = BRIEF, **access: Any
+    endpoint: str, bucket: str, *, retry: RetryPolicy = RETRY, patience: Patience = PATIENT, **access: Any
 ) -> Iterator[ObjectFetcher]:
     """A fetcher from a cluster; ``access`` are arguments of `ClusterAccess`, such as a token and certificates."""
     source = StoredObjects(ClusterAccess(endpoint=endpoint, **access), bucket)
@@ -69,9 +91,9 @@ def fetch_object(fetcher: ObjectFetcher, *, name: str = "a/x.tar", times: int = 
     assert place.holds(DATA)
 
 
-def fetch_through(proxy: FaultyProxy, store: AisStore, *, num_connections: int = 1, patience: Patience = BRIEF) -> None:
+def fetch_through(proxy: FaultyProxy, store: AisStore, *, num_connections: int = 1, **options: Any) -> None:
     """Fetch ``a/x.tar`` and hold every byte against what was written."""
-    with fetching(proxy.endpoint, store.bucket, patience=patience) as fetcher:
+    with fetching(proxy.endpoint, store.bucket, **options) as fetcher:
         fetch_object(fetcher, num_connections=num_connections)
 
 
@@ -102,59 +124,14 @@ def set_props(store: AisStore, props: dict[str, object]) -> None:
     answer.raise_for_status()
 
 
-class Exchange(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: "Answering"
-
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        self.server.paths.append(self.path)
-        self.server.ranges.append(self.headers.get("Range"))
-        self.server.act(self)
-
-    def say(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def say_chunked(self, body: bytes) -> None:
-        self.send_response_only(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for start in range(0, len(body), 30_000):
-            chunk = body[start : start + 30_000]
-            self.wfile.write(f"{len(chunk):x};x=y\r\n".encode() + chunk + b"\r\n")
-        self.wfile.write(b"0\r\nX-Trailer: z\r\n\r\n")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+def ranged(visit: Visit, data: bytes, *, shift: int = 0, version: bytes = b'ETag: "1"') -> bytes:
+    """The answer to a ranged request, which may say that its bytes lie elsewhere."""
+    found = re.search(rb"Range: bytes=(\d+)-(\d*)", visit.request)
+    assert found is not None
+    start, stop = int(found[1]), min(len(data), int(found[2]) + 1 if found[2] else len(data))
+    place = b"Content-Range: bytes %d-%d/%d" % (start + shift, stop - 1 + shift, len(data))
+    head = b"HTTP/1.1 206 Part\r\n%b\r\n%b\r\nContent-Length: %d\r\n\r\n" % (version, place, stop - start)
+    return head + data[start:stop]
 
 
-class Answering(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, act: Callable[[Exchange], None]) -> None:
-        super().__init__(("127.0.0.1", 0), Exchange)
-        self.act = act
-        self.paths: list[str] = []
-        self.ranges: list[str | None] = []
-        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients hang up."""
-
-
-@contextlib.contextmanager
-def answering(act: Callable[[Exchange], None]) -> Iterator[Answering]:
-    """A server whose every answer is ``act``'s."""
-    with Answering(act) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+answering, Exchange, Answering = scripted, Visit, ScriptedServer

@@ -1,10 +1,6 @@
 """Tokens, certificates and proxies on the way to an object."""
 
-import contextlib
-import socket
 import ssl
-import threading
-import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +13,20 @@ from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.http import wire
+from dali_pipes.store.http.objects import RetryPolicy
 from tests.dali_pipes.fetch.served import (
+    BRIEF,
     DATA,
-    Exchange,
+    LookedAtClock,
     Place,
-    answering,
     checksum,
     fails,
     fetch_object,
     fetching,
     ranges_of,
 )
+from tests.programs import wait_until
 from tests.servers.faulty import faulty
 from tests.servers.scripted import Visit, scripted
 
@@ -148,54 +147,37 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
 
 def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its password, and the whole URL; what it answers with is the object."""
-    heads: list[tuple[str, str | None]] = []
-
-    def exchange_once(exchange: "Exchange") -> None:
-        heads.append((exchange.path, exchange.headers.get("Proxy-Authorization")))
-        exchange.say(200, DATA)
-
-    with answering(exchange_once) as server:
+    with scripted(lambda visit: visit.say(200, DATA)) as server:
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.setenv("http_proxy", server.endpoint.replace("://", "://u:p%40@"))
         with fetching("http://ais.invalid:51080", "b") as fetcher:
             fetch_object(fetcher, name="x.tar")
-    assert heads == [("http://ais.invalid:51080/v1/objects/b/x.tar?provider=ais", "Basic dTpwQA==")]
+        assert server.paths == ["http://ais.invalid:51080/v1/objects/b/x.tar?provider=ais"]
+        assert server.fields("Proxy-Authorization") == ["Basic dTpwQA=="]
 
 
-def test_https_goes_through_a_tunnel(store: AisStore, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CONNECT to the cluster's host, by name; what is in it is the cluster's TLS."""
-    asked: list[str] = []
-    with faulty(store.endpoint, context=tls.context) as proxy, socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(proxy.endpoint.rpartition(":")[2])
+def test_https_goes_through_a_tunnel(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONNECT to the cluster's host, by name; what is in it is the cluster's TLS, also after a redirect."""
 
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    client, _ = listener.accept()
-                    head = client.recv(4096)
-                    asked.append(head.split(b"\r\n")[0].decode())
-                    number = asked[-1].split()[1].rpartition(":")[2]
-                    client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                    server = socket.create_connection(("127.0.0.1", int(number)))
-                    for pair in ((client, server), (server, client)):
-                        threading.Thread(target=pump, args=pair, daemon=True).start()
+    def script(visit: Visit) -> None:
+        if visit.request.startswith(b"CONNECT"):
+            visit.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            visit.encrypt(tls.context)
+        elif "ais.invalid" in visit.headers["Host"]:
+            visit.say(307, Location="https://127.0.0.1:51081/there")
+        else:
+            visit.say(200, DATA)
 
-        def pump(source: socket.socket, sink: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while data := source.recv(1 << 16):
-                    sink.sendall(data)
-                sink.shutdown(socket.SHUT_WR)
-
-        threading.Thread(target=serve, daemon=True).start()
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with scripted(script) as server:
+        monkeypatch.setenv("https_proxy", server.endpoint)
         monkeypatch.setenv("no_proxy", "")
         monkeypatch.setenv("NO_PROXY", "")
         # The redirect leads to 127.0.0.1, with the certificate of that; the proxy's own name is not checked here.
-        with fetching(f"https://ais.invalid:{port}", store.bucket, skip_verify=True) as fetcher:
-            fetch_object(fetcher)
-    assert asked[0] == f"CONNECT ais.invalid:{port} HTTP/1.1"
-    assert len(asked) == 2
+        with fetching("https://ais.invalid:51080", "b", skip_verify=True) as fetcher:
+            fetch_object(fetcher, name="x.tar")
+        path = "/v1/objects/b/x.tar?provider=ais"
+        assert server.paths == ["ais.invalid:51080", path, "127.0.0.1:51081", "/there"]
 
 
 def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,16 +192,9 @@ def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_https_to_http_is_not_followed(tls: Tls) -> None:
     """A redirect never takes the data to where others can read and change them."""
 
-    def plain(visit: Visit) -> None:
-        visit.send(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
-
-    with scripted(plain) as target:
-
-        def proxy(visit: Visit) -> None:
-            location = f"Location: {target.endpoint}/o\r\n".encode()
-            visit.send(b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\n" + location + b"\r\n")
-
-        with scripted(proxy, context=tls.context) as entry, fetching(entry.endpoint, "b", ca=tls.ca) as fetcher:
+    with scripted(lambda visit: visit.say(200, b"abc")) as target:
+        redirect = scripted(lambda visit: visit.say(307, Location=f"{target.endpoint}/o"), context=tls.context)
+        with redirect as entry, fetching(entry.endpoint, "b", ca=tls.ca) as fetcher:
             fails(fetcher, StoreError, "redirected from https to http, to 'http://127.0.0.1:")
         assert not target.requests
 
@@ -228,51 +203,44 @@ def test_bytes_behind_an_encrypted_body_are_not_the_next_answer(tls: Tls) -> Non
     """They are found where TLS keeps what was decrypted already, too."""
 
     def script(visit: Visit) -> None:
-        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
-        visit.send(answer)
-        visit.send(b"HTTP/1.1 404 SMUGGLED\r\nContent-Length: 0\r\n\r\n")
+        visit.say(200, b"abc")
+        visit.say(404)
 
     with scripted(script, context=tls.context) as server:
         with fetching(server.endpoint, "b", ca=tls.ca) as fetcher:
             for _ in range(3):
                 place = Place(3)
                 assert fetcher.fetch([Wanted("o", place.extent, checksum(b"abc"))])
-                time.sleep(0.05)
+                wait_until(lambda: all(connection.is_stale for connection in fetcher.client._idle))
         assert server.num_connections == 3
 
 
 def test_proxy_cannot_speak_before_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that an HTTP proxy sends after its answer to CONNECT are not read as part of the encrypted connection."""
 
-    def proxy(visit: Visit) -> None:
-        visit.send(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 404 SMUGGLED\r\nContent-Length: 0\r\n\r\n")
-
-    with scripted(proxy) as server:
+    with scripted(lambda visit: visit.send(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 404 SMUGGLED\r\n\r\n")) as server:
         monkeypatch.setenv("https_proxy", server.endpoint)
+        monkeypatch.setenv("no_proxy", "")
         with fetching("https://ais.invalid", "b", ca=tls.ca) as fetcher:
             fails(fetcher, StoreError, "bytes came before the TLS connection was made")
 
 
-def test_handshake_in_single_bytes_ends(tls: Tls) -> None:
+def test_handshake_in_single_bytes_ends(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handshake has as much time as the longest silence, however its bytes come."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    clock = LookedAtClock()
+    monkeypatch.setattr(wire, "time", clock)
 
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    sock, _ = listener.accept()
-                    threading.Thread(target=trickle, args=(sock,), daemon=True).start()
+    def proxy(visit: Visit) -> None:
+        visit.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        visit._sock.recv(5)  # of the client's greeting
+        visit.send(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc")  # the beginning of a record of 16 KiB
+        visit.send_for_ever(b"\0")
 
-        def trickle(sock: socket.socket) -> None:
-            # The beginning of a record of 16 KiB.
-            with contextlib.suppress(OSError):
-                sock.sendall(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc")
-                while True:
-                    sock.sendall(b"\x00")
-                    time.sleep(0.1)
-
-        threading.Thread(target=serve, daemon=True).start()
-        started = time.monotonic()
-        with fetching(f"https://127.0.0.1:{listener.getsockname()[1]}", "b", ca=tls.ca) as fetcher:
-            fails(fetcher, StoreError, "no TLS connection within 0.3 s")
-        assert time.monotonic() - started < 15
+    with scripted(proxy) as server:
+        server.is_due = clock.is_due
+        monkeypatch.setenv("https_proxy", server.endpoint)
+        monkeypatch.setenv("no_proxy", "")
+        retry = RetryPolicy(silence_s=10.0, connect_timeout_s=60.0)
+        with fetching("https://ais.invalid", "b", ca=tls.ca, retry=retry, patience=BRIEF) as fetcher:
+            fails(fetcher, StoreError, "no TLS connection within 10 s")
+        assert not server.num_endless

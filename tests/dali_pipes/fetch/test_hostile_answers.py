@@ -1,30 +1,45 @@
-"""Answers that no honest server sends: each is an error of ours, soon, and in little memory."""
+"""Answers that no honest server sends, and odd ones that an honest server may send: one table for all stores.
 
-import resource
-import time
-from collections.abc import Callable
+All stores read through one HTTP client. Each answer of the table goes to each of them: it is an error of ours, soon and
+in little memory, or the object's bytes, after which the connection is used again, or is not.
+"""
 
+import contextlib
+import gzip
+import json
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.store.cloud.objects import CloudObjects
-from dali_pipes.store.cluster.access import ClusterAccess
-from dali_pipes.store.cluster.objects import StoredObjects
-from dali_pipes.store.http.answers import ObjectRequest, ObjectSource
-from dali_pipes.store.http.client import HttpAccess
+from dali_pipes.store import listings
+from dali_pipes.store.cloud.bucket import CloudStore
+from dali_pipes.store.cloud.settings import CloudSettings
+from dali_pipes.store.cluster import transformed
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.endpoint import check_endpoint
+from dali_pipes.store.cluster.transformed import TransformedStore
+from dali_pipes.store.http import answers, objects, wire
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import MIN_BYTES_PER_S
 from dali_pipes.store.patience import Patience
-from tests.dali_pipes.fetch.served import BRIEF, DATA, Place, checksum, fails, fetching
+from tests.dali_pipes.fetch.served import DATA, LookedAtClock, Place, checksum, fails
+from tests.programs import wait_until
 from tests.servers.scripted import Script, Visit, never_ends, says, scripted
 
-ONCE = RetryPolicy(attempts=2, silence_s=0.5, connect_timeout_s=1.0)
+ONCE = RetryPolicy(attempts=2, silence_s=10.0, connect_timeout_s=60.0)
+AT_ONCE = Patience(patience_s=60.0, longest_pause_s=0.0)
 SMALL = DATA[:1000]
 OK = b"HTTP/1.1 200 OK\r\n"
-MAX_MORE_KIB = 64 << 10
-"""Memory that a hostile answer may cost."""
-SOON_S = 10.0
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+KIB = 1 << 10
 
 
 def whole(body: bytes = SMALL, *, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
@@ -32,169 +47,323 @@ def whole(body: bytes = SMALL, *, status: bytes = b"200 OK", more: bytes = b"") 
     return b"HTTP/1.1 %b\r\n%bContent-Length: %d\r\n\r\n%b" % (status, more, len(body), body)
 
 
-CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+class Must(Enum):
+    """What the client must do."""
+
+    FAIL = "fail"
+    READ = "read it, and use the connection again"
+    LEAVE = "read it, and leave the connection"
+
+
+class Hostile(NamedTuple):
+    answer: str
+    script: Script
+    wrong: str
+    """A part of the error's text; empty if there is none."""
+    must: Must = Must.FAIL
+    is_slow: bool = False
+
+
+def sends(answer: bytes) -> Script:
+    return lambda visit: visit.send(answer)
+
+
+def unusual(answer: str, data: bytes) -> Hostile:
+    return Hostile(answer, sends(data), "", Must.READ)
+
+
+def behind(answer: str, data: bytes) -> Hostile:
+    """Bytes behind a body, which are not to be taken for the next answer."""
+    return Hostile(answer, sends(data), "", Must.LEAVE)
+
+
+SMUGGLED = whole(b"SMUGGLED", status=b"404 SMUGGLED")
+ONE_CHUNK = CHUNKED + b"3e8\r\n" + SMALL + b"\r\n0\r\n\r\n"
 LINES = "bytes of lines come before or between"
-ATTACKS: list[tuple[str, Script, str]] = [
-    ("100 Continue for ever", never_ends(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "more than 16 interim answers"),
-    ("103 Early Hints for ever", never_ends(b"", b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n"), "16 interim answers"),
-    ("101 without a question", says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + whole()), "not asked for"),
-    ("a head without end", never_ends(OK, b"X-More: 1\r\n"), LINES),
-    ("one field without end", never_ends(OK + b"X: ", b"a" * 1000), LINES),
-    ("a status line without end", never_ends(b"HTTP/1.1 200 ", b"O" * 1000), LINES),
-    ("a head in single bytes, slowly", never_ends(OK + b"X: ", b"a", 0.1), "bytes/s"),
-    ("trailers without end", never_ends(CHUNKED + b"0\r\n", b"X-More: 1\r\n"), LINES),
-    ("one trailer without end", never_ends(CHUNKED + b"0\r\nX: ", b"a" * 1000), LINES),
-    ("an extension without end", never_ends(CHUNKED + b"5;", b"a" * 1000), LINES),
-    ("an extension at each byte", never_ends(CHUNKED, b"1;%b\r\na\r\n" % (b"x" * 8000)), LINES),
-    ("chunk size -1", says(CHUNKED + b"-1\r\n" + SMALL), "has no size"),
-    ("chunk size +5", says(CHUNKED + b"+5\r\nabcde\r\n0\r\n\r\n"), "has no size"),
-    ("chunk size 0x5", says(CHUNKED + b"0x5\r\nabcde\r\n0\r\n\r\n"), "has no size"),
-    ("chunk size 1_0", says(CHUNKED + b"1_0\r\nabcde\r\n0\r\n\r\n"), "has no size"),
-    ("chunk size of 17 digits", says(CHUNKED + b"1" + b"0" * 16 + b"\r\n" + SMALL), "has no size"),
-    ("chunk size without digits", says(CHUNKED + b"\r\n" + SMALL), "has no size"),
-    ("a chunk longer than its size", says(CHUNKED + b"3\r\nabcde\r\n0\r\n\r\n"), "longer than its size"),
-    ("a chunk line with a line feed only", says(CHUNKED + b"5\nabcde\n0\n\n"), "carriage return"),
-    ("Content-Length of 10,000 digits", says(OK + b"Content-Length: " + b"9" * 10_000 + b"\r\n\r\n"), "not one number"),
-    ("Content-Length -1", says(OK + b"Content-Length: -1\r\n\r\n" + SMALL), "not one number"),
-    ("Content-Length +1000", says(OK + b"Content-Length: +1000\r\n\r\n" + SMALL), "not one number"),
-    ("Content-Length empty", says(OK + b"Content-Length: \r\n\r\n" + SMALL), "not one number"),
-    ("Transfer-Encoding empty", says(whole(more=b"Transfer-Encoding:\r\n")), "other than 'chunked'"),
-    ("Content-Length twice", says(OK + b"Content-Length: 1000\r\nContent-Length: 3\r\n\r\n" + SMALL), "not one number"),
-    ("Content-Length and chunks", says(whole(more=b"Transfer-Encoding: chunked\r\n")), "both a Content-Length and"),
-    ("gzip, chunked", says(OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + SMALL), "other than 'chunked'"),
-    ("chunks twice", says(CHUNKED.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")), "other than"),
-    ("chunks of HTTP/1.0", says(CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n"), "other than 'chunked'"),
-    ("line feeds only", says(whole().replace(b"\r\n", b"\n")), "carriage return"),
-    ("a line feed in a head", never_ends(OK.replace(b"\r\n", b"\n"), b"X: 1\r\n"), "carriage return"),
-    ("a space before the colon", says(whole(more=b"Content-Length : 3\r\n")), "a line that is not a field"),
-    ("a carriage return in a field", says(whole(more=b"X: a\rContent-Length: 3\r\n")), "a line that is not a field"),
-    ("a NUL in a field", says(whole(more=b"X: a\0b\r\n")), "a line that is not a field"),
-    ("a fold before the first field", says(whole(more=b" X: a\r\n")), "a line that is not a field"),
-    ("HTTP/0.9", says(b"<html>\r\n\r\n"), "does not speak HTTP/1.1"),
-    ("status 600", says(whole(status=b"600 Odd")), "does not speak HTTP/1.1"),
-    ("a redirect to itself", says(b"HTTP/1.1 307 Go\r\nLocation: /v1/objects/b/o\r\n\r\n"), "redirected 4 times"),
-    ("a redirect to a password", says(whole(status=b"307 Go", more=b"Location: http://a:b@h/\r\n")), "URL of a host"),
-    ("an error without end", never_ends(b"HTTP/1.1 404 No\r\n\r\n", b"x" * 1000), "404 xxxxxxx"),
-    ("a body in single bytes", never_ends(OK + b"Content-Length: 1000\r\n\r\n", b"a", 0.1), "bytes/s"),
-    ("a chunked body in single bytes", never_ends(CHUNKED, b"1\r\na\r\n", 0.1), "bytes/s"),
-    ("an error in single bytes", never_ends(b"HTTP/1.1 404 No\r\n\r\n", b"x", 0.1), "bytes/s"),
-    ("a redirect's body in single bytes", never_ends(b"HTTP/1.1 307 Go\r\nLocation: /\r\n\r\n", b"x", 0.1), "bytes/s"),
+NO_FIELD = "a line that is not a field"
+SLOW = "bytes/s"
+TABLE = [
+    Hostile("100 Continue for ever", never_ends(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "more than 16 interim answers"),
+    Hostile("103 for ever", never_ends(b"", b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n"), "16 interim answers"),
+    Hostile("101 without a question", says(whole(status=b"101 Switching Protocols")), "not asked for"),
+    Hostile("a head without end", never_ends(OK, b"X-More: 1\r\n" * 99), LINES),
+    Hostile("one field without end", never_ends(OK + b"X: ", b"a" * 1000), LINES),
+    Hostile("a status line without end", never_ends(b"HTTP/1.1 200 ", b"O" * 1000), LINES),
+    Hostile("trailers without end", never_ends(CHUNKED + b"0\r\n", b"X-More: 1\r\n" * 99), LINES),
+    Hostile("one trailer without end", never_ends(CHUNKED + b"0\r\nX: ", b"a" * 1000), LINES),
+    Hostile("an extension without end", never_ends(CHUNKED + b"5;", b"a" * 1000), LINES),
+    Hostile("an extension at each byte", never_ends(CHUNKED, b"1;%b\r\na\r\n" % (b"x" * 8000)), LINES),
+    Hostile("chunk size -1", says(CHUNKED + b"-1\r\n" + SMALL), "has no size"),
+    Hostile("chunk size +5", says(CHUNKED + b"+5\r\nabcde\r\n0\r\n\r\n"), "has no size"),
+    Hostile("chunk size 0x5", says(CHUNKED + b"0x5\r\nabcde\r\n0\r\n\r\n"), "has no size"),
+    Hostile("chunk size 1_0", says(CHUNKED + b"1_0\r\nabcde\r\n0\r\n\r\n"), "has no size"),
+    Hostile("chunk size of 17 digits", says(CHUNKED + b"1" + b"0" * 16 + b"\r\n" + SMALL), "has no size"),
+    Hostile("chunk size without digits", says(CHUNKED + b"\r\n" + SMALL), "has no size"),
+    Hostile("a chunk longer than its size", says(CHUNKED + b"3\r\nabcde\r\n0\r\n\r\n"), "longer than its size"),
+    Hostile("a chunk line with a line feed only", says(CHUNKED + b"5\nabcde\n0\n\n"), "carriage return"),
+    Hostile("10,000 digits", says(OK + b"Content-Length: " + b"9" * 10_000 + b"\r\n\r\n"), "not one number"),
+    Hostile("Content-Length -1", says(OK + b"Content-Length: -1\r\n\r\n" + SMALL), "not one number"),
+    Hostile("Content-Length +1000", says(OK + b"Content-Length: +1000\r\n\r\n" + SMALL), "not one number"),
+    Hostile("Content-Length empty", says(OK + b"Content-Length: \r\n\r\n" + SMALL), "not one number"),
+    Hostile("Content-Length twice", says(whole(more=b"Content-Length: 3\r\n")), "not one number"),
+    Hostile("Content-Length and chunks", says(whole(more=b"Transfer-Encoding: chunked\r\n")), "both a Content-Length"),
+    Hostile("Transfer-Encoding empty", says(whole(more=b"Transfer-Encoding:\r\n")), "other than 'chunked'"),
+    Hostile("gzip, chunked", says(CHUNKED.replace(b": chunked", b": gzip, chunked")), "other than 'chunked'"),
+    Hostile("chunks twice", says(CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"), "other than 'chunked'"),
+    Hostile("chunks of HTTP/1.0", says(CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n"), "other than 'chunked'"),
+    Hostile("line feeds only", says(whole().replace(b"\r\n", b"\n")), "carriage return"),
+    Hostile("a line feed in a head", never_ends(OK.replace(b"\r\n", b"\n"), b"X: 1\r\n"), "carriage return"),
+    Hostile("a space before the colon", says(whole(more=b"Content-Length : 3\r\n")), NO_FIELD),
+    Hostile("a carriage return in a field", says(whole(more=b"X: a\rContent-Length: 3\r\n")), NO_FIELD),
+    Hostile("a NUL in a field", says(whole(more=b"X: a\0b\r\n")), NO_FIELD),
+    Hostile("a fold before the first field", says(whole(more=b" X: a\r\n")), NO_FIELD),
+    Hostile("HTTP/0.9", says(b"<html>\r\n\r\n"), "does not speak HTTP/1.1"),
+    Hostile("status 600", says(whole(status=b"600 Odd")), "does not speak HTTP/1.1"),
+    Hostile("a redirect to itself", says(whole(b"", status=b"307 Go", more=b"Location: /o\r\n")), "redirected 4 times"),
+    *(
+        Hostile(f"a redirect to '{to}'", says(whole(b"", status=b"301 Go", more=b"Location: %b\r\n" % to.encode())), of)
+        for to in ("http://a:b@h/", "ftp://127.0.0.1/x", "file:///etc/passwd", "", "http://", "http://h:99999/")
+        for of in ("which is not the URL of a host",)
+    ),
+    Hostile("an error without end", never_ends(b"HTTP/1.1 404 No\r\n\r\n", b"x" * 1000), "404 xxx|more than 1048576"),
+    Hostile("a head in single bytes", never_ends(OK + b"X: ", b"a"), SLOW, is_slow=True),
+    Hostile("a good head, slowly", lambda visit: visit.send_slowly(whole()), SLOW, is_slow=True),
+    Hostile("a slow body", never_ends(OK + b"Content-Length: 1000\r\n\r\n", b"a"), SLOW, is_slow=True),
+    Hostile("a slow chunked body", never_ends(CHUNKED, b"1\r\na\r\n"), SLOW, is_slow=True),
+    Hostile("a slow error", never_ends(b"HTTP/1.1 404 No\r\n\r\n", b"x"), SLOW, is_slow=True),
+    Hostile("a slow redirect", never_ends(b"HTTP/1.1 307 Go\r\nLocation: /\r\n\r\n", b"x"), SLOW, is_slow=True),
+    behind("an answer behind the body", whole() + SMUGGLED),
+    behind("an answer behind the chunks", ONE_CHUNK + SMUGGLED),
+    behind("a line behind the body", whole() + b"\r\n"),
+    behind("a byte behind the chunks", ONE_CHUNK + b"H"),
+    # The limits leave room for every honest server.
+    unusual("a field without a space", whole().replace(b": ", b":")),
+    unusual("a folded field, as RFC 9112 lets a client read", whole().replace(b": ", b":\r\n  ")),
+    unusual("a field in capitals", whole().replace(b"Content-Length", b"CONTENT-length")),
+    unusual("16 interim answers", b"HTTP/1.1 100 Continue\r\n\r\n" * 16 + whole()),
+    unusual("no reason", whole(status=b"200")),
+    unusual("a long field", whole(more=b"X: " + b"x" * 60_000 + b"\r\n")),
+    unusual(
+        "chunks of one byte, with extensions, and trailers",
+        CHUNKED + b"".join(b"1 ;a=b\r\n%c\r\n" % byte for byte in SMALL) + b"0\r\nX: y\r\nZ: \r\n\r\n",
+    ),
 ]
+SCHEMES = {
+    "http": {},
+    "s3": {"aws_endpoint_url": "{}", "aws_skip_signature": "true"},
+    "gs": {"google_base_url": "{}", "google_skip_signature": "true"},
+    "az": {"azure_storage_endpoint": "{}", "azure_skip_signature": "true"},
+    "ais": {},
+}
 
 
-def cluster(endpoint: str) -> ObjectSource:
-    return StoredObjects(ClusterAccess(endpoint=endpoint), "b")
+def open_fetcher(scheme: str, endpoint: str) -> ObjectFetcher:
+    """What the store of a scheme reads with, but for the number of attempts."""
+    if scheme == "ais":
+        source = AisStore(endpoint, "b").objects.source
+    else:
+        options = {name: value.format(endpoint) for name, value in SCHEMES[scheme].items()}
+        bucket = endpoint.partition("://")[2] if scheme == "http" else "b"
+        source = CloudStore(CloudSettings(scheme=scheme, bucket=bucket, options=options)).source
+    return ObjectFetcher(source, retry=ONCE, patience=AT_ONCE)
 
 
-def cloud(endpoint: str) -> ObjectSource:
-    """Of S3, Google, Azure and web servers: they differ in the signature alone."""
-
-    def ask_for(name: str) -> ObjectRequest:
-        return ObjectRequest(f"{endpoint}/{name}")
-
-    return CloudObjects(ask_for, locate=str, access=HttpAccess(endpoint=endpoint), service="S3")
+def fetch_small(fetcher: ObjectFetcher) -> None:
+    place = Place(len(SMALL))
+    assert fetcher.fetch([Wanted("o", place.extent, checksum(SMALL))])
+    assert place.holds(SMALL)
 
 
-# All stores read by one client: the other schemes need no more than a sample of the table.
-CASES = [(*attack, cluster) for attack in ATTACKS] + [(*attack, cloud) for attack in ATTACKS[::6]]
+@contextlib.contextmanager
+def in_little_memory(most_kib: int) -> Iterator[None]:
+    """The client's and the server's, which is small."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_kib * KIB
+    finally:
+        tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("script", "text", "source"), [case[1:] for case in CASES], ids=[f"{case[0]}-{case[3].__name__}" for case in CASES]
-)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> LookedAtClock:
+    """The client's clock: no test here waits for a time to pass."""
+    found = LookedAtClock()
+    monkeypatch.setattr(wire, "time", found)
+    return found
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.answer)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_hostile_answer_is_an_error_soon_and_in_little_memory(
-    script: Script, text: str, source: Callable[[str], ObjectSource]
+    scheme: str, row: Hostile, request: pytest.FixtureRequest
 ) -> None:
     """No answer makes a fetch hang, grow, or raise another exception than ours, whatever the store."""
-    before_kib, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    place = Place(len(SMALL))
-    with scripted(script) as server, ObjectFetcher(source(server.endpoint), retry=ONCE, patience=BRIEF) as fetcher:
-        fails(fetcher, StoreError, text, place=place)
+    with scripted(row.script) as server, open_fetcher(scheme, server.endpoint) as fetcher:
+        if row.is_slow:
+            server.is_due = request.getfixturevalue("clock").is_due
+        if row.must is Must.FAIL:
+            with in_little_memory(16 * KIB):
+                fails(fetcher, StoreError, row.wrong, place=Place(len(SMALL)))
+        else:
+            for _ in range(3):
+                fetch_small(fetcher)
+            assert len(server.requests) == 3, server.paths
+            assert server.num_connections == (1 if row.must is Must.READ else 3)
         assert not server.num_endless
-    assert time.monotonic() - started < SOON_S
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < MAX_MORE_KIB
 
 
-def test_head_that_comes_too_slowly_is_a_wrong_answer() -> None:
-    """A slow head counts as a slow body: the server is there, so the client does not wait for minutes."""
-    script: Script = lambda visit: visit.send_slowly(whole(), pause_s=0.1)  # noqa: E731
-    with (
-        scripted(script) as server,
-        fetching(server.endpoint, "b", retry=ONCE, patience=Patience(patience_s=60)) as fetcher,
-    ):
-        fails(fetcher, StoreError, "given up after 2 attempts .*bytes/s", place=Place(len(SMALL)))
+@pytest.mark.parametrize("row", [row for row in TABLE if row.wrong], ids=lambda row: row.answer)
+def test_hostile_answer_to_the_sdk_is_an_error_too(row: Hostile, request: pytest.FixtureRequest) -> None:
+    """The SDK's requests, such as that for a listing, go through the same client, and take no body for a listing."""
+    with scripted(row.script) as server:
+        if row.is_slow:
+            server.is_due = request.getfixturevalue("clock").is_due
+        with in_little_memory(16 * KIB), pytest.raises(StoreError, match=row.wrong):
+            AisStore(server.endpoint, "b").list("a")
+        assert not server.num_endless
 
 
-@pytest.mark.parametrize(
-    ("behind", "pause_s"),
-    [
-        (whole(b"SMUGGLED", status=b"404 SMUGGLED"), 0.0),  # comes with the body
-        (whole(b"SMUGGLED", status=b"404 SMUGGLED"), 0.05),  # comes on the idle connection
-        (b"\r\n", 0.0),
-        (b"H", 0.05),
-    ],
-)
-@pytest.mark.parametrize("is_chunked", [False, True])
-def test_bytes_behind_a_body_are_not_the_next_answer(behind: bytes, pause_s: float, is_chunked: bool) -> None:
-    """A connection with bytes that nobody asked for is closed; the next object comes on a new one."""
-    answer = CHUNKED + b"3e8\r\n" + SMALL + b"\r\n0\r\n\r\n" if is_chunked else whole()
+@pytest.mark.parametrize("late", [SMUGGLED, b"H"])
+def test_bytes_behind_a_body_are_not_the_next_answer(late: bytes) -> None:
+    """They may also come later, on the idle connection; those that come with the body are in the table."""
+    was_read = [threading.Event() for _ in range(3)]
 
     def script(visit: Visit) -> None:
-        if pause_s:
-            visit.send(answer)
-            time.sleep(pause_s)
-            visit.send(behind)
-        else:
-            visit.send(answer + behind)
+        visit.send(whole())
+        was_read[visit.number].wait(120)
+        visit.send(late)
 
-    with scripted(script) as server, fetching(server.endpoint, "b", retry=ONCE) as fetcher:
-        for _ in range(3):
-            place = Place(len(SMALL))
-            assert fetcher.fetch([Wanted("o", place.extent, checksum(SMALL))])
-            assert place.holds(SMALL)
-            time.sleep(2 * pause_s)
+    with scripted(script) as server, open_fetcher("ais", server.endpoint) as fetcher:
+        for read in was_read:
+            fetch_small(fetcher)
+            read.set()
+            wait_until(lambda: all(connection.is_stale for connection in fetcher.client._idle))
         assert (server.num_connections, len(server.requests)) == (3, 3)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda answer: answer.replace(b": ", b":"),
-        lambda answer: answer.replace(b": ", b":\r\n  "),  # folded, as RFC 9112 lets a client read
-        lambda answer: answer.replace(b"Content-Length", b"CONTENT-length"),
-        lambda answer: b"HTTP/1.1 100 Continue\r\n\r\n" * 16 + answer,
-        lambda answer: answer.replace(b"200 OK", b"200"),
-        lambda answer: answer.replace(b"200 OK\r\n", b"200 OK\r\nX: " + b"x" * 60_000 + b"\r\n"),
-        lambda _: CHUNKED + b"".join(b"1 ;a=b\r\n%c\r\n" % byte for byte in SMALL) + b"0\r\nX: y\r\nZ: \r\n\r\n",
-    ],
-)
-def test_unusual_answers_that_are_valid_are_read(change: Callable[[bytes], bytes]) -> None:
-    """The limits leave room for every honest server."""
+def test_slow_and_honest_link_is_read(clock: LookedAtClock) -> None:
+    """A rate above the least passes, though the transfer takes several times as long as the longest silence."""
+    body = DATA[:200_000]
 
     def script(visit: Visit) -> None:
-        visit.send(change(whole()))
-
-    with scripted(script) as server, fetching(server.endpoint, "b", retry=ONCE) as fetcher:
-        for _ in range(2):
-            place = Place(len(SMALL))
-            assert fetcher.fetch([Wanted("o", place.extent, checksum(SMALL))])
-            assert place.holds(SMALL)
-        assert server.num_connections == 1
-
-
-def test_slow_and_honest_link_is_read() -> None:
-    """Twice the least rate passes, though the transfer takes several times as long as the longest silence."""
-    body, piece, silence_s = DATA[:5000], 100, 0.5
-
-    def script(visit: Visit) -> None:
-        visit.send(OK + b"Content-Length: 5000\r\n\r\n")
-        time.sleep(0.8 * silence_s)  # nothing counts before the first byte
-        for start in range(0, len(body), piece):
-            visit.send(body[start : start + piece])
-            time.sleep(piece / (2 * MIN_BYTES_PER_S))
+        visit.send(OK + b"Content-Length: %d\r\n\r\n" % len(body))
+        for start in range(0, len(body), MIN_BYTES_PER_S // 2):
+            visit.wait_until_due()
+            visit.send(body[start : start + MIN_BYTES_PER_S // 2])
 
     place = Place(len(body))
-    with scripted(script) as server, fetching(server.endpoint, "b", retry=ONCE) as fetcher:
+    with scripted(script) as server, open_fetcher("ais", server.endpoint) as fetcher:
+        server.is_due = clock.is_due
         assert fetcher.fetch([Wanted("o", place.extent, checksum(body))])
         assert len(server.requests) == 1
     assert place.holds(body)
+    assert clock.monotonic() > 2 * ONCE.silence_s
+
+
+# Answers that are read into memory, by the SDK or for us, have limits of their own
+
+PACKED = OK + b"Content-Type: application/msgpack\r\n"
+CHUNK = b"10000\r\n%b\r\n" % bytes(65536)
+
+
+def packed(body: bytes, *, more: bytes = b"") -> bytes:
+    return PACKED + more + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def page(number: int, *, token: str, names: int = 3) -> bytes:
+    entries = [{"n": f"{number:06d}-{row}", "s": 1} for row in range(names)]
+    return packed(msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": token, "Flags": 0, "Entries": entries}))
+
+
+def lists(token: Callable[[int], str], *, names: int = 3) -> Script:
+    return lambda visit: visit.send(page(visit.number, token=token(visit.number), names=names))
+
+
+def entry(name: str, size: int) -> bytes:
+    entries = [{"n": name, "s": size}]
+    return msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": entries})
+
+
+NESTED = b"\x81\xa7Entries\x91\x81\xa6object" + b"\x91" * 100_000 + b"\x90"
+BOMB = gzip.compress(bytes(32 << 20))
+LISTINGS: list[tuple[str, Script, str]] = [
+    ("a body without end", never_ends(PACKED + b"\r\n", bytes(1 << 20)), "more than 67108864 bytes"),
+    ("chunks without end", never_ends(CHUNKED, CHUNK), "more than 67108864 bytes"),
+    ("a 503 without end", never_ends(b"HTTP/1.1 503 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes|503"),
+    ("a bomb", says(packed(BOMB, more=b"Content-Encoding: gzip\r\n")), "compressed|Content-Encoding"),
+    ("a token that repeats", lists(lambda _: "again"), "page 2 leads back"),
+    ("tokens that repeat in turn", lists(lambda number: "ab"[number % 2]), "page 3 leads back"),
+    ("tokens without end", lists(str), "more than 50 pages"),
+    ("tokens without end and names", lists(str, names=0), "more than 50 pages"),
+    ("an entry without a name", says(packed(entry("", 1))), "an entry without a name"),
+    ("an entry of -1 bytes", says(packed(entry("a", -1))), "an entry without a name"),
+    ("no UTF-8", says(packed(entry("", 1).replace(b"\xa1n\xa0", b"\xa1n\xa1\xff"))), "not UTF-8"),
+    ("2^32 entries", says(packed(b"\x84\xa4UUID\xa1u\xa7Entries\xdd\xff\xff\xff\xff")), "not an AIStore"),
+    ("nested arrays", says(packed(NESTED)), "not an AIStore"),
+    ("JSON", says(packed(b"[1]").replace(b"msgpack", b"json")), "not an AIStore"),
+    ("text", says(packed(b"hello")), "not an AIStore"),
+]
+
+
+@pytest.mark.parametrize(("script", "text"), [row[1:] for row in LISTINGS], ids=[row[0] for row in LISTINGS])
+def test_hostile_listing_is_an_error(script: Script, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing that has no end, or cannot be one: the memory is `MAX_ANSWER_BYTES`, a few times over."""
+    monkeypatch.setattr(listings, "MAX_PAGES", 50)
+    with scripted(script) as server:
+        with in_little_memory(300 * KIB), pytest.raises(StoreError, match=text):
+            AisStore(server.endpoint, "b").list("a")
+        assert not server.num_endless
+        assert len(server.requests) <= 51
+
+
+def test_listing_in_pages_is_read() -> None:
+    """Pages are put together, also an empty one in the middle."""
+
+    def script(visit: Visit) -> None:
+        body = json.loads(visit.request.partition(b"\r\n\r\n")[2])["value"]
+        assert body.get("continuation_token", "") == (str(visit.number) if visit.number else "")
+        token = "" if visit.number == 3 else str(visit.number + 1)
+        visit.send(page(visit.number, token=token, names=0 if visit.number == 1 else 3))
+
+    with scripted(script) as server:
+        assert len(AisStore(server.endpoint, "b").list("a")) == 9
+
+
+def test_object_that_is_too_long_for_memory_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the answer says it is, or if it says nothing; a range is never longer than it was asked."""
+    announced = OK + b"Content-Length: %d\r\n\r\n" % (1 << 50)
+    too_long = pytest.raises(StoreError, match=f"more than {answers.MAX_OBJECT_BYTES} bytes")
+    with scripted(says(announced)) as server, too_long:
+        AisStore(server.endpoint, "b").read("manifest")
+    monkeypatch.setattr(objects, "MAX_OBJECT_BYTES", 1 << 20)
+    with scripted(never_ends(announced, bytes(1 << 16))) as server, in_little_memory(8 * KIB):
+        store = AisStore(server.endpoint, "b")
+        with pytest.raises(StoreError, match="more than 1048576 bytes"):
+            store.read("manifest")
+        assert store.read_range("x.tar", start=0, size=100) == bytes(100)
+    monkeypatch.setattr(transformed, "MAX_OBJECT_BYTES", 4 << 20)
+    too_long = pytest.raises(StoreError, match="more than 4194304 bytes")
+    with scripted(never_ends(CHUNKED, CHUNK)) as server, in_little_memory(32 * KIB), too_long:
+        TransformedStore(AisStore(server.endpoint, "b"), "e").read("x.tar")
+
+
+@pytest.mark.parametrize("answer", ["a slow body", "a head without end"])
+def test_hostile_answer_to_a_health_check_is_an_error(answer: str, clock: LookedAtClock) -> None:
+    """The first request of every command."""
+    (row,) = (row for row in TABLE if row.answer == answer)
+    with scripted(row.script) as server:
+        server.is_due = clock.is_due if row.is_slow else server.is_due
+        with pytest.raises(StoreError, match=r"AIStore|answers"):
+            check_endpoint(server.endpoint)
+        assert not server.num_endless
+
+
+def test_empty_file_is_put_by_the_sdk(tmp_path: Path) -> None:
+    """`requests` announces it in chunks; two announcements of its length would be an error."""
+    (tmp_path / "empty").touch()
+    with scripted(says(packed(b""))) as server:
+        AisStore(server.endpoint, "b").client.bucket("b").object("o").get_writer().put_file(tmp_path / "empty")
+        head = server.requests[0].lower()
+    assert b"content-length: 0" in head
+    assert b"transfer-encoding" not in head

@@ -1,16 +1,16 @@
 """The HTTP client below all stores: which connections it uses again, and answers that come early."""
 
 import contextlib
+import itertools
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from dali_pipes.store.cluster.access import Proxies
 from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError
-from dali_pipes.store.http.wire import StoppedError
+from dali_pipes.store.http.wire import StoppedError, parse_head
 from tests.servers.scripted import Script, ScriptedServer, Visit, says, scripted
 
 REDIRECT = b"HTTP/1.1 307 Go\r\nLocation: /there\r\nContent-Length: 0\r\n"
@@ -35,7 +35,6 @@ def early(*, is_reset: bool) -> Iterator[str]:
                     sock.sendall(REDIRECT + b"Connection: close\r\n\r\n")
                     if not is_reset:
                         sock.shutdown(socket.SHUT_WR)
-                    time.sleep(0.3)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, daemon=True).start()
@@ -60,10 +59,7 @@ def test_connection_of_a_request_without_its_body_is_not_used_again() -> None:
     """The server may take the next request for the body that it still expects."""
     headers = [("Content-Length", "5"), ("Expect", "100-continue"), ("Connection", "close")]
 
-    def script(visit: Visit) -> None:
-        visit.send(REDIRECT + b"\r\n")
-
-    with client_of(script) as (server, client):
+    with client_of(lambda visit: visit.send(REDIRECT + b"\r\n")) as (server, client):
         for _ in range(2):
             with contextlib.closing(client.ask(f"{server.endpoint}/o", method="PUT", headers=headers)) as answer:
                 assert answer.read_short(10) == b""
@@ -75,18 +71,16 @@ def test_answer_that_has_no_body_is_not_waited_for(status: bytes) -> None:
     """Whatever its head says of one."""
     head = b"HTTP/1.1 %b\r\nTransfer-Encoding: chunked\r\n\r\n" % status
     with client_of(says(head)) as (server, client):
-        answer = client.ask(f"{server.endpoint}/o", silence_s=1.0)
+        answer = client.ask(f"{server.endpoint}/o")
         assert answer.read_short(10) == b""
         answer.close()
 
 
 def test_spaces_in_a_head_cost_no_time() -> None:
-    """60,000 of them once took three seconds, in which no other thread ran."""
-    head = b"HTTP/1.1 200 OK\r\nX: a%bb\r\nContent-Length: 0\r\n\r\n" % (b" " * 60_000)
-    with client_of(says(head)) as (server, client):
-        started = time.process_time()
-        client.ask(f"{server.endpoint}/o").close()
-        assert time.process_time() - started < 1.0
+    """60,000 of them once took three seconds, in which no other thread ran: 200 heads would take longer than a test."""
+    head = b"HTTP/1.1 200 OK\r\nX: a%bb\r\nContent-Length: 0" % (b" " * 60_000)
+    for _ in range(200):
+        assert parse_head(head).length == 0
 
 
 def test_name_that_no_resolver_takes_is_no_answer() -> None:
@@ -122,11 +116,10 @@ def test_connection_that_is_not_made_ends_when_the_thread_is_to_stop() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
-        client = cleanup.enter_context(contextlib.closing(HttpClient(HttpAccess(endpoint=url), connect_timeout_s=50)))
-        stop_at = time.monotonic() + 0.3
+        client = cleanup.enter_context(contextlib.closing(HttpClient(HttpAccess(endpoint=url), connect_timeout_s=600)))
+        answers = itertools.chain([False, False], itertools.repeat(True))
         with pytest.raises(StoppedError):
-            client.ask(url, stopped=lambda: time.monotonic() > stop_at)
-        assert time.monotonic() < stop_at + 20
+            client.ask(url, stopped=lambda: next(answers))
 
 
 def test_a_proxy_that_is_named_twice_does_not_hide_the_next_one() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,14 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
+from dali_pipes.store.http import objects
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import (
     DATA,
     OTHER,
-    PROMPT,
-    Exchange,
+    PATIENT,
     Place,
-    answering,
     checksum,
     fails,
     fetch_through,
@@ -33,10 +31,13 @@ from tests.dali_pipes.fetch.served import (
 from tests.servers.faulty import faulty
 from tests.servers.scripted import Visit, scripted
 
+PROMPT = RetryPolicy(silence_s=0.2, connect_timeout_s=60.0)
+"""A loaded machine may look silent, too: then there are more attempts."""
+
 # What comes is what was stored
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, 1_048_577])
+@pytest.mark.parametrize("size", [0, 1, 1_048_577])
 def test_object_of_any_size_lies_in_its_extent(store: AisStore, size: int) -> None:
     """And nowhere else."""
     store.write("some.bin", DATA[:size])
@@ -61,12 +62,12 @@ def test_objects_that_are_fetched_together_do_not_wait_for_each_other() -> None:
     """A shard's index, small as it is, would cost another round trip: the server answers neither before both ask."""
     both = threading.Barrier(2)
 
-    def act(exchange: Exchange) -> None:
-        both.wait(60)
-        exchange.say(200, DATA[:100] if "index" in exchange.path else DATA)
+    def script(visit: Visit) -> None:
+        both.wait(120)
+        visit.say(200, DATA[:100] if "index" in visit.path else DATA)
 
     shard, index = Place(), Place(100)
-    with answering(act) as server, fetching(server.endpoint, "b") as fetcher:
+    with scripted(script) as server, fetching(server.endpoint, "b") as fetcher:
         wanted = [Wanted("x.tar", shard.extent, checksum(DATA)), Wanted("x.index", index.extent, checksum(DATA[:100]))]
         assert fetcher.fetch(wanted)
     assert shard.holds(DATA)
@@ -112,18 +113,19 @@ def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytes
 def test_fault_of_each_kind_is_recovered_from(store: AisStore, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Twice in a row; the bytes are whole, and each retry is logged with the object and its cause."""
     caplog.set_level(logging.INFO, "dali_pipes")
-    with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=2, stall_s=3) as proxy:
-        fetch_through(proxy, store)
+    is_stall = kind.startswith("stall")
+    with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=2, stall_s=60) as proxy:
+        fetch_through(proxy, store, **({"retry": PROMPT} if is_stall else {}))
         assert proxy.faults == {kind: 2}
     retries = [record.getMessage() for record in caplog.records]
-    assert len(retries) == 2
+    assert len(retries) == 2 or (is_stall and len(retries) > 2)
     assert all(store.locate("a/x.tar") in text and "the next in" in text for text in retries)
 
 
-@pytest.mark.parametrize("kind", ["reset_body", "short", "stall_body"])
+@pytest.mark.parametrize("kind", ["reset_body", "short"])
 def test_broken_body_goes_on_where_it_broke(store: AisStore, kind: str) -> None:
     """Not one byte that has arrived is asked for again."""
-    with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=3, seed=5, stall_s=3) as proxy:
+    with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=3, seed=5) as proxy:
         fetch_through(proxy, store)
         first, *resumed = ranges_of(proxy)
     assert first is None
@@ -134,12 +136,18 @@ def test_broken_body_goes_on_where_it_broke(store: AisStore, kind: str) -> None:
         assert proxy.body_bytes == len(DATA)
 
 
-def test_retry_after_is_honoured(store: AisStore) -> None:
-    """A second, though the policy's own longest wait is 20 ms."""
-    with faulty(store.endpoint, rate=1, kinds=["429"], max_faults=1, retry_after="1") as proxy:
-        start = time.monotonic()
+def test_retry_after_is_honoured(store: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute, though the policy's own longest wait is 20 ms."""
+    paused_s: list[float] = []
+
+    class Clock:
+        monotonic = staticmethod(lambda: sum(paused_s))
+
+    monkeypatch.setattr(objects, "time", Clock)
+    monkeypatch.setattr(objects, "pause", paused_s.append)
+    with faulty(store.endpoint, rate=1, kinds=["429"], max_faults=1, retry_after="59") as proxy:
         fetch_through(proxy, store)
-        assert time.monotonic() - start >= 1
+    assert sum(paused_s) == pytest.approx(59)
 
 
 def test_faults_without_end_are_given_up(store: AisStore) -> None:
@@ -156,7 +164,7 @@ def test_faults_without_end_are_given_up(store: AisStore) -> None:
 
 def test_faults_with_progress_are_bounded_too(store: AisStore) -> None:
     """Each attempt brings bytes, and the object still never ends."""
-    retry = RetryPolicy(max_broken=9, attempts=3)
+    retry = RetryPolicy(max_broken=9, attempts=3, silence_s=60, connect_timeout_s=60)
     with faulty(store.endpoint, rate=1, kinds=["short"]) as proxy:
         # Past an object's end nothing is left to break: so it is the first bytes, over and over.
         proxy.place = lambda num: 1  # type: ignore[method-assign]
@@ -185,8 +193,7 @@ def test_replaced_object_is_refused_before_its_body(store: AisStore) -> None:
     assert place.holds(b"\xaa" * len(DATA))
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
-@pytest.mark.parametrize("size", [len(DATA), 10])
+@pytest.mark.parametrize(("is_deleted", "size"), [(False, len(DATA)), (True, len(DATA)), (True, 10)])
 def test_object_replaced_between_two_attempts_is_no_mix(store: AisStore, is_deleted: bool, size: int) -> None:
     """The body breaks, and what goes on is another object, with another version or, put after a delete, the same."""
     with faulty(store.endpoint, rate=1, kinds=["short"], max_faults=1) as proxy:
@@ -223,39 +230,26 @@ def test_bytes_without_a_manifest_have_the_checksum_that_the_store_reports(store
         (400, None, "400 no good$"),
         (401, None, "401 no good; log in"),
         (403, Token("t0ken"), "403 no good; the token in AIS_AUTHN_TOKEN lacks a right: ask"),
-        (
-            404,
-            None,
-            "404 no good; was it deleted\\? put it back; .* prep index URL --allow-missing",
-        ),
-        (416, None, "416 no good$"),
+        (404, None, "404 no good; was it deleted\\? put it back; .* prep index URL --allow-missing"),
         (501, None, "501 no good$"),
     ],
 )
 def test_permanent_error_is_told_at_once(status: int, token: Token | None, expected: str) -> None:
     """One request; the object's URL, the endpoint, AIStore's own words, and what to do."""
-    with answering(lambda exchange: exchange.say(status, b'{"tcode": "Err", "message": "no  good"}')) as server:
+    with scripted(lambda visit: visit.say(status, b'{"tcode": "Err", "message": "no  good"}')) as server:
         connection = ClusterAccess(endpoint=server.endpoint, token=token)
         text = f"'aws://b/x.tar' at {server.endpoint}: ".replace("aws", "s3") + expected
-        with ObjectFetcher(StoredObjects(connection, "b", provider="aws"), retry=PROMPT) as fetcher:
+        with ObjectFetcher(StoredObjects(connection, "b", provider="aws"), patience=PATIENT) as fetcher:
             fails(fetcher, StoreError, text, name="x.tar")
         # An object that is not found may be on its way from one target to another: the cluster's map tells.
         looks = ["/v1/daemon?what=smap"] if status == 404 else []
         assert server.paths == ["/v1/objects/b/x.tar?provider=aws", *looks]
 
 
-@pytest.mark.parametrize("location", ["ftp://127.0.0.1/x", "file:///etc/passwd", "", "http://", "http://h:99999/"])
-def test_redirect_to_anything_but_http_is_refused(location: str) -> None:
-    """The scheme in the text; nothing is opened."""
-    redirecting = answering(lambda exchange: exchange.say(301, b"", Location=location))
-    with redirecting as server, fetching(server.endpoint, "b") as fetcher:
-        fails(fetcher, StoreError, "which is not the URL of a host", name="x.tar")
-
-
 def test_body_without_a_length_is_counted() -> None:
     """In chunks, as from behind a proxy that does not know it: as long as it must be, too long, too short."""
     sent = DATA[:100_000]
-    with answering(lambda exchange: exchange.say_chunked(sent)) as server, fetching(server.endpoint, "b") as fetcher:
+    with scripted(lambda visit: visit.say_chunked(sent)) as server, fetching(server.endpoint, "b") as fetcher:
         for size, expected in [
             (100_000, None),
             (99_999, (DataError, "has more than 99999 bytes, the manifest's; it was replaced")),
@@ -283,20 +277,15 @@ def test_full_disk_is_the_cache_error_of_the_extent(store: AisStore) -> None:
 @pytest.mark.parametrize("kind", ["stall", "stall_body", "503"])
 def test_stopped_ends_a_silent_wait(store: AisStore, kind: str) -> None:
     """Of an answer, of a body, and of a long back-off: ``False``, long before either would end."""
-    retry, patience = RetryPolicy(silence_s=60), Patience(patience_s=60, longest_pause_s=60)
-    with faulty(store.endpoint, rate=1, kinds=[kind], stall_s=30, retry_after="30") as proxy:
-        with fetching(proxy.endpoint, store.bucket, retry=retry, patience=patience) as fetcher:
-            deadline = time.monotonic() + 0.3
-            asked: list[float] = []
-
-            def stopped() -> bool:
-                asked.append(time.monotonic())
-                return asked[-1] > deadline
-
-            place = Place()
-            assert not fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))], stopped=stopped)
-            assert time.monotonic() - deadline < 5
-            assert len(asked) >= 3
+    patience = Patience(patience_s=600, longest_pause_s=600)
+    with faulty(store.endpoint, rate=1, kinds=[kind], stall_s=600, retry_after="600") as proxy:
+        with fetching(proxy.endpoint, store.bucket, retry=RetryPolicy(silence_s=600), patience=patience) as fetcher:
+            answers, place = iter([False, False, False]), Place()
+            assert not fetcher.fetch(
+                [Wanted("a/x.tar", place.extent, checksum(DATA))],
+                stopped=lambda: proxy.faults.total() > 0 and next(answers, True),
+            )
+            assert next(answers, True), "it was asked again and again"
         proxy.kinds = []
         fetch_through(proxy, store)
 
@@ -306,13 +295,11 @@ def test_stopped_ends_the_wait_for_a_silent_map() -> None:
 
     def script(visit: Visit) -> None:
         if b"/v1/objects/" in visit.request:
-            visit.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            visit.say(404)
         else:
-            visit.server.closing.wait(30)
+            visit.server.closing.wait(600)
 
     with scripted(script) as server, fetching(server.endpoint, "b") as fetcher:
-        deadline = time.monotonic() + 0.5
-        wanted = [Wanted("a/x.tar", Place().extent, checksum(DATA))]
-        assert not fetcher.fetch(wanted, stopped=lambda: time.monotonic() > deadline)
-        assert time.monotonic() - deadline < 3
-        assert len(server.requests) == 2
+        place = Place()
+        wanted = [Wanted("a/x.tar", place.extent, checksum(DATA))]
+        assert not fetcher.fetch(wanted, stopped=lambda: len(server.requests) == 2)

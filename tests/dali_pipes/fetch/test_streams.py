@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from dali_pipes.store.cloud.objects import CloudObjects
 from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
-from tests.dali_pipes.fetch.served import BRIEF, PROMPT
+from tests.dali_pipes.fetch.served import PATIENT, RETRY, ranged
 from tests.servers.scripted import Script, ScriptedServer, Visit, scripted
 
 SMALL = random.Random(2).randbytes(4000)
@@ -29,16 +28,6 @@ class Access:
     url: str = "s3://b"
 
 
-def ranged(visit: Visit, data: bytes, *, shift: int = 0, version: bytes = b'ETag: "1"') -> bytes:
-    """The answer to a ranged request, which may say that its bytes lie elsewhere."""
-    found = re.search(rb"Range: bytes=(\d+)-(\d*)", visit.request)
-    assert found is not None
-    start, stop = int(found[1]), min(len(data), int(found[2]) + 1 if found[2] else len(data))
-    place = b"Content-Range: bytes %d-%d/%d" % (start + shift, stop - 1 + shift, len(data))
-    head = b"HTTP/1.1 206 Part\r\n%b\r\n%b\r\nContent-Length: %d\r\n\r\n" % (version, place, stop - start)
-    return head + data[start:stop]
-
-
 @contextlib.contextmanager
 def fetching_from(script: Script) -> Iterator[tuple[ScriptedServer, ObjectFetcher]]:
     with scripted(script) as server:
@@ -48,7 +37,7 @@ def fetching_from(script: Script) -> Iterator[tuple[ScriptedServer, ObjectFetche
             access=HttpAccess(endpoint=server.endpoint),
             service="S3",
         )
-        with ObjectFetcher(source, retry=PROMPT, patience=BRIEF) as fetcher:
+        with ObjectFetcher(source, retry=RETRY, patience=PATIENT) as fetcher:
             yield server, fetcher
 
 
