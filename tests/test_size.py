@@ -13,7 +13,7 @@ MOST = {
     "dali_pipes/cache": (2_020, 7),
     "dali_pipes/commands": (1_620, 6),
     "dali_pipes/data_set": (2_040, 6),
-    "dali_pipes/fetch": (920, 3),
+    "dali_pipes/fetch": (940, 3),
     "dali_pipes/formats": (3_200, 12),
     "dali_pipes/graph": (2_660, 9),
     "dali_pipes/graph/recipes": (620, 4),

@@ -67,6 +67,24 @@ class _Filling:
         self.received_bytes += num_bytes
 
 
+class _Thread(threading.Thread):
+    """Says itself when it is over: after an interrupt in `join`, Python 3.11 takes a running thread for a stopped one."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(target=work, name=_THREAD_NAME, daemon=True)
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.over.set()
+
+    @property
+    def is_running(self) -> bool:
+        return self.ident is not None and not self.over.is_set()
+
+
 class Stager:
     """Fills the cache file in the background; owns its threads.
 
@@ -94,7 +112,7 @@ class Stager:
         # The error of each failed shard; ``None`` once a caller got it. The next call that needs the shard tries again.
         self._failed: dict[int, Exception | None] = {}
         self._waiters: set[Waiter] = set()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Thread] = []
         self._filling: dict[int, _Filling] = {}
         self._asking = False
         self._num_asked = NUM_ASKED
@@ -133,13 +151,13 @@ class Stager:
         # The garbage collector may have called this in one of the threads.
         threads = [thread for thread in self._threads if thread is not threading.current_thread()]
         is_told = False
-        while not is_told or any(thread.is_alive() for thread in threads):
+        while not is_told or any(thread.is_running for thread in threads):
             try:
                 self._close_waiters()
                 is_told = True
                 for thread in threads:
-                    if thread.is_alive():
-                        thread.join()
+                    if thread.is_running:
+                        thread.over.wait()
             except BaseException as exc:  # noqa: BLE001 (raised below)
                 # Raised only after the threads have ended: they write to the descriptor of the cache file, whose
                 # number another file can get once it is closed. They check several times a second whether to stop.
@@ -335,7 +353,7 @@ class Stager:
         # An interrupt may have come before a thread began.
         self._threads = [thread for thread in self._threads if thread.ident is not None or thread.is_alive()]
         while len(self._threads) < min(self._num_fetchers, self._demand.num_missing):
-            thread = threading.Thread(target=self._work, name=_THREAD_NAME, daemon=True)
+            thread = _Thread(self._work)
             self._threads.append(thread)  # first: `close` must know it, whatever interrupts the start
             try:
                 thread.start()
@@ -355,7 +373,7 @@ class Stager:
                     self._fill(taken[0], fetcher, is_there=taken[1])
         except Exception as exc:  # noqa: BLE001 (no fetcher, or a broken cache: raised in the callers that wait)
             with self._lock:
-                self._threads.remove(threading.current_thread())
+                self._threads = [thread for thread in self._threads if thread is not threading.current_thread()]
                 if is_open or not self._threads:
                     wanted = (*self._demand.needed_missing, *self._demand.ahead_missing)
                     self._fail([shard for shard in wanted if shard not in self._filling], exc)
