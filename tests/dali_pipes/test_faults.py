@@ -37,7 +37,7 @@ def run_epochs(endpoint: str, directory: Path, *, epochs: int, rate: float, seed
         # With a token only the named endpoint is asked; without, a loader goes round it by the proxies of the map.
         with (
             mock.patch.dict(os.environ, AIS_AUTHN_TOKEN="token-of-this-test"),
-            faulty(endpoint, seed=seed, stall_s=0.2, latency_s=0) as proxy,
+            faulty(endpoint, seed=seed, stall_s=0.2) as proxy,
         ):
             with dp.loader(
                 f"{store.url}/train/s-",

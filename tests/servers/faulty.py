@@ -57,7 +57,6 @@ class FaultyProxy:
         rate: The share of requests for objects that break; each hop of a redirect is a request.
         seed: Of which ones, and how.
         kinds: Of `KINDS`.
-        latency_s: Before each answer, whatever was asked.
         stall_s: How long a stall lasts.
         retry_after: What 429 and 503 say in the header of that name.
         max_faults: After so many nothing breaks any more.
@@ -75,7 +74,6 @@ class FaultyProxy:
         rate: float = 0.0,
         seed: int = 0,
         kinds: Sequence[str] = KINDS,
-        latency_s: float = 0.0,
         stall_s: float = 5.0,
         retry_after: str | None = None,
         max_faults: int | None = None,
@@ -87,7 +85,7 @@ class FaultyProxy:
         unknown = set(kinds) - set(KINDS)
         if unknown:
             raise ValueError(f"kinds must be of {', '.join(KINDS)}, got '{unknown.pop()}'")
-        self.rate, self.kinds, self.latency_s, self.stall_s = rate, kinds, latency_s, stall_s
+        self.rate, self.kinds, self.stall_s = rate, kinds, stall_s
         self.retry_after, self.max_faults, self.context = retry_after, max_faults, context
         self.objects, self.redirects = objects, redirects
         self.requests: Counter[str] = Counter()
@@ -246,8 +244,6 @@ class _Handler(BaseHTTPRequestHandler):
         is_object = self.command == "GET" and proxy.objects in self.path
         fault = proxy.draw(is_entry=self.server.is_entry) if is_object else None
         proxy.seen.append(Seen(self.server.is_entry, self.command, self.path, self.headers, fault))
-        if proxy.latency_s:
-            proxy.closing.wait(proxy.latency_s)
         if fault == "reset":
             self._reset()
         elif fault == "stall":

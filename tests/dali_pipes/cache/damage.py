@@ -48,20 +48,6 @@ def fill(directory: Path, *keys: str) -> None:
         loader.close()
 
 
-def replace_by(kind: str, path: Path) -> None:
-    """Put something else in a file's place."""
-    path.unlink()
-    if kind == "empty":
-        path.touch()
-    elif kind == "other":
-        path.write_bytes(b"\x81" * 70_000)
-    else:
-        assert kind == "nothing", kind
-
-
-KINDS = ["empty", "other", "nothing"]
-
-
 def copy(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True)

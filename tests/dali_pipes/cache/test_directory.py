@@ -24,15 +24,12 @@ from dali_pipes.cache.directory import LockFile, Mutex, in_mutex
 """
 
 
-def start(program: str, *arguments: object) -> "subprocess.Popen[str]":
-    """A Python process; returns when it has printed a line."""
-    text = IMPORTS + program
-    process = subprocess.Popen(
-        [sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
+def start(program: str, *arguments: object) -> "tuple[subprocess.Popen[str], str]":
+    """A Python process, and the first line that it prints."""
+    command = [sys.executable, "-c", IMPORTS + program, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline()
-    return process
+    return process, process.stdout.readline()
 
 
 def test_openings_exclude_each_other(tmp_path: Path) -> None:
@@ -54,36 +51,26 @@ def test_openings_exclude_each_other(tmp_path: Path) -> None:
     one.close()
 
 
-def path_of(file: LockFile) -> str:
-    return str(Path(f"/proc/self/fd/{file.file}").readlink())
-
-
 def test_forked_child_keeps_no_lock(tmp_path: Path) -> None:
     """A DataLoader's worker that outlives the loader's process must not keep its locks; and it drops none of them."""
     file = LockFile(tmp_path / "lock")
     program = """
 file = LockFile(Path(sys.argv[1]))
 file.lock(7)
-if (child := os.fork()) == 0:
-    time.sleep(30)
-    os._exit(0)
-print(child, flush=True)
-time.sleep(60)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # it has run its handlers
+time.sleep(600)
 """
-    text = IMPORTS + program
-    process = subprocess.Popen([sys.executable, "-c", text, path_of(file)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
+    process, line = start(program, tmp_path / "lock")
+    child = int(line)
     try:
-        time.sleep(0.2)  # the child has run its handlers by then
         assert file.is_locked(7)
         process.kill()
         process.wait()
-        assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "S", "the child lives, asleep"
         assert not file.is_locked(7)
     finally:
-        os.kill(child, signal.SIGKILL)
-        process.stdout.close()
+        os.kill(child, signal.SIGKILL)  # an error if it did not live
+        process.communicate()
         file.close()
 
 
@@ -108,14 +95,11 @@ threads = [threading.Thread(target=add) for _ in range(3)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
-    processes = [start(program, tmp_path / "lock", tmp_path / "number") for _ in range(3)]
+    processes = [start(program, tmp_path / "lock", tmp_path / "number")[0] for _ in range(3)]
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()
-    for process in processes:
-        assert process.wait(60) == 0
-        assert process.stdout is not None
-        process.stdout.close()
+    assert [process.wait(240) for process in processes] == [0, 0, 0]
     assert struct.unpack("q", (tmp_path / "number").read_bytes()) == (1800,)
 
 
@@ -137,13 +121,11 @@ def interrupts() -> Iterator[None]:
 @pytest.mark.timeout(120, method="thread")  # the other method needs the signal
 @pytest.mark.usefixtures("interrupts")
 def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path) -> None:
-    """Two thousand interrupts at random moments of the main thread's changes: the mutex is free after each."""
+    """Five hundred interrupts at random moments of the main thread's changes: the mutex is free after each."""
     file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
     mutex = Mutex(file, 0)
     draw = random.Random(0)
-    deadline = time.monotonic() + 60
-    for _ in range(2000):
-        assert time.monotonic() < deadline
+    for _ in range(500):
         with pytest.raises(InterruptError):  # noqa: PT012 (wherever in the loop it comes)
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 4e-4))
             while True:
@@ -153,8 +135,7 @@ def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path) -> None:
         assert not in_mutex()
     thread = threading.Thread(target=mutex.run, args=(lambda: None,))
     thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    thread.join()
     file.close()
     other.close()
 

@@ -1,6 +1,8 @@
-"""Where a cache file lies: as the user said, else where it fits whole, else where two windows fit; ranks agree."""
+"""Where a cache file lies, how much space there is, and directories that cannot hold a cache file."""
 
+import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,16 @@ import pytest
 import dali_pipes.cache.placement
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.placement import SHARED_MEMORY, FreeSpace, Placement, default_directories, place
+from dali_pipes.cache.placement import (
+    SHARED_MEMORY,
+    FreeSpace,
+    Placement,
+    check_directory,
+    default_directories,
+    file_system,
+    memory_limit,
+    place,
+)
 from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.member import KEY, PAGE, Member
 
@@ -36,6 +47,8 @@ def test_defaults_are_shared_memory_then_temporary_files() -> None:
 
 def test_named_directory_is_taken_and_kept(tmp_path: Path) -> None:
     """With its share of what is free, or with what is asked for."""
+    with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
+        placed(tmp_path, 0, reserved=1, total=1)
     found = placed(tmp_path, reserved=10, total=100)
     assert (found.space.directory, found.keep) == (tmp_path, True)
     assert found.cache_bytes == pytest.approx(FreeSpace.of(tmp_path).default_bytes(taken=0), rel=0.05)
@@ -71,12 +84,7 @@ def test_directory_that_cannot_be_used_is_passed_over(directories: tuple[Path, P
 @pytest.mark.parametrize(
     ("cache_bytes", "reserved", "text"),
     [
-        (
-            100,
-            200,
-            "must be resident at a time; they take 200 bytes; pass a smaller shuffle=dali_pipes.Sh",
-        ),
-        (100, 200, "max_bytes=100 is allowed in '{}'"),
+        (100, 200, "they take 200 bytes; pass a smaller shuffle=dali_pipes.Sh.*max_bytes=100 is allowed in '{}'"),
         (None, HUGE // 2, "has [0-9]+ bytes free"),
         (100, HUGE, f"the shards take {HUGE} bytes, and window_bytes='all' needs all of them resident"),
     ],
@@ -86,11 +94,6 @@ def test_no_space_says_what_is_needed_and_what_there_is(
 ) -> None:
     with pytest.raises(CacheError, match=text.format(re.escape(str(tmp_path)))):
         placed(tmp_path, cache_bytes, reserved=reserved, total=HUGE)
-
-
-def test_budget_must_be_positive(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
-        placed(tmp_path, 0, reserved=1, total=1)
 
 
 def test_container_with_little_shared_memory_is_told_how_to_get_more(
@@ -138,3 +141,95 @@ def test_what_the_cache_has_already_is_its_own(tmp_path: Path) -> None:
     free = FreeSpace.of(tmp_path)
     assert placed(tmp_path, HUGE, reserved=1, total=1).cache_bytes == pytest.approx(free.free + 4096, rel=0.05)
     assert (cache_root(tmp_path) / f"{KEY}.image").stat().st_size == 4096
+
+
+# How much space there is
+
+
+def test_shared_memory_counts_as_memory() -> None:
+    """What can be written there is bounded by the file system and by what memory is left."""
+    space = FreeSpace.of(SHARED_MEMORY)
+    stat = os.statvfs(SHARED_MEMORY)
+    assert space.is_memory
+    assert 0 < space.free <= stat.f_bavail * stat.f_frsize
+    assert space.total == stat.f_blocks * stat.f_frsize
+    # What a cache has there already is its own to use, and half of all that is left to others.
+    assert space.default_bytes(taken=1000) == (space.free + 1000) // 2
+    assert FreeSpace.of(SHARED_MEMORY / "not-there").total == 0
+
+
+def test_disk_is_not_memory(tmp_path: Path) -> None:
+    """A tenth of what is free is left to others."""
+    if file_system(tmp_path) == "tmpfs":
+        pytest.skip("the directory for temporary files is in memory")
+    space = FreeSpace.of(tmp_path)
+    assert not space.is_memory
+    assert space.default_bytes(taken=0) == int(space.free * 0.9)
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "left"),
+    [
+        ("0::/job\n", {}, HUGE),  # no such files: not limited
+        ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "5"}, HUGE),
+        ("0::/job\n", {"job/memory.max": "1000", "job/memory.current": "300"}, 700),
+        ("0::/job\n", {"job/memory.max": "1000", "job/memory.current": "1300"}, 0),
+        # Pages of files make way, those of a tmpfs, counted among them, do not.
+        (
+            "0::/job\n",
+            {"job/memory.max": "1000", "job/memory.current": "900", "job/memory.stat": "anon 1\nfile 500\nshmem 200\n"},
+            400,
+        ),
+        # A limit further up counts as well, and so does the root's: a container sees its own group there.
+        ("0::/a/b\n", {"a/memory.max": "100", "a/memory.current": "1", "a/b/memory.max": "max"}, 99),
+        ("0::/../x\n", {"memory.max": "50", "memory.current": "10"}, 40),
+        ("", {}, HUGE),
+    ],
+)
+def test_memory_limit(tmp_path: Path, cgroups: str, files: dict[str, str], left: int) -> None:
+    """What the process's control group may still take, as its files say."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit(cgroups=cgroups, root=tmp_path) == left
+    assert memory_limit() > 0  # this process's
+
+
+def test_check_directory_refuses_what_cannot_hold_a_cache_file(tmp_path: Path) -> None:
+    """Not there, a file, a file system that cannot free blocks or hold files: what is wrong, and what to pass."""
+    check_directory(tmp_path)
+    check_directory(SHARED_MEMORY)
+    (tmp_path / "file").touch()
+    for name in ("not", "file"):
+        with pytest.raises(CacheError, match=f"cache directory '.*/{name}' is not there; make it, or pass another"):
+            check_directory(tmp_path / name)
+    with pytest.raises(
+        CacheError, match=r"cannot make a cache file in '/proc/self'.*pass another cache=dali_pipes.Cache\(directory="
+    ):
+        check_directory(Path("/proc/self"))
+
+
+def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path: Path) -> None:
+    """A ramfs cannot; found out by trying."""
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("only root can mount a ramfs")
+    try:
+        with pytest.raises(CacheError, match=r"its file system \(ramfs\) cannot free blocks.*tmpfs, ext4, XFS"):
+            check_directory(tmp_path)
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [("rw,size=8g", 4096), ("rw,huge=always", 2 << 20), ("rw,huge=advise", 4096)],
+)
+def test_space_on_huge_pages_is_aligned_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: int
+) -> None:
+    """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
+    huge_page = tmp_path / "hpage_pmd_size"
+    huge_page.write_text(f"{2 << 20}\n")
+    monkeypatch.setattr(dali_pipes.cache.placement, "_HUGE_PAGE", huge_page)
+    monkeypatch.setattr(dali_pipes.cache.placement, "_mount", lambda directory: ("tmpfs", options))
+    assert FreeSpace.of(tmp_path).alignment == expected

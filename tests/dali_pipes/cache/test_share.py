@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import fcntl
+import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import pytest
 
 import dali_pipes.cache.cache
 import dali_pipes.cache.files
+import dali_pipes.cache.share
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.share import cache_file_key
@@ -24,6 +24,7 @@ from dali_pipes.errors import CacheError
 from dali_pipes.store.urls import resolve_shards
 from tests.dali_pipes.cache.job import Job
 from tests.dali_pipes.cache.member import blocks
+from tests.programs import wait_until
 from tests.shards import samples_and_shards
 
 if TYPE_CHECKING:
@@ -113,12 +114,9 @@ def test_job_that_was_killed_is_gone_on_with(shards: Path, cache_dir: Path) -> N
     """SIGKILL in the middle of staging: what was whole is found, what was half filled is fetched again."""
     with process(shards, cache_dir, *range(8), pause_s=0.05) as started:
         go(started)
-        deadline = time.monotonic() + 120
         (path,) = cache_root(cache_dir).glob("*.table")
         table = StateTable(path)
-        # Three are ready, another two are being filled.
-        while np.count_nonzero(table.state == State.READY) < 3 or not (table.state == State.FILLING).any():
-            assert time.monotonic() < deadline
+        wait_until(lambda: np.count_nonzero(table.state == State.READY) > 2 and (table.state == State.FILLING).any())
         started.kill()
         started.wait()
         is_ready = table.state == State.READY
@@ -166,42 +164,30 @@ def test_component_without_bytes_is_not_read_ahead(
     job.close()
 
 
-def test_no_space_after_all_is_an_error(shards: Path, cache_dir: Path) -> None:
+def test_no_space_after_all_is_an_error(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else has filled the disk: which shard, how many bytes, where."""
     job = Job(shards, cache_dir)
-    limit = os.memfd_create("image", os.MFD_ALLOW_SEALING)
-    fcntl_add_seals(limit)
-    file, job.share._file = job.share._file, limit
-    with pytest.raises(
-        CacheError, match=rf"no space for shard 'x' in '{cache_dir}': {job.share.extent_bytes[7]} bytes"
-    ):
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(dali_pipes.cache.share, "reserve", fail)
+    num_bytes = job.share.extent_bytes[7]
+    with pytest.raises(CacheError, match=rf"no space for shard 'x' in '{cache_dir}': {num_bytes} bytes"):
         job.share.reserve_blocks(7, name="x")
-    job.share._file = file
-    os.close(limit)
     job.close()
-
-
-def fcntl_add_seals(file: int) -> None:
-    """Let the file never grow: reserving there fails, as on a full disk."""
-
-    os.ftruncate(file, 4096)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
 
 
 def test_cache_file_is_closed_if_it_cannot_be_opened(shards: Path, cache_dir: Path) -> None:
     """No slot is kept by one that failed."""
     indexed = DataSet(resolve_shards(shards, endpoint=None))
-    with pytest.raises(CacheError, match="bytes"):
-        indexed.open_share(reserved=1 << 62, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None)
     job = Job(shards, cache_dir)
-    with pytest.raises(CacheError, match="reserved for other loaders"):
-        indexed.open_share(
-            reserved=job.share.cache_bytes, is_windowed=True, group=3, cache_dir=cache_dir, cache_bytes=None
-        )
+    for reserved, text in ((1 << 62, "bytes"), (job.share.cache_bytes, "reserved for other loaders")):
+        with pytest.raises(CacheError, match=text):
+            indexed.open_share(reserved=reserved, is_windowed=True, group=3, cache_dir=cache_dir, cache_bytes=None)
     job.close()
-    cache = NodeCache(cache_dir)
-    assert cache.status()[0].pids == ()
-    cache.close()
+    with contextlib.closing(NodeCache(cache_dir)) as cache:
+        assert cache.status()[0].pids == ()
 
 
 def test_key_is_of_all_that_lies_in_the_cache_file(shards: Path, tmp_path: Path) -> None:

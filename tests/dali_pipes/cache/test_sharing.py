@@ -175,29 +175,6 @@ def test_train_and_validation_share_a_budget(
     assert 0 < peak.num_bytes <= sum(reserved)
 
 
-def test_consumed_shards_are_punched_while_the_loader_goes_on(
-    shards: Path, samples: list[Sample], cache_dir: Path
-) -> None:
-    """After each batch all that nobody holds is dropped at once: later batches are whole all the same."""
-    window = objects_bytes(shards) // 8
-    num_dropped = 0
-    with open_windowed(shards, summed, directory=cache_dir, window_bytes=window, batch_size=3, seed=9) as loader:
-        cache = NodeCache(cache_dir)
-        for _ in range(2):
-            seen = []
-            for (batch,) in loader:
-                rows = [
-                    {name: values.reshape(len(values), -1)[row, 0].item() for name, values in batch.items()}
-                    for row in range(len(batch["ordinal"]))
-                ]
-                check_rows(rows, samples)
-                seen += [row["ordinal"] for row in rows]
-                num_dropped += cache.clear()[0] > 0
-            assert sorted(seen) == list(range(NUM_SAMPLES))
-        cache.close()
-    assert num_dropped > 5
-
-
 @pytest.mark.nightly
 def test_ranks_that_are_killed_harm_nobody(tmp_path: Path, cache_dir: Path) -> None:
     """The short form of `tests.dali_pipes.kill_ranks`: five kills."""

@@ -46,10 +46,10 @@ def test_file_of_other_bytes_is_refused(tmp_path: Path, extent: Extent) -> None:
             LocalFetcher(tmp_path).fetch([Wanted("a.tar", extent, checksum(DATA))], stopped=lambda: False)
 
 
-def test_stopped_copy_says_so(tmp_path: Path, extent: Extent) -> None:
+@pytest.mark.parametrize("num_blocks", [0, 1, 3])
+def test_stopped_copy_says_so(tmp_path: Path, extent: Extent, num_blocks: int) -> None:
     """At once, or between two blocks."""
     (tmp_path / "a.tar").write_bytes(DATA)
-    for num_blocks in (0, 1, 3):
-        answers = iter([False] * num_blocks)
-        wanted = [Wanted("a.tar", extent, checksum(DATA))]
-        assert not LocalFetcher(tmp_path).fetch(wanted, stopped=lambda answers=answers: next(answers, True))
+    answers = iter([False] * num_blocks)
+    wanted = [Wanted("a.tar", extent, checksum(DATA))]
+    assert not LocalFetcher(tmp_path).fetch(wanted, stopped=lambda: next(answers, True))

@@ -117,20 +117,3 @@ def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
         "ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", outputs=dp.Outputs(keys=True)
     ) as loader:
         assert sorted(keys_of(loader)) == KEYS
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("gpu")
-def test_gpu_batches_equal_cpu_batches(small_shards: Path) -> None:
-    """On a GPU: every tensor there, labels and masks equal, photos close; the order the same."""
-    options = {"batch_size": 8, "seed": 5, "outputs": dp.Outputs(keys=True)}
-    with (
-        dp.loader(small_shards, dp.segmentation(crop=32), device="gpu", **options) as on_gpu,
-        dp.loader(small_shards, dp.segmentation(crop=32), device="cpu", **options) as on_cpu,
-    ):
-        for (gpu_batch,), (cpu_batch,) in zip(on_gpu, on_cpu, strict=True):
-            assert gpu_batch["key"] == cpu_batch["key"]
-            assert all(gpu_batch[name].is_cuda for name in ("image", "mask", "label"))
-            assert gpu_batch["label"].tolist() == cpu_batch["label"].tolist()
-            assert bool((gpu_batch["mask"].cpu() == cpu_batch["mask"]).all())
-            assert float((gpu_batch["image"].cpu() - cpu_batch["image"]).abs().mean()) < 0.035
