@@ -68,7 +68,7 @@ class _Filling:
 
 
 class _Thread(threading.Thread):
-    """Says itself when it is over: after an interrupt in `join`, Python 3.11 takes a running thread for a stopped one."""
+    """Says when it is over: after an interrupt in `join`, Python 3.11 takes a running thread for a stopped one."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(target=work, name=_THREAD_NAME, daemon=True)
