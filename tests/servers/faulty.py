@@ -163,11 +163,6 @@ class FaultyProxy:
         with self._lock:
             self.body_bytes += num
 
-    @property
-    def num_open(self) -> int:
-        """Connections of clients that are open."""
-        return sum(len(port.open) for port in self._ports)
-
     def close(self) -> None:
         """Stop listening."""
         self.closing.set()
@@ -190,7 +185,7 @@ class _Port(ThreadingHTTPServer):
         self.proxy, self.upstream, self.is_entry = proxy, urlsplit(upstream), is_entry
         scheme = "https" if proxy.context else "http"
         self.endpoint = f"{scheme}://127.0.0.1:{self.server_address[1]}"
-        self.open: set[socket.socket] = set()
+        self._open: set[socket.socket] = set()
         self._is_open = True
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -204,11 +199,11 @@ class _Port(ThreadingHTTPServer):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.proxy.context:
             sock = self.proxy.context.wrap_socket(sock, server_side=True)
-        self.open.add(sock)
+        self._open.add(sock)
         try:
             super().finish_request(sock, client_address)
         finally:
-            self.open.discard(sock)
+            self._open.discard(sock)
             sock.close()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -220,7 +215,7 @@ class _Port(ThreadingHTTPServer):
         self._is_open = False
         self.shutdown()
         self.server_close()
-        for sock in list(self.open):
+        for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
