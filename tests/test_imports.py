@@ -88,3 +88,20 @@ def test_only_functions_for_it_print() -> None:
                 if any(isinstance(call, ast.Call) and prints(call) for call in ast.walk(node)):
                     found.setdefault(module_name(path), []).append(getattr(node, "name", "?"))
     assert found == PRINTING
+
+
+def test_test_modules_do_not_import_torch_or_dali() -> None:
+    """A file of cheap tests starts at once; `tests.lazy` imports what a test uses. Trainers' models are torch's classes."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "trainers" not in path.parts
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(name.split(".")[0] in ("torch", "nvidia", "lightning", "ray") for name in imported_by(node))
+    ]
+    assert not found
+
+
+def imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.lazy import Lazy
 from tests.shards import make_samples, write_shards
+
+torch = Lazy("torch")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUM_SAMPLES = 53

@@ -4,9 +4,12 @@ import importlib
 import os
 from pathlib import Path
 
-import torch
 from models import UNet
 from processes import start_process
+
+from tests.lazy import Lazy
+
+torch = Lazy("torch")
 
 
 def first_is_as_later(rank: int, world_size: int, port: int) -> bool:

@@ -7,11 +7,13 @@ from pathlib import Path
 import classification
 import pytest
 import segmentation
-import torch
 from run_files import CHECKPOINT, STEPS, load_checkpoint, save_checkpoint
 
 from dali_pipes.cli import main as dali_pipes_main
+from tests.lazy import Lazy
 from tests.shards import make_samples
+
+torch = Lazy("torch")
 
 NUM_PHOTOS = 30
 

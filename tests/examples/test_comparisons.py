@@ -1,5 +1,7 @@
 """Programs that compare: both loaders under the segmentation example; whole and resized photos under classification."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,6 @@ import compare_loaders
 import compare_shards
 import numpy as np
 import pytest
-import torch
 from processes import Process
 from segmentation import CLASSES, evaluate, iou
 
@@ -16,8 +17,11 @@ import dali_pipes as dp
 from bench.loaders.protocol import LoaderOptions
 from dali_pipes.errors import PipesError
 from dali_pipes.store.urls import resolve_shards
+from tests.lazy import Lazy
 from tests.prep.commands.calls import run_prep
 from tests.shards import make_samples, write_shards
+
+torch = Lazy("torch")
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 

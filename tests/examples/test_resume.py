@@ -1,5 +1,7 @@
 """Trainings that are killed and resumed, against ones that were not."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import os
@@ -15,13 +17,15 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from run_files import CHECKPOINT, STEPS, StepLog, load_checkpoint, save_checkpoint
 
 from bench.loaders.workers import worker_context
 from tests.docs.pages import RUN_FILE
 from tests.examples.conftest import EXAMPLES, NUM_SAMPLES
 from tests.examples.ranks import first_is_as_later, train_rank
+from tests.lazy import Lazy
+
+torch = Lazy("torch")
 
 GLOBAL_BATCH_SIZE = 4
 NUM_STEPS = NUM_SAMPLES // GLOBAL_BATCH_SIZE  # of an epoch: 13
@@ -44,7 +48,7 @@ def arguments_of(shards: Path, run: Path, *options: str, num_processes: int) -> 
     return [*(str(each) for pair in arguments.items() for each in pair), *options]
 
 
-def launch(program: str, shards: Path, run: Path, *options: str, num_processes: int) -> "subprocess.Popen[bytes]":
+def launch(program: str, shards: Path, run: Path, *options: str, num_processes: int) -> subprocess.Popen[bytes]:
     """Start a training as a user does; its output goes to a file beside the run's directory."""
     launcher, environment = ["-c", RUN_FILE], os.environ | {"PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"}
     if num_processes > 1:
@@ -70,7 +74,7 @@ def wait_for_step(run: Path, step: int, *, is_running: Callable[[], bool]) -> No
         time.sleep(0.002)
 
 
-def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> None:
+def kill_at_step(process: subprocess.Popen[bytes], run: Path, step: int) -> None:
     """SIGKILL for the launcher and all its processes as soon as the run's log has this step."""
     wait_for_step(run, step, is_running=lambda: process.poll() is None)
     launcher = psutil.Process(process.pid)
@@ -189,7 +193,7 @@ def test_one_rank_that_is_told_to_stop_stops_all_at_one_step(photo_shards: Path,
 
     with ProcessPoolExecutor(2, mp_context=worker_context()) as pool:
 
-        def start(run: Path) -> "list[Future[int]]":
+        def start(run: Path) -> list[Future[int]]:
             arguments = arguments_of(photo_shards, run, "--shrink", "2", "--resume", num_processes=2)
             port = free_port()
             return [pool.submit(train_rank, "segmentation", arguments, run, rank, 2, port) for rank in range(2)]

@@ -1,22 +1,28 @@
 """What the comparison finds, by planting it."""
 
+from __future__ import annotations
+
 import contextlib
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, Tolerance, compare_epoch
 from bench.loaders.protocol import ALL_PARTS, PARTS, BenchBatch, LoaderOptions
 from bench.loaders.transforms import IMAGENET_MEAN, IMAGENET_STD
 from dali_pipes.errors import DataError
-from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
+from tests.lazy import Lazy
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+torch = Lazy("torch")
 
 KEY = "animals/pet_003"
 

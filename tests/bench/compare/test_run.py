@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from PIL import Image
 
@@ -36,7 +35,10 @@ from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from tests.bench.conftest import CROP, invoke, with_wrong_label
+from tests.lazy import Lazy
 from tests.shards import Sample, photo_bytes, write_shards
+
+torch = Lazy("torch")
 
 FIGURES = (
     "samples_per_s",

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner, Result
 from PIL import Image
 
@@ -45,7 +44,10 @@ from bench.tools.processes import ProcessTree
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
+from tests.lazy import Lazy
 from tests.shards import Sample, image_bytes, make_samples, photo_bytes, write_shards
+
+torch = Lazy("torch")
 
 ON_CPU = GpuSetting(device="cpu", num_threads=1, batch_size=4)
 OPTIONS: dict[str, Any] = {

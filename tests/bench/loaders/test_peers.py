@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import UnidentifiedImageError
 
 from bench.loaders.peers import dali_readers
@@ -23,8 +22,11 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
+from tests.lazy import Lazy
 from tests.servers.clouds import cloud_bucket
 from tests.shards import Sample, make_samples, write_tar
+
+torch = Lazy("torch")
 
 SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
 

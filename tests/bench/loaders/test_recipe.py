@@ -1,17 +1,17 @@
 """The recipes: crops, and that all loaders make of a photo what Pillow and torchvision make of it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
-from torch.utils.data import DataLoader, default_collate
 
 from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import PARTS, BenchBatch, LoaderOptions
@@ -20,10 +20,15 @@ from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
 from bench.loaders.transforms import BatchDecoder, SampleDecoder
 from bench.loaders.workers import worker_context
 from dali_pipes.errors import DataError
-from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, loader_cases, samples
+from tests.lazy import Lazy
 from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
+
+if TYPE_CHECKING:
+    from dali_pipes.store.shard_set import ShardSet
+
+torch = Lazy("torch")
 
 ALWAYS = ("dali", "webloader", "webloader-tutorial", "dali-external", "synthetic")
 """Loaders of every run of the tests; what the others make of a recipe is nightly."""
@@ -218,7 +223,7 @@ def test_batch_decoder_makes_what_the_reference_makes(
     """Masks, labels and keys the same, photos but for rounding; padding too, in memory that was used before."""
     monkeypatch.setattr("bench.loaders.transforms._new_tensor", lambda shape, dtype: torch.full(shape, 7, dtype=dtype))
     batch = BatchDecoder(replace(options, decode=decode))(encoded())
-    expected = default_collate([SampleDecoder(options)(sample) for sample in encoded()])
+    expected = torch.utils.data.default_collate([SampleDecoder(options)(sample) for sample in encoded()])
     assert batch["key"] == expected["key"]
     assert torch.equal(batch["label"], expected["label"])
     assert batch["label"].dtype == torch.int64
@@ -240,7 +245,7 @@ class IsShared:
 
 def test_batch_decoder_in_a_worker_fills_shared_memory(options: LoaderOptions) -> None:
     """As default_collate does: else a batch would be copied there when it is handed over."""
-    loader: DataLoader[dict[str, Any]] = DataLoader(
+    loader = torch.utils.data.DataLoader(
         encoded(),  # type: ignore[arg-type]  # a list is a data set
         batch_size=NUM_SAMPLES,
         collate_fn=IsShared(options),
