@@ -91,7 +91,7 @@ def test_only_functions_for_it_print() -> None:
 
 
 def test_test_modules_do_not_import_torch_or_dali() -> None:
-    """A file of cheap tests starts at once; `tests.lazy` imports what a test uses. Trainers' models are torch's classes."""
+    """Cheap tests start at once: `tests.lazy` imports what a test uses. Trainers' models are classes of torch."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in (ROOT / "tests").rglob("test_*.py")

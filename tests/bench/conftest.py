@@ -66,7 +66,7 @@ def turns_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("engine.scenario", "scenarios.feed"):
         monkeypatch.setattr(f"bench.{module}.call_apart", call_here)
     # On a busy machine a node's first answer may take longer than a user would wait.
-    monkeypatch.setattr("dali_pipes.store.cluster.endpoint.CONNECT_TIMEOUT_S", 120.0)
+    monkeypatch.setattr("dali_pipes.store.cluster.endpoint.PROMPT_S", 120.0)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import DIRECT
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.access import ClusterAccess, split_endpoints, unreached
-from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, HttpClient, NoAnswerError, read_end
+from dali_pipes.store.http.client import PROMPT_S, HttpClient, NoAnswerError, read_end
 from dali_pipes.store.http.rules import answer_text
 from dali_pipes.store.patience import Waiting, current_patience, pause
 from dali_pipes.store.urls import is_in_cluster, is_remote
@@ -49,7 +49,7 @@ def _check_health(endpoint: str) -> None:
     url = f"{endpoint.rstrip('/')}/v1/health?prr=true"
     try:
         with contextlib.closing(HttpClient(access)) as client:
-            answer = client.ask(url, silence_s=CONNECT_TIMEOUT_S)
+            answer = client.ask(url, silence_s=PROMPT_S)
             said = read_end(answer).decode(errors="replace")
     except NoAnswerError as exc:
         raise unreached(access, url, exc.cause) from exc.cause
