@@ -27,10 +27,10 @@ from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.dali_pipes.fetch.served import Exchange, Place, answering, checksum
+from tests.dali_pipes.fetch.served import Place, checksum
 from tests.programs import wait_until
 from tests.servers.faulty import faulty
-from tests.servers.scripted import Script, scripted
+from tests.servers.scripted import Script, Visit, scripted
 from tests.shards import fill_bucket, make_samples, make_source, pack, write_shards
 
 BODY = bytes(range(256)) * 200
@@ -175,15 +175,15 @@ def test_a_cluster_without_its_nodes_is_waited_for(status: int, text: str) -> No
     """By the fetcher, and by the SDK's sessions."""
     num_left = 20
 
-    def act(exchange: Exchange) -> None:
+    def act(visit: Visit) -> None:
         nonlocal num_left
         num_left -= 1
         if num_left % 20:
-            exchange.say(status, json.dumps({"message": text, "status": status}).encode())
+            visit.say(status, json.dumps({"message": text, "status": status}).encode())
         else:
-            exchange.say(200, BODY)
+            visit.say(200, BODY)
 
-    with answering(act) as server, use_patience(PATIENT):
+    with scripted(act) as server, use_patience(PATIENT):
         assert fetch(server.endpoint)
         num_left = 20
         assert AisStore(server.endpoint, "b").read("x.tar") == BODY
@@ -201,17 +201,17 @@ def test_a_missing_shard_is_waited_for_as_long_as_a_target_is_missing() -> None:
     """Its target restarts: the map lacks it, then it is back, and with it the shard."""
     asked = 0
 
-    def act(exchange: Exchange) -> None:
+    def act(visit: Visit) -> None:
         nonlocal asked
-        if "what=smap" in exchange.path:
-            exchange.say(200, map_of(5, "t1", "t2") if not asked else map_of(6, "t1"))
-        elif "what=status" in exchange.path:
-            exchange.say(404, b"no such job")
+        if "what=smap" in visit.path:
+            visit.say(200, map_of(5, "t1", "t2") if not asked else map_of(6, "t1"))
+        elif "what=status" in visit.path:
+            visit.say(404, b"no such job")
         else:
             asked += 1
-            exchange.say(*((200, BODY) if asked > 20 else (404, b'{"message": "x.tar does not exist"}')))
+            visit.say(*((200, BODY) if asked > 20 else (404, b'{"message": "x.tar does not exist"}')))
 
-    with answering(act) as server, use_patience(PATIENT):
+    with scripted(act) as server, use_patience(PATIENT):
         store = AisStore(server.endpoint, "b")
         place = Place(len(BODY))
         with store.open_fetcher() as fetcher:
@@ -227,18 +227,18 @@ def test_a_missing_shard_is_waited_for_while_the_cluster_rebalances() -> None:
     is_over = False
     looks = 0
 
-    def act(exchange: Exchange) -> None:
+    def act(visit: Visit) -> None:
         nonlocal looks, is_over
-        if "what=smap" in exchange.path:
-            exchange.say(200, map_of(5, "t1"))
-        elif "what=status" in exchange.path:
+        if "what=smap" in visit.path:
+            visit.say(200, map_of(5, "t1"))
+        elif "what=status" in visit.path:
             looks += 1
             is_over = looks > 5
-            exchange.say(200, json.dumps({"kind": "rebalance", "end_time": 7 if is_over else 0}).encode())
+            visit.say(200, json.dumps({"kind": "rebalance", "end_time": 7 if is_over else 0}).encode())
         else:
-            exchange.say(404, b'{"message": "x.tar does not exist"}')
+            visit.say(404, b'{"message": "x.tar does not exist"}')
 
-    with answering(act) as server, use_patience(PATIENT):
+    with scripted(act) as server, use_patience(PATIENT):
         store = AisStore(server.endpoint, "b")
         place = Place(len(BODY))
         with store.open_fetcher() as fetcher, pytest.raises(StoreError, match=r"ais://b/x.tar' at .*was it deleted"):
@@ -283,17 +283,17 @@ def test_a_proxy_of_the_map_is_asked_when_the_named_one_is_away(monkeypatch: pyt
     """But not with a token, which goes to no host that the user did not name."""
     paths: list[str] = []
 
-    def other(exchange: Exchange) -> None:
-        paths.append(exchange.path)
-        exchange.say(200, BODY)
+    def other(visit: Visit) -> None:
+        paths.append(visit.path)
+        visit.say(200, BODY)
 
-    with answering(other) as second:
+    with scripted(other) as second:
 
-        def act(exchange: Exchange) -> None:
+        def act(visit: Visit) -> None:
             node = {"public_net": {"direct_url": second.endpoint}}
-            exchange.say(200, json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode())
+            visit.say(200, json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode())
 
-        with answering(act) as first, use_patience(Patience(patience_s=5, longest_pause_s=0.05)):
+        with scripted(act) as first, use_patience(Patience(patience_s=5, longest_pause_s=0.05)):
             store = AisStore(first.endpoint, "b")
             store.learn_map()
         place = Place(len(BODY))
@@ -302,7 +302,7 @@ def test_a_proxy_of_the_map_is_asked_when_the_named_one_is_away(monkeypatch: pyt
         assert store.read("x.tar") == BODY
         assert len(paths) == 2
         monkeypatch.setenv("AIS_AUTHN_TOKEN", "t0ken")
-        with answering(act) as first:
+        with scripted(act) as first:
             store = AisStore(first.endpoint, "b")
             store.learn_map()
             assert store.proxies.map is not None

@@ -12,30 +12,30 @@ import pytest
 
 import dali_pipes as dp
 from dali_pipes.errors import DataError
-from tests.dali_pipes.fetch.served import Answering, Exchange, answering
+from tests.servers.scripted import ScriptedServer, Visit, scripted
 
 LATE_S = 60.0
 """Nobody waits so long, unless one request waits for another."""
 
 
 @contextmanager
-def bucket_of(folder: Path, before: Callable[[str], int | None]) -> Iterator[Answering]:
+def bucket_of(folder: Path, before: Callable[[str], int | None]) -> Iterator[ScriptedServer]:
     """Serve the bucket ``b``. ``before`` gets the path of each request; if it returns a status, that is the answer."""
 
-    def act(exchange: Exchange) -> None:
-        path = urlsplit(exchange.path).path
+    def act(visit: Visit) -> None:
+        path = urlsplit(visit.path).path
         file = folder / path.removeprefix("/v1/objects/b/")
         status = before(path)
         if status is not None:
-            exchange.say(status, b"{}")
+            visit.say(status, b"{}")
         elif path == "/v1/health":
-            exchange.say(200, b"", **{"Ais-Node-Id": "p"})
+            visit.say(200, b"", **{"Ais-Node-Id": "p"})
         elif file.is_file():
-            exchange.say(200, file.read_bytes())
+            visit.say(200, file.read_bytes())
         else:
-            exchange.say(404, b'{"message": "does not exist"}')
+            visit.say(404, b'{"message": "does not exist"}')
 
-    with answering(act) as server:
+    with scripted(act) as server:
         yield server
 
 

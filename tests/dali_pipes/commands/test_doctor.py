@@ -26,7 +26,7 @@ from dali_pipes.commands.doctor import (
     examine,
     gpu_fit,
 )
-from tests.dali_pipes.fetch.served import Exchange, answering
+from tests.servers.scripted import Visit, scripted
 
 REPOSITORY = Path(__file__).parents[3]
 Monkey = pytest.MonkeyPatch
@@ -40,13 +40,13 @@ ANSWERS = {"health": (200, ""), "daemon?what=node_status": (200, NODE)}
 def cluster(answers: Mapping[str, tuple[int, Any]], *, date: str = "") -> Iterator[str]:
     """An endpoint that gives these answers and an error to anything else: nothing else may be asked."""
 
-    def act(exchange: Exchange) -> None:
-        asked = exchange.path.removeprefix("/v1/").replace("health?prr=true", "health")
+    def act(visit: Visit) -> None:
+        asked = visit.path.removeprefix("/v1/").replace("health?prr=true", "health")
         status, content = answers.get(asked, (500, f"not expected: {asked}"))
         data = content if isinstance(content, str) else json.dumps(content)
-        exchange.say(status, data.encode(), Date=date or formatdate(usegmt=True), **{"Ais-Cluster-Uptime": "1"})
+        visit.say(status, data.encode(), Date=date or formatdate(usegmt=True), **{"Ais-Cluster-Uptime": "1"})
 
-    with answering(act) as server:
+    with scripted(act) as server:
         yield server.endpoint
 
 

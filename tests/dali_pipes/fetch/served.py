@@ -21,7 +21,7 @@ from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.patience import Patience
 from tests.servers.faulty import FaultyProxy
-from tests.servers.scripted import ScriptedServer, Visit, scripted
+from tests.servers.scripted import Visit
 
 DATA = random.Random(0).randbytes(2_500_001)
 OTHER = random.Random(1).randbytes(2_500_001)
@@ -132,6 +132,3 @@ def ranged(visit: Visit, data: bytes, *, shift: int = 0, version: bytes = b'ETag
     place = b"Content-Range: bytes %d-%d/%d" % (start + shift, stop - 1 + shift, len(data))
     head = b"HTTP/1.1 206 Part\r\n%b\r\n%b\r\nContent-Length: %d\r\n\r\n" % (version, place, stop - start)
     return head + data[start:stop]
-
-
-answering, Exchange, Answering = scripted, Visit, ScriptedServer

@@ -1,5 +1,7 @@
 """A loader whose shards are read through an ETL: the embedded node runs the transform's server as a real process."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json
@@ -296,15 +298,14 @@ def test_other_bytes_that_cannot_be_a_break_are_told(bodies: list[bytes], messag
         ("{plain}", "small-pets", ValueError, r"ETL 'small-pets' with '.*': a cluster's ETL .*prep transform"),
         ("ais://b/s-", "small-pets", ValueError, r"ETL 'small-pets' with 'ais://b/s-' needs the endpoint"),
         ("{plain}", 3, TypeError, "etl must be the name of an ETL, got 3"),
-        (dp.Mixture({"a": "ais://b/s-"}), "e", ValueError, r"mixture: name the data sets .*etl={'SET': 'e'}\)"),
-        (dp.Mixture({"a": "ais://b/s-"}, etl={"a": "e"}), None, ValueError, "ETL 'e' with 'ais://b/s-' needs"),
+        ({"sets": {"a": "ais://b/s-"}}, "e", ValueError, r"mixture: name the data sets .*etl={'SET': 'e'}\)"),
+        ({"sets": {"a": "ais://b/s-"}, "etl": {"a": "e"}}, None, ValueError, "ETL 'e' with 'ais://b/s-' needs"),
     ],
 )
 def test_misuse_is_told_before_any_work(
     plain: Path, shards: Any, etl: Any, error: type[Exception], message: str
 ) -> None:
-    if isinstance(shards, str):
-        shards = shards.format(plain=plain)
+    shards = shards.format(plain=plain) if isinstance(shards, str) else dp.Mixture(**shards)
     with pytest.raises(error, match=message):
         dp.loader(shards if etl is None else dp.Shards(shards, etl=etl), labels, batch_size=5, device="cpu")
 

@@ -18,7 +18,7 @@ from dali_pipes.store.patience import IMPATIENT, Patience, use_patience
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.dali_pipes.fetch.served import answering
+from tests.servers.scripted import scripted
 
 
 def job(kind: str, *, started: str, ended: str = "0001-01-01T00:00:00Z", aborted: bool = False) -> dict[str, object]:
@@ -202,7 +202,7 @@ def test_health_of_the_proxy_tells_of_a_rebalance_to_those_who_may_not_see_the_j
     """The flags of a proxy of AIS 4.9, at rest and in a rebalance."""
     monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
     health = json.dumps({"smap": {"version": "5"}, "rmd": {"version": "1"}, "flags": flags}).encode()
-    with answering(lambda exchange: exchange.say(200, health)) as server, use_patience(IMPATIENT):
+    with scripted(lambda visit: visit.say(200, health)) as server, use_patience(IMPATIENT):
         refuse_jobs(monkeypatch, server.endpoint)
         store = AisStore(server.endpoint, "b")
         if not refused:

@@ -9,7 +9,6 @@ import trustme
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
-from tests.dali_pipes.fetch.served import answering
 from tests.servers.scripted import says, scripted
 
 HEALTHY = says(b"HTTP/1.1 200 OK\r\nAis-Daemon-Id: p\r\nContent-Length: 0\r\n\r\n")
@@ -65,7 +64,7 @@ def test_tls_trouble_has_its_own_advice(
     context = context_of(folder, asks=server == "strict") if server in ("tls", "strict") else None
     script = SAYS_HTTPS if server == "says" else HEALTHY
     # What is no HTTP, such as the beginning of TLS, is answered by http.server.
-    plain = answering(lambda exchange: exchange.say(200, b"", **{"Ais-Daemon-Id": "p"}))
+    plain = scripted(lambda visit: visit.say(200, b"", **{"Ais-Daemon-Id": "p"}))
     with plain if server == "plain" else scripted(script, context=context) as running:
         endpoint = f"{scheme}://{running.endpoint.partition('://')[2]}"
         if not expected:
